@@ -8,9 +8,11 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use shadowslice_policy::sharing::{
     BatchStats, Choice, ModelSnapshot, ModelSpec, Observation, Policy, PolicyInput, PolicyName,
 };
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
+};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 const MODELS: usize = 100;
@@ -21,14 +23,14 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Returns the profile of a model that takes `work` ms·SM a row and gains from SMs up to `knee`.
 fn profile(work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [8, 14, 26, 38, 58, 78, 104, 132].map(Sms).to_vec();
-    let row = |batch: u32| Row {
+    let row = |batch: u32| ExecutionRow {
         batch,
         ms: sms.iter().map(|sms| 0.3 + work * f64::from(batch) / f64::from(sms.0.min(knee))).collect(),
     };
     Profile {
-        source: Source::Illustrative,
-        memory: Memory::default(),
-        start: Start::default(),
+        source: ProfileSource::Illustrative,
+        memory: ProcessMemory::default(),
+        start: StartTimes::default(),
         bandwidth: 0.1,
         shapes: Default::default(),
         execution: Execution::new(sms.clone(), [1, 2, 4, 8, 16, 32].map(row).to_vec()).unwrap(),
@@ -89,7 +91,7 @@ fn facts(round: u64, shares: &[Sms]) -> PolicyInput {
 
 fn decide(criterion: &mut Criterion) {
     let terms: Vec<ModelSpec> = (0..MODELS).map(terms).collect();
-    let mut policy = Policy::new(Choice::of(PolicyName::Adaptive), &vec![Gpu::new(GPU); GPUS], &terms);
+    let mut policy = Policy::new(Choice::of(PolicyName::Adaptive), &vec![SharedGpu::new(GPU); GPUS], &terms);
     let shares = policy.initial();
     let mut round = 0_u64;
     criterion.bench_function("decide/100 models on 10 GPUs", |bencher| {

@@ -12,7 +12,8 @@ use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_policy::scheduler::batcher::{self, BatchLimits, NextBatch};
 use shadowslice_policy::scheduler::queue::{QueuedRequest, RequestQueue};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output, decode, encode,
+    Batch, BatchAnswer, BatchOutput, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, WorkerMessage, decode,
+    encode,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
@@ -96,8 +97,8 @@ fn messages(criterion: &mut Criterion) {
             requests: extents().map(|extent| BatchRequest { rows: 1, inputs: vec![extent] }).collect(),
             optional: Vec::new(),
         });
-        let output = Output { shape: vec![16], parts: extents().collect() };
-        let answer = FromWorker::Answer(Answer {
+        let output = BatchOutput { shape: vec![16], parts: extents().collect() };
+        let answer = WorkerMessage::Answer(BatchAnswer {
             id: 123_456,
             execution_us: 1234,
             result: Ok(vec![output]),
@@ -116,7 +117,7 @@ fn messages(criterion: &mut Criterion) {
         });
         let answer = encoded(&answer);
         group.bench_function(BenchmarkId::new("decode an answer", requests), |bencher| {
-            bencher.iter(|| decode::<FromWorker>(black_box(&answer)));
+            bencher.iter(|| decode::<WorkerMessage>(black_box(&answer)));
         });
     }
     group.finish();

@@ -1,154 +1,195 @@
-//! The wire of the data path: one message each on a `SOCK_SEQPACKET` socket. Tensors stay in the
-//! slabs; messages carry where they lie.
+//! The messages of the data path between supervisor and worker, one per packet on a `SOCK_SEQPACKET`
+//! socket. Tensors stay in the slabs; messages carry their offsets and lengths.
 //!
-//! The end of the socket means to a worker that there is no more work, and to the supervisor that
-//! the worker is dead.
+//! If the socket closes, the worker has no more work, and the supervisor treats the worker as dead.
 
 use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
 
-/// The largest message either way, in bytes. A batch has at most [`MAX_REQUESTS`] requests.
+/// The largest message in either direction, in bytes. A batch has at most [`MAX_REQUESTS`] requests.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 
+/// The largest number of requests in a batch.
 pub const MAX_REQUESTS: usize = 1024;
 
-/// One batch runs, and one is there when it ends.
+/// The number of batches that a worker has at once: one runs, and the next one is already there when
+/// it ends. The response slab has as many slots.
 pub const IN_FLIGHT: usize = 2;
 
-/// The id under which a worker answers a message that it could not read.
+/// The batch id in the answer to a message that the worker could not read.
 pub const UNREADABLE: u64 = u64::MAX;
 
+/// A range of bytes in a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
+    /// The offset of the first byte from the start of the slab.
     pub offset: u64,
+    /// The number of bytes.
     pub len: u64,
 }
 
+/// A message from the supervisor to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
+    /// The worker runs a batch.
     Run(Batch),
-    /// Give the next answer of a stream, for which a batch of its own stands.
-    Next(Step),
-    /// The client of this stream wants no more of it, or has gone.
+    /// The worker computes the next answer of a stream. The step counts as a batch of its own.
+    Next(StreamStep),
+    /// The worker ends the stream with this id, because its client cancelled it or disconnected.
     Close(u64),
-    /// Make a partition ready, beside what runs, and say so.
+    /// The worker prepares a partition while batches run, and replies when it is ready.
     Prepare(Groups),
-    /// Let go of a partition. No batch names it from then on.
+    /// The worker releases a partition. Later batches do not use it.
     Forget(Groups),
 }
 
+/// A message from a worker to the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FromWorker {
-    Answer(Answer),
-    Prepared(Prepared),
+pub enum WorkerMessage {
+    /// The answer to a batch or to a step of a stream.
+    Answer(BatchAnswer),
+    /// The reply to [`Command::Prepare`].
+    Prepared(PartitionReply),
 }
 
+/// The reply to a request for a partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prepared {
+pub struct PartitionReply {
+    /// The groups of the partition.
     pub groups: Groups,
-    /// Else why the model cannot have the partition.
+    /// Success if the partition is ready, or the reason why the model cannot use it.
     pub result: Result<(), String>,
 }
 
+/// A batch of requests that the model runs together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
+    /// The number of the batch, which its answer repeats.
     pub id: u64,
-    /// Which of the [`IN_FLIGHT`] parts of the response slab the answer goes to.
+    /// The slot of the response slab for the answer, below [`IN_FLIGHT`].
     pub slot: u8,
-    /// `CLOCK_MONOTONIC` in nanoseconds when it was sent: a clock that both processes share.
+    /// The time at which the supervisor sent the batch, in ns of `CLOCK_MONOTONIC`, which both
+    /// processes read.
     pub sent_ns: u64,
-    /// A partition that was made ready, or the whole: all SMs that the process has.
+    /// The prepared partition that runs the batch, or [`Groups::WHOLE`] for all SMs of the process.
     pub groups: Groups,
-    /// Per input, in the model's order: the shape without the batch axis, which is the same for all
-    /// requests (the whole shape for a model without a batch axis).
+    /// The shape of each input, in the model's order and without the batch axis, for all requests. For
+    /// a model without a batch axis it is the whole shape.
     pub shapes: Vec<Vec<i64>>,
-    /// In the order in which their rows are stacked.
+    /// The requests, in the order in which their rows are stacked.
     pub requests: Vec<BatchRequest>,
-    /// The optional inputs that its only request gives; none in other batches.
+    /// The optional inputs of the request, if the batch has only one request; otherwise empty.
     pub optional: Vec<OptionalTensor>,
 }
 
-/// The tensor of an optional input, which would have its default otherwise.
+/// A tensor for an optional input, which replaces the model's default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OptionalTensor {
-    /// The place among the model's optional inputs.
+    /// The index among the model's optional inputs.
     pub input: u32,
-    /// The whole shape: an optional input has no batch axis.
+    /// The whole shape, because optional inputs have no batch axis.
     pub shape: Vec<i64>,
-    /// In the request slab.
+    /// The tensor's bytes in the request slab.
     pub part: Extent,
 }
 
+/// The rows of a request in a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchRequest {
-    /// The size along the batch axis; 1 for a model without one.
+    /// The length of the request's batch axis; 1 for a model without a batch axis.
     pub rows: u32,
-    /// Per input of the model, in the request slab.
+    /// The bytes of each input in the request slab, in the model's order.
     pub inputs: Vec<Extent>,
 }
 
-/// Its fields are those of a [`Batch`], but for its stream.
+/// A request for the next answer of a stream. Its first four fields are like those of a [`Batch`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
+pub struct StreamStep {
+    /// The number of the step, which its answer repeats.
     pub id: u64,
+    /// The slot of the response slab for the answer, below [`IN_FLIGHT`].
     pub slot: u8,
+    /// The time at which the supervisor sent the step, in ns of `CLOCK_MONOTONIC`.
     pub sent_ns: u64,
+    /// The prepared partition that runs the step, or [`Groups::WHOLE`].
     pub groups: Groups,
-    /// The id of the batch that began the stream.
+    /// The id of the batch that opened the stream.
     pub stream: u64,
 }
 
+/// The answer to a batch or to a step of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct BatchAnswer {
+    /// The id of the batch or step.
     pub id: u64,
-    /// In microseconds; waiting for the GPU is excluded.
+    /// The execution time in µs, without the time that the batch waited for the GPU.
     pub execution_us: u64,
-    /// At the end of a stream, no outputs.
-    pub result: Result<Vec<Output>, RunFailure>,
-    /// Whether it opens a stream or belongs to an open one, so that [`Command::Next`] asks for more.
+    /// The outputs, none at the end of a stream, or the reason why the batch failed.
+    pub result: Result<Vec<BatchOutput>, RunFailure>,
+    /// True if the answer opens or continues a stream. [`Command::Next`] then requests the next answer.
     pub more: bool,
 }
 
 /// One output of a whole batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Output {
-    /// Without the batch axis (the whole shape for a model without one).
+pub struct BatchOutput {
+    /// The shape without the batch axis, or the whole shape for a model without a batch axis.
     pub shape: Vec<i64>,
-    /// Per request, in the response slab.
+    /// The bytes for each request in the response slab.
     pub parts: Vec<Extent>,
 }
 
-/// Why a batch has no answer though its worker lives.
+/// The reason why a batch failed although its worker still runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum RunFailure {
+    /// The engine failed. The text is the engine's error.
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
-    /// An answer does not have the rows of its batch.
+    /// An output does not have as many rows as its batch. The text names the output.
     #[error("the model could not be run on this input: {0}; set batch.max: 0 for this model")]
     NotBatched(String),
-    /// The input is at fault: a token that is not in the vocabulary, say.
+    /// The input is invalid, for example because a token is not in the vocabulary.
     #[error("the model refuses this input: {0}")]
     Input(String),
+    /// The outputs do not fit into the slot of the response slab.
     #[error("the answer has {needed} bytes and only {room} fit; raise limits.response_bytes")]
-    AnswerTooLarge { needed: u64, room: u64 },
-    /// A fault of the supervisor.
+    AnswerTooLarge {
+        /// The size of the outputs in bytes.
+        needed: u64,
+        /// The size of the slot in bytes.
+        room: u64,
+    },
+    /// The message was invalid, which is a bug in the supervisor.
     #[error("the worker could not use the batch: {0}")]
     BadBatch(String),
 }
 
+/// The error of encoding or decoding a message.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
+    /// The message is too long for the buffer.
     #[error("a message does not fit into {MAX_MESSAGE_BYTES} bytes")]
     Encode(#[source] postcard::Error),
-    #[error("a message could not be understood")]
+    /// The bytes are not such a message.
+    #[error("cannot decode a message")]
     Decode(#[source] postcard::Error),
 }
 
+/// Encodes a message into `buffer` and returns the bytes that it takes.
+///
+/// # Errors
+///
+/// [`MessageError::Encode`] if the buffer is too small.
 pub fn encode<'b, M: Serialize>(message: &M, buffer: &'b mut [u8]) -> Result<&'b [u8], MessageError> {
     postcard::to_slice(message, buffer).map(|written| &*written).map_err(MessageError::Encode)
 }
 
+/// Decodes a message.
+///
+/// # Errors
+///
+/// [`MessageError::Decode`] if the bytes are not a whole message of this type.
 pub fn decode<'b, M: Deserialize<'b>>(bytes: &'b [u8]) -> Result<M, MessageError> {
     postcard::from_bytes(bytes).map_err(MessageError::Decode)
 }
@@ -157,28 +198,28 @@ pub fn decode<'b, M: Deserialize<'b>>(bytes: &'b [u8]) -> Result<M, MessageError
 mod tests {
     use super::*;
 
-    fn answer() -> Answer {
-        Answer {
+    fn answer() -> BatchAnswer {
+        BatchAnswer {
             id: 7,
             execution_us: 1200,
-            result: Ok(vec![Output { shape: vec![10], parts: vec![Extent { offset: 64, len: 40 }] }]),
+            result: Ok(vec![BatchOutput { shape: vec![10], parts: vec![Extent { offset: 64, len: 40 }] }]),
             more: false,
         }
     }
 
     #[test]
-    fn messages_come_back_whole() {
+    fn a_decoded_message_equals_the_encoded_one() {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let bytes = encode(&answer(), &mut buffer).unwrap();
-        assert_eq!(decode::<Answer>(bytes).unwrap(), answer());
+        assert_eq!(decode::<BatchAnswer>(bytes).unwrap(), answer());
     }
 
     #[test]
-    fn a_cut_message_is_an_error() {
+    fn a_truncated_message_is_an_error() {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let bytes = encode(&answer(), &mut buffer).unwrap();
         for cut in 0..bytes.len() {
-            assert!(decode::<Answer>(&bytes[..cut]).is_err(), "cut to {cut} bytes");
+            assert!(decode::<BatchAnswer>(&bytes[..cut]).is_err(), "cut to {cut} bytes");
         }
     }
 }

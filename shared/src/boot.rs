@@ -1,5 +1,5 @@
-//! The wire of the boot: messages on a socket that the worker inherits, from its first word to the
-//! moment it can serve.
+//! The messages of a worker's start, on a socket that the worker inherits: from its first message until
+//! it is warm.
 //!
 //! ```text
 //! supervisor                         worker
@@ -11,8 +11,9 @@
 //!     │◀── Warmed ─────────────────────│  warm: batches may come
 //! ```
 //!
-//! At any point the worker may say `Refused` instead, and exit. The supervisor sends two messages
-//! and a worker three, so a sick peer cannot fill the channel and block the other.
+//! At any point the worker may send `Refused` instead, and exit. The supervisor sends two messages, and
+//! the worker sends three besides `Warming`, so a faulty peer cannot fill the socket and block the
+//! other side.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,328 +27,399 @@ use crate::profile::Profile;
 use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
-/// Changes with every change of these messages.
+/// The version of these messages, which every change to them increments.
 pub const PROTOCOL: u32 = 13;
 
-/// The numbers of the descriptors that a worker inherits.
+/// The numbers of the file descriptors that a worker inherits.
 pub mod descriptors {
+    /// The socket for [batches](crate::batch).
     pub const BATCHES: i32 = 3;
+    /// The request slab, which the worker reads.
     pub const REQUESTS: i32 = 4;
+    /// The response slab, which the worker writes.
     pub const RESPONSES: i32 = 5;
-    /// Written by a reference worker, sealed for the model's others.
+    /// The memory file for reference answers. A reference worker writes it; it is sealed for the
+    /// model's other workers.
     pub const REFERENCE: i32 = 6;
-    /// Only there on an emulated device.
+    /// The [state](crate::pool) of an emulated GPU. Workers on a real GPU do not inherit it.
     pub const POOL: i32 = 7;
-    /// The socket for regions of weights; only there in workers that serve.
+    /// The socket for [regions of weights](crate::weights). Reference workers do not inherit it.
     pub const WEIGHTS: i32 = 8;
     /// The socket of these messages, each a [frame](crate::frame).
     pub const BOOT: i32 = 9;
 }
 
-/// Read by CUDA and by the emulated device alike.
+/// The environment variable with the worker's share in percent, which CUDA and the emulated device
+/// read.
 pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-/// The environment variable that tells a worker its
-/// [client priority](crate::contention::ClientPriority), as MPS reads it.
+/// The environment variable with the worker's
+/// [client priority](crate::contention::ClientPriority), which MPS reads.
 pub const PRIORITY_VARIABLE: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
+/// A message from a starting worker to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum WorkerSays {
+pub enum BootReply {
+    /// The worker runs.
     Hello {
+        /// The worker's [`PROTOCOL`].
         protocol: u32,
     },
-    Loaded(Loaded),
-    /// From now on the worker tries batches of `rows` rows.
+    /// The worker has loaded the model.
+    Loaded(LoadedModel),
+    /// The worker starts to run batches of this size.
     Warming {
+        /// The batch size in rows.
         rows: u32,
     },
-    /// Every batch size has run, and the answers were right (by a reference worker: were written).
-    Warmed(Warmed),
-    /// The worker exits.
+    /// The worker has run every batch size. Its answers match the reference answers; a reference worker
+    /// has written them.
+    Warmed(WarmUpReport),
+    /// The worker cannot start, and exits.
     Refused(BootRefusal),
 }
 
-impl Message for WorkerSays {
+impl Message for BootReply {
     const MAX_BYTES: usize = 4 << 20;
 }
 
+/// A message from the supervisor to a starting worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Order {
+pub enum BootCommand {
+    /// The worker loads the model.
     Load(Box<Assignment>),
-    /// Run every batch size once, and prove the answers.
+    /// The worker runs every batch size and checks the answers.
     Warm(WarmUp),
 }
 
-/// Arrays of files that the operator gives take most of an order.
-impl Message for Order {
+/// Most of a command's bytes are arrays from files that the operator gives for the warm-up.
+impl Message for BootCommand {
     const MAX_BYTES: usize = 20 << 20;
 }
 
+/// The purpose of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Purpose {
+pub enum WorkerPurpose {
+    /// The worker serves requests.
     Serve,
-    /// Computing the reference answers on the CPU, then exiting.
+    /// The worker computes the reference answers on the CPU, then exits.
     Reference,
-    /// The same on the device, where the CPU lacks operators of the model, such as those in BF16:
-    /// operator by operator, on all SMs. Other workers are then compared with this device's
-    /// answers.
+    /// The worker computes the reference answers on the device, operator by operator and on all SMs,
+    /// then exits. This is for models with operators that the CPU does not have, such as those in
+    /// BF16. Other workers are then compared with the device's own answers.
     DeviceReference,
 }
 
-impl Purpose {
-    /// Whether the worker exits once it has written the reference answers.
+impl WorkerPurpose {
+    /// Returns whether the worker exits once it has written the reference answers.
     pub fn is_reference(self) -> bool {
         matches!(self, Self::Reference | Self::DeviceReference)
     }
 
+    /// Returns whether the worker runs the model on the device rather than on the CPU.
     pub fn needs_device(self) -> bool {
         matches!(self, Self::Serve | Self::DeviceReference)
     }
 }
 
+/// Everything that a worker needs to load its model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Assignment {
-    /// For messages.
+    /// The model's name, for messages.
     pub model: String,
-    pub purpose: Purpose,
+    /// The purpose of the worker.
+    pub purpose: WorkerPurpose,
+    /// The engine that runs the model.
     pub engine: EngineSpec,
+    /// The device that the worker uses.
     pub device: DeviceSpec,
-    /// For an emulated device.
+    /// The model's profile, which an emulated device needs.
     pub profile: Option<Profile>,
+    /// The size of the request slab in bytes.
     pub request_bytes: u64,
-    /// Of each of the response slab's slots.
+    /// The size of each slot of the response slab in bytes.
     pub response_slot_bytes: u64,
-    /// The partition to begin with, where the share is one inside the process.
-    pub partition: Option<Partitioned>,
+    /// The worker's first partition, if its share is a partition inside the process.
+    pub partition: Option<PartitionSpec>,
 }
 
 impl Assignment {
-    /// Whether the worker uses a real GPU.
+    /// Returns whether the worker uses a real GPU.
     pub fn on_gpu(&self) -> bool {
         self.purpose.needs_device() && self.device == DeviceSpec::Cuda
     }
 }
 
+/// The first partition of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Partitioned {
-    /// A process that finds another division cannot serve.
+pub struct PartitionSpec {
+    /// The division of the GPU that the supervisor expects. A worker that finds another one refuses.
     pub division: Division,
-    /// To be ready when the worker is warm.
+    /// The groups of the partition, which must be ready when the worker is warm.
     pub groups: Groups,
 }
 
+/// The engine of a model, and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EngineSpec {
+    /// ONNX Runtime.
     OnnxRuntime {
+        /// The path of ONNX Runtime's library.
         library: PathBuf,
+        /// The path of the model's file.
         path: PathBuf,
-        /// Threads within one operator.
+        /// The number of threads within one operator.
         threads: u32,
-        /// The preferred one first; the host's processor takes operators that they lack.
-        providers: Vec<Provider>,
+        /// The execution providers, the preferred one first. The CPU runs operators that none of them
+        /// supports.
+        providers: Vec<ProviderSpec>,
         /// The folder for optimised forms of the model, if they are kept.
         optimised: Option<PathBuf>,
     },
-    /// A class in a Python file, in the interpreter whose process the worker is.
+    /// A class in a Python file. The worker is the process of the interpreter.
     Python {
+        /// The path of the interpreter.
         interpreter: PathBuf,
+        /// The path of the file, or of a folder with `model.py`.
         path: PathBuf,
-        /// That its libraries may use for one operator.
+        /// The number of threads that the model's libraries may use within one operator.
         threads: u32,
-        /// The only folder for files of the model's own, if there is one.
+        /// The only folder in which the model may write its own files, if there is one.
         cache: Option<PathBuf>,
     },
-    /// Answers with its input.
+    /// An engine that answers with its inputs.
     Emulated {
+        /// The inputs and the outputs that repeat them.
         tensors: Vec<EchoTensor>,
-        /// Whether a batch axis precedes the tensors' shapes.
+        /// True if a batch axis precedes the tensors' shapes.
         batched: bool,
     },
 }
 
+/// An execution provider of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Provider {
-    /// ONNX Runtime's own, on cuDNN and cuBLAS.
+pub enum ProviderSpec {
+    /// ONNX Runtime's CUDA provider, which uses cuDNN and cuBLAS.
     Cuda,
-    /// Engines are built for a share of the GPU and kept in `cache`.
-    TensorRt { cache: PathBuf },
+    /// TensorRT, which builds its engines for one share of the GPU.
+    TensorRt {
+        /// The folder that keeps the engines.
+        cache: PathBuf,
+    },
 }
 
 /// One input of the emulated engine, and the output that repeats it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EchoTensor {
-    /// The shape is without the batch axis.
+    /// The input. Its shape has no batch axis.
     pub input: TensorSpec,
+    /// The name of the output.
     pub output: String,
 }
 
+/// The device of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceSpec {
+    /// An emulated GPU.
     Emulated {
+        /// The number of SMs of the whole GPU.
         sms: Sms,
-        /// The worker's place in the [pool](crate::pool).
+        /// The worker's seat in the [pool](crate::pool).
         seat: u32,
     },
-    /// The GPU that the environment lets the worker see, at the share that the environment says.
+    /// A real GPU. The environment selects the GPU and the share.
     Cuda,
 }
 
+/// The worker's description of the model that it has loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Loaded {
-    /// Whole shapes, as those of the outputs.
+pub struct LoadedModel {
+    /// The required inputs, with whole shapes.
     pub inputs: Vec<TensorSpec>,
-    /// The inputs that a request may leave out, as the model has defaults for them. They have no batch
+    /// The inputs that a request may omit because the model has defaults for them. They have no batch
     /// axis.
     pub optional: Vec<TensorSpec>,
+    /// The outputs, with whole shapes.
     pub outputs: Vec<TensorSpec>,
-    /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
+    /// The number of streams that the model can generate at once; 0 if it gives one answer per request.
     pub streams: u32,
-    /// What the device really gave, read back from it.
+    /// The number of SMs that the device reports for the process.
     pub sms: Sms,
+    /// The durations of loading.
     pub took: LoadTimes,
-    /// By how many bytes the GPU's free memory shrank while the session was made; 0 on other
+    /// The decrease of the GPU's free memory while the session was created, in bytes; 0 on other
     /// devices.
     pub weights: u64,
 }
 
+/// The durations of the steps of loading a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LoadTimes {
-    /// Of engine and device.
+    /// The time to load the libraries of engine and device.
     pub libraries: Duration,
-    /// Making the device's context, under the share.
+    /// The time to create the device's context, under the share.
     pub context: Duration,
-    /// Reading the model and bringing its weights to the device.
+    /// The time to read the model and copy its weights to the device.
     pub session: Duration,
 }
 
-/// The values of an input in the warm-up, where the operator gives some.
+/// The values that the operator gives for an input in the warm-up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum InputValues {
-    /// The elements one after the other, and again from the first one.
+    /// A list of elements, which repeats from its start until the tensor is full.
     Listed(Vec<ElementValue>),
-    /// Drawn uniformly from `from` to `to`; whole numbers for integers.
-    Range { from: f64, to: f64 },
-    /// The bytes of each row; a batch takes the rows one after the other. A model without a batch axis
-    /// has one row, which is the whole tensor.
-    Rows(Arc<[Row]>),
+    /// Uniformly distributed random values; whole numbers for integer tensors.
+    Range {
+        /// The smallest value.
+        from: f64,
+        /// The largest value.
+        to: f64,
+    },
+    /// The bytes of each row. A batch takes the rows in order. A model without a batch axis has one
+    /// row, which is the whole tensor.
+    Rows(Arc<[RowBytes]>),
 }
 
-/// The bytes of a row. They may be many, and go into a message as they are.
-pub type Row = serde_bytes::ByteBuf;
+/// The bytes of a row, which serde writes as one byte string.
+pub type RowBytes = serde_bytes::ByteBuf;
 
+/// A value for one element of an input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ElementValue {
+    /// A whole number.
     Whole(i64),
+    /// Another number.
     Number(f64),
+    /// A text, for BYTES tensors.
     Text(String),
 }
 
+/// The settings of a worker's warm-up.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WarmUp {
-    /// Whether the first axis of every tensor is the batch.
+    /// True if the first axis of every tensor is the batch.
     pub batched: bool,
-    /// Ascending; `[1]` for a model without a batch axis.
+    /// The batch sizes in rows, ascending; `[1]` for a model without a batch axis.
     pub sizes: Vec<u32>,
-    /// Per input, without the batch axis; -1 for an axis that neither model nor operator fixes.
+    /// The shape of each input without the batch axis. An axis is -1 if neither the model nor the
+    /// operator fixes its length.
     pub shapes: Vec<Vec<i64>>,
-    /// Per input; `None` for values that are made up.
+    /// The values of each input, or `None` for values that the worker makes up.
     pub values: Vec<Option<InputValues>>,
-    /// A batch that takes longer is of no use: a reference worker tries no larger ones. `None` if
-    /// every size is tried.
+    /// The longest useful time of a batch. A reference worker runs no batch size after the first one
+    /// that takes longer. If `None`, it runs every size.
     pub useful: Option<Duration>,
-    /// Whether the configuration says how large batches are. Otherwise rows that may depend on each
-    /// other are not batched.
+    /// True if the configuration gives the batch size. Otherwise the model is not batched if an answer
+    /// may depend on the other rows of its batch.
     pub batch_is_given: bool,
 }
 
+/// The result of a worker's warm-up.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Warmed {
-    /// By size. A reference worker tells those up to the first that takes too long to be useful.
+pub struct WarmUpReport {
+    /// The time of each batch size. A reference worker reports the sizes up to the first one that takes
+    /// longer than is useful.
     pub times: Vec<WarmTime>,
-    /// Running every size for the first time, where first runs take longer.
+    /// The time to run every size for the first time, if first runs take longer.
     pub warmup: Duration,
-    /// Running every size once more and comparing the answers.
+    /// The time to run every size once more and compare the answers.
     pub proof: Duration,
-    /// By how many bytes the GPU's free memory shrank in the warm-up; 0 on other devices.
+    /// The decrease of the GPU's free memory during the warm-up, in bytes; 0 on other devices.
     pub activations: u64,
-    /// Where the share is a partition.
+    /// The partitions that the worker can use, if its share is a partition.
     pub partitions: Option<ProvenPartitions>,
-    /// The number of kernels of a recorded batch, if batches were recorded.
+    /// The number of kernels of a recorded batch, if the worker recorded batches.
     pub kernels: Option<u32>,
+    /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,
-    /// Why it has weights of its own on a GPU, if it has some.
+    /// The reason why the worker does not share its weights on a GPU with other workers, if it does not.
     pub unshared: Option<String>,
 }
 
-/// In bytes. Contexts, kernels and recordings are the rest.
+/// The GPU memory of a worker in bytes, without contexts, kernels and recordings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DeviceMemory {
-    /// Shared by all workers of the model.
+    /// The weights that all workers of the model share.
     pub weights: u64,
-    /// The part of `weights` that this worker brought: the driver counts it as the worker's own.
+    /// The part of `weights` that this worker allocated. The driver counts it as the worker's memory.
     pub brought: u64,
-    /// What is computed on the way from inputs to outputs.
+    /// The buffers for intermediate results.
     pub scratch: u64,
 }
 
+/// The partitions in which the worker has run the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProvenPartitions {
+    /// The result for each number of groups.
     pub counts: Vec<PartitionProof>,
-    /// The partition that the worker was told to begin with, or as large a part of it as the model
-    /// can have; the whole GPU if it can have none.
+    /// The partition that is ready: the one in [`PartitionSpec`], or the largest part of it that the
+    /// model can use, or the whole GPU if the model can use none.
     pub ready: Groups,
 }
 
+/// The result of running the model on a number of groups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionProof {
+    /// The number of groups.
     pub groups: usize,
-    /// The times of the batch sizes that fit on that many groups, or the reason if none fits. Larger
+    /// The times of the batch sizes that fit on these groups, or the reason why none fits. Larger
     /// batches run on the whole GPU.
     pub result: Result<Vec<WarmTime>, String>,
 }
 
+/// The time of a batch in the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WarmTime {
+    /// The batch size in rows.
     pub rows: u32,
+    /// The execution time.
     pub took: Duration,
-    /// The largest difference from the reference, relative to the largest value.
+    /// The largest difference from the reference answers, relative to their largest value.
     pub error: f64,
 }
 
+/// The reason why a worker cannot start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum BootRefusal {
+    /// ONNX Runtime's library is missing or unusable.
     #[error("ONNX Runtime's library cannot be used: {0}")]
     Library(String),
-    /// Trying again will not help.
+    /// The model cannot be loaded, and a retry does not help.
     #[error("the model cannot be loaded: {0}")]
     Model(String),
-    /// No kernel for one of the model's operators; another processor may have one.
+    /// The device has no kernel for one of the model's operators. Another device may have one.
     #[error("the model cannot be loaded: {0}")]
     NoOperator(String),
+    /// A batch failed in the warm-up.
     #[error("the warm-up failed at batch size {size}: {why}")]
     WarmUp {
+        /// The batch size in rows.
         size: u32,
-        /// The engine's words.
+        /// The engine's error.
         why: String,
     },
+    /// An answer differs from the reference answer.
     #[error("answers are wrong at batch size {size}: {why}")]
     Proof {
+        /// The batch size in rows.
         size: u32,
-        /// Names the output, and says by how much it differs.
+        /// The name of the output, and its difference from the reference.
         why: String,
     },
-    /// Only from a reference worker: an answer depends on the other rows of its batch.
+    /// An answer depends on the other rows of its batch. A reference worker finds this out.
     #[error("{0}")]
     RowsDepend(String),
-    /// The environment, a descriptor or an order was wrong.
-    #[error("the worker was not set up right: {0}")]
+    /// The environment, a descriptor or a command is invalid.
+    #[error("the supervisor started the worker with an invalid setup: {0}")]
     Setup(String),
-    #[error("its share cannot be a partition inside the process: {0}")]
+    /// The device or the engine does not support partitions.
+    #[error("the share cannot be a partition inside the worker process: {0}")]
     NoPartitions(String),
-    /// The next worker does otherwise.
-    #[error("the model has to be loaded in another form: {0}")]
+    /// The model must be loaded in another form, which the next worker does.
+    #[error("the model must be loaded in another form: {0}")]
     OtherForm(String),
-    /// Only for one who measures, as times depend on them.
-    #[error("the model leaves axes free besides the batch: {0}")]
+    /// The model has free axes besides the batch. `shadowslice profile` refuses such a model, because
+    /// its times depend on those axes.
+    #[error("the model has free axes besides the batch: {0}")]
     FreeAxes(String),
 }

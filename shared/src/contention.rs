@@ -1,34 +1,34 @@
-//! How workers that execute at the same time slow each other down: kernels take turns where they
-//! may use the same SMs.
+//! The contention model: it computes how workers that execute at the same time slow each other down.
+//! Kernels that may use the same SMs take turns.
 //!
-//! A share is no reservation. If no other worker may use a worker's SMs, it is nearly as fast as
-//! alone. On SMs that others may use, too, each of its kernels waits for one kernel of each other
-//! worker, as far as that kernel fills its SMs. So a model of many short kernels loses most beside
-//! one of few long ones. A batch never takes longer than on the SMs alone that no other worker
-//! uses.
+//! A share does not reserve SMs. If no other worker may use a worker's SMs, the worker is nearly as
+//! fast as alone. On SMs that others may use too, each of its kernels waits for one kernel of each
+//! other worker, in proportion to the SMs that this kernel fills. A model with many short kernels
+//! therefore loses most beside a model with few long ones. A batch never takes longer than it would
+//! take alone on the SMs that no other worker uses.
 //!
-//! With `t(b, s)` the time of a batch of `b` rows on `s` of the GPU's `G` SMs, alone, `w(b)` its
-//! least work in SM·s, and `k` its kernels,
+//! The following rules use these symbols: `t(b, s)` is the time of a batch of `b` rows alone on `s` of
+//! the GPU's `G` SMs, `w(b)` is its least work in SM·s, and `k` is its number of kernels.
 //!
-//! * another worker's **turn** on its `s` SMs is `w(b) / (s · k)`: the length of a kernel times the
-//!   part of those SMs that it fills;
-//! * a batch takes `t(b, s) + k · c · Σ p · turn`, or `t(b, f)` where that is less: `f` SMs are
-//!   free, `p` is the part of its own SMs on which it meets the other worker, and `c` is 1 plus
-//!   [`CROWD`] for each worker beyond the first that it meets, `Σ p` in all;
-//! * MPS knows two client priorities. A kernel of a worker of normal priority waits for one of a
-//!   worker below only until blocks of threads end: for [`BLOCK_S`] at most. A worker below has the
-//!   time that those of normal priority leave: its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))`
-//!   times as long, where such a worker's batch takes `T` in all, and at most [`LONGEST_STRETCH`]
-//!   times. The crowd counts workers of the same priority;
-//! * memory bandwidth, caches and power are not divided: a batch takes [`ELSEWHERE`] longer for the
-//!   part of the GPU on which others execute beside it;
-//! * for partitions `p` is known. Where SMs are only counted, as under a percentage, workers avoid
-//!   each other as long as there is room, and then are everywhere: `p` is the part of its own SMs
-//!   that are not free, times the other worker's part of the GPU.
+//! * Another worker's **turn** on its `s` SMs is `w(b) / (s · k)`: the duration of a kernel times the
+//!   fraction of those SMs that it fills.
+//! * A batch takes `t(b, s) + k · c · Σ p · turn`, or `t(b, f)` if that is less. `f` is the number of
+//!   free SMs. `p` is the fraction of the worker's own SMs on which it meets the other worker. `c` is
+//!   1, plus `CROWD` for each worker beyond the first that it meets, where it meets `Σ p` workers.
+//! * MPS has two client priorities. A kernel of normal priority waits for a kernel below normal only
+//!   until the running thread blocks end, for at most `BLOCK_S`. A worker below normal gets the time
+//!   that workers of normal priority leave: its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))` times
+//!   as long, at most `LONGEST_STRETCH` times. `T` is the whole time of the other worker's batch. `c`
+//!   counts only workers of the same priority.
+//! * Memory bandwidth, caches and power are not divided. A batch takes `ELSEWHERE` longer, times the
+//!   fraction of the GPU on which others execute outside its SMs.
+//! * For partitions, `p` is known. Under an MPS percentage only the number of SMs is known: workers
+//!   avoid each other if there is room, and otherwise are everywhere. Then `p` is the fraction of the
+//!   worker's own SMs that are not free, times the other worker's fraction of the GPU.
 //!
-//! Measured on an H200 with two, three and five of ten models, each never at rest, in batches of 1
-//! to 32 rows on the whole GPU, halves, thirds and fifths, with one and two client priorities:
-//! docs/development/measurements.md, *Contention*.
+//! The constants fit measurements on an H200: two, three and five of ten models without idle time, in
+//! batches of 1 to 32 rows on the whole GPU, halves, thirds and fifths, with one and with two client
+//! priorities. See docs/development/measurements.md, *Contention*.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -37,61 +37,67 @@ use crate::groups::{Division, Groups};
 use crate::profile::Execution;
 use crate::units::Sms;
 
-/// How much longer a batch takes while others execute on all other SMs, as a part of its time:
-/// fitted to the measurements named above.
+/// The increase of a batch's time while others execute on all other SMs, as a fraction of the time.
+/// Fitted to the measurements named above.
 const ELSEWHERE: f64 = 0.2;
 
-/// How much longer each turn is for each further worker on the same SMs, as a part of it: fitted to
-/// the measurements named above.
+/// The increase of each turn for each further worker on the same SMs, as a fraction of the turn. Fitted
+/// to the measurements named above.
 const CROWD: f64 = 0.09;
 
-/// The longest time for which a kernel waits for a worker below its own client priority, in s:
-/// fitted to the measurements named above.
+/// The longest time that a kernel waits for a worker below its own client priority, in s. Fitted to the
+/// measurements named above.
 const BLOCK_S: f64 = 5e-6;
 
-/// The part of the SM time of a worker of normal priority that those below do without: fitted to the
-/// measurements named above.
+/// The fraction of the SM time of a worker of normal priority that workers below normal cannot use.
+/// Fitted to the measurements named above.
 const LEADS: f64 = 0.93;
 
-/// How many times as long a batch takes beside workers of normal priority, at most: the measured
-/// ones did not starve.
+/// The largest factor by which workers of normal priority stretch a batch below normal. In the
+/// measurements no batch starved.
 const LONGEST_STRETCH: f64 = 10.0;
 
-/// In seconds.
+/// The longest time of a batch under contention, in s, so that it fits into a `Duration`.
 const LONGEST_S: f64 = 1e6;
 
-/// The priority of a worker as a client of MPS, as `CUDA_MPS_CLIENT_PRIORITY` has it.
+/// The priority of a worker as a client of MPS, with the values of `CUDA_MPS_CLIENT_PRIORITY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientPriority {
+    /// The normal priority.
     Normal = 0,
+    /// The priority below normal.
     Below = 1,
 }
 
 impl ClientPriority {
-    /// Returns the client priority of the workers of a model. Only models of priority 1 have the
-    /// normal one.
+    /// Returns the client priority of the workers of a model with this priority. It is normal for
+    /// priority 1, the highest, and below normal for all others.
     pub const fn of(model: u32) -> Self {
         if model > 1 { Self::Below } else { Self::Normal }
     }
 }
 
-/// What a worker occupies of a GPU.
+/// A worker that executes on a GPU, and the part of the GPU that it occupies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Occupant {
+    /// The number of SMs that the worker may use.
     pub sms: Sms,
-    /// None where the SMs are only counted.
+    /// The groups of its partition, or [`Groups::NONE`] under an MPS percentage, which only limits the
+    /// number of SMs.
     pub groups: Groups,
+    /// The client priority of the worker.
     pub priority: ClientPriority,
-    /// How long each kernel of another worker waits for this worker, in s.
+    /// The time that each kernel of another worker waits for this worker, in s.
     pub turn: f32,
-    /// The kernels of the batch that it executes.
+    /// The number of kernels of its current batch.
     pub kernels: f32,
-    /// How long that batch takes on these SMs alone, in s.
+    /// The time of that batch alone on these SMs, in s.
     pub alone: f32,
 }
 
 impl Occupant {
-    /// Returns a worker of normal priority that keeps no other waiting.
+    /// Returns a worker of normal priority that is idle, under an MPS percentage for this number of
+    /// SMs.
     pub const fn anywhere(sms: Sms) -> Self {
         let priority = ClientPriority::Normal;
         Self { sms, groups: Groups::NONE, priority, turn: 0.0, kernels: 0.0, alone: 0.0 }
@@ -99,11 +105,11 @@ impl Occupant {
 
     /// Returns the same worker with this client priority.
     #[must_use]
-    pub const fn with(self, priority: ClientPriority) -> Self {
+    pub const fn with_priority(self, priority: ClientPriority) -> Self {
         Self { priority, ..self }
     }
 
-    /// Returns the same worker, while it executes a batch of `rows` rows.
+    /// Returns the same worker while it executes a batch of `rows` rows.
     #[must_use]
     pub fn executing(self, execution: &Execution, rows: u32) -> Self {
         let sms = f64::from(self.sms.0.max(1));
@@ -112,13 +118,14 @@ impl Occupant {
         Self { turn: turn as f32, kernels: kernels as f32, alone, ..self }
     }
 
-    /// Returns the same worker if it executes for this part of the time.
+    /// Returns the same worker if it executes for this fraction of the time.
     #[must_use]
     pub fn busy(self, part: f64) -> Self {
         Self { turn: self.turn * part as f32, ..self }
     }
 
-    /// Returns how long a kernel of this worker waits for one of another on the same SMs, in s.
+    /// Returns the time that a kernel of this worker waits for one of another worker on the same SMs,
+    /// in s.
     fn waits_for(self, other: Self) -> f64 {
         match self.priority.cmp(&other.priority) {
             Ordering::Less => f64::from(other.turn).min(BLOCK_S),
@@ -128,20 +135,22 @@ impl Occupant {
     }
 }
 
+/// A GPU that several workers share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gpu {
+pub struct SharedGpu {
+    /// The number of SMs.
     pub sms: Sms,
-    /// How the SMs divide into groups, if they do.
+    /// The division of the SMs into groups, if the GPU has partitions.
     pub division: Option<Division>,
 }
 
-impl Gpu {
-    /// A GPU that divides as CUDA would divide it.
+impl SharedGpu {
+    /// Returns a GPU with the division that CUDA makes of this number of SMs.
     pub fn new(sms: Sms) -> Self {
         Self { sms, division: Division::of(sms) }
     }
 
-    /// If the GPU does not divide, the partition is all SMs, wherever they are.
+    /// Returns an idle worker in a partition. If the GPU has no partitions, the worker may use all SMs.
     pub fn occupant(&self, groups: Groups) -> Occupant {
         match &self.division {
             Some(division) => Occupant { groups, ..Occupant::anywhere(division.sms(groups)) },
@@ -153,8 +162,8 @@ impl Gpu {
         self.division.as_ref().map_or(0.0, |division| f64::from(division.sms(groups).0))
     }
 
-    /// The SMs of `own` that the others leave free. Others that are only counted go first where
-    /// there is room.
+    /// Returns the number of SMs of `own` that the others leave free. Others without a partition use
+    /// SMs outside `own` first.
     pub fn free(&self, own: Occupant, others: impl Iterator<Item = Occupant>) -> f64 {
         let (mut taken, mut counted) = (Groups::NONE, 0.0);
         for other in others {
@@ -171,7 +180,7 @@ impl Gpu {
         (room - (counted - elsewhere).max(0.0)).max(0.0)
     }
 
-    /// Returns how long a batch takes on `own` SMs beside these others.
+    /// Returns the time of a batch of `rows` rows of `own` while these others execute.
     pub fn time(
         &self,
         execution: &Execution,
@@ -189,8 +198,7 @@ impl Gpu {
         met.mul_f64(1.0 + ELSEWHERE * elsewhere)
     }
 
-    /// Returns how long the batch of `own` takes if its kernels take turns with those of the others,
-    /// in s.
+    /// Returns the time of the batch of `own` if its kernels take turns with those of the others, in s.
     fn in_turns(&self, own: Occupant, others: impl Iterator<Item = Occupant> + Clone) -> f64 {
         let free = self.free(own, others.clone());
         let met = |other: Occupant| self.met(own, other, free);
@@ -200,7 +208,7 @@ impl Gpu {
         f64::from(own.alone) + f64::from(own.kernels) * crowd * turns
     }
 
-    /// Returns the part of the time that workers of a higher priority leave to `own`.
+    /// Returns the fraction of the time that workers of a higher priority leave to `own`.
     fn left(&self, own: Occupant, others: impl Iterator<Item = Occupant> + Clone) -> f64 {
         let free = self.free(own, others.clone());
         let above = others.clone().enumerate().filter(|(_, other)| other.priority < own.priority);
@@ -213,7 +221,7 @@ impl Gpu {
         (1.0 - taken.sum::<f64>()).max(1.0 / LONGEST_STRETCH)
     }
 
-    /// Returns the part of its own SMs on which `own` meets the other worker, if `free` of them are
+    /// Returns the fraction of its own SMs on which `own` meets the other worker, if `free` of them are
     /// free.
     fn met(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
@@ -225,13 +233,14 @@ impl Gpu {
         }
     }
 
-    /// Returns the part of the GPU on which the other worker executes beside the SMs of `own`, if
+    /// Returns the fraction of the GPU on which the other worker executes outside the SMs of `own`, if
     /// `free` of those are free.
     fn beside(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
         match (own.groups, other.groups) {
             (Groups::NONE, _) | (_, Groups::NONE) => {
-                // Workers that are only counted are all elsewhere if there is room, and else everywhere.
+                // Workers without partitions are all outside if there is room, and otherwise
+                // everywhere.
                 let outside = if free < sms { (all - sms) / all } else { 1.0 };
                 outside * f64::from(other.sms.0) / all
             }
@@ -243,20 +252,23 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Row;
+    use crate::profile::ExecutionRow;
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn gpu() -> Gpu {
-        Gpu::new(Sms(128))
+    fn gpu() -> SharedGpu {
+        SharedGpu::new(Sms(128))
     }
 
-    /// One row takes `ms` from 64 SMs on, and twice that on 32; rows come one after the other.
+    /// Returns the times of a model whose row takes `ms` on 64 SMs or more, and twice that on 32. The
+    /// time is proportional to the number of rows.
     fn profile(ms: f64) -> Execution {
-        Execution::new(vec![Sms(32), Sms(64)], vec![Row { batch: 1, ms: vec![2.0 * ms, ms] }]).unwrap()
+        Execution::new(vec![Sms(32), Sms(64)], vec![ExecutionRow { batch: 1, ms: vec![2.0 * ms, ms] }])
+            .unwrap()
     }
 
-    /// The time of one row of 1 ms on `own` beside batches of so many rows on these.
+    /// Returns the time of one row of 1 ms on `own` beside others with batches of these numbers of
+    /// rows.
     fn beside(own: Occupant, others: &[(u32, Occupant)]) -> Duration {
         let executing = |&(rows, other): &(u32, Occupant)| other.executing(&profile(1.0), rows);
         gpu().time(&profile(1.0), 1, own, others.iter().map(executing))
@@ -275,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_fit_slow_each_other_by_what_they_have_elsewhere() {
+    fn workers_on_separate_sms_slow_each_other_through_memory_bandwidth() {
         assert_eq!(beside(whole(), &[]), MS);
         let beside_half = MS.mul_f64(1.1);
         assert_eq!(beside(on(0..8), &[(9, on(8..16))]), beside_half);
@@ -283,7 +295,7 @@ mod tests {
         assert_eq!(
             beside(on(0..8), &[(9, anywhere(64))]),
             beside_half,
-            "what is only counted goes where there is room"
+            "a worker without a partition uses the other SMs"
         );
         assert_eq!(beside(on(0..8), &[(0, on(8..16))]), beside_half);
         assert_eq!(gpu().time(&profile(1.0), 1, on(0..8), std::iter::once(on(8..16))), MS, "it is idle");
@@ -291,8 +303,8 @@ mod tests {
 
     #[test]
     fn on_the_same_sms_each_kernel_waits_for_one_of_the_others() {
-        // One row of the other does half of the GPU's work, so its turn is half a kernel; eight
-        // rows make four.
+        // One row of the other worker fills half of the GPU, so its turn is half a kernel. Eight rows
+        // make four kernels.
         for own in [whole(), anywhere(128)] {
             assert_eq!(beside(own, &[(1, own)]), MS * 3 / 2);
             assert_eq!(beside(own, &[(8, own)]), 5 * MS);
@@ -318,15 +330,15 @@ mod tests {
 
     #[test]
     fn a_worker_of_normal_priority_hardly_waits_for_those_below_and_they_run_where_it_leaves_room() {
-        let below = whole().with(ClientPriority::Below);
-        // 200 kernels, so a turn of the other's eight rows is 20 us.
+        let below = whole().with_priority(ClientPriority::Below);
+        // With 200 kernels, a turn of the other worker's eight rows is 20 µs.
         let normal_beside_below = beside(whole(), &[(8, below)]);
         assert_eq!(normal_beside_below, MS + Duration::from_micros(200 * 5));
         assert_eq!(beside(below, &[(8, below)]), beside(whole(), &[(8, whole())]), "peers take turns");
-        // The other's row takes 1 ms of half of the SMs and 1 ms more of waiting for ours.
+        // The other worker's row takes 1 ms on half of the SMs, and waits 0.5 ms for ours.
         let below_beside_normal = beside(below, &[(1, whole())]).as_secs_f64() * 1e3;
         assert!((below_beside_normal - 1.0 / (1.0 - 0.93 * 0.5 / 1.5)).abs() < 1e-3, "{below_beside_normal}");
-        let full = Execution::new(vec![Sms(128)], vec![Row { batch: 1, ms: vec![1e3] }]).unwrap();
+        let full = Execution::new(vec![Sms(128)], vec![ExecutionRow { batch: 1, ms: vec![1e3] }]).unwrap();
         let full = whole().executing(&full.with_kernels(100), 1);
         assert_eq!(gpu().time(&profile(1.0), 1, below, std::iter::once(full)), 10 * MS, "it does not starve");
         assert_eq!(beside(below, &[(8, on(0..8))]), MS, "64 are free");
@@ -339,13 +351,13 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_share_of_ones_own_does_not_help() {
+    fn a_smaller_share_does_not_help_beside_a_whole_gpu() {
         assert!(beside(on(0..4), &[(8, whole())]) > 6 * MS);
         assert!(beside(anywhere(32), &[(8, anywhere(128))]) > 6 * MS);
     }
 
     #[test]
-    fn sms_that_nobody_else_uses_are_always_there() {
+    fn sms_that_nobody_else_uses_bound_the_time() {
         assert_eq!(beside(whole(), &[(8, on(0..8))]), MS, "64 are free");
         assert_eq!(beside(whole(), &[(8, on(0..12))]), 2 * MS, "32 are free");
         assert_eq!(beside(anywhere(128), &[(8, anywhere(96))]), 2 * MS, "32 are free");
@@ -353,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn who_meets_another_on_a_part_of_its_sms_waits_in_that_part_of_the_cases() {
+    fn waiting_is_in_proportion_to_the_common_sms() {
         let (half, all) = (beside(on(0..8), &[(1, on(4..12))]), beside(on(0..8), &[(1, on(0..8))]));
         assert_eq!((half.div_f64(1.05) - MS) * 2, all - MS);
         // Ten workers with a quarter each are met two and a half times, not ten times.
@@ -366,8 +378,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_does_not_divide_has_one_way_to_be_shared() {
-        let gpu = Gpu::new(Sms(8));
+    fn a_gpu_without_groups_has_only_the_whole() {
+        let gpu = SharedGpu::new(Sms(8));
         assert_eq!((gpu.division.is_none(), gpu.occupant(Groups::WHOLE)), (true, anywhere(8)));
     }
 }

@@ -1,17 +1,17 @@
-//! Errors as operators read them: what failed, why, and what to do.
+//! The text of an error with its causes, as operators read it.
 
 use std::error::Error;
 use std::fmt::Write;
 
-/// An error and all its causes, joined by colons. A cause that an error already quotes is not
-/// repeated.
+/// Returns an error's text and those of all its causes, joined by colons. A cause is left out if the
+/// text before it already ends with it.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let why = error.to_string();
         if !text.ends_with(&why) {
-            // Writing to a String cannot fail.
+            // Writing to a `String` cannot fail.
             write!(text, ": {why}").ok();
         }
         cause = error.source();
@@ -25,16 +25,16 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     enum Failed {
-        #[error("the door is shut")]
+        #[error("cannot open the file")]
         Quiet(#[source] std::fmt::Error),
-        #[error("the door is shut: {0}")]
+        #[error("cannot open the file: {0}")]
         Quoting(#[source] std::fmt::Error),
     }
 
     #[test]
-    fn causes_are_told_once() {
-        let told = format!("the door is shut: {}", std::fmt::Error);
-        assert_eq!(chain(&Failed::Quiet(std::fmt::Error)), told);
-        assert_eq!(chain(&Failed::Quoting(std::fmt::Error)), told);
+    fn a_cause_appears_once() {
+        let expected = format!("cannot open the file: {}", std::fmt::Error);
+        assert_eq!(chain(&Failed::Quiet(std::fmt::Error)), expected);
+        assert_eq!(chain(&Failed::Quoting(std::fmt::Error)), expected);
     }
 }

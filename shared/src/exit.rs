@@ -1,39 +1,44 @@
-//! Exit codes, after sysexits, and the writing of output and errors for the operator.
+//! Exit codes of the programs, most of them from `sysexits.h`, and functions that write to stdout and stderr.
 
 use std::io::{self, ErrorKind, Write};
 
+/// The exit code for a wrong command line (`EX_USAGE`).
 pub const USAGE: u8 = 64;
-/// Something that is needed is not there.
+/// The exit code if a file, process or service that the command needs is not available
+/// (`EX_UNAVAILABLE`).
 pub const UNAVAILABLE: u8 = 69;
-/// A fault of this program.
+/// The exit code for a bug in this program (`EX_SOFTWARE`).
 pub const SOFTWARE: u8 = 70;
+/// The exit code for a faulty configuration (`EX_CONFIG`).
 pub const CONFIG: u8 = 78;
-/// A command was refused, or did not achieve what was asked.
+/// The exit code if the supervisor refused a command, or if the command failed.
 pub const REFUSED: u8 = 1;
-/// Ended at once, by a second signal.
+/// The exit code after a second signal, which ends the program at once: 128 plus SIGTERM.
 pub const FORCED: u8 = 143;
 
+/// Writes an error to stderr and returns `code`.
 pub fn fail(why: &str, code: u8) -> u8 {
-    say(&format!("error: {why}"));
+    print_error(&format!("error: {why}"));
     code
 }
 
-/// A failure is ignored, as there is no other place to report it.
-pub fn say(line: &str) {
+/// Writes a line to stderr. Ignores a failure, which it cannot report anywhere else.
+pub fn print_error(line: &str) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
-/// Writes whole lines to stdout; returns the code.
+/// Writes whole lines to stdout and returns the exit code.
 pub fn print(lines: &str) -> u8 {
     let mut out = io::stdout().lock();
-    printed(out.write_all(lines.as_bytes()).and_then(|()| out.flush()))
+    code_of_output(out.write_all(lines.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// A reader that went away, such as `head`, has read what it wanted.
-pub fn printed(written: io::Result<()>) -> u8 {
+/// Returns the exit code for the result of writing to stdout, and reports a failure. A closed pipe
+/// counts as success, because a reader such as `head` stops once it has read enough.
+pub fn code_of_output(written: io::Result<()>) -> u8 {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            fail(&format!("the output cannot be written: {error}"), UNAVAILABLE)
+            fail(&format!("cannot write the output: {error}"), UNAVAILABLE)
         }
         _ => 0,
     }

@@ -1,21 +1,25 @@
-//! Messages of a worker's boot on their socket: a length of four bytes, then that many bytes. A length
-//! is looked at before room is made for it.
+//! The framing of a worker's start-up messages on their socket: a little-endian length of four bytes,
+//! then the message. The receiver checks the length before it allocates memory.
 
 use std::io::{self, Read, Write};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A message of one side.
+/// A type of messages that one side sends.
 pub trait Message: Serialize + DeserializeOwned {
-    /// The most bytes of such a message, without its length.
+    /// The largest size of a message in bytes, without the length in front.
     const MAX_BYTES: usize;
 }
 
-/// Of a message's length.
+/// The size of the length in front of a message, in bytes.
 pub const HEAD: usize = 4;
 
-/// A message with its length in front.
+/// Returns the message's bytes with their length in front.
+///
+/// # Errors
+///
+/// If the message is longer than [`Message::MAX_BYTES`].
 pub fn encode<M: Message>(message: &M) -> io::Result<Vec<u8>> {
     let mut frame = postcard::to_extend(message, vec![0; HEAD]).map_err(io::Error::other)?;
     let length = frame.len() - HEAD;
@@ -26,22 +30,36 @@ pub fn encode<M: Message>(message: &M) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Returns how many bytes follow.
+/// Returns the number of bytes that follow the length in `head`.
+///
+/// # Errors
+///
+/// If that is more than [`Message::MAX_BYTES`].
 pub fn length<M: Message>(head: [u8; HEAD]) -> io::Result<usize> {
     let length = u32::from_le_bytes(head) as usize;
     if length > M::MAX_BYTES { Err(too_long::<M>(length)) } else { Ok(length) }
 }
 
-/// Reads a message without its length.
+/// Decodes a message without its length.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::InvalidData`] if the bytes are not a message of this type.
 pub fn decode<M: Message>(bytes: &[u8]) -> io::Result<M> {
     postcard::from_bytes(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// Writes a message with its length.
 pub fn send(mut socket: impl Write, message: &impl Message) -> io::Result<()> {
     socket.write_all(&encode(message)?)
 }
 
-/// Waits for a message; [`io::ErrorKind::UnexpectedEof`] if the peer is gone.
+/// Reads a message, and blocks until it has arrived.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::UnexpectedEof`] if the peer has closed the socket, or
+/// [`io::ErrorKind::InvalidData`] for an invalid message.
 pub fn receive<M: Message>(mut socket: impl Read) -> io::Result<M> {
     let mut head = [0; HEAD];
     socket.read_exact(&mut head)?;
@@ -51,8 +69,8 @@ pub fn receive<M: Message>(mut socket: impl Read) -> io::Result<M> {
 }
 
 fn too_long<M: Message>(length: usize) -> io::Error {
-    let what = format!("a message of {length} bytes, of at most {}", M::MAX_BYTES);
-    io::Error::new(io::ErrorKind::InvalidData, what)
+    let why = format!("a message of {length} bytes exceeds the limit of {} bytes", M::MAX_BYTES);
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 #[cfg(test)]
@@ -60,32 +78,35 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
-    struct Said(Vec<u8>);
+    struct TestMessage(Vec<u8>);
 
-    impl Message for Said {
+    impl Message for TestMessage {
         const MAX_BYTES: usize = 1000;
     }
 
     #[test]
-    fn what_is_sent_is_received() {
+    fn sent_messages_arrive_in_order() {
         let mut socket = Vec::new();
-        send(&mut socket, &Said(vec![1])).unwrap();
-        send(&mut socket, &Said(vec![2, 3])).unwrap();
+        send(&mut socket, &TestMessage(vec![1])).unwrap();
+        send(&mut socket, &TestMessage(vec![2, 3])).unwrap();
         let mut socket = socket.as_slice();
-        assert_eq!(receive::<Said>(&mut socket).unwrap(), Said(vec![1]));
-        assert_eq!(receive::<Said>(&mut socket).unwrap(), Said(vec![2, 3]));
-        let end = receive::<Said>(&mut socket).unwrap_err();
+        assert_eq!(receive::<TestMessage>(&mut socket).unwrap(), TestMessage(vec![1]));
+        assert_eq!(receive::<TestMessage>(&mut socket).unwrap(), TestMessage(vec![2, 3]));
+        let end = receive::<TestMessage>(&mut socket).unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]
-    fn no_length_is_believed_and_no_nonsense_is_read() {
-        for head in [u32::MAX, Said::MAX_BYTES as u32 + 1] {
-            let error = receive::<Said>(&head.to_le_bytes()[..]).unwrap_err();
+    fn invalid_lengths_and_messages_are_refused() {
+        for head in [u32::MAX, TestMessage::MAX_BYTES as u32 + 1] {
+            let error = receive::<TestMessage>(&head.to_le_bytes()[..]).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         }
         let nonsense = [&4_u32.to_le_bytes()[..], &[0xff; 4]].concat();
-        assert_eq!(receive::<Said>(nonsense.as_slice()).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        assert!(encode(&Said(vec![7; Said::MAX_BYTES])).is_err());
+        assert_eq!(
+            receive::<TestMessage>(nonsense.as_slice()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        assert!(encode(&TestMessage(vec![7; TestMessage::MAX_BYTES])).is_err());
     }
 }

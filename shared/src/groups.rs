@@ -1,7 +1,7 @@
-//! Groups of SMs: what a partition inside a process is made of.
+//! Groups of SMs, the units of partitions inside a worker process.
 //!
-//! A GPU's SMs are divided once, in the same way in every process, into groups of [`GROUP_SMS`];
-//! the SMs left over are a group of their own. Partitions that share no group share no SM.
+//! Every process divides a GPU's SMs in the same way into groups of [`GROUP_SMS`] SMs. The SMs that
+//! are left over form one more group. Partitions without a common group have no common SM.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,75 +10,85 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Percent, Sms};
 
-/// CUDA divides a Hopper GPU into such groups, so that clusters of thread blocks still fit.
+/// The number of SMs in a group. CUDA divides a Hopper GPU into groups of 8 SMs, so that clusters of
+/// thread blocks fit into a group.
 pub const GROUP_SMS: u32 = 8;
 
-/// The largest GPUs have about twenty.
+/// The largest number of groups of a GPU: the bits of [`Groups`]. The largest GPUs have about twenty.
 pub const MAX_GROUPS: usize = 64;
 
-/// Per worker at once; the whole GPU is not counted.
+/// The largest number of partitions that a worker keeps ready at once, besides the whole GPU.
 pub const READY_PARTITIONS: usize = 4;
 
-/// A partition: a set of a GPU's groups.
+/// A partition: a set of a GPU's groups, one bit for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Groups(u64);
 
 impl Groups {
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// All groups of any GPU: all SMs that a process has.
+    /// All groups of any GPU: all SMs that the process may use.
     pub const WHOLE: Self = Self(u64::MAX);
 
+    /// Returns the first `count` groups.
     pub fn first(count: usize) -> Self {
         (0..count).collect()
     }
 
+    /// Returns whether the set contains this group.
     pub fn contains(self, group: usize) -> bool {
         group < MAX_GROUPS && self.0 & (1 << group) != 0
     }
 
+    /// Returns the set with this group added.
     #[must_use]
     pub fn with(self, group: usize) -> Self {
-        debug_assert!(group < MAX_GROUPS, "no GPU has so many groups");
+        debug_assert!(group < MAX_GROUPS, "a GPU has at most {MAX_GROUPS} groups");
         Self(self.0 | (1 << (group % MAX_GROUPS)))
     }
 
-    /// Whether the groups are neighbours. Such sets are few: n (n + 1) / 2 on a GPU of n groups.
+    /// Returns whether the groups are contiguous. A GPU of n groups has n (n + 1) / 2 such sets.
     pub fn is_run(self) -> bool {
         let from_first = self.0.checked_shr(self.0.trailing_zeros()).unwrap_or(0);
         from_first != 0 && from_first & from_first.wrapping_add(1) == 0
     }
 
+    /// Returns the number of groups in the set.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize
     }
 
+    /// Returns the groups that are in both sets.
     #[must_use]
     pub fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
+    /// Returns the groups that are in either set.
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
+    /// Returns the groups of this set that are not in `other`.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Ascending.
+    /// Returns the numbers of the groups in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_GROUPS).filter(move |&group| self.contains(group))
     }
 
-    /// One bit for each group.
+    /// Returns one bit for each group.
     pub fn bits(self) -> u64 {
         self.0
     }
 
+    /// Returns the set that [`bits`](Self::bits) describes.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -91,7 +101,7 @@ impl FromIterator<usize> for Groups {
 }
 
 impl fmt::Display for Groups {
-    /// As `0-3,7`; `all` for the whole, `none` for no group.
+    /// Writes ranges such as `0-3,7`, `all` for the whole GPU or `none` for the empty set.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::WHOLE => return f.write_str("all"),
@@ -119,7 +129,7 @@ impl fmt::Display for Groups {
 impl FromStr for Groups {
     type Err = ParseGroupsError;
 
-    /// What [`Display`](fmt::Display) writes.
+    /// Parses the text that [`Display`](fmt::Display) writes.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "all" => return Ok(Self::WHOLE),
@@ -137,19 +147,21 @@ impl FromStr for Groups {
     }
 }
 
+/// The error for a text that does not describe a set of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no set of groups, such as 0-3,7")]
+#[error("not a set of groups; use for example 0-3,7")]
 pub struct ParseGroupsError;
 
-/// A part of a GPU: some neighbouring ones of equal pieces. Layouts are made of parts.
+/// A part of a GPU: contiguous pieces of a GPU that is divided into equal pieces. Layouts assign
+/// parts to models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
+pub struct GpuPart {
     first: u8,
     count: u8,
     of: u8,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for GpuPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match (self.count, self.of) {
             (1, 1) => "the whole GPU",
@@ -164,21 +176,22 @@ impl fmt::Display for Part {
     }
 }
 
-impl Part {
+impl GpuPart {
+    /// The whole GPU.
     pub const WHOLE: Self = Self { first: 0, count: 1, of: 1 };
 
-    /// Returns `count` of `of` equal pieces of a GPU, from the piece `first` on.
+    /// Returns `count` of `of` equal pieces of a GPU, starting at the piece `first`.
     ///
     /// # Panics
     ///
-    /// If the GPU has no such pieces.
+    /// If `count` is 0 or the part reaches beyond the last piece.
     pub const fn new(first: u8, count: u8, of: u8) -> Self {
         assert!(count > 0 && first + count <= of, "a part lies within its GPU");
         Self { first, count, of }
     }
 
-    /// Returns all parts that layouts are made of, the whole GPU aside: halves, thirds, quarters,
-    /// eighths, and what is left beside a third or a quarter at an end of the GPU.
+    /// Returns all parts that layouts use, except the whole GPU: halves, thirds, quarters, eighths,
+    /// and the rest beside a third or a quarter at an end of the GPU.
     pub fn family() -> impl Iterator<Item = Self> {
         let pieces = [2, 3, 4, 8].into_iter();
         let pieces = pieces.flat_map(|of| (0..of).map(move |first| Self::new(first, 1, of)));
@@ -186,7 +199,7 @@ impl Part {
         pieces.chain(rests)
     }
 
-    /// Returns what is left beside a part that lies at an end of the GPU.
+    /// Returns the rest of the GPU beside a part that lies at an end of the GPU.
     pub const fn rest(self) -> Self {
         let first = if self.first == 0 { self.count } else { 0 };
         Self { first, count: self.of - self.count, of: self.of }
@@ -204,46 +217,52 @@ impl Part {
 pub struct Division(Vec<Sms>);
 
 impl Division {
-    /// `None` if there are too many groups, or fewer than two, which leave no choice.
+    /// Returns a division into groups of these sizes, or `None` for more than [`MAX_GROUPS`] groups or
+    /// fewer than two, which cannot be shared.
     pub fn new(sizes: Vec<Sms>) -> Option<Self> {
         (2..=MAX_GROUPS).contains(&sizes.len()).then_some(Self(sizes))
     }
 
-    /// The division as CUDA makes it. On a real GPU more may be left over than a group: CUDA leaves
-    /// out SMs that do not lie together.
+    /// Returns the division that CUDA makes of `total` SMs. On a real GPU the last group can be larger
+    /// than the others: CUDA leaves out SMs that are not adjacent to others.
     pub fn of(total: Sms) -> Option<Self> {
         let mut sizes = vec![Sms(GROUP_SMS); (total.0 / GROUP_SMS) as usize];
         sizes.extend(Some(Sms(total.0 % GROUP_SMS)).filter(|rest| rest.0 > 0));
         Self::new(sizes)
     }
 
+    /// Returns the number of groups.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
+    /// Returns the SMs of each group.
     pub fn sizes(&self) -> &[Sms] {
         &self.0
     }
 
+    /// Returns the SMs of all groups together.
     pub fn total(&self) -> Sms {
         Sms(self.0.iter().map(|sms| sms.0).sum())
     }
 
-    /// Returns the groups of a part, at least one; [`Groups::WHOLE`] where these are all.
-    pub fn groups_in(&self, part: Part) -> Groups {
+    /// Returns the groups of a part: at least one, and [`Groups::WHOLE`] if the part has all of them.
+    pub fn groups_in(&self, part: GpuPart) -> Groups {
         let border = |piece: u8| self.count() * usize::from(piece) / usize::from(part.of);
         let first = border(part.first).min(self.count() - 1);
         let end = border(part.first + part.count).max(first + 1);
         if end - first == self.count() { Groups::WHOLE } else { (first..end).collect() }
     }
 
+    /// Returns the SMs of these groups together.
     pub fn sms(&self, groups: Groups) -> Sms {
         let sizes = self.0.iter().enumerate().filter(|(group, _)| groups.contains(*group));
         Sms(sizes.map(|(_, sms)| sms.0).sum())
     }
 
-    /// How many groups a share is: as many as fit into it, at least one, and all only for the whole
-    /// GPU. So shares of a group or more that sum to 100 % at most have room beside each other.
+    /// Returns the number of groups of a share: the whole groups that fit into it, at least one, and
+    /// all groups only for 100 %. Shares of at least one group that sum to at most 100 % therefore
+    /// fit on the GPU together.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();
@@ -253,7 +272,8 @@ impl Division {
         fitting.clamp(1, self.count() - 1)
     }
 
-    /// The SMs of a share, if none of its groups is the one left over.
+    /// Returns the SMs of a share whose groups have [`GROUP_SMS`] SMs each, which the group of
+    /// left-over SMs may not.
     pub fn sms_of(&self, share: Percent) -> Sms {
         let groups = self.groups_of(share);
         if groups == self.count() { self.total() } else { self.sms(Groups::first(groups)) }
@@ -269,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_told_from_what_lies_apart() {
+    fn contiguous_groups_are_recognised() {
         let run = |groups: &[usize]| groups.iter().copied().collect::<Groups>().is_run();
         assert!(run(&[0]) && run(&[63]) && run(&[3, 4, 5]) && Groups::WHOLE.is_run());
         assert!(!run(&[]) && !run(&[0, 2]) && !run(&[0, 1, 63]));
     }
 
     #[test]
-    fn an_h200_has_sixteen_groups_the_last_of_which_is_what_is_left_over() {
+    fn an_h200_has_sixteen_groups_and_the_last_one_holds_the_rest() {
         let division = Division::of(Sms(132)).unwrap();
         assert_eq!((division.count(), division.total()), (17, Sms(132)));
         let real = Division::new([vec![Sms(8); 15], vec![Sms(12)]].concat()).unwrap();
@@ -286,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_fit_into_the_gpu_have_room_beside_each_other() {
+    fn shares_of_at_most_100_percent_fit_together() {
         for total in [20, 46, 80, 100, 132, 148, 160] {
             let division = Division::of(Sms(total)).unwrap();
             for first in 1..100 {
@@ -307,11 +327,11 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_of_a_gpu_are_disjoint_and_together_all_of_it() {
+    fn the_pieces_of_a_gpu_are_disjoint_and_cover_it() {
         for total in [20, 46, 80, 100, 132, 148, 160] {
             let division = Division::of(Sms(total)).unwrap();
             for of in [2, 3, 4, 8_u8] {
-                let pieces = (0..of).map(|first| division.groups_in(Part::new(first, 1, of)));
+                let pieces = (0..of).map(|first| division.groups_in(GpuPart::new(first, 1, of)));
                 let all = pieces.clone().fold(Groups::NONE, Groups::union);
                 assert!(pieces.clone().all(|piece| piece != Groups::NONE && piece.is_run()));
                 if division.count() >= usize::from(of) {
@@ -319,12 +339,12 @@ mod tests {
                     assert_eq!(all, Groups::first(division.count()));
                 }
             }
-            assert_eq!(division.groups_in(Part::WHOLE), Groups::WHOLE);
+            assert_eq!(division.groups_in(GpuPart::WHOLE), Groups::WHOLE);
         }
-        assert_eq!(Part::new(0, 1, 4).rest(), Part::new(1, 3, 4));
-        assert_eq!(Part::new(2, 1, 3).rest(), Part::new(0, 2, 3));
+        assert_eq!(GpuPart::new(0, 1, 4).rest(), GpuPart::new(1, 3, 4));
+        assert_eq!(GpuPart::new(2, 1, 3).rest(), GpuPart::new(0, 2, 3));
         let h200 = Division::new([vec![Sms(8); 15], vec![Sms(12)]].concat()).unwrap();
-        let parts: Vec<String> = Part::family().map(|part| h200.groups_in(part).to_string()).collect();
+        let parts: Vec<String> = GpuPart::family().map(|part| h200.groups_in(part).to_string()).collect();
         assert_eq!(
             parts.join(" "),
             "0-7 8-15 0-4 5-9 10-15 0-3 4-7 8-11 12-15 0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15 0-9 5-15 0-11 4-15"

@@ -1,5 +1,5 @@
-//! Names that several parts use for the same thing.
+//! Identifiers that several crates use for the same thing.
 
-/// Unique for the life of the supervisor.
+/// The number of a worker, unique for the lifetime of the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);

@@ -1,7 +1,8 @@
-//! What shadowslice's supervisor and its workers must agree on: units, tensors, the wire between
-//! the two processes, the memory they share, and the profile format.
+//! The types that shadowslice's supervisor and its workers share: units, tensors, the messages
+//! between the two processes, their shared memory, and profiles.
 //!
-//! Nothing here reads a clock, runs a reactor or knows a GPU.
+//! Nothing in this crate reads a clock, runs an async runtime or calls a GPU.
+#![warn(missing_docs)]
 
 pub mod batch;
 pub mod boot;
@@ -11,9 +12,9 @@ pub mod exit;
 pub mod frame;
 pub mod groups;
 pub mod ids;
-pub mod logged;
 pub mod pool;
 pub mod profile;
+pub mod rounding;
 pub mod slab;
 pub mod tensor;
 pub mod units;

@@ -1,9 +1,9 @@
-//! The emulated GPU's state, shared by all its workers: which execute now, and on which SMs.
+//! The state of an emulated GPU in shared memory: the workers that execute now, and their SMs.
 //!
-//! A worker writes what it occupies to the *seat* that the supervisor gave it while it executes,
-//! and zeros otherwise, and then raises the generation, on which the other workers wait. When a
-//! worker is dead the supervisor clears its seat. How workers slow each other down is computed in
-//! [`contention`](crate::contention).
+//! The supervisor gives each worker a *seat*. While a worker executes, its seat says what it occupies;
+//! otherwise the seat is all zeros. After each change the worker increments the generation, on which
+//! the other workers wait. If a worker dies, the supervisor clears its seat. The module
+//! [`contention`](crate::contention) computes how workers slow each other down.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,37 +13,40 @@ use crate::groups::Groups;
 use crate::slab::{SharedWords, SlabError};
 use crate::units::Sms;
 
-/// Workers on one emulated GPU at a time.
+/// The largest number of workers on one emulated GPU at a time.
 pub const SEATS: u32 = 1024;
 
-/// The SMs, the groups, low half first, the priority, and as bits of an `f32` the turn, the kernels
-/// and the time alone.
+/// The 32-bit words of a seat: the SMs, the lower and the upper half of the groups, the priority, and
+/// as bits of an `f32` the turn, the kernels and the time alone.
 const SEAT_WORDS: u32 = 7;
 
-/// The generation, then the seats.
+/// The 32-bit words of the pool: the generation, then the seats.
 const WORDS: u32 = 1 + SEATS * SEAT_WORDS;
 
+/// The shared state of an emulated GPU.
 #[derive(Debug)]
 pub struct Pool {
     words: SharedWords,
 }
 
 impl Pool {
+    /// Creates the state of a GPU without workers.
     pub fn create() -> Result<Self, SlabError> {
         SharedWords::create("shadowslice-pool", WORDS).map(|words| Self { words })
     }
 
+    /// Maps the state in `file`, which another process created.
     pub fn adopt(file: OwnedFd) -> Result<Self, SlabError> {
         SharedWords::adopt(file, WORDS).map(|words| Self { words })
     }
 
-    /// Changes whenever a worker starts or stops executing.
+    /// Returns the generation, which changes when a worker starts or stops executing.
     pub fn generation(&self) -> &AtomicU32 {
         &self.words.words()[0]
     }
 
-    /// `None` when the worker stops. The caller then wakes the workers that wait on the generation.
-    /// A seat that does not exist changes nothing.
+    /// Writes what the worker with this seat occupies, or `None` when it stops executing. Afterwards
+    /// the caller wakes the workers that wait on the generation. Ignores a seat that does not exist.
     pub fn occupy(&self, seat: u32, occupant: Option<Occupant>) {
         let Occupant { sms, groups, priority, turn, kernels, alone } =
             occupant.unwrap_or(Occupant::anywhere(Sms(0)));
@@ -60,11 +63,13 @@ impl Pool {
         }
     }
 
-    /// Summed over all workers that execute now: more than the GPU has under contention.
-    pub fn in_use(&self) -> u64 {
+    /// Returns the sum of the SMs of all workers that execute now. Under contention that is more than
+    /// the GPU has.
+    pub fn sms_in_use(&self) -> u64 {
         self.occupants().map(|(_, occupant)| u64::from(occupant.sms.0)).sum()
     }
 
+    /// Returns what the other workers that execute now occupy.
     pub fn others(&self, seat: u32) -> impl Iterator<Item = Occupant> + Clone {
         self.occupants().filter(move |(other, _)| *other != seat).map(|(_, occupant)| occupant)
     }
@@ -99,20 +104,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_dead_worker_held_comes_back() {
+    fn a_cleared_seat_frees_its_sms() {
         let pool = Pool::create().unwrap();
         pool.occupy(0, Some(Occupant::anywhere(Sms(40))));
         pool.occupy(3, Some(Occupant::anywhere(Sms(100))));
         pool.occupy(SEATS, Some(Occupant::anywhere(Sms(7))));
-        assert_eq!(pool.in_use(), 140);
+        assert_eq!(pool.sms_in_use(), 140);
         let before = pool.generation().load(Ordering::Acquire);
         pool.occupy(3, None);
-        assert_eq!(pool.in_use(), 40);
+        assert_eq!(pool.sms_in_use(), 40);
         assert_ne!(pool.generation().load(Ordering::Acquire), before);
     }
 
     #[test]
-    fn a_seat_tells_all_of_its_occupant_to_the_others_and_nothing_to_itself() {
+    fn a_seat_shows_its_whole_occupant_to_others_only() {
         let pool = Pool::create().unwrap();
         let groups = [0, 63].into_iter().collect();
         let priority = ClientPriority::Below;

@@ -1,4 +1,5 @@
-//! Profiles: what a model costs on a device. Emulation, simulation and policies read them.
+//! Profiles: the execution times, memory use and start-up times of a model on a device. The emulated
+//! device, the simulator and the policies use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,126 +8,169 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Sms;
 
+/// The origin of a profile's figures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum ProfileSource {
+    /// The figures are made up.
     Illustrative,
+    /// The figures were measured on a real device.
     Measured {
+        /// The name of the device.
         device: String,
+        /// The version of its driver.
         driver: String,
-        /// ISO 8601.
+        /// The date of the measurement, in ISO 8601.
         date: String,
     },
 }
 
-impl Source {
-    /// Whether the times are those of a real device.
+impl ProfileSource {
+    /// Returns whether the figures were measured on a real device.
     pub fn is_measured(&self) -> bool {
         matches!(self, Self::Measured { .. })
     }
 }
 
-/// Of one process of the model, in bytes.
+/// The GPU memory of one worker process of the model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Memory {
+pub struct ProcessMemory {
+    /// The device context and libraries, in bytes.
     pub context: u64,
+    /// The weights, in bytes.
     pub weights: u64,
+    /// The activations and scratch buffers, in bytes.
     pub activations: u64,
 }
 
+/// The durations of the phases of a worker's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Start {
-    /// From the spawn to the first word.
+pub struct StartTimes {
+    /// The time from spawning the process to its first message.
     pub process: Duration,
+    /// The time to load the model.
     pub load: Duration,
-    /// Running every batch size once.
+    /// The time to run every batch size once.
     pub warm: Duration,
 }
 
+/// A model's cost on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    pub source: Source,
-    pub memory: Memory,
-    pub start: Start,
-    /// The part of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
+    /// The origin of the figures.
+    pub source: ProfileSource,
+    /// The GPU memory of a worker process.
+    pub memory: ProcessMemory,
+    /// The durations of a start.
+    pub start: StartTimes,
+    /// The fraction of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
     pub bandwidth: f64,
-    /// With which it was measured, of inputs that have free axes besides the batch, without that.
+    /// The shapes at which the model was measured, without the batch axis. Only inputs with further
+    /// free axes have an entry.
     pub shapes: BTreeMap<String, Vec<i64>>,
+    /// The execution times.
     pub execution: Execution,
 }
 
-/// Execution time over batch size and SMs. There is at least one row and one column, all times are
-/// positive and finite, and batch sizes and SM counts ascend.
+/// A table of execution times by batch size (rows) and number of SMs (columns). The table has at least
+/// one row and one column, all times are positive and finite, and batch sizes and SM counts ascend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Execution {
     sms: Vec<Sms>,
-    rows: Vec<Row>,
-    /// The kernels of one batch, if they were counted.
+    rows: Vec<ExecutionRow>,
+    /// The number of kernels of one batch, if they were counted.
     kernels: Option<u32>,
 }
 
+/// The execution times of one batch size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ExecutionRow {
+    /// The batch size in rows.
     pub batch: u32,
-    /// Milliseconds, one for each SM count.
+    /// The times in ms, one for each SM count.
     pub ms: Vec<f64>,
 }
 
+/// The faults of a table of execution times.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum BadTable {
-    #[error("no SM counts; give `sms: [14, 66, 132]`, say")]
+pub enum TableError {
+    /// The table has no SM counts.
+    #[error("no SM counts; use for example `sms: [14, 66, 132]`")]
     NoColumns,
+    /// The table has no batch sizes.
     #[error("no batch size; give `1: [..]` with a time in ms for each SM count")]
     NoRows,
-    #[error("SM counts must ascend from at least 1")]
+    /// The SM counts do not ascend, or one is 0.
+    #[error("SM counts must ascend and be at least 1")]
     ColumnsOutOfOrder,
+    /// A batch size appears twice, or is 0.
     #[error("batch sizes must differ and be at least 1")]
     RowsOutOfOrder,
-    #[error("batch size {batch} has {got} times for {want} SM counts")]
-    Ragged { batch: u32, got: usize, want: usize },
-    #[error("batch size {batch}: {ms} is not an execution time; give milliseconds above 0 and below 1000000")]
-    NotATime { batch: u32, ms: f64 },
+    /// The number of times differs from the number of SM counts.
+    #[error("batch size {batch} has {got} times for {want} SM counts; give one time for each SM count")]
+    Ragged {
+        /// The batch size in rows.
+        batch: u32,
+        /// The number of times.
+        got: usize,
+        /// The number of SM counts.
+        want: usize,
+    },
+    /// A time is not above 0 and below 1,000,000 ms.
+    #[error("batch size {batch}: invalid execution time {ms}; give milliseconds above 0 and below 1000000")]
+    NotATime {
+        /// The batch size in rows.
+        batch: u32,
+        /// The time in ms.
+        ms: f64,
+    },
 }
 
+/// The upper bound of an execution time in a table, in ms.
 const MAX_MS: f64 = 1e6;
 
-/// The mean length of a kernel of a batch of one row on all SMs, in s, where kernels were not
-/// counted: ten models on an H200 had 3 to 13 us.
+/// The mean duration of a kernel of a batch of one row on all SMs, in s, for models whose kernels were
+/// not counted. Ten models on an H200 had 3 to 13 µs.
 const KERNEL_S: f64 = 5e-6;
 
-/// Some eleven days, which leaves room for sums and products in nanoseconds.
+/// The longest time that the table yields, in ms: about eleven days, so that sums and products in
+/// nanoseconds do not overflow.
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
-    /// All that keeps this from being a table; rows may come in any order.
-    pub fn faults(sms: &[Sms], rows: &[Row]) -> Vec<BadTable> {
+    /// Returns all faults of a table with these columns and rows. Rows may come in any order.
+    pub fn faults(sms: &[Sms], rows: &[ExecutionRow]) -> Vec<TableError> {
         let mut faults = Vec::new();
         match sms.first() {
-            None => faults.push(BadTable::NoColumns),
+            None => faults.push(TableError::NoColumns),
             Some(first) if *first < Sms(1) || !sms.is_sorted_by(|a, b| a < b) => {
-                faults.push(BadTable::ColumnsOutOfOrder);
+                faults.push(TableError::ColumnsOutOfOrder);
             }
             Some(_) => {}
         }
         let batches: BTreeSet<u32> = rows.iter().map(|row| row.batch).collect();
         match batches.first() {
-            None => faults.push(BadTable::NoRows),
-            Some(0) => faults.push(BadTable::RowsOutOfOrder),
-            Some(_) if batches.len() < rows.len() => faults.push(BadTable::RowsOutOfOrder),
+            None => faults.push(TableError::NoRows),
+            Some(0) => faults.push(TableError::RowsOutOfOrder),
+            Some(_) if batches.len() < rows.len() => faults.push(TableError::RowsOutOfOrder),
             Some(_) => {}
         }
-        for &Row { batch, ref ms } in rows {
+        for &ExecutionRow { batch, ref ms } in rows {
             if ms.len() != sms.len() && !sms.is_empty() {
-                faults.push(BadTable::Ragged { batch, got: ms.len(), want: sms.len() });
+                faults.push(TableError::Ragged { batch, got: ms.len(), want: sms.len() });
             }
             if let Some(&ms) = ms.iter().find(|&&ms| !(ms > 0.0 && ms < MAX_MS)) {
-                faults.push(BadTable::NotATime { batch, ms });
+                faults.push(TableError::NotATime { batch, ms });
             }
         }
         faults
     }
 
-    /// Rows may come in any order.
-    pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
+    /// Returns the table of these columns and rows. Rows may come in any order.
+    ///
+    /// # Errors
+    ///
+    /// The first of the [faults](Self::faults).
+    pub fn new(sms: Vec<Sms>, mut rows: Vec<ExecutionRow>) -> Result<Self, TableError> {
         rows.sort_by_key(|row| row.batch);
         match Self::faults(&sms, &rows).into_iter().next() {
             Some(bad) => Err(bad),
@@ -134,25 +178,29 @@ impl Execution {
         }
     }
 
-    /// Sets how many kernels a batch has, of whatever size.
+    /// Sets the number of kernels of a batch, which is the same for all batch sizes.
     #[must_use]
     pub fn with_kernels(mut self, kernels: u32) -> Self {
         self.kernels = Some(kernels);
         self
     }
 
-    /// Returns the kernels of a batch, at least one: as counted, or as many of a usual length as a
-    /// batch of one row takes on the most SMs of the table.
+    /// Returns the number of kernels of a batch, at least 1. If the kernels were not counted, this is
+    /// the time of a batch of one row on the largest SM count, divided by the mean duration of a
+    /// kernel (5 µs).
     pub fn kernels(&self) -> f64 {
         let widest = self.sms.last().map_or(1.0, |sms| f64::from(sms.0));
         let usual = || self.ms(1, widest) / 1e3 / KERNEL_S;
         self.kernels.map_or_else(usual, f64::from).max(1.0)
     }
 
-    /// Linear between the table's points; `sms` may be a fraction, under contention. With fewer SMs
-    /// than the first column the time grows in inverse proportion, with more than the last it stays
-    /// the same. Smaller batches take as long as the first row, larger ones more in proportion, up
-    /// to some eleven days.
+    /// Returns the execution time of a batch of `batch` rows on `sms` SMs, which may be a fraction under
+    /// contention. The time is linear between the table's points.
+    ///
+    /// * Below the first SM count, the time grows in inverse proportion to the SMs.
+    /// * Above the last SM count, the time stays the same.
+    /// * Batches smaller than the first row take as long as the first row.
+    /// * Batches larger than the last row take longer in proportion, up to 10⁹ ms.
     pub fn time(&self, batch: u32, sms: f64) -> Duration {
         Duration::from_secs_f64(self.ms(batch, sms).min(LONGEST_MS) / 1e3)
     }
@@ -171,31 +219,34 @@ impl Execution {
         lerp(self.row_ms(lower, sms), self.row_ms(upper, sms), part)
     }
 
-    fn row_ms(&self, row: &Row, sms: f64) -> f64 {
+    fn row_ms(&self, row: &ExecutionRow, sms: f64) -> f64 {
         let column = |index: usize| f64::from(self.sms[index].0);
         let above = self.sms.partition_point(|s| f64::from(s.0) < sms);
         if above == self.sms.len() {
             return row.ms[above - 1];
         }
         if above == 0 {
-            // With no SMs left at all, a thousandth of an SM bounds the result.
+            // A thousandth of an SM keeps the result finite if no SMs are left.
             return row.ms[0] * column(0) / sms.max(1e-3);
         }
         let part = (sms - column(above - 1)) / (column(above) - column(above - 1));
         lerp(row.ms[above - 1], row.ms[above], part)
     }
 
-    /// The least that a batch takes of the GPU, in SM·s: the smallest product of SMs and time.
+    /// Returns the least work of a batch in SM·s: the smallest product of SMs and time in the table's
+    /// columns.
     pub fn work(&self, batch: u32) -> f64 {
         let columns = self.sms.iter().map(|sms| f64::from(sms.0));
         columns.map(|sms| sms * self.ms(batch, sms) / 1e3).fold(f64::INFINITY, f64::min)
     }
 
+    /// Returns the SM counts in ascending order, at least one.
     pub fn sms(&self) -> &[Sms] {
         &self.sms
     }
 
-    pub fn rows(&self) -> &[Row] {
+    /// Returns the rows by ascending batch size, at least one.
+    pub fn rows(&self) -> &[ExecutionRow] {
         &self.rows
     }
 }
@@ -209,7 +260,7 @@ mod tests {
     use super::*;
 
     fn table() -> Execution {
-        let row = |batch, ms: &[f64]| Row { batch, ms: ms.to_vec() };
+        let row = |batch, ms: &[f64]| ExecutionRow { batch, ms: ms.to_vec() };
         Execution::new(
             vec![Sms(10), Sms(20), Sms(40)],
             vec![row(8, &[40.0, 20.0, 16.0]), row(1, &[10.0, 6.0, 5.0])],
@@ -230,25 +281,25 @@ mod tests {
     }
 
     #[test]
-    fn times_far_from_the_table_can_still_be_added_up() {
-        let slow = Row { batch: 1, ms: vec![999_999.0] };
+    fn sums_of_times_far_from_the_table_do_not_overflow() {
+        let slow = ExecutionRow { batch: 1, ms: vec![999_999.0] };
         let table = Execution::new(vec![Sms(1_000_000)], vec![slow]).unwrap();
         assert!(table.time(u32::MAX, 0.0).as_nanos() < u128::from(u64::MAX / 10_000));
     }
 
     #[test]
-    fn tables_that_are_none() {
-        let bad = |sms: &[u32], rows: Vec<Row>| {
+    fn faulty_tables_are_refused() {
+        let bad = |sms: &[u32], rows: Vec<ExecutionRow>| {
             Execution::new(sms.iter().map(|&s| Sms(s)).collect(), rows).unwrap_err()
         };
-        let row = |batch, ms: &[f64]| Row { batch, ms: ms.to_vec() };
-        assert_eq!(bad(&[], vec![]), BadTable::NoColumns);
-        assert_eq!(bad(&[2], vec![]), BadTable::NoRows);
-        assert_eq!(bad(&[4, 2], vec![row(1, &[1.0, 1.0])]), BadTable::ColumnsOutOfOrder);
-        assert_eq!(bad(&[0, 2], vec![row(1, &[1.0, 1.0])]), BadTable::ColumnsOutOfOrder);
-        assert_eq!(bad(&[2], vec![row(1, &[1.0]), row(1, &[2.0])]), BadTable::RowsOutOfOrder);
-        assert_eq!(bad(&[2], vec![row(1, &[])]), BadTable::Ragged { batch: 1, got: 0, want: 1 });
-        assert_eq!(bad(&[2], vec![row(1, &[0.0])]), BadTable::NotATime { batch: 1, ms: 0.0 });
-        assert!(matches!(bad(&[2], vec![row(1, &[f64::NAN])]), BadTable::NotATime { .. }));
+        let row = |batch, ms: &[f64]| ExecutionRow { batch, ms: ms.to_vec() };
+        assert_eq!(bad(&[], vec![]), TableError::NoColumns);
+        assert_eq!(bad(&[2], vec![]), TableError::NoRows);
+        assert_eq!(bad(&[4, 2], vec![row(1, &[1.0, 1.0])]), TableError::ColumnsOutOfOrder);
+        assert_eq!(bad(&[0, 2], vec![row(1, &[1.0, 1.0])]), TableError::ColumnsOutOfOrder);
+        assert_eq!(bad(&[2], vec![row(1, &[1.0]), row(1, &[2.0])]), TableError::RowsOutOfOrder);
+        assert_eq!(bad(&[2], vec![row(1, &[])]), TableError::Ragged { batch: 1, got: 0, want: 1 });
+        assert_eq!(bad(&[2], vec![row(1, &[0.0])]), TableError::NotATime { batch: 1, ms: 0.0 });
+        assert!(matches!(bad(&[2], vec![row(1, &[f64::NAN])]), TableError::NotATime { .. }));
     }
 }

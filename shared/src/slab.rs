@@ -1,8 +1,8 @@
-//! Memory that supervisor and worker share: memory files of a fixed size, sealed so that neither
-//! side can shrink a file that the other has mapped.
+//! The memory that supervisor and worker share: memory files (`memfd`) of a fixed size, sealed so that
+//! neither side can shrink a file that the other has mapped.
 //!
-//! By protocol, a part of a slab belongs to one side at a time, and changes hands with a message.
-//! The supervisor never holds a reference into memory that a worker can write; it copies.
+//! By protocol, one side owns each part of a slab at a time, and passes it on with a message. The
+//! supervisor never holds a reference into memory that a worker can write; it copies the bytes.
 #![allow(unsafe_code)] // memory mappings
 
 use std::num::NonZeroUsize;
@@ -17,31 +17,47 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
-/// Tensors start at multiples of this many bytes, the widest vector registers' size.
+/// The alignment of tensors in a slab, in bytes: the size of the widest vector registers.
 pub const ALIGNMENT: u64 = 64;
 
+/// The error of creating or mapping shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum SlabError {
-    #[error("a memory file of {bytes} bytes cannot be made")]
+    /// The kernel did not create the memory file.
+    #[error("cannot create a memory file of {bytes} bytes")]
     Create {
+        /// The size of the file in bytes.
         bytes: u64,
+        /// The error of the system call.
         #[source]
         source: Errno,
     },
-    #[error("a memory file cannot be sealed")]
+    /// The kernel did not add the seals.
+    #[error("cannot seal a memory file")]
     Seal(#[source] Errno),
-    #[error("{bytes} bytes of shared memory cannot be mapped; is the address space limited?")]
+    /// The kernel did not map the file.
+    #[error("cannot map {bytes} bytes of shared memory; check the limit of the address space (ulimit -v)")]
     Map {
+        /// The size of the mapping in bytes.
         bytes: u64,
+        /// The error of the system call.
         #[source]
         source: Errno,
     },
-    #[error("a shared memory file does not tell its size")]
+    /// The kernel did not report the file's size.
+    #[error("cannot read the size of a shared memory file")]
     Inspect(#[source] Errno),
+    /// The file from the other process is too small.
     #[error("a shared memory file has {got} bytes instead of {want}")]
-    Size { got: u64, want: u64 },
+    Size {
+        /// The size of the file in bytes.
+        got: u64,
+        /// The required size in bytes.
+        want: u64,
+    },
 }
 
+/// The error for a range of bytes that does not lie inside a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {offset} lie outside of a slab of {bytes} bytes")]
 pub struct OutOfSlab {
@@ -50,12 +66,14 @@ pub struct OutOfSlab {
     bytes: u64,
 }
 
-/// Why bytes could not be copied out of a slab.
+/// The error of copying bytes out of a slab.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
+    /// The bytes do not lie inside the slab.
     #[error(transparent)]
     Outside(#[from] OutOfSlab),
-    #[error("there is no memory for {0} bytes")]
+    /// The process cannot allocate this number of bytes.
+    #[error("out of memory for {0} bytes")]
     NoMemory(usize),
 }
 
@@ -65,8 +83,8 @@ struct Mapping {
     bytes: u64,
 }
 
-// SAFETY: the mapping lives as long as the value and is not tied to a thread; the protocol says
-// which side may touch which part when, see the types below.
+// SAFETY: the mapping lives as long as the value and is not tied to a thread. The protocol defines
+// which side may access which part at a time; see the types below.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -76,8 +94,8 @@ impl Mapping {
         let failed = |source| SlabError::Map { bytes, source };
         let length = usize::try_from(bytes).ok().and_then(NonZeroUsize::new);
         let length = length.ok_or(failed(Errno::EINVAL))?;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no other; the file's
-        // size was checked or set by the caller and is sealed, so no access can fault.
+        // SAFETY: a new mapping at an address that the kernel chooses does not affect other mappings.
+        // The caller has checked or set the file's size and sealed it, so no access can fault.
         let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, 0) }.map_err(failed)?;
         Ok(Self { start: start.cast(), bytes })
     }
@@ -92,14 +110,14 @@ impl Mapping {
         Ok(unsafe { self.start.add(offset) })
     }
 
-    /// The mapping is readable.
+    /// Copies bytes out of the mapping, which must be readable.
     fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         let start = self.at(offset, len)?;
         let len = usize::try_from(len).expect("it lies inside the mapping");
         let mut bytes = Vec::<u8>::new();
         bytes.try_reserve_exact(len).map_err(|_| CopyError::NoMemory(len))?;
-        // SAFETY: `start` has `len` readable bytes, and `bytes` room for them; no reference to
-        // memory that another process could be writing is made, and any byte is a valid u8.
+        // SAFETY: `start` has `len` readable bytes, and `bytes` has room for them. The copy creates no
+        // reference to memory that another process may be writing, and any byte is a valid u8.
         unsafe {
             std::ptr::copy_nonoverlapping(start.as_ptr(), bytes.as_mut_ptr(), len);
             bytes.set_len(len);
@@ -111,7 +129,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let length = usize::try_from(self.bytes).expect("it was mapped with this size");
-        // SAFETY: the mapping is ours, and references into it borrow from the value that drops.
+        // SAFETY: this value owns the mapping, and references into it borrow from this value.
         let unmapped = unsafe { munmap(self.start.cast(), length) };
         debug_assert!(unmapped.is_ok(), "our own mapping can be unmapped");
     }
@@ -138,7 +156,7 @@ impl MemoryFile {
     }
 }
 
-/// Seals after which a file keeps its size for ever.
+/// Returns the seals that fix a file's size for good.
 fn fixed_size() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
@@ -149,7 +167,7 @@ fn check_size(file: BorrowedFd<'_>, want: u64) -> Result<(), SlabError> {
     if got < want { Err(SlabError::Size { got, want }) } else { Ok(()) }
 }
 
-/// A slab that this process made and writes, and that others can only read.
+/// A slab that this process creates and writes, and that other processes can only read.
 #[derive(Debug)]
 pub struct WritableSlab {
     file: MemoryFile,
@@ -157,39 +175,41 @@ pub struct WritableSlab {
 }
 
 impl WritableSlab {
-    /// Pages are taken as they are first written.
+    /// Creates a slab of `bytes` bytes. The kernel allocates each page when it is first written.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
         let file = MemoryFile::create(name, bytes)?;
         let mapping = Mapping::new(file.fd.as_fd(), bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        // From here on no other writable mapping can be made, even by a process that inherits the
+        // After this seal no process can create another writable mapping, even if it inherits the
         // file.
         file.seal(fixed_size() | SealFlag::F_SEAL_FUTURE_WRITE)?;
         Ok(Self { file, mapping })
     }
 
+    /// Returns the size of the slab in bytes.
     pub fn bytes(&self) -> u64 {
         self.file.bytes
     }
 
-    /// The caller owns that part of the slab: no other thread or process reads or writes it now.
+    /// Writes bytes into the slab. The caller must own that part of it: no other thread or process may
+    /// read or write it now.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
-        // SAFETY: `start` has room for `bytes`, which cannot overlap the mapping as no reference
-        // into it is ever given out; a racing reader in another process sees torn bytes at worst.
+        // SAFETY: `start` has room for `bytes`, which cannot overlap the mapping because no caller gets
+        // a reference into it. A racing reader in another process sees torn bytes at worst.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// The caller owns that part of the slab.
+    /// Copies bytes out of the slab. The caller must own that part of it.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }
 
-    /// Whether `bytes` lie there; the caller owns that part of the slab.
+    /// Returns whether the slab holds `bytes` at `offset`. The caller must own that part of the slab.
     pub fn holds(&self, offset: u64, bytes: &[u8]) -> bool {
         let Ok(start) = self.mapping.at(offset, bytes.len() as u64) else { return false };
-        // SAFETY: inside the mapping and readable. Only this process can write there, and that part
-        // of it has one owner, the caller.
+        // SAFETY: the bytes lie inside the mapping and are readable. Only this process can write
+        // there, and the caller is the only owner of that part.
         let there = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.len()) };
         there == bytes
     }
@@ -214,17 +234,17 @@ impl ReadableSlab {
         Ok(Self { mapping: Mapping::new(file, bytes, ProtFlags::PROT_READ)? })
     }
 
-    /// For a device that reads there by itself: where the mapping starts, and its size in bytes.
+    /// Returns the start of the mapping and its size in bytes, for a device that reads it directly.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// The bytes stay as they are until the batch is answered.
+    /// Returns bytes of the slab, which stay unchanged until the worker has answered the batch.
     pub fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], OutOfSlab> {
         let start = self.mapping.at(offset, len)?;
         let len = usize::try_from(len).expect("it lies inside the mapping");
-        // SAFETY: inside the mapping and readable. The writer is the supervisor, which does not
-        // touch a request's part of the slab between sending it and having its answer.
+        // SAFETY: the bytes lie inside the mapping and are readable. Only the supervisor writes there,
+        // and it leaves a request's part of the slab alone until it has the answer.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 }
@@ -237,7 +257,7 @@ pub struct AnswerSlab {
 }
 
 impl AnswerSlab {
-    /// This process only reads the slab.
+    /// Creates a slab of `bytes` bytes, which this process only reads.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
         let file = MemoryFile::create(name, bytes)?;
         file.seal(fixed_size())?;
@@ -245,11 +265,12 @@ impl AnswerSlab {
         Ok(Self { file, mapping })
     }
 
+    /// Returns the size of the slab in bytes.
     pub fn bytes(&self) -> u64 {
         self.file.bytes
     }
 
-    /// A copy of the bytes at a place that the worker named.
+    /// Copies bytes out of the slab, at an offset that the worker sent.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }
@@ -275,26 +296,26 @@ impl AnswerWriter {
         Ok(Self { mapping })
     }
 
-    /// For a device that writes there by itself: where the mapping starts, and its size in bytes.
+    /// Returns the start of the mapping and its size in bytes, for a device that writes it directly.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// An address for such a device.
+    /// Returns the address at which a device writes `len` bytes.
     pub fn place(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfSlab> {
         self.mapping.at(offset, len)
     }
 
-    /// Only for the slot that the current batch was given.
+    /// Writes bytes into the slab. They must lie in the slot of the current batch.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
-        // SAFETY: `start` has room for `bytes`; no reference into the mapping is ever given out.
+        // SAFETY: `start` has room for `bytes`, and no caller gets a reference into the mapping.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
         Ok(())
     }
 }
 
-/// Shared 32-bit words, for state that several processes change at once.
+/// Shared 32-bit words for state that several processes change concurrently.
 #[derive(Debug)]
 pub struct SharedWords {
     file: OwnedFd,
@@ -302,7 +323,7 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// `count` words, all zero.
+    /// Creates `count` words, all zero.
     pub fn create(name: &str, count: u32) -> Result<Self, SlabError> {
         let bytes = u64::from(count) * 4;
         let file = MemoryFile::create(name, bytes)?;
@@ -310,6 +331,7 @@ impl SharedWords {
         Self::map(file.fd, bytes)
     }
 
+    /// Maps the first `count` words of `file`, which another process created.
     pub fn adopt(file: OwnedFd, count: u32) -> Result<Self, SlabError> {
         let bytes = u64::from(count) * 4;
         check_size(file.as_fd(), bytes)?;
@@ -321,10 +343,11 @@ impl SharedWords {
         Ok(Self { file, mapping })
     }
 
+    /// Returns the words.
     pub fn words(&self) -> &[AtomicU32] {
         let count = usize::try_from(self.mapping.bytes / 4).expect("it was mapped");
-        // SAFETY: the mapping is page-aligned, readable, writable and of this many words; every
-        // process touches them only as atomics.
+        // SAFETY: the mapping is page-aligned, readable, writable and has this number of words. Every
+        // process accesses them only as atomics.
         unsafe { std::slice::from_raw_parts(self.mapping.start.cast::<AtomicU32>().as_ptr(), count) }
     }
 }
@@ -340,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_on_the_other_side() {
+    fn the_other_side_reads_written_bytes() {
         let slab = WritableSlab::create("test", 1 << 20).unwrap();
         let view = ReadableSlab::map(slab.as_fd(), 1 << 20).unwrap();
         slab.write(4096, b"tensor").unwrap();
@@ -350,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_slab_cannot_be_written_or_shrunk_by_who_inherits_it() {
+    fn an_inheriting_process_can_neither_write_nor_shrink_a_request_slab() {
         let slab = WritableSlab::create("test", 8192).unwrap();
         assert!(matches!(AnswerWriter::map(slab.as_fd(), 8192), Err(SlabError::Map { .. })));
         assert_eq!(ftruncate(slab.as_fd(), 0), Err(Errno::EPERM));
     }
 
     #[test]
-    fn answers_are_copied_out_and_places_outside_refused() {
+    fn answers_are_copied_and_ranges_outside_are_refused() {
         let slab = AnswerSlab::create("test", 8192).unwrap();
         let writer = AnswerWriter::map(slab.as_fd(), 8192).unwrap();
         writer.write(100, b"answer").unwrap();
@@ -367,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_smaller_than_agreed_is_refused() {
+    fn a_file_that_is_too_small_is_refused() {
         let slab = AnswerSlab::create("test", 4096).unwrap();
         assert!(matches!(AnswerWriter::map(slab.as_fd(), 8192), Err(SlabError::Size { .. })));
     }

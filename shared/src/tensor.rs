@@ -1,34 +1,46 @@
-//! Tensors: element types and the shapes that models declare.
+//! Tensors: element types, the shapes that models declare, and the layout of BYTES tensors.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Named as in the Open Inference Protocol.
+/// The type of a tensor's elements, named as in the Open Inference Protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Datatype {
-    /// One byte, 0 or 1.
+    /// A boolean of one byte, 0 or 1.
     Bool,
+    /// An unsigned integer of 8 bits.
     Uint8,
+    /// An unsigned integer of 16 bits.
     Uint16,
+    /// An unsigned integer of 32 bits.
     Uint32,
+    /// An unsigned integer of 64 bits.
     Uint64,
+    /// A signed integer of 8 bits.
     Int8,
+    /// A signed integer of 16 bits.
     Int16,
+    /// A signed integer of 32 bits.
     Int32,
+    /// A signed integer of 64 bits.
     Int64,
-    /// IEEE 754 half precision.
+    /// A float of IEEE 754 half precision (16 bits).
     Fp16,
+    /// A bfloat16: the upper 16 bits of an IEEE 754 single-precision float.
     Bf16,
+    /// A float of IEEE 754 single precision (32 bits).
     Fp32,
+    /// A float of IEEE 754 double precision (64 bits).
     Fp64,
-    /// Each element is its length as a little-endian `u32`, then its bytes.
+    /// A byte string: its length as a little-endian `u32`, then its bytes.
     Bytes,
 }
 
 impl Datatype {
+    /// All datatypes.
     pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::Uint8,
@@ -46,7 +58,8 @@ impl Datatype {
         Self::Bytes,
     ];
 
-    /// In bytes; `None` for [`Datatype::Bytes`], which has elements of different lengths.
+    /// Returns the size of an element in bytes, or `None` for [`Datatype::Bytes`], whose elements
+    /// differ in length.
     pub const fn size(self) -> Option<usize> {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
@@ -57,6 +70,7 @@ impl Datatype {
         }
     }
 
+    /// Returns the name in the Open Inference Protocol, such as "FP32".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -83,8 +97,9 @@ impl fmt::Display for Datatype {
     }
 }
 
+/// The error for a name that no datatype has. It holds the name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a datatype; use BOOL, UINT8..UINT64, INT8..INT64, FP16, BF16, FP32, FP64 or BYTES")]
+#[error("unknown datatype {0:?}; use BOOL, UINT8..UINT64, INT8..INT64, FP16, BF16, FP32, FP64 or BYTES")]
 pub struct UnknownDatatype(pub String);
 
 impl FromStr for Datatype {
@@ -101,24 +116,28 @@ impl FromStr for Datatype {
 /// An input or output as the model declares it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
+    /// The name of the input or output.
     pub name: String,
+    /// The type of the elements.
     pub datatype: Datatype,
-    /// The batch axis included where there is one; -1 where any size is allowed.
+    /// The length of each axis, the batch axis included if the model has one. -1 allows any size.
     pub shape: Vec<i64>,
 }
 
-/// `None` if an axis is negative or the product does not fit.
+/// Returns the number of elements of a shape, or `None` if an axis is negative or the product
+/// overflows.
 pub fn elements(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, &axis| product.checked_mul(usize::try_from(axis).ok()?))
 }
 
-/// The elements of a BYTES tensor; `None` where a length is wrong.
+/// Returns the elements of a BYTES tensor, or `None` if a length exceeds the bytes that follow it.
 pub fn byte_strings(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut strings = Vec::new();
     each_byte_string(bytes, |string| strings.push(string)).then_some(strings)
 }
 
-/// How many they are.
+/// Returns the number of elements of a BYTES tensor, or `None` if a length exceeds the bytes that
+/// follow it.
 pub fn count_byte_strings(bytes: &[u8]) -> Option<usize> {
     let mut count = 0;
     each_byte_string(bytes, |_| count += 1).then_some(count)
@@ -127,7 +146,7 @@ pub fn count_byte_strings(bytes: &[u8]) -> Option<usize> {
 fn each_byte_string<'b>(mut bytes: &'b [u8], mut each: impl FnMut(&'b [u8])) -> bool {
     while !bytes.is_empty() {
         let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return false };
-        // No system here has smaller addresses.
+        // All supported systems have addresses of at least 32 bits.
         let Some((string, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
             return false;
         };
@@ -137,7 +156,11 @@ fn each_byte_string<'b>(mut bytes: &'b [u8], mut each: impl FnMut(&'b [u8])) -> 
     true
 }
 
-/// Strings of 4 GiB or more do not occur: slabs are smaller.
+/// Appends an element of a BYTES tensor: its length, then its bytes.
+///
+/// # Panics
+///
+/// If the string has 4 GiB or more. This does not happen, because slabs are smaller.
 pub fn push_byte_string(bytes: &mut Vec<u8>, string: &[u8]) {
     let length = u32::try_from(string.len()).expect("a request or answer is smaller than 4 GiB");
     bytes.extend_from_slice(&length.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Units: shares of a GPU, streaming multiprocessors, and moments in time.
+//! Units: shares of a GPU, streaming multiprocessors (SMs), and points in time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,30 +11,35 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "u32", into = "u32")]
 pub struct Percent(u32);
 
+/// The error for a number that is not a percentage from 1 to 100. It holds the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not a share; give a whole percentage from 1 to 100")]
-pub struct NotAShare(pub u32);
+#[error("invalid share {0}; give a whole percentage from 1 to 100")]
+pub struct InvalidShare(pub u32);
 
 impl Percent {
+    /// The share of a worker that may use the whole GPU: 100 %.
     pub const WHOLE: Self = Self(100);
 
-    pub const fn new(percent: u32) -> Result<Self, NotAShare> {
+    /// Returns a share of `percent` percent, or an error if that is not from 1 to 100.
+    pub const fn new(percent: u32) -> Result<Self, InvalidShare> {
         match percent {
             1..=100 => Ok(Self(percent)),
-            _ => Err(NotAShare(percent)),
+            _ => Err(InvalidShare(percent)),
         }
     }
 
+    /// Returns all shares, from 1 % to 100 %.
     pub fn all() -> impl Iterator<Item = Self> {
         (1..=100).map(Self)
     }
 
+    /// Returns the share in percent, 1 to 100.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The SMs that a process with this share gets: rounded down to a multiple of [`Sms::STEP`], as
-    /// the hardware does, and never below one step.
+    /// Returns the number of SMs that MPS gives a process with this share: `total * share / 100`,
+    /// rounded down to a multiple of [`Sms::STEP`] as the hardware does, and at least one step.
     pub fn sms_of(self, total: Sms) -> Sms {
         let exact = u64::from(total.0) * u64::from(self.0) / 100;
         let stepped = exact - exact % u64::from(Sms::STEP);
@@ -42,28 +47,29 @@ impl Percent {
         Sms(sms.max(Sms::STEP).min(total.0))
     }
 
-    /// The smallest share that yields at least `wanted` SMs; the whole GPU where none does.
-    pub fn yielding(wanted: Sms, total: Sms) -> Self {
+    /// Returns the smallest share that gives at least `wanted` of `total` SMs, or the whole GPU if no
+    /// share does.
+    pub fn smallest_for(wanted: Sms, total: Sms) -> Self {
         (1..100).map(Self).find(|percent| percent.sms_of(total) >= wanted).unwrap_or(Self::WHOLE)
     }
 }
 
 impl TryFrom<u32> for Percent {
-    type Error = NotAShare;
+    type Error = InvalidShare;
 
-    fn try_from(percent: u32) -> Result<Self, NotAShare> {
+    fn try_from(percent: u32) -> Result<Self, InvalidShare> {
         Self::new(percent)
     }
 }
 
-/// With or without its `%`.
+/// Parses a whole percentage, with or without `%`.
 impl FromStr for Percent {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.strip_suffix('%').unwrap_or(text).parse::<u32>();
-        let number =
-            number.map_err(|_| format!("{text:?} is not a share; give a whole percentage, e.g. 30%"))?;
+        let number = number
+            .map_err(|_| format!("invalid share {text:?}; give a whole percentage, for example 30%"))?;
         Self::new(number).map_err(|error| error.to_string())
     }
 }
@@ -86,7 +92,7 @@ impl fmt::Display for Percent {
 pub struct Sms(pub u32);
 
 impl Sms {
-    /// MPS grants SMs in steps of two, one TPC.
+    /// The step in which MPS grants SMs: the two SMs of a texture processing cluster (TPC).
     pub const STEP: u32 = 2;
 }
 
@@ -96,21 +102,23 @@ impl fmt::Display for Sms {
     }
 }
 
-/// The time since an origin, which the giver of moments chooses and keeps. Decisions take moments
-/// instead of reading a clock, so that a simulation can use its own time.
+/// A point in time, as the time since an origin that the caller chooses once. The policy takes
+/// timestamps instead of reading a clock, so that a simulation can use virtual time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(Duration);
 
 impl Timestamp {
+    /// Returns the timestamp that is `since` after the origin.
     pub const fn after_origin(since: Duration) -> Self {
         Self(since)
     }
 
+    /// Returns the time since the origin.
     pub const fn since_origin(self) -> Duration {
         self.0
     }
 
-    /// Zero if `earlier` lies ahead.
+    /// Returns the time since `earlier`, or zero if `earlier` is later than this timestamp.
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -124,7 +132,7 @@ impl std::ops::Add<Duration> for Timestamp {
     }
 }
 
-/// A moment before the origin becomes the origin.
+/// Subtracts a duration. A result before the origin becomes the origin.
 impl std::ops::Sub<Duration> for Timestamp {
     type Output = Self;
 
@@ -133,6 +141,7 @@ impl std::ops::Sub<Duration> for Timestamp {
     }
 }
 
+/// Returns the duration in milliseconds.
 pub fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
@@ -152,7 +161,7 @@ mod tests {
     fn a_share_found_for_sms_yields_them() {
         for total in [10, 46, 80, 132, 188] {
             for wanted in (2..=total).step_by(2) {
-                let share = Percent::yielding(Sms(wanted), Sms(total));
+                let share = Percent::smallest_for(Sms(wanted), Sms(total));
                 assert!(share.sms_of(Sms(total)) >= Sms(wanted), "{wanted} of {total}");
             }
         }
@@ -160,10 +169,10 @@ mod tests {
 
     #[test]
     fn only_one_to_a_hundred_is_a_share() {
-        assert_eq!(Percent::new(0), Err(NotAShare(0)));
-        assert_eq!(Percent::new(101), Err(NotAShare(101)));
+        assert_eq!(Percent::new(0), Err(InvalidShare(0)));
+        assert_eq!(Percent::new(101), Err(InvalidShare(101)));
         assert_eq!(["30", "30%"].map(|text| text.parse().map(Percent::get)), [Ok(30), Ok(30)]);
-        for (text, why) in [("101%", "101 is not a share"), ("x%", "\"x%\" is not a share"), ("%", "a whole")]
+        for (text, why) in [("101%", "invalid share 101;"), ("x%", "invalid share \"x%\""), ("%", "a whole")]
         {
             let fault = text.parse::<Percent>().unwrap_err();
             assert!(fault.contains(why), "{fault}");

@@ -1,12 +1,12 @@
-//! How a worker and the supervisor hand each other regions of a GPU's memory that hold weights.
+//! The messages by which supervisor and workers pass each other regions of GPU memory with weights.
 //!
 //! ```text
 //! supervisor ── all regions that it keeps for the model ──▶ worker, before it starts
 //! supervisor ◀── a region that the worker has made ─────── worker, before it is warm
 //! ```
 //!
-//! A region goes as a message with a descriptor, over a socket that the worker inherits. The
-//! descriptor alone keeps the memory, so the supervisor needs no CUDA for that.
+//! A region is sent as a message with a file descriptor, over a socket that the worker inherits. The
+//! open descriptor keeps the memory allocated, so the supervisor does not need CUDA.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,32 +18,41 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The most that a worker is handed, and the most that are taken from it.
+/// The largest number of regions that the supervisor sends to a worker or takes from it.
 pub const MAX_REGIONS: usize = 16;
 
-/// In bytes, without the descriptor.
+/// The largest message in bytes, without the descriptor.
 const MESSAGE: usize = 64;
 
+/// The description of a region's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Content {
-    /// Of which tensors lie in the region, and in which order.
+pub struct RegionContent {
+    /// The hash of the tensors in the region and of their order.
     pub fingerprint: [u8; 32],
+    /// The size of the region in bytes.
     pub bytes: u64,
 }
 
+/// A region of GPU memory that holds weights.
 #[derive(Debug)]
-pub struct Region {
-    pub content: Content,
-    /// Keeps the memory.
+pub struct WeightRegion {
+    /// The content of the region.
+    pub content: RegionContent,
+    /// The descriptor that keeps the memory allocated.
     pub file: OwnedFd,
 }
 
-pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+/// Returns the two ends of a socket for regions.
+pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Does not wait.
-pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::Result<()> {
+/// Sends a region without blocking.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::WouldBlock`] if the socket is full, or another error of the socket.
+pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) -> io::Result<()> {
     let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
@@ -53,8 +62,13 @@ pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::R
     Ok(())
 }
 
-/// `None` if none was handed over. Does not wait.
-pub fn receive(socket: impl AsFd) -> io::Result<Option<Region>> {
+/// Receives a region without blocking. Returns `None` if there is none, or if the peer has closed the
+/// socket.
+///
+/// # Errors
+///
+/// If a message is not a region or has no descriptor.
+pub fn receive(socket: impl AsFd) -> io::Result<Option<WeightRegion>> {
     let mut message = [0; MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
@@ -70,8 +84,8 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Region>> {
         RecvAncillaryMessage::ScmRights(files) => files.collect::<Vec<_>>(),
         _ => Vec::new(),
     });
-    let file = files.next().ok_or_else(|| io::Error::other("a region came without its descriptor"))?;
-    Ok(Some(Region { content, file }))
+    let file = files.next().ok_or_else(|| io::Error::other("a message about a region has no descriptor"))?;
+    Ok(Some(WeightRegion { content, file }))
 }
 
 #[cfg(test)]
@@ -82,13 +96,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regions_pass_with_their_descriptors_and_nothing_waits() {
-        let (ours, theirs) = pair().unwrap();
+    fn regions_arrive_with_their_descriptors_and_nothing_blocks() {
+        let (ours, theirs) = socket_pair().unwrap();
         assert!(receive(&theirs).unwrap().is_none());
         let mut file =
             File::from(rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"weights").unwrap();
-        let content = Content { fingerprint: [7; 32], bytes: u64::MAX };
+        let content = RegionContent { fingerprint: [7; 32], bytes: u64::MAX };
         send(&ours, &content, file.as_fd()).unwrap();
         drop(file);
         let region = receive(&theirs).unwrap().unwrap();
@@ -101,8 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_region_is_an_error_and_an_end_is_none() {
-        let (ours, theirs) = pair().unwrap();
+    fn invalid_messages_are_errors_and_a_closed_socket_gives_none() {
+        let (ours, theirs) = socket_pair().unwrap();
         for garbage in [&b"x"[..], &[0; 40], &[255; 400]] {
             rustix::net::send(&ours, garbage, SendFlags::empty()).unwrap();
             assert!(receive(&theirs).is_err());

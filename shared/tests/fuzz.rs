@@ -1,16 +1,16 @@
-//! Whatever a worker says, and whatever one is told, is read or refused. `cargo bolero test NAME` goes
-//! on for as long as it is let.
+//! Fuzz tests of the messages between supervisor and worker: any bytes are decoded or refused. `cargo
+//! bolero test NAME` runs one until it is stopped.
 
-use shadowslice_shared::batch::{self, Command, FromWorker};
-use shadowslice_shared::boot::{Order, WorkerSays};
+use shadowslice_shared::batch::{self, Command, WorkerMessage};
+use shadowslice_shared::boot::{BootCommand, BootReply};
 use shadowslice_shared::frame;
 
 #[test]
 fn boot() {
     bolero::check!().for_each(|bytes: &[u8]| {
-        frame::decode::<WorkerSays>(bytes).ok();
-        frame::decode::<Order>(bytes).ok();
-        frame::receive::<WorkerSays>(bytes).ok();
+        frame::decode::<BootReply>(bytes).ok();
+        frame::decode::<BootCommand>(bytes).ok();
+        frame::receive::<BootReply>(bytes).ok();
     });
 }
 
@@ -20,8 +20,11 @@ fn batches() {
         if let Ok(command) = batch::decode::<Command>(bytes) {
             let mut message = vec![0; batch::MAX_MESSAGE_BYTES];
             let again = batch::encode(&command, &mut message).map(|bytes| batch::decode(bytes).ok());
-            assert!(again.is_ok_and(|again| again == Some(command)), "what is read can be said again");
+            assert!(
+                again.is_ok_and(|again| again == Some(command)),
+                "a decoded message can be encoded again"
+            );
         }
-        batch::decode::<FromWorker>(bytes).ok();
+        batch::decode::<WorkerMessage>(bytes).ok();
     });
 }

@@ -7,13 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use shadowslice_config::{Choice, Config, Controller};
+use shadowslice_config::{Choice, Config, ControllerConfig};
 use shadowslice_control::controller::{Context, ControlThread, Served};
 use shadowslice_control::models::patience;
 use shadowslice_operations::figures;
 use shadowslice_policy::sharing::PolicyName;
 use shadowslice_shared::exit::{self, fail};
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use shadowslice_shared::tensor::TensorSpec;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -61,7 +61,7 @@ async fn each(config: &Config, context: &Context) -> Result<usize, Failed> {
     let mut failed = 0;
     for model in &config.models {
         // No policy changes its share meanwhile.
-        let controller = Controller { policy: Choice::of(PolicyName::Static), ..config.controller };
+        let controller = ControllerConfig { policy: Choice::of(PolicyName::Static), ..config.controller };
         let alone = Config { models: vec![model.clone()], controller, ..config.clone() };
         match one(&alone, context, &mut signals).await? {
             Ok(found) => {
@@ -69,7 +69,7 @@ async fn each(config: &Config, context: &Context) -> Result<usize, Failed> {
             }
             Err(why) => {
                 failed += 1;
-                exit::say(&format!("{}: cannot be served: {why}", model.name));
+                exit::print_error(&format!("{}: cannot be served: {why}", model.name));
             }
         }
     }
@@ -106,7 +106,7 @@ async fn one(
             let died = died.map(|why| format!("; its last worker exited: {why}")).unwrap_or_default();
             Ok(Err(format!(
                 "the model was not ready within {}; raise timeouts.spawn or timeouts.warm{died}",
-                logged::span(limit)
+                rounding::duration(limit)
             )))
         }
         None => {

@@ -266,14 +266,14 @@ pub(crate) fn run() -> ExitCode {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
             let fault_of =
-                |model: &config::Model| if no_import || run { None } else { host::fault_of(model) };
-            let looks = (&refused as _, &fault_of as _, &advice as _);
-            let checked = config::check::run(&config, print, looks, &mut out, &mut err);
+                |model: &config::ModelConfig| if no_import || run { None } else { host::fault_of(model) };
+            let checks = config::check::CheckHooks { run_dir: &refused, model: &fault_of, advice: &advice };
+            let checked = config::check::run(&config, print, checks, &mut out, &mut err);
             drop((out, err));
             match checked {
                 Ok(0) if run => check_run::run(&config),
                 Ok(code) => code,
-                Err(error) => exit::printed(Err(error)),
+                Err(error) => exit::code_of_output(Err(error)),
             }
         }
         Command::Status { json, at } => ask(&ControlRequest::Status, json, at),
@@ -303,7 +303,7 @@ pub(crate) fn run() -> ExitCode {
 
 /// What a start would warn of.
 fn advice(config: &config::Config) -> Vec<String> {
-    let config::Listen { http, grpc, metrics } = &config.listen;
+    let config::ListenConfig { http, grpc, metrics } = &config.listen;
     let listeners = [http, grpc, metrics].into_iter().flatten();
     let mut warnings: Vec<String> = Vec::new();
     for listener in listeners {
@@ -359,7 +359,7 @@ fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         }
         (_, ControlReply::Upgraded { pid }) => print(&format!("process {pid} has taken over")),
         (_, ControlReply::Faulty(faults)) => {
-            exit::say(&faults);
+            exit::print_error(&faults);
             fail("the configuration has errors; nothing changed", exit::CONFIG)
         }
         (ControlRequest::Hold { model, .. }, ControlReply::Held { held, news }) => {

@@ -1,6 +1,6 @@
 //! How serving ends: by a signal, by a successor, or by a fault.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub(crate) async fn until_ended(
     // Who ends it at a terminal does not wait for load balancers.
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(
-            lame_duck = %logged::span(lame_duck),
+            lame_duck = %rounding::duration(lame_duck),
             "reporting not ready, and still serving for the lame-duck time; a second signal ends it"
         );
         tokio::select! {

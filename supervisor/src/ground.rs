@@ -96,7 +96,7 @@ impl Ground {
             readings: watch.readings(),
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
-            policy_acts: config.controller.acts().is_some(),
+            policy_acts: config.controller.acting_policy().is_some(),
             starts: StartQueue::of_host(),
         };
         Ok(Self { run_dir, gpus, runtime, context, watch })

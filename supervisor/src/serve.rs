@@ -18,7 +18,7 @@ use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
-use shadowslice_config::{Config, Limits, Listen};
+use shadowslice_config::{Config, LimitsConfig, ListenConfig};
 use shadowslice_control::controller::Context;
 use shadowslice_control::host::{self, RunDir};
 use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
@@ -146,14 +146,14 @@ async fn serve(
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
     let memory = Some(host::request_memory(&config.limits));
-    let limits = Limits { connections, memory, ..config.limits.clone() };
+    let limits = LimitsConfig { connections, memory, ..config.limits.clone() };
     let refusals = Arc::new(Refusals::default());
     let model_control = Guard::of(&config.model_control, &refusals)
         .map_err(|error| unavailable("cannot open model_control to clients", &error))?;
     let taken = |error: BindError| unavailable("cannot listen for requests", &error);
     let mut inherited =
         predecessor.as_mut().map(|before| std::mem::take(&mut before.sockets)).unwrap_or_default();
-    let Listen { http, grpc, metrics } = &config.listen;
+    let ListenConfig { http, grpc, metrics } = &config.listen;
     let ingress = Ingress::bind(http, grpc, &limits, &mut inherited, &refusals).await.map_err(taken)?;
     let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
     let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)

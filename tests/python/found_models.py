@@ -169,9 +169,9 @@ def request(name, datatype, shape, data):
 
 
 UNFIT = {
-    "of_int32": (np.int32([50]), "the input holds INT64, and the array INT32; convert the array"),
+    "of_int32": (np.int32([50]), "the input is INT64, but the array is INT32; convert the array"),
     "of_two_axes": (np.int64([[50]]), "the input's shape is [-1] (-1: any size, the first axis is the batch), "
-                                      "and the array's [1, 1]"),
+                                      "but the array's is [1, 1]"),
     "of_fortran": (np.asfortranarray(np.ones((2, 2), np.int64)), "in Fortran order"),
     "of_big_endian": (np.array([50], ">i8"), "big-endian (`>i8`)"),
     "of_objects": (np.array([50, None]), "Python objects"),
@@ -368,16 +368,16 @@ class WarmUpFiles(Served):
         self.assertIn("the arrays have 19660800 bytes together", self.status()["images"]["why"])
 
     def test_a_file_with_an_array_that_is_no_input_is_refused(self):
-        self.assertIn("npz.npz has `other`, which is not an input; those are x", self.status()["other_names"]["why"])
+        self.assertIn("npz.npz has an array for the unknown input `other`; the model has x", self.status()["other_names"]["why"])
 
     def test_check_finds_files_that_cannot_be_used(self):
         found = subprocess.run([BINARY, "check", self.server.folder / "config.yaml"], text=True, capture_output=True)
         self.assertEqual(found.returncode, 78)
         for name in ("of_fortran", "of_big_endian", "of_objects", "other_names"):
-            self.assertIn(f"{name}.npy cannot be used" if name in UNFIT else "npz.npz has `other`", found.stderr)
+            self.assertIn(f"{name}.npy: " if name in UNFIT else "unknown input `other`", found.stderr)
 
     def test_a_file_that_comes_later_makes_the_model_ready(self):
-        self.assertIn("later.npy cannot be used: No such file", self.status()["later"]["why"])
+        self.assertIn("later.npy: No such file", self.status()["later"]["why"])
         np.save(self.server.folder / "new.npy", np.int64([50]))
         (self.server.folder / "new.npy").rename(self.server.folder / "samples/later.npy")
         wait_until(lambda: self.status()["later"]["state"] == "ready")

@@ -24,7 +24,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use serde::Serialize;
-use shadowslice_shared::boot::{EngineSpec, Provider};
+use shadowslice_shared::boot::{EngineSpec, ProviderSpec};
 use shadowslice_shared::errors::chain;
 
 /// The amount by which a worker's `oom_score_adj` exceeds the supervisor's, in thousandths of the
@@ -121,8 +121,8 @@ pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     if let EngineSpec::OnnxRuntime { optimised, providers, .. } = engine {
         folders.extend(optimised.clone());
         folders.extend(providers.iter().filter_map(|provider| match provider {
-            Provider::TensorRt { cache } => Some(cache.clone()),
-            Provider::Cuda => None,
+            ProviderSpec::TensorRt { cache } => Some(cache.clone()),
+            ProviderSpec::Cuda => None,
         }));
     }
     if let EngineSpec::Python { cache, .. } = engine {
@@ -272,7 +272,7 @@ mod tests {
             library: PathBuf::new(),
             path: PathBuf::new(),
             threads: 1,
-            providers: vec![Provider::TensorRt { cache: cache.clone() }, Provider::Cuda],
+            providers: vec![ProviderSpec::TensorRt { cache: cache.clone() }, ProviderSpec::Cuda],
             optimised: Some(optimised.clone()),
         };
         let folders = writable_folders(&engine, false);

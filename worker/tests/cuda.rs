@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
-use shadowslice_shared::boot::{Partitioned, WarmUp};
+use shadowslice_shared::boot::{PartitionSpec, WarmUp};
 use shadowslice_shared::groups::{Division, Groups};
 use support::onnx::{Node, Value, element, model, weights};
 use support::{Setup, fp32, on_gpu, onnxruntime, serving};
@@ -84,9 +84,9 @@ fn probe() -> serde_json::Value {
 }
 
 /// Returns a first partition on the GPU of this host.
-fn partitioned(groups: Groups) -> Partitioned {
+fn partitioned(groups: Groups) -> PartitionSpec {
     let division: Division = serde_json::from_value(probe()["division"].clone()).unwrap();
-    Partitioned { division, groups }
+    PartitionSpec { division, groups }
 }
 
 #[test]

@@ -10,21 +10,23 @@ use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 use shadowslice_shared::batch::{Batch, MAX_MESSAGE_BYTES, RunFailure, UNREADABLE};
-use shadowslice_shared::boot::{BootRefusal, Order, Partitioned, WarmUp};
-use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::boot::{BootCommand, BootRefusal, PartitionSpec, WarmUp};
+use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
-use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
+};
 use shadowslice_shared::units::Sms;
 use support::{
     Setup, Worker, corrupt, echo, echo_warm_up, fp32, reference, reference_file, serving, strings,
 };
 
 /// Returns a profile in which a batch of one row takes `ms` on `sms` SMs.
-fn profile(sms: u32, ms: f64, start: Start) -> Profile {
-    let execution = Execution::new(vec![Sms(sms)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+fn profile(sms: u32, ms: f64, start: StartTimes) -> Profile {
+    let execution = Execution::new(vec![Sms(sms)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
     Profile {
-        source: Source::Illustrative,
-        memory: Memory::default(),
+        source: ProfileSource::Illustrative,
+        memory: ProcessMemory::default(),
         start,
         bandwidth: 0.0,
         shapes: Default::default(),
@@ -122,14 +124,14 @@ fn the_share_is_read_from_the_environment() {
 
 #[test]
 fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
-    let profile = Some(profile(2, 3.0, Start::default()));
+    let profile = Some(profile(2, 3.0, StartTimes::default()));
     let worker = serving(Setup { profile, seat: 5, ..Setup::new(echo()) }, &echo_warm_up());
     let batch = worker.batch(&[&[4], &[1]], &[(2, vec![fp32(&[1.0; 8]), strings(&[b"", b""])])]);
     worker.send(&batch);
     let answer = worker.receive();
     assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
     // The worker leaves its seat when no further batch waits.
-    while worker.pool.in_use() != 0 {
+    while worker.pool.sms_in_use() != 0 {
         std::thread::yield_now();
     }
     assert!(worker.stop().success());
@@ -137,7 +139,7 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
 
 #[test]
 fn others_that_execute_slow_a_worker_down() {
-    let profile = Some(profile(132, 5.0, Start::default()));
+    let profile = Some(profile(132, 5.0, StartTimes::default()));
     let worker = serving(Setup { profile, ..Setup::new(echo()) }, &echo_warm_up());
     let batch = worker.batch(&[&[4], &[1]], &[(1, vec![fp32(&[1.0; 4]), strings(&[b""])])]);
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..Occupant::anywhere(Sms(132)) }));
@@ -153,7 +155,8 @@ fn others_that_execute_slow_a_worker_down() {
 #[test]
 fn starting_takes_at_least_what_the_profile_says() {
     let [process, load, warm] = [30, 50, 70].map(Duration::from_millis);
-    let setup = Setup { profile: Some(profile(2, 0.1, Start { process, load, warm })), ..Setup::new(echo()) };
+    let setup =
+        Setup { profile: Some(profile(2, 0.1, StartTimes { process, load, warm })), ..Setup::new(echo()) };
     let reference = reference(&setup.engine, &echo_warm_up());
     let worker = Worker::start(setup, &reference);
     let begun = std::time::Instant::now();
@@ -169,7 +172,7 @@ fn starting_takes_at_least_what_the_profile_says() {
 fn a_supervisor_that_vanishes_ends_the_worker_quietly_in_every_phase() {
     let slow = || {
         let for_ever = Duration::from_secs(100_000);
-        let start = Start { process: for_ever, load: for_ever, warm: for_ever };
+        let start = StartTimes { process: for_ever, load: for_ever, warm: for_ever };
         Setup { profile: Some(profile(2, 1.0, start)), ..Setup::new(echo()) }
     };
     let phases: [fn(&Worker); 3] = [
@@ -205,7 +208,7 @@ fn a_worker_that_nobody_waits_for_proves_nothing() {
     let worker = Worker::start(Setup::new(echo()), &file);
     worker.load().unwrap();
     shutdown(worker.socket.as_raw_fd(), Shutdown::Write).unwrap();
-    worker.order(Order::Warm(echo_warm_up()));
+    worker.order(BootCommand::Warm(echo_warm_up()));
     assert!(worker.says().is_err(), "it has not come to what it would refuse");
     assert!(worker.end().0.success());
 }
@@ -238,8 +241,8 @@ fn a_warm_up_of_another_number_of_inputs_is_refused() {
 /// Starts a worker whose share is a partition of 132 SMs. A batch of one row takes 10 ms on 40 SMs.
 fn partitioned() -> Worker {
     let division = Division::of(Sms(132)).unwrap();
-    let partition = Partitioned { division, groups: Groups::first(5) };
-    let profile = Some(profile(40, 10.0, Start::default()));
+    let partition = PartitionSpec { division, groups: Groups::first(5) };
+    let profile = Some(profile(40, 10.0, StartTimes::default()));
     serving(Setup { profile, partition: Some(partition), ..Setup::new(echo()) }, &echo_warm_up())
 }
 
@@ -260,7 +263,7 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(took(groups), us, "{groups}");
     }
     // A neighbour on the first two groups slows batches there, and hardly slows others.
-    let neighbour = Gpu::new(Sms(132)).occupant(Groups::first(2));
+    let neighbour = SharedGpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));
     // Each of 2,000 kernels waits for 5 us; elsewhere 16 of 132 SMs are busy.

@@ -9,8 +9,10 @@ use std::process::Command;
 use std::slice::from_ref;
 
 use shadowslice_shared::batch::RunFailure;
-use shadowslice_shared::boot::{BootRefusal, EngineSpec, Purpose, WarmUp};
-use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::boot::{BootRefusal, EngineSpec, WarmUp, WorkerPurpose};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
+};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::Sms;
 use support::onnx::{Node, Value, element, model, weights};
@@ -179,7 +181,7 @@ fn an_output_whose_first_axis_is_not_the_batch_is_named() {
         [Value::tensor("x", element::FLOAT, &[-1, 2]), Value::tensor("mean", element::FLOAT, &[1, 1])];
     let [x, mean] = values;
     let model = file(&model(&[Node("ReduceMean", &["x"], &["mean"])], &[], &[x], &[mean]));
-    let setup = Setup { purpose: Purpose::Reference, ..Setup::new(onnxruntime(model.path.clone())) };
+    let setup = Setup { purpose: WorkerPurpose::Reference, ..Setup::new(onnxruntime(model.path.clone())) };
     let worker = Worker::start(setup, &reference_file());
     worker.load().unwrap();
     let refusal = worker.warm(warm_up(&[&[2]])).unwrap_err();
@@ -231,8 +233,9 @@ fn real_answers_take_as_long_as_the_profile_says() {
         return;
     }
     let model = file(&linear([1.0; 4]));
-    let execution = Execution::new(vec![Sms(2)], vec![Row { batch: 1, ms: vec![200.0] }]).unwrap();
-    let (source, memory, start) = (Source::Illustrative, Memory::default(), Start::default());
+    let execution = Execution::new(vec![Sms(2)], vec![ExecutionRow { batch: 1, ms: vec![200.0] }]).unwrap();
+    let (source, memory, start) =
+        (ProfileSource::Illustrative, ProcessMemory::default(), StartTimes::default());
     let profile =
         Some(Profile { source, memory, start, bandwidth: 0.0, shapes: Default::default(), execution });
     let setup = Setup { profile, ..Setup::new(onnxruntime(model.path.clone())) };

@@ -5,7 +5,9 @@
 use std::time::{Duration, Instant};
 
 use shadowslice_policy::sharing::{AdmissionPolicy, Decision, ModelSpec, PolicyInput};
-use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
+};
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::NamedLoad;
 use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
@@ -22,12 +24,13 @@ const SETTINGS: WorldSettings = WorldSettings {
 
 /// Returns a model that takes a few thousand requests a second on a sixth of the GPU.
 fn served(index: u32) -> ScenarioModel {
-    let row = |batch: u32, factor: f64| Row { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };
+    let row =
+        |batch: u32, factor: f64| ExecutionRow { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };
     let rows = vec![row(1, 0.2), row(8, 0.6), row(32, 1.8)];
     let profile = Profile {
-        source: Source::Illustrative,
-        memory: Memory::default(),
-        start: Start { process: Duration::from_secs(1), ..Start::default() },
+        source: ProfileSource::Illustrative,
+        memory: ProcessMemory::default(),
+        start: StartTimes { process: Duration::from_secs(1), ..StartTimes::default() },
         bandwidth: 0.2,
         shapes: Default::default(),
         execution: Execution::new(vec![Sms(10), Sms(20), Sms(40)], rows).unwrap(),

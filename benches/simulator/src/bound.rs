@@ -106,9 +106,10 @@ mod tests {
         scenario.models[1].terms.slo = Duration::from_millis(8);
         let execution = &mut scenario.models[1].truth.execution;
         *execution = {
-            use shadowslice_shared::profile::{Execution, Row};
+            use shadowslice_shared::profile::{Execution, ExecutionRow};
             use shadowslice_shared::units::Sms;
-            Execution::new(vec![Sms(10), Sms(100)], vec![Row { batch: 1, ms: vec![6.0, 2.0] }]).unwrap()
+            Execution::new(vec![Sms(10), Sms(100)], vec![ExecutionRow { batch: 1, ms: vec![6.0, 2.0] }])
+                .unwrap()
         };
         // On 10 SMs a request would take 0.06 SM·s, but 6 ms.
         let bound = fluid(&scenario, &arrivals(0, &[0, 2000]), 1.0);

@@ -25,7 +25,7 @@
 
 use std::str::FromStr;
 
-use shadowslice_shared::profile::{Execution, Profile, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow, Profile};
 use shadowslice_shared::units::Sms;
 
 use crate::random::{Random, RandomPurpose};
@@ -172,10 +172,10 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
 
 /// Returns a table of execution times with these columns. `time` computes a time in ms from the old row,
 /// the old columns and the new column. The number of kernels stays the same.
-fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
-    let row = |row: &Row| {
+fn table(columns: &[Sms], old: &Execution, time: impl Fn(&ExecutionRow, &[Sms], Sms) -> f64) -> Execution {
+    let row = |row: &ExecutionRow| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
-        Row { batch: row.batch, ms: ms.collect() }
+        ExecutionRow { batch: row.batch, ms: ms.collect() }
     };
     Execution::new(columns.to_vec(), old.rows().iter().map(row).collect())
         .expect("batch sizes and columns ascend, and times are bounded")
@@ -192,7 +192,7 @@ fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
 
 /// Returns the time by Amdahl's law through the first and the last point of a row, in ms. If the row gains
 /// more than in proportion to the SMs, the law has no serial part.
-fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
+fn amdahl(row: &ExecutionRow, columns: &[Sms], sms: Sms) -> f64 {
     let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
     let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));
     let (slow, fast) = (row.ms[0], row.ms[row.ms.len() - 1]);
@@ -201,7 +201,7 @@ fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
     slow + parallel * (inverse(sms) - first)
 }
 
-fn at(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
+fn at(row: &ExecutionRow, columns: &[Sms], sms: Sms) -> f64 {
     row.ms[columns.iter().position(|&column| column == sms).unwrap_or(0)]
 }
 
@@ -214,7 +214,7 @@ mod tests {
 
     fn scenario() -> Scenario {
         let mut model = model("a", 1.0);
-        let row = |batch| Row { batch, ms: vec![8.0, 4.0, 4.0] };
+        let row = |batch| ExecutionRow { batch, ms: vec![8.0, 4.0, 4.0] };
         let execution = Execution::new(vec![Sms(10), Sms(20), Sms(100)], vec![row(1), row(4)]).unwrap();
         model.terms.profile.as_mut().unwrap().execution = execution;
         on_one_gpu(100, vec![model])

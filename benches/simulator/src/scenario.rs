@@ -40,7 +40,7 @@ pub struct SimulatedArrival {
 
 #[cfg(test)]
 pub(crate) mod fixtures {
-    use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
+    use shadowslice_shared::profile::{Execution, ExecutionRow, ProcessMemory, ProfileSource, StartTimes};
 
     use super::*;
 
@@ -49,12 +49,12 @@ pub(crate) mod fixtures {
     pub(crate) fn profile(ms: f64) -> Profile {
         let seconds = Duration::from_secs;
         Profile {
-            source: Source::Illustrative,
-            memory: Memory::default(),
-            start: Start { process: seconds(1), load: seconds(1), warm: seconds(1) },
+            source: ProfileSource::Illustrative,
+            memory: ProcessMemory::default(),
+            start: StartTimes { process: seconds(1), load: seconds(1), warm: seconds(1) },
             bandwidth: 0.0,
             shapes: Default::default(),
-            execution: Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap(),
+            execution: Execution::new(vec![Sms(50)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap(),
         }
     }
 

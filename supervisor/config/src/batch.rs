@@ -1,4 +1,4 @@
-//! A model's batches and queue.
+//! The keys `batch` and `queue` of models.
 
 use std::time::Duration;
 
@@ -6,40 +6,46 @@ use shadowslice_shared::batch::MAX_REQUESTS;
 
 use super::reader::{Fields, Value};
 use super::settings::{count, size_within};
-use super::types::{Batch, Limits, OnLate, Queue, Slo, batch_sizes};
+use super::types::{BatchConfig, LimitsConfig, OnLate, QueueConfig, SloTarget, batch_sizes};
 use super::{Context, units};
 
-/// In bytes.
+/// The largest value of `queue.memory` in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// Where the file does not say, `max` of an emulated engine is the default: it has the batch axis
-/// that it is told to have.
-pub(super) fn batch(model: &Fields<'_>, is_emulated: bool, slo: &Slo, context: &Context<'_>) -> Batch {
+/// Reads the settings of batching. Without `max`, a model of the emulated engine gets the default,
+/// because that engine can always batch.
+pub(super) fn batch(
+    model: &Fields<'_>,
+    is_emulated: bool,
+    slo: &SloTarget,
+    context: &Context<'_>,
+) -> BatchConfig {
     let fields = model.section("batch", &["max", "sizes", "max_delay"]);
     let max = fields.get("max").and_then(|value| value.whole(0..=MAX_REQUESTS as u32));
     let sizes = fields.get("sizes").and_then(|value| sizes(&value, max));
     let max = max.or_else(|| sizes.as_ref()?.last().copied());
-    let max = max.or(is_emulated.then_some(Batch::DEFAULT_MAX));
+    let max = max.or(is_emulated.then_some(BatchConfig::DEFAULT_MAX));
     let sizes = sizes.or_else(|| max.filter(|max| *max > 0).map(batch_sizes));
     let max_delay = fields.or("max_delay", Duration::ZERO, |value| max_delay(value, slo, context));
-    Batch { max, sizes, max_delay }
+    BatchConfig { max, sizes, max_delay }
 }
 
-/// A request that waits for others has less time to run.
-fn max_delay(value: &Value<'_>, slo: &Slo, context: &Context<'_>) -> Option<Duration> {
+/// Reads `batch.max_delay`. It must be below the SLO, because a request that waits for others has less
+/// time to run.
+fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Option<Duration> {
     let delay = value.parsed(units::duration)?;
     let latency = units::show_duration(slo.latency);
     if delay >= slo.latency {
         value.fault(format!(
-            "a batch may wait for as long as the SLO of {latency}, and its requests are late; \
-             give less than half of that"
+            "a batch may wait for the whole SLO of {latency}, so that its requests are late; \
+             use less than half of that"
         ));
     } else if delay > slo.latency / 2 {
         context.note(
             value,
             format!(
                 "a batch may wait for more than half of the SLO of {latency}, \
-                 so that little is left to run it"
+                 which leaves little time to run it"
             ),
         );
     }
@@ -53,42 +59,42 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     match (sizes.last(), max) {
         (None, _) => {
             if value.is_list() {
-                value.fault("no sizes; give some, such as [1, 2, 4, 8], or remove the key");
+                value.fault("the list is empty; use for example [1, 2, 4, 8], or remove the key");
             }
             None
         }
         (Some(_), Some(0)) => {
-            value.fault("batch.max is 0, so the model has no batch axis; remove sizes");
+            value.fault("the model has no batch axis, because batch.max is 0; remove the key");
             None
         }
         (Some(_), _) if !sizes.is_sorted_by(|a, b| a < b) => {
-            value.fault("must ascend, such as [1, 2, 4, 8]");
+            value.fault("the sizes must ascend, for example [1, 2, 4, 8]");
             None
         }
         (Some(last), Some(max)) if *last != max => {
-            value.fault(format!("the last size, {last}, must be batch.max, {max}; correct one of them"));
+            value.fault(format!("the last size, {last}, must equal batch.max, {max}; correct one of them"));
             None
         }
         _ => Some(sizes),
     }
 }
 
-/// At least one request of the largest size fits into the memory.
-pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
+/// Reads the settings of the queue. At least one request of the largest size must fit into its memory.
+pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
     let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
     let default = (256 << 20).max(limits.request_bytes);
     let memory = fields.or("memory", default, |value| {
         let memory = size_within(value, 1, MAX_MEMORY)?;
         if memory < limits.request_bytes {
             value.fault(format!(
-                "less than one request may have; give at least limits.request_bytes, {}, or lower that",
+                "too small for the largest request; use at least limits.request_bytes, {}, or lower that",
                 units::show_size(limits.request_bytes)
             ));
         }
         Some(memory)
     });
     let words = [("reject", OnLate::Reject), ("serve", OnLate::Serve)];
-    Queue {
+    QueueConfig {
         max_requests: fields.or("max_requests", 1024, |value| count(value, 1_000_000)),
         memory,
         on_late: fields.or("on_late", OnLate::Reject, |value| value.one_of(&words)),

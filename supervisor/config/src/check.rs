@@ -1,34 +1,50 @@
-//! `shadowslice check`.
+//! The command `shadowslice check`.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use shadowslice_shared::{errors, exit};
 
-use super::examined_here;
-use super::faults::{ConfigError, Listing};
-use super::host::Refusal;
+use super::faults::{ConfigError, FaultList};
+use super::host::RunDirCheck;
+use super::load_for_check;
 use super::render::render;
-use super::types::{Config, Model};
+use super::types::{Config, ModelConfig};
 
-/// What is wrong with a model, if anything is.
-pub type Look<'l> = &'l dyn Fn(&Model) -> Option<String>;
+/// A function that checks a model more closely and returns its fault, if it has one.
+pub type ModelCheck<'l> = &'l dyn Fn(&ModelConfig) -> Option<String>;
 
-/// Notes about what is unwise on this host and still works.
-pub type Advice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
+/// A function that returns notes on settings that work on this host but are not advisable.
+pub type HostAdvice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 
-/// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
-/// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
-/// writing to `out` is returned. `fault_of` looks at a model more closely; `advice` becomes notes.
+/// The checks that need other crates.
+#[derive(Clone, Copy)]
+pub struct CheckHooks<'a> {
+    /// The check of the run directory.
+    pub run_dir: RunDirCheck<'a>,
+    /// The check of each model.
+    pub model: ModelCheck<'a>,
+    /// The source of notes.
+    pub advice: HostAdvice<'a>,
+}
+
+/// Checks a configuration and returns the exit code.
+///
+/// Writes faults and notes to `err`, and ignores an error of writing there. Writes a summary, or the
+/// whole configuration if `print` is set, to `out`.
+///
+/// # Errors
+///
+/// An error of writing to `out`, if there are no faults.
 pub fn run(
     path: &Path,
     print: bool,
-    (run_dir, fault_of, advice): (Refusal<'_>, Look<'_>, Advice<'_>),
+    checks: CheckHooks<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
-    match examined_here(path, run_dir) {
-        Ok(config) => report((path, &config, print), (fault_of, advice), out, err),
+    match load_for_check(path, checks.run_dir) {
+        Ok(config) => report(path, &config, print, checks, out, err),
         Err(error) => {
             let kind = if matches!(error, ConfigError::Read { .. }) { "error: " } else { "" };
             writeln!(err, "{kind}{}", errors::chain(&error)).ok();
@@ -38,24 +54,26 @@ pub fn run(
 }
 
 fn report(
-    (path, config, print): (&Path, &Config, bool),
-    (fault_of, advice): (Look<'_>, Advice<'_>),
+    path: &Path,
+    config: &Config,
+    print: bool,
+    checks: CheckHooks<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
     for note in &config.notes {
         writeln!(err, "note: {note}").ok();
     }
-    for note in advice(config) {
+    for note in (checks.advice)(config) {
         writeln!(err, "note: {note}").ok();
     }
     let printed = if print { out.write_all(render(config).as_bytes()) } else { Ok(()) };
     let faults = [&config.file_faults[..], &config.host_faults].concat();
     if !faults.is_empty() {
-        writeln!(err, "{}", Listing(&faults)).ok();
+        writeln!(err, "{}", FaultList(&faults)).ok();
     }
     let usable = config.models.iter().filter(|model| model.broken.is_none());
-    let more: Vec<String> = usable.filter_map(fault_of).collect();
+    let more: Vec<String> = usable.filter_map(checks.model).collect();
     more.iter().for_each(|fault| {
         writeln!(err, "{fault}").ok();
     });

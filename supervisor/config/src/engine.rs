@@ -1,4 +1,4 @@
-//! The engine that runs a model, and its file or its tensors.
+//! The engine of a model, and its file or its tensors.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::onnx::OnnxInput;
 use super::reader::{Fields, Value};
-use super::types::{Engine, Gpu, Limits, Provider};
+use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
@@ -26,31 +26,31 @@ enum EngineName {
 
 const PYTHON: &str = "python3";
 
-/// In a model's folder.
+/// The file of a Python model in the model's folder.
 const PYTHON_FILE: &str = "model.py";
 
-/// With the inputs that a model's file has, as far as they are known. Keys that only the
-/// other engine reads are faults.
+/// Reads a model's engine. Also returns the inputs in the model's file, as far as they are known. Keys
+/// of other engines are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
-    gpu: Option<&Gpu>,
-    limits: &Limits,
+    gpu: Option<&GpuConfig>,
+    limits: &LimitsConfig,
     context: &Context<'_>,
-) -> (Engine, Vec<OnnxInput>) {
+) -> (EngineConfig, Vec<OnnxInput>) {
     match kind(model) {
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(EngineName::Python) => (python(model, context), Vec::new()),
         Some(EngineName::Emulated) => {
             for key in ["path", "threads", "providers", "python"] {
-                model.forbidden(key, "the emulated engine computes nothing and needs none; remove this");
+                model.forbidden(key, "the emulated engine does not have this; remove the key");
             }
-            (Engine::Emulated { tensors: tensors(model, limits) }, Vec::new())
+            (EngineConfig::Emulated { tensors: tensors(model, limits) }, Vec::new())
         }
-        None => (Engine::Emulated { tensors: Vec::new() }, Vec::new()),
+        None => (EngineConfig::Emulated { tensors: Vec::new() }, Vec::new()),
     }
 }
 
-/// As given, else the engine for the file's kind.
+/// Returns the given engine, or the engine for the extension of the model's file.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&[
@@ -59,92 +59,100 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
             ("emulated", EngineName::Emulated),
         ]);
     }
-    let path = model
-        .required("path", "give the model's file, such as `path: digits.onnx`, or say `engine: emulated`")?;
+    let path = model.required(
+        "path",
+        "give the model's file, for example `path: digits.onnx`, or use `engine: emulated`",
+    )?;
     let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
     match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
         Some("onnx") => Some(EngineName::OnnxRuntime),
         Some("py") => Some(EngineName::Python),
         _ => {
             path.fault(
-                "the file's kind is not known: only .onnx and .py are; say `engine: onnxruntime` if it is an \
-                 ONNX model, and `engine: python` if it is a folder with a model.py",
+                "the extension is neither .onnx nor .py; use `engine: onnxruntime` for an ONNX model, or \
+                 `engine: python` for a folder with a model.py",
             );
             None
         }
     }
 }
 
-fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> (Engine, Vec<OnnxInput>) {
-    model.forbidden("python", "only `engine: python` reads this; remove it");
+fn onnxruntime(
+    model: &Fields<'_>,
+    gpu: Option<&GpuConfig>,
+    context: &Context<'_>,
+) -> (EngineConfig, Vec<OnnxInput>) {
+    model.forbidden("python", "only `engine: python` has this; remove the key");
     model.forbidden(
         "tensors",
-        "only the emulated engine is told its tensors; an ONNX model brings its own; remove this",
+        "only `engine: emulated` has this; an ONNX model defines its tensors; remove the key",
     );
     let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
-    let path = model.required("path", "give the model's file, such as `path: digits.onnx`");
-    let path = path.and_then(|value| Some(model_file(&value, &context.shown(value.text()?), context)));
+    let path = model.required("path", "give the model's file, for example `path: digits.onnx`");
+    let path = path.and_then(|value| Some(model_file(&value, &context.resolve(value.text()?), context)));
     let (path, inputs) = path.unwrap_or_default();
-    (Engine::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
+    (EngineConfig::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
 }
 
-fn python(model: &Fields<'_>, context: &Context<'_>) -> Engine {
-    model.forbidden("tensors", "a Python model's class says its inputs and outputs; remove this");
-    model.forbidden("providers", "only ONNX Runtime has providers; remove this");
+fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
+    model.forbidden(
+        "tensors",
+        "only `engine: emulated` has this; a Python model defines its tensors; remove the key",
+    );
+    model.forbidden("providers", "only `engine: onnxruntime` has this; remove the key");
     let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
-    let path = model.required("path", "give the model's file or folder, such as `path: model.py`");
+    let path = model.required("path", "give the model's file or folder, for example `path: model.py`");
     let path = path.and_then(|value| {
-        let shown = context.shown(value.text()?);
-        let file = if shown.is_dir() { shown.join(PYTHON_FILE) } else { shown.clone() };
+        let given = context.resolve(value.text()?);
+        let file = if given.is_dir() { given.join(PYTHON_FILE) } else { given.clone() };
         if let Err(error) = usable(&file) {
-            let message = format!(
-                "{} cannot be used: {error}; put the model there or correct the path",
-                file.display()
-            );
+            let message =
+                format!("cannot use {}: {error}; put the model there or correct the path", file.display());
             context.file_faults.borrow_mut().push(value.describe(message));
         }
-        Some(absolute(&shown))
+        Some(absolute(&given))
     });
     let fields = model.section("python", &["executable"]);
     let interpreter = fields.or("executable", find(PYTHON), |value| {
         let named = value.text()?;
-        let found = if named.contains('/') { Some(absolute(&context.shown(named))) } else { find(named) };
+        let found = if named.contains('/') { Some(absolute(&context.resolve(named))) } else { find(named) };
         if !found.as_deref().is_some_and(Path::is_file) {
-            context.lacks(value, format!("there is no `{named}`; name the interpreter by its whole path"));
+            context
+                .host_fault(value, format!("`{named}` not found; give the absolute path of the interpreter"));
         }
         Some(found)
     });
     let interpreter = interpreter.unwrap_or_else(|| PYTHON.into());
-    Engine::Python { path: path.unwrap_or_default(), interpreter, threads }
+    EngineConfig::Python { path: path.unwrap_or_default(), interpreter, threads }
 }
 
-/// A program of that name where the environment says that programs are.
+/// Returns the path of a program in the folders of `PATH`.
 fn find(name: &str) -> Option<PathBuf> {
     let places = std::env::var_os("PATH")?;
     std::env::split_paths(&places).map(|place| place.join(name)).find(|program| program.is_file())
 }
 
-/// An emulated GPU computes nothing: its models run on the CPU.
-fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
-    if let Some(Gpu::Emulated { .. }) = gpu {
+/// Reads the execution providers. A model on an emulated GPU has none, because the CPU runs it.
+fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
+    if let Some(GpuConfig::Emulated { .. }) = gpu {
         model.forbidden(
             "providers",
-            "on an emulated GPU models are computed by the CPU; remove this, or name a real GPU",
+            "the CPU runs the models of an emulated GPU; remove the key, or use a real GPU",
         );
         return Vec::new();
     }
-    model.or("providers", vec![Provider::Cuda], |value| {
+    model.or("providers", vec![ProviderKind::Cuda], |value| {
         let items = value.items();
         if value.is_list() && items.is_empty() {
-            value.fault("no provider; give `[cuda]` or `[tensorrt, cuda]`, or remove the key");
+            value.fault("the list is empty; use `[cuda]` or `[tensorrt, cuda]`, or remove the key");
             return None;
         }
-        let words = [("cuda", Provider::Cuda), ("tensorrt", Provider::TensorRt)];
+        let words = [("cuda", ProviderKind::Cuda), ("tensorrt", ProviderKind::TensorRt)];
         let mut providers = Vec::new();
         for item in &items {
             let provider = item.one_of(&words)?;
             if providers.contains(&provider) {
-                item.fault("this provider is in the list already; name each once, the preferred one first");
+                item.fault("this provider is already in the list; list each once, the preferred one first");
                 return None;
             }
             providers.push(provider);
@@ -153,19 +161,19 @@ fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     })
 }
 
-/// The most files of a model's folder that are looked at.
+/// The largest number of files in a model's folder that are listed.
 const MAX_FILES: usize = 1024;
 
-/// Returns the files that a model is loaded from, as far as they are known: an ONNX model's own, and
-/// those of its external tensors; a Python model's file, or all in its folder.
-pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
+/// Returns the known files of a model: the file of an ONNX model and those of its external tensors, or
+/// the file of a Python model and all files in its folder.
+pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     match engine {
-        Engine::OnnxRuntime { path, .. } => {
+        EngineConfig::OnnxRuntime { path, .. } => {
             let folder = path.parent().unwrap_or(Path::new("."));
             let external = onnx::external_files(path).unwrap_or_default();
             std::iter::once(path.clone()).chain(external.iter().map(|file| folder.join(file))).collect()
         }
-        Engine::Python { path, .. } => {
+        EngineConfig::Python { path, .. } => {
             let entries = std::fs::read_dir(path).into_iter().flatten().flatten().take(MAX_FILES);
             let is_file = |entry: &std::fs::DirEntry| entry.path().is_file();
             let mut files: Vec<PathBuf> =
@@ -173,42 +181,45 @@ pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
             files.sort();
             files
         }
-        Engine::Emulated { .. } => Vec::new(),
+        EngineConfig::Emulated { .. } => Vec::new(),
     }
 }
 
-/// Absolute, with its inputs; a file that cannot be used is a fault of the model.
-fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
-    let inputs = usable(shown).and_then(|()| onnx::inputs(shown));
-    let folder = shown.parent().unwrap_or(Path::new("."));
-    let external = inputs.as_ref().ok().and_then(|_| onnx::external_files(shown).ok()).unwrap_or_default();
+/// Returns the absolute path of an ONNX model and its inputs. An unusable file is a fault of the model's
+/// files.
+fn model_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
+    let inputs = usable(path).and_then(|()| onnx::inputs(path));
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let external = inputs.as_ref().ok().and_then(|_| onnx::external_files(path).ok()).unwrap_or_default();
     if let Some((file, error)) =
         external.iter().find_map(|file| Some((file, usable(&folder.join(file)).err()?)))
     {
         let file = folder.join(file);
-        let message =
-            format!("{} has tensors of the model and cannot be used: {error}; put it there", file.display());
+        let message = format!(
+            "cannot use {}, which has tensors of the model: {error}; put the file there",
+            file.display()
+        );
         context.file_faults.borrow_mut().push(value.describe(message));
     }
     if let Err(error) = &inputs {
         let message =
-            format!("{} cannot be used: {error}; put the model there or correct the path", shown.display());
+            format!("cannot use {}: {error}; put the model there or correct the path", path.display());
         context.file_faults.borrow_mut().push(value.describe(message));
     }
-    (absolute(shown), inputs.unwrap_or_default())
+    (absolute(path), inputs.unwrap_or_default())
 }
 
 pub(super) fn stem(path: &str) -> Option<String> {
     Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned())
 }
 
-fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
+fn tensors(model: &Fields<'_>, limits: &LimitsConfig) -> Vec<EchoTensor> {
     const EXAMPLE: &str = "[{input: x, output: y, datatype: FP32, shape: [16]}]";
-    let why = format!("the emulated engine answers these inputs as these outputs: {EXAMPLE}");
+    let why = format!("give the inputs and outputs of the emulated engine, for example {EXAMPLE}");
     let Some(list) = model.required("tensors", &why) else { return Vec::new() };
     let items = list.items();
     if list.is_list() && !(1..=MAX_TENSORS).contains(&items.len()) {
-        list.fault(format!("{} tensors; give 1 to {MAX_TENSORS}, such as {EXAMPLE}", items.len()));
+        list.fault(format!("{} tensors; give 1 to {MAX_TENSORS}, for example {EXAMPLE}", items.len()));
         return Vec::new();
     }
     let mut tensors: Vec<EchoTensor> = Vec::new();
@@ -216,18 +227,18 @@ fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
         let fields = item.fields(&["input", "output", "datatype", "shape"]);
         let Some(tensor) = tensor(&fields, limits) else { continue };
         if tensors.iter().any(|other| other.input.name == tensor.input.name) {
-            fields.fault("input", "another tensor has this input; names must differ");
+            fields.fault("input", "another tensor has this input; use different names");
         }
         if tensors.iter().any(|other| other.output == tensor.output) {
-            fields.fault("output", "another tensor has this output; names must differ");
+            fields.fault("output", "another tensor has this output; use different names");
         }
         tensors.push(tensor);
     }
     tensors
 }
 
-fn tensor(fields: &Fields<'_>, limits: &Limits) -> Option<EchoTensor> {
-    let get = |key, example| fields.required(key, &format!("give one, such as `{key}: {example}`"));
+fn tensor(fields: &Fields<'_>, limits: &LimitsConfig) -> Option<EchoTensor> {
+    let get = |key, example| fields.required(key, &format!("give for example `{key}: {example}`"));
     let input = get("input", "x").and_then(|value| value.parsed(tensor_name));
     let output = get("output", "y").and_then(|value| value.parsed(tensor_name));
     let datatype = get("datatype", "FP32").and_then(|value| value.parsed(str::parse::<Datatype>));
@@ -242,17 +253,17 @@ fn tensor(fields: &Fields<'_>, limits: &Limits) -> Option<EchoTensor> {
 fn tensor_name(text: &str) -> Result<String, &'static str> {
     match text.len() {
         1..=256 => Ok(text.to_owned()),
-        _ => Err("names of tensors have 1 to 256 bytes; choose another"),
+        _ => Err("the name is too long; use at most 256 bytes"),
     }
 }
 
-/// Without the batch axis; -1 stands for any size where that is allowed.
+/// Reads a shape without the batch axis. -1 stands for any size, if `any_size` allows it.
 pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
     let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
     let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
     let known: Vec<i64> = axes.iter().copied().filter(|axis| *axis > 0).collect();
     if elements(&known).is_none_or(|count| i64::try_from(count).is_err()) {
-        value.fault("more elements than any memory has; make it smaller");
+        value.fault("the shape has too many elements; make it smaller");
         return None;
     }
     Some(axes)
@@ -261,22 +272,27 @@ pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
 fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     let axis = item.whole(if any_size { -1 } else { 1 }..=i64::from(i32::MAX))?;
     if axis == 0 {
-        item.fault("an axis has at least size 1, or -1 for any size");
+        item.fault("an axis must have at least size 1, or -1 for any size");
         return None;
     }
     Some(axis)
 }
 
-/// A row that is too large for a request would only take a worker's memory. A type that is not
-/// known has the smallest elements.
-pub(super) fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
+/// Checks that a row fits into a request, because a larger row would only take a worker's memory. An
+/// unknown datatype counts with one byte per element.
+pub(super) fn check_size(
+    value: &Value<'_>,
+    shape: &[i64],
+    datatype: Option<Datatype>,
+    limits: &LimitsConfig,
+) {
     let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
     let element = datatype.and_then(Datatype::size).unwrap_or(1);
     let bytes = elements(&known).and_then(|count| count.checked_mul(element)).unwrap_or(usize::MAX);
     if u64::try_from(bytes).is_ok_and(|bytes| bytes > limits.request_bytes) {
         let most = show_size(limits.request_bytes);
         value.fault(format!(
-            "a row of this has {bytes} bytes, and a request at most {most}; make it smaller, or raise limits.request_bytes"
+            "a row of this shape has {bytes} bytes, but a request has at most {most}; make it smaller or raise limits.request_bytes"
         ));
     }
 }

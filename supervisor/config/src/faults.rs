@@ -1,38 +1,41 @@
-//! Faults of a configuration, each with its place.
+//! Faults of a configuration, each with its file, line and key.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Further faults are counted.
+/// The largest number of faults that a list shows. It only counts the others.
 const MAX_SHOWN: usize = 50;
 
-/// Both count from 1.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
+    /// The line, counted from 1.
     pub line: usize,
-    /// The character in the line.
+    /// The character in the line, counted from 1.
     pub column: usize,
 }
 
 impl Position {
-    /// For faults of the whole file.
+    /// The position of faults of the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
+/// A fault of a configuration, or a note on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// As the user named it.
+pub struct ConfigFault {
+    /// The file, as the user wrote its path.
     pub file: PathBuf,
+    /// The position of the value.
     pub at: Position,
-    /// Such as `models[0].slo`; empty for the whole document.
+    /// The path of the value, such as `models[0].slo`; empty for the whole document.
     pub path: String,
-    /// The fault and how to mend it.
+    /// The fault and its remedy.
     pub message: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, at, path, message } = self;
         write!(f, "{}:{}:{}: ", file.display(), at.line, at.column)?;
@@ -43,20 +46,27 @@ impl fmt::Display for Fault {
     }
 }
 
+/// The error of loading a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// The file cannot be read.
     #[error("cannot read {}; give the path of a YAML file", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    /// All faults; every line of the text is a fault.
-    #[error("{}", Listing(.0))]
-    Faults(Vec<Fault>),
+    Read {
+        /// The path of the file, as the user wrote it.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The configuration has faults. The error's text lists one per line.
+    #[error("{}", FaultList(.0))]
+    Faults(Vec<ConfigFault>),
 }
 
-/// One a line and not too many.
+/// A list of faults to display: one per line, at most 50 and then the number of others.
 #[derive(Debug)]
-pub struct Listing<'a>(pub &'a [Fault]);
+pub struct FaultList<'a>(pub &'a [ConfigFault]);
 
-impl fmt::Display for Listing<'_> {
+impl fmt::Display for FaultList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, fault) in self.0.iter().take(MAX_SHOWN).enumerate() {
             let separator = if index == 0 { "" } else { "\n" };
@@ -69,10 +79,11 @@ impl fmt::Display for Listing<'_> {
     }
 }
 
+/// The faults of a file while it is read.
 #[derive(Debug)]
 pub(super) struct FaultLog {
     file: PathBuf,
-    faults: RefCell<Vec<Fault>>,
+    faults: RefCell<Vec<ConfigFault>>,
 }
 
 impl FaultLog {
@@ -80,9 +91,9 @@ impl FaultLog {
         Self { file: file.to_owned(), faults: RefCell::default() }
     }
 
-    /// Not yet in the log.
-    pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> Fault {
-        Fault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
+    /// Returns a fault of this file without adding it to the log.
+    pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> ConfigFault {
+        ConfigFault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
     }
 
     pub(super) fn add(&self, at: Position, path: &str, message: impl Into<String>) {
@@ -90,7 +101,7 @@ impl FaultLog {
         self.faults.borrow_mut().push(fault);
     }
 
-    pub(super) fn into_sorted(self) -> Vec<Fault> {
+    pub(super) fn into_sorted(self) -> Vec<ConfigFault> {
         let mut faults = self.faults.into_inner();
         faults.sort_by_key(|fault| fault.at);
         faults

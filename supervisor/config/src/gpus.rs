@@ -1,62 +1,62 @@
-//! The GPUs.
+//! The key `gpus`.
 
 use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
-use super::types::{CudaDevice, Gpu, Partitioning};
+use super::types::{CudaDevice, GpuConfig, Partitioning};
 
 const MAX_GPUS: usize = 64;
 
-/// An H100's or H200's.
+/// The SMs of an emulated GPU by default: those of an H100 or H200.
 const DEFAULT_SMS: u32 = 132;
 
 const MAX_SMS: u32 = 1024;
 
-/// GPU 0 where the configuration gives none.
-pub(super) fn gpus(root: &Fields<'_>) -> Vec<Gpu> {
+/// Reads the list of GPUs. The default is GPU 0 with MPS.
+pub(super) fn gpus(root: &Fields<'_>) -> Vec<GpuConfig> {
     let Some(list) = root.get("gpus") else {
-        return vec![Gpu::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];
+        return vec![GpuConfig::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];
     };
     let Some(items) = list.items_up_to(MAX_GPUS, "GPUs") else { return Vec::new() };
     if list.is_list() && items.is_empty() {
-        list.fault("no GPU; give `[{device: 0}]` or `[{device: emulated}]`, or remove the key");
+        list.fault("the list is empty; use `[{device: 0}]` or `[{device: emulated}]`, or remove the key");
     }
-    let mut gpus: Vec<Gpu> = Vec::new();
+    let mut gpus: Vec<GpuConfig> = Vec::new();
     for item in &items {
-        // A faulty GPU keeps its place, so that models refer to the GPUs that were meant.
-        let gpu = gpu(item).unwrap_or(Gpu::Emulated { sms: Sms(DEFAULT_SMS) });
+        // A placeholder for a faulty GPU keeps the indices of the others.
+        let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(DEFAULT_SMS) });
         if gpus.iter().any(|other| is_same(other, &gpu)) {
-            item.fault("this GPU is in the list already; name each once and let models share it");
+            item.fault("this GPU is already in the list; list each GPU once, as models share it");
         }
         gpus.push(gpu);
     }
     gpus
 }
 
-fn gpu(item: &Value<'_>) -> Option<Gpu> {
+fn gpu(item: &Value<'_>) -> Option<GpuConfig> {
     let fields = item.fields(&["device", "sms", "partition"]);
-    let device = fields.required("device", "give a GPU's index or UUID, or `emulated`")?;
+    let device = fields.required("device", "give the index or UUID of a GPU, or `emulated`")?;
     if device.text()? == "emulated" {
         fields.forbidden(
             "partition",
-            "an emulated GPU is always shared out; only a real one is told how; remove this",
+            "only a real GPU has this; an emulated GPU always enforces shares; remove the key",
         );
         let sms = fields.or("sms", DEFAULT_SMS, |value| value.whole(2..=MAX_SMS));
-        return Some(Gpu::Emulated { sms: Sms(sms) });
+        return Some(GpuConfig::Emulated { sms: Sms(sms) });
     }
-    fields.forbidden("sms", "only an emulated GPU is told its SMs; remove this");
+    fields.forbidden("sms", "only an emulated GPU has this; remove the key");
     let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
     let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words));
-    if let Some(advice) = device.meant(&["emulated"]) {
+    if let Some(advice) = device.similar_word(&["emulated"]) {
         device.fault(advice);
         return None;
     }
-    device.parsed(cuda).map(|device| Gpu::Cuda { device, partition })
+    device.parsed(cuda).map(|device| GpuConfig::Cuda { device, partition })
 }
 
-fn is_same(one: &Gpu, other: &Gpu) -> bool {
+fn is_same(one: &GpuConfig, other: &GpuConfig) -> bool {
     match (one, other) {
-        (Gpu::Cuda { device, .. }, Gpu::Cuda { device: other, .. }) => device == other,
+        (GpuConfig::Cuda { device, .. }, GpuConfig::Cuda { device: other, .. }) => device == other,
         _ => false,
     }
 }
@@ -68,13 +68,14 @@ fn cuda(text: &str) -> Result<CudaDevice, String> {
     }
     if text.eq_ignore_ascii_case("auto") {
         return Err(
-            "a GPU of the host is named here; for a model that may be on any of them, write its `gpu: auto`"
-                .to_owned(),
+            "give a GPU of this host; for a model on any GPU, set `gpu: auto` for that model".to_owned()
         );
     }
     let index = text.parse().ok().filter(|index| *index < 1024);
     index.map(CudaDevice::Index).ok_or_else(|| {
-        "not a GPU; give its index, such as 0, its UUID, such as \"GPU-5a7c...\" of `nvidia-smi -L`, or `emulated`"
-            .to_owned()
+        format!(
+            "invalid GPU `{text}`; use its index, for example 0, its UUID from `nvidia-smi -L`, for example \
+             \"GPU-5a7c...\", or `emulated`"
+        )
     })
 }

@@ -1,4 +1,4 @@
-//! The host that a configuration is for: its users, its groups and its cores.
+//! Lookups on the host that a configuration is for: users, groups, cores and folders.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -22,26 +22,27 @@ impl AccountKind {
     }
 }
 
-pub(super) trait Host {
+pub(super) trait HostLookup {
     fn has_account(&self, kind: AccountKind, name: &str) -> bool;
 
-    /// In ascending order; `None` if they are not known.
+    /// Returns the ranges of online cores in ascending order, or `None` if they are unknown.
     fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
 
-    /// Why a supervisor could not have this run directory.
+    /// Returns the reason why a supervisor cannot use this run directory.
     fn refuses_run_dir(&self, path: &Path) -> Option<String>;
 
-    /// Returns why a log cannot be written to this file.
+    /// Returns the reason why the supervisor cannot write a log to this file.
     fn refuses_log(&self, path: &Path) -> Option<String>;
 }
 
-/// Asked of [`Host::refuses_run_dir`]. What is to serve finds out by taking the folder.
-pub type Refusal<'a> = &'a dyn Fn(&Path) -> Option<String>;
+/// A function that returns the reason why a supervisor cannot use a run directory. Only `check` needs
+/// it, because `serve` locks the folder.
+pub type RunDirCheck<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// One that has whatever is named.
+/// A host on which every lookup succeeds.
 pub(super) struct AnyHost;
 
-impl Host for AnyHost {
+impl HostLookup for AnyHost {
     fn has_account(&self, _: AccountKind, _: &str) -> bool {
         true
     }
@@ -61,17 +62,18 @@ impl Host for AnyHost {
 
 pub(super) struct ThisHost<'a> {
     cores: OnceCell<Option<Vec<RangeInclusive<usize>>>>,
-    run_dir: Refusal<'a>,
+    run_dir: RunDirCheck<'a>,
 }
 
 impl<'a> ThisHost<'a> {
-    pub(super) fn new(run_dir: Refusal<'a>) -> Self {
+    pub(super) fn new(run_dir: RunDirCheck<'a>) -> Self {
         Self { cores: OnceCell::new(), run_dir }
     }
 }
 
-impl Host for ThisHost<'_> {
-    /// Where the host cannot say, a start tells why.
+impl HostLookup for ThisHost<'_> {
+    /// Returns whether the host has the account. If the lookup fails, this is true, and starting the
+    /// supervisor reports the reason.
     fn has_account(&self, kind: AccountKind, name: &str) -> bool {
         match kind {
             AccountKind::User => !matches!(User::from_name(name), Ok(None)),
@@ -90,7 +92,7 @@ impl Host for ThisHost<'_> {
 
     fn refuses_log(&self, path: &Path) -> Option<String> {
         if path.is_dir() {
-            return Some(format!("{} is a folder; name a file in it", path.display()));
+            return Some(format!("{} is a folder; give a file in it", path.display()));
         }
         let folder = path.parent().filter(|folder| !folder.is_dir())?;
         Some(format!(
@@ -100,7 +102,7 @@ impl Host for ThisHost<'_> {
     }
 }
 
-/// As the kernel writes them: `0-3,8`.
+/// Parses ranges in the kernel's format, such as `0-3,8`.
 fn ranges(text: &str) -> Option<Vec<RangeInclusive<usize>>> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_has_root_and_not_everybody() {
+    fn this_host_has_root_and_no_unknown_account() {
         let host = ThisHost::new(&|_| None);
         for kind in [AccountKind::User, AccountKind::Group] {
             assert!(host.has_account(kind, "root") && !host.has_account(kind, "no-such-name"));
@@ -128,11 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_a_file_in_a_folder_that_is_there() {
+    fn a_log_is_a_file_in_an_existing_folder() {
         let (host, folder) = (ThisHost::new(&|_| None), tempfile::tempdir().unwrap());
         assert_eq!(host.refuses_log(&folder.path().join("access.log")), None);
         let why = host.refuses_log(folder.path()).unwrap();
-        assert!(why.ends_with("is a folder; name a file in it"), "{why}");
+        assert!(why.ends_with("is a folder; give a file in it"), "{why}");
         let why = host.refuses_log(&folder.path().join("absent/access.log")).unwrap();
         assert!(why.contains("the folder") && why.contains("absent does not exist; create it"), "{why}");
     }

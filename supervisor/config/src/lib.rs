@@ -1,16 +1,19 @@
-//! The configuration: YAML, read into a tree of values that know where they stand, then checked.
-//! All faults are found at once, each with its place.
+//! The configuration: a YAML file is parsed into a tree of values with their positions, then checked.
+//! All faults are found at once, each with its position and the key.
+
+#![warn(missing_docs)]
 
 mod arrays;
 mod batch;
 mod bounds;
-mod changed;
 pub mod check;
+mod client_changes;
 mod engine;
 mod faults;
 mod gpus;
 mod host;
 mod listen;
+mod model_spec;
 mod models;
 mod onnx;
 mod peers;
@@ -19,7 +22,6 @@ mod reader;
 mod render;
 mod settings;
 mod shares;
-mod terms;
 mod tracing;
 mod types;
 mod units;
@@ -33,12 +35,12 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-pub use arrays::{ArrayFile, MAX_BYTES as MAX_ARRAY_BYTES, Misfit};
-pub use changed::changed_model;
+pub use arrays::{ArrayFile, ArrayMismatch, MAX_BYTES as MAX_ARRAY_BYTES};
+pub use client_changes::apply_client_changes;
 pub use engine::model_files;
-pub use faults::{ConfigError, Fault, Listing, Position};
-pub use host::Refusal;
-pub use peers::{Access, Account, Peers};
+pub use faults::{ConfigError, ConfigFault, FaultList, Position};
+pub use host::RunDirCheck;
+pub use peers::{Account, AllowedClients, Peers};
 pub use render::render;
 pub use settings::{CONTROL_SOCKET, PRIVATE};
 pub use types::*;
@@ -46,42 +48,42 @@ pub use units::duration;
 pub use warmup_fit::{check_values, shape_fits};
 
 use faults::FaultLog;
-use host::{AnyHost, Host, ThisHost};
+use host::{AnyHost, HostLookup, ThisHost};
 use reader::Value;
 
-/// How variables of the environment are looked up.
+/// A function that looks up an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The surroundings of a configuration, and the notes that are found beside its faults.
+/// The environment of a configuration, and the faults and notes that do not prevent loading it.
 struct Context<'a> {
-    /// As the user named it.
+    /// The folder of the configuration file, as the user wrote it.
     dir: &'a Path,
     env: Environment<'a>,
     is_root: bool,
-    host: &'a dyn Host,
-    file_faults: RefCell<Vec<Fault>>,
-    host_faults: RefCell<Vec<Fault>>,
-    /// Settings that have no effect, or cannot be right, and are no faults.
-    notes: RefCell<Vec<Fault>>,
+    host: &'a dyn HostLookup,
+    file_faults: RefCell<Vec<ConfigFault>>,
+    host_faults: RefCell<Vec<ConfigFault>>,
+    /// Settings that have no effect, or that are probably wrong.
+    notes: RefCell<Vec<ConfigFault>>,
 }
 
 impl Context<'_> {
-    /// Of a path that is relative to the file.
-    fn shown(&self, path: &str) -> PathBuf {
+    /// Returns the path of a file that the configuration names relative to its folder.
+    fn resolve(&self, path: &str) -> PathBuf {
         self.dir.join(path)
     }
 
-    /// Notes a fault of a model's own files.
+    /// Records a fault of a model's own files.
     fn file_fault(&self, value: &Value<'_>, message: impl Into<String>) {
         self.file_faults.borrow_mut().push(value.describe(message));
     }
 
-    /// What the configuration names and this host does not have.
-    fn lacks(&self, value: &Value<'_>, message: impl std::fmt::Display) {
+    /// Records that this host does not have a user, group, core or file that the configuration names.
+    fn host_fault(&self, value: &Value<'_>, message: impl std::fmt::Display) {
         self.host_faults.borrow_mut().push(value.describe(format!("on this host {message}")));
     }
 
-    /// A note on a profile that two models have is kept once.
+    /// Records a note, but only once if two models have the same profile.
     fn note(&self, value: &Value<'_>, message: impl Into<String>) {
         let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
         if !notes.contains(&note) {
@@ -90,9 +92,9 @@ impl Context<'_> {
     }
 }
 
-/// Without `..`, except where that leads elsewhere: out of a folder that is a link.
+/// Returns the absolute path without `..`, except after a symbolic link, whose parent is elsewhere.
 fn absolute(path: &Path) -> PathBuf {
-    // Fails only where there is no working directory; opening the path fails by itself then.
+    // This only fails without a working directory. Opening the path then fails anyway.
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let is_folder = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
     let mut plain = PathBuf::new();
@@ -104,29 +106,39 @@ fn absolute(path: &Path) -> PathBuf {
     plain
 }
 
-/// Fails for a path that is not a regular file, is empty, or cannot be read by this user.
+/// Checks that the path is a regular file that is not empty and that this user can read.
 fn usable(path: &Path) -> Result<(), io::Error> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();
     if kind.is_dir() {
-        return Err(io::Error::other("it is a directory"));
+        return Err(io::Error::other("this is a directory"));
     }
     if !kind.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
+        return Err(io::Error::other("this is not a regular file"));
     }
     File::open(path)?;
     if metadata.len() == 0 {
-        return Err(io::Error::other("it is empty"));
+        return Err(io::Error::other("the file is empty"));
     }
     Ok(())
 }
 
-/// On a host that has whatever is named; see [`load_here`].
+/// Loads a configuration without checking that this host has the users, groups and cores that it names.
+/// [`load_here`] checks that too.
+///
+/// # Errors
+///
+/// [`ConfigError`] if the file cannot be read or has faults.
 pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
     load_on(path, env, is_root, &AnyHost)
 }
 
-fn load_on(path: &Path, env: Environment<'_>, is_root: bool, host: &dyn Host) -> Result<Config, ConfigError> {
+fn load_on(
+    path: &Path,
+    env: Environment<'_>,
+    is_root: bool,
+    host: &dyn HostLookup,
+) -> Result<Config, ConfigError> {
     let log = FaultLog::new(path);
     let text =
         yaml::read(path, &log).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -153,21 +165,27 @@ fn load_on(path: &Path, env: Environment<'_>, is_root: bool, host: &dyn Host) ->
     Err(ConfigError::Faults(faults))
 }
 
-/// In the environment of this process. Faults of models' own files, and what this host lacks, leave
-/// a configuration, and stand in [`Config::file_faults`] and [`Config::host_faults`].
+/// Loads a configuration in the environment of this process, and checks it against this host. Faults
+/// of models' own files and of this host do not prevent loading: they are in
+/// [`Config::file_faults`] and [`Config::host_faults`].
+///
+/// # Errors
+///
+/// [`ConfigError`] if the file cannot be read or has other faults.
 pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
-    examined_here(path, &|_| None)
+    load_for_check(path, &|_| None)
 }
 
-/// [`load_here`], with the run directory's fault among those of the host.
-fn examined_here(path: &Path, run_dir: Refusal<'_>) -> Result<Config, ConfigError> {
+/// Loads a configuration like [`load_here`], and also checks that a supervisor can use its run
+/// directory.
+fn load_for_check(path: &Path, run_dir: RunDirCheck<'_>) -> Result<Config, ConfigError> {
     let is_root = nix::unistd::geteuid().is_root();
     load_on(path, &|name| std::env::var_os(name), is_root, &ThisHost::new(run_dir))
 }
 
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
 
-/// In the environment of this process.
+/// Returns the default run directory in the environment of this process.
 pub fn default_run_dir() -> Option<PathBuf> {
     settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
@@ -190,7 +208,7 @@ const KEYS: &[&str] = &[
     "access_log",
 ];
 
-/// Where there are faults, defaults stand in.
+/// Reads the whole document. Defaults replace faulty values.
 fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let fields = root.fields(KEYS);
     let run_dir = settings::run_dir(&fields, context);
@@ -198,10 +216,10 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let gpus = gpus::gpus(&fields);
     let limits = settings::limits(&fields, context);
     let controller = settings::controller(&fields, context);
-    let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
-    let models = models::models(&fields, &beside, context);
+    let sections = models::Sections { gpus: &gpus, limits: &limits, controller: &controller };
+    let models = models::models(&fields, &sections, context);
     let (timeouts, lame_duck) = settings::timeouts(&fields);
-    let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
+    let ready = fields.or("ready", ReadyConfig::default(), |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());
     let control = fields.get("control").and_then(|value| peers::listed(&value, context));
     let model_control = settings::model_control(&fields, context);

@@ -1,4 +1,4 @@
-//! The sockets.
+//! The key `listen`: the addresses of the supervisor's servers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use super::host::AccountKind;
 use super::reader::{Fields, Value};
 use super::settings::{CONTROL_SOCKET, PRIVATE};
-use super::types::{Listen, Listener, SOCKET_MODE, Tls};
+use super::types::{ListenConfig, Listener, SOCKET_MODE, Tls};
 use super::{Context, absolute, peers, usable};
 
-/// In bytes: 108 with the closing NUL.
+/// The longest path of a Unix socket in bytes. With the NUL at its end it has 108 (`sun_path`).
 pub(super) const MAX_SOCKET_PATH: usize = 107;
 
 const MAX_LISTENERS: usize = 64;
@@ -20,45 +20,46 @@ enum Address {
     Tcp(SocketAddr),
 }
 
-/// A socket that is in use, and the setting that uses it.
-struct Taken<'a> {
+/// An address that is in use, and the setting that uses it.
+struct UsedAddress<'a> {
     address: Address,
+    /// The setting, as messages name it.
     by: String,
-    /// `None` for a default.
+    /// The value in the document; a default has none.
     value: Option<Value<'a>>,
 }
 
-/// No two sockets may be the same.
-pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> Listen {
+/// Reads the addresses. Two equal addresses are a fault.
+pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> ListenConfig {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
     let ours =
         [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
     let ours = ours.map(|(name, by)| (Address::Unix(run_dir.join(name)), by.to_owned()));
-    let mut taken: Vec<_> =
-        ours.into_iter().map(|(address, by)| Taken { address, by, value: None }).collect();
-    let mut listeners = |key, default| listeners((&fields, key), default, run_dir, &mut taken, context);
+    let mut used: Vec<_> =
+        ours.into_iter().map(|(address, by)| UsedAddress { address, by, value: None }).collect();
+    let mut listeners = |key, default| listeners((&fields, key), default, run_dir, &mut used, context);
     let http = listeners("http", "http.sock");
     let grpc = listeners("grpc", "grpc.sock");
     let metrics = listeners("metrics", "metrics.sock");
-    report_clashes(&taken);
+    report_clashes(&used);
     let is_none = |key| fields.get(key).is_some_and(|list| list.is_list() && list.items().is_empty());
     if is_none("http") && is_none("grpc") {
-        fields.fault("http", "neither http nor grpc has an address, so no client could come; give one");
+        fields.fault("http", "neither http nor grpc has an address for clients; give at least one");
     }
-    Listen { http, grpc, metrics }
+    ListenConfig { http, grpc, metrics }
 }
 
 fn listeners<'a>(
     (fields, key): (&Fields<'a>, &'static str),
     default: &str,
     run_dir: &Path,
-    taken: &mut Vec<Taken<'a>>,
+    used: &mut Vec<UsedAddress<'a>>,
     context: &Context<'_>,
 ) -> Vec<Listener> {
     let Some(list) = fields.get(key) else {
         let address = Address::Unix(run_dir.join(default));
-        let by = format!("listen.{key}, by default");
-        taken.push(Taken { address: address.clone(), by, value: None });
+        let by = format!("the default of listen.{key}");
+        used.push(UsedAddress { address: address.clone(), by, value: None });
         return vec![plain(address)];
     };
     let Some(items) = list.items_up_to(MAX_LISTENERS, "listeners") else { return Vec::new() };
@@ -66,7 +67,7 @@ fn listeners<'a>(
     for item in items {
         if let Some((address, listener)) = listener(&item, run_dir, context) {
             let by = format!("{} in line {}", item.path(), item.line());
-            taken.push(Taken { address, by, value: Some(item) });
+            used.push(UsedAddress { address, by, value: Some(item) });
             listeners.push(listener);
         }
     }
@@ -86,7 +87,7 @@ fn listener(item: &Value<'_>, run_dir: &Path, context: &Context<'_>) -> Option<(
         return Some((address.clone(), plain(address)));
     }
     let fields = item.fields(&["address", "mode", "group", "users", "groups", "tls", "tokens"]);
-    let written = fields.required("address", "give `unix:x.sock` or `127.0.0.1:8000`, say")?;
+    let written = fields.required("address", "give for example `unix:x.sock` or `127.0.0.1:8000`")?;
     let address = written.parsed(|text| address(text, run_dir))?;
     let listener = match address.clone() {
         Address::Unix(path) => unix(&fields, path, context),
@@ -103,7 +104,7 @@ fn group(value: &Value<'_>, context: &Context<'_>) -> Option<String> {
 
 fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
     for key in ["tls", "tokens"] {
-        fields.forbidden(key, "a Unix socket's clients are on this host, and known by it; remove this");
+        fields.forbidden(key, "only TCP addresses have this; remove the key, or use `users` and `groups`");
     }
     Listener::Unix {
         path,
@@ -115,10 +116,10 @@ fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
 
 fn tcp(fields: &Fields<'_>, address: SocketAddr, context: &Context<'_>) -> Option<Listener> {
     for key in ["mode", "group"] {
-        fields.forbidden(key, "only Unix sockets have a mode and a group; remove this");
+        fields.forbidden(key, "only Unix sockets have this; remove the key");
     }
     for key in ["users", "groups"] {
-        fields.forbidden(key, "only Unix sockets say who connects; remove this, or give `tokens`");
+        fields.forbidden(key, "only Unix sockets identify users; remove the key, or use `tokens`");
     }
     let tls = match fields.get("tls") {
         Some(value) => Some(tls(&value, context)?),
@@ -134,7 +135,7 @@ fn tcp(fields: &Fields<'_>, address: SocketAddr, context: &Context<'_>) -> Optio
 fn tls(value: &Value<'_>, context: &Context<'_>) -> Option<Tls> {
     let fields = value.fields(&["certificate", "key", "client_ca"]);
     let needed =
-        |key| fields.required(key, "name the file, in PEM format").and_then(|value| file(&value, context));
+        |key| fields.required(key, "give a file in PEM format").and_then(|value| file(&value, context));
     let (certificate, key) = (needed("certificate"), needed("key"));
     let client_ca = match fields.get("client_ca") {
         Some(value) => Some(file(&value, context)?),
@@ -143,11 +144,11 @@ fn tls(value: &Value<'_>, context: &Context<'_>) -> Option<Tls> {
     Some(Tls { certificate: certificate?, key: key?, client_ca })
 }
 
-/// Absolute; the file must be there.
+/// Reads the path of a file that must exist, and returns the absolute path.
 fn file(value: &Value<'_>, context: &Context<'_>) -> Option<PathBuf> {
-    let path = context.shown(value.text()?);
+    let path = context.resolve(value.text()?);
     if let Err(error) = usable(&path) {
-        value.fault(format!("{} cannot be used: {error}; correct the path or the file", path.display()));
+        value.fault(format!("cannot use {}: {error}; correct the path or the file", path.display()));
         return None;
     }
     Some(absolute(&path))
@@ -157,7 +158,7 @@ fn file_mode(value: &Value<'_>) -> Option<u32> {
     let text = value.text()?;
     if value.is_plain() {
         value.fault(format!(
-            "without quotes YAML reads {text} as a decimal number; write an octal mode in quotes, such as \"0660\""
+            "YAML reads {text} without quotes as a decimal number; use an octal mode in quotes, for example \"0660\""
         ));
         return None;
     }
@@ -165,7 +166,7 @@ fn file_mode(value: &Value<'_>) -> Option<u32> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
     if mode.is_none() {
         value.fault(format!(
-            "`{text}` is not a file mode; write three octal digits behind a 0, such as \"0660\""
+            "invalid file mode `{text}`; use a 0 and three octal digits, for example \"0660\""
         ));
     }
     mode
@@ -174,41 +175,45 @@ fn file_mode(value: &Value<'_>) -> Option<u32> {
 fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     let Some(path) = text.strip_prefix("unix:") else {
         return text.parse().map(Address::Tcp).map_err(|_| {
-            format!("`{text}` is not an address; write `unix:x.sock`, `127.0.0.1:8000` or `[::1]:8000` (an IP address, no host name)")
+            format!(
+                "invalid address `{text}`; use for example `unix:x.sock`, `127.0.0.1:8000` or `[::1]:8000` \
+                 (an IP address, not a host name)"
+            )
         });
     };
     if path.is_empty() || path.ends_with('/') {
-        return Err("`unix:` needs the socket's path, such as `unix:http.sock`".to_owned());
+        return Err("`unix:` needs the path of a socket; use for example `unix:http.sock`".to_owned());
     }
-    // Equal paths may be written in different ways, such as with `./`.
+    // The same path may be written in different ways, for example with `./`.
     let path: PathBuf = run_dir.join(path).components().collect();
-    // A run directory that is itself too long is its own fault.
+    // If the run directory itself is too long, that is a fault of `run_dir` alone.
     let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;
     let length = path.as_os_str().len();
     if length > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {
         let path = path.display();
         return Err(format!(
-            "too long for a Unix socket: {path} has {length} bytes and {MAX_SOCKET_PATH} fit; shorten it or run_dir"
+            "the path is too long for a Unix socket: {path} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \
+             shorten it or run_dir"
         ));
     }
     Ok(Address::Unix(path))
 }
 
-fn report_clashes(taken: &[Taken<'_>]) {
-    for (index, second) in taken.iter().enumerate() {
-        let Some(first) = taken[..index].iter().find(|first| clash(&first.address, &second.address)) else {
+fn report_clashes(used: &[UsedAddress<'_>]) {
+    for (index, second) in used.iter().enumerate() {
+        let Some(first) = used[..index].iter().find(|first| clash(&first.address, &second.address)) else {
             continue;
         };
         match (&second.value, &first.value) {
-            (Some(value), _) => value.fault(clash_text(first)),
-            (None, Some(value)) => value.fault(clash_text(second)),
+            (Some(value), _) => value.fault(same_address(first)),
+            (None, Some(value)) => value.fault(same_address(second)),
             (None, None) => {}
         }
     }
 }
 
-fn clash_text(other: &Taken<'_>) -> String {
-    format!("the address is taken by {}; give each its own", other.by)
+fn same_address(other: &UsedAddress<'_>) -> String {
+    format!("{} has the same address; use different addresses", other.by)
 }
 
 fn clash(first: &Address, second: &Address) -> bool {
@@ -219,7 +224,8 @@ fn clash(first: &Address, second: &Address) -> bool {
     }
 }
 
-/// Port 0 is any free port. `0.0.0.0` takes the port on all IPv4 addresses, `[::]` on all.
+/// Returns whether two TCP addresses clash. Port 0 means any free port and never clashes. `0.0.0.0`
+/// takes the port on all IPv4 addresses, `[::]` on all addresses.
 fn clash_tcp(first: &SocketAddr, second: &SocketAddr) -> bool {
     let (a, b) = (first.ip().to_canonical(), second.ip().to_canonical());
     let covers = |wide: IpAddr, other: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || other.is_ipv4());
@@ -231,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wildcards_clash_with_what_they_cover() {
+    fn wildcards_clash_with_the_addresses_that_they_cover() {
         let clash = |a: &str, b: &str| clash_tcp(&a.parse().unwrap(), &b.parse().unwrap());
         assert!(clash("127.0.0.1:80", "127.0.0.1:80"));
         assert!(clash("0.0.0.0:80", "127.0.0.1:80"));

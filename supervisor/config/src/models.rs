@@ -1,4 +1,4 @@
-//! The models.
+//! The key `models`.
 
 use std::time::Duration;
 
@@ -8,13 +8,14 @@ use shadowslice_shared::units::Sms;
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
 use super::types::{
-    Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, Warmup, WarmupInput,
+    ControllerConfig, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, ModelConfig, Partitioning,
+    SloTarget, WarmupConfig, WarmupInput,
 };
 use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
 const MAX_MODELS: usize = 256;
 
-/// The bits of the kernel's usual CPU set.
+/// The largest number of CPU cores: the bits of the kernel's usual CPU set.
 const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
@@ -39,57 +40,57 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// What models are checked against.
-pub(super) struct Beside<'a> {
-    pub(super) gpus: &'a [Gpu],
-    pub(super) limits: &'a Limits,
-    pub(super) controller: &'a Controller,
+/// The other sections of the configuration, against which models are checked.
+pub(super) struct Sections<'a> {
+    pub(super) gpus: &'a [GpuConfig],
+    pub(super) limits: &'a LimitsConfig,
+    pub(super) controller: &'a ControllerConfig,
 }
 
-pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Vec<Model> {
-    let gpus = beside.gpus;
-    let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
+pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> Vec<ModelConfig> {
+    let gpus = sections.gpus;
+    let why = "give for example `models: [{path: digits.onnx, slo: 20ms}]`";
     let Some(list) = root.required("models", why) else { return Vec::new() };
     let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
-    let mut models: Vec<Model> = Vec::new();
+    let mut models: Vec<ModelConfig> = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);
-        let model = model(&fields, beside, context);
+        let model = model(&fields, sections, context);
         let named = models.iter().position(|other| other.name == model.name);
         if let Some(first) = named.filter(|_| !model.name.is_empty()) {
             let first = items[first].line();
             let message =
-                format!("`{}` is the name of the model in line {first} too; names must differ", model.name);
+                format!("the model in line {first} is named `{}` too; use different names", model.name);
             fields.fault("name", message);
         }
         models.push(model);
     }
     shares::check_sums(&models, &items, gpus.len());
-    shares::settle(&mut models);
+    shares::set_initial_shares(&mut models);
     models
 }
 
-/// The share is settled later, together with the other models' shares.
-fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Model {
-    let Beside { gpus, limits, controller } = *beside;
+/// Reads a model. Its initial share is set later, together with those of the other models.
+fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
+    let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
     let gpu_auto = gpu_auto(fields, gpus);
     let gpu = if gpu_auto { 0 } else { gpu(fields, gpus) };
     let (engine, inputs) = engine::engine(fields, gpus.get(gpu), limits, context);
     let name = name(fields);
     let profile =
-        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
+        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.resolve(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
     let handover = handover(fields);
-    let is_emulated = matches!(engine, Engine::Emulated { .. });
+    let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
     let slo = slo(fields);
-    let warmed = warmup::Model { engine: &engine, limits, inputs: &inputs };
+    let warmed = warmup::WarmupModel { engine: &engine, limits, inputs: &inputs };
     let warmup = warmup::warmup(fields, &warmed, context);
     if let Some(profile) = &read {
         note_hopeless(fields, &slo, profile, gpus.get(gpu), context);
         note_other_shapes(fields, &warmup, profile, context);
     }
-    Model {
+    ModelConfig {
         name,
         gpu,
         gpu_auto,
@@ -119,7 +120,7 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 
 const MAX_NAME: usize = 128;
 
-/// Empty if the name is missing, which is a fault.
+/// Reads a model's name. If the name is missing this is a fault, and the name is empty.
 fn name(fields: &Fields<'_>) -> String {
     let is_name = |name: &str| {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -129,44 +130,47 @@ fn name(fields: &Fields<'_>) -> String {
         let name = value.text().unwrap_or_default();
         if !name.is_empty() && !is_name(name) {
             value.fault(format!(
-                "`{name}` is not a model's name; use letters, digits, `.`, `_` and `-`, at most {MAX_NAME}"
+                "invalid model name `{name}`; use at most {MAX_NAME} letters, digits, `.`, `_` and `-`"
             ));
         }
         return name.to_owned();
     }
     let Some(path) = fields.get("path") else {
-        fields.fault("name", "missing; a model without a path needs a name, such as `name: echo`");
+        fields.fault("name", "missing; a model without a path needs a name, for example `name: echo`");
         return String::new();
     };
     let stem = path.word().and_then(engine::stem).unwrap_or_default();
     if !stem.is_empty() && !is_name(&stem) {
         let message = format!(
-            "the file's stem `{stem}` is not a model's name; give `name`, of letters, digits, `.`, `_` and `-`"
+            "the file's stem `{stem}` is not a valid model name; give a `name` of letters, digits, `.`, `_` and `-`"
         );
         path.fault(message);
     }
     stem
 }
 
-/// The largest index that is understood at all.
+/// The largest index that is a number at all; whether there is such a GPU is checked separately.
 const LAST_GPU: usize = 1023;
 
-/// What else is said of such a model must hold on each GPU.
-fn gpu_auto(fields: &Fields<'_>, gpus: &[Gpu]) -> bool {
+/// Returns whether `gpu` is `auto`. All GPUs must then be of one kind, because the model's other
+/// settings must be valid on each of them.
+fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
-    let kind = |gpu: &Gpu| match gpu {
-        Gpu::Emulated { .. } => None,
-        Gpu::Cuda { partition, .. } => Some(*partition),
+    let kind = |gpu: &GpuConfig| match gpu {
+        GpuConfig::Emulated { .. } => None,
+        GpuConfig::Cuda { partition, .. } => Some(*partition),
     };
     if gpus.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
-        value.fault("`auto` needs GPUs of one kind: all emulated, or all with the same `partition`");
+        value.fault(
+            "`auto` needs GPUs of one kind; make all of them emulated or give all the same `partition`",
+        );
     }
     true
 }
 
-fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
+fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
     fields.or("gpu", 0, |value| {
-        if let Some(advice) = value.meant(&["auto"]) {
+        if let Some(advice) = value.similar_word(&["auto"]) {
             value.fault(advice);
             return None;
         }
@@ -174,78 +178,84 @@ fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;
             value.fault(format!(
-                "there is no GPU {index}; `gpus` has 0 to {last}, counted from 0 in the order of the list"
+                "GPU {index} not found; use an index from 0 to {last}, the positions in the list `gpus`"
             ));
         }
         Some(index)
     })
 }
 
-fn slo(fields: &Fields<'_>) -> Slo {
+fn slo(fields: &Fields<'_>) -> SloTarget {
     const PERCENTILE: f64 = 99.0;
-    let placeholder = Slo { latency: Duration::from_secs(1), percentile: PERCENTILE };
-    let why = "say within which time requests must be answered, such as `slo: 20ms`";
+    let placeholder = SloTarget { latency: Duration::from_secs(1), percentile: PERCENTILE };
+    let why = "give the time within which requests must be answered, for example `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
-        return latency(&value).map_or(placeholder, |latency| Slo { latency, ..placeholder });
+        return latency(&value).map_or(placeholder, |latency| SloTarget { latency, ..placeholder });
     }
     let slo = value.fields(&["latency", "percentile"]);
-    let given = slo.required("latency", "say within which time requests must be answered, such as 20ms");
-    Slo {
+    let given =
+        slo.required("latency", "give the time within which requests must be answered, for example 20ms");
+    SloTarget {
         latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
         percentile: slo.or("percentile", PERCENTILE, percentile),
     }
 }
 
-/// A percentile below 1 promises next to nothing, and is meant as a fraction.
+/// Reads a percentile. One below 1 is a fault, because it is probably meant as a fraction.
 fn percentile(value: &Value<'_>) -> Option<f64> {
-    const WANTED: &str = "a number above 0 and below 100, such as 99 or 99.9";
+    const WANTED: &str = "a number above 0 and below 100 (for example 99 or 99.9)";
     let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
     if given < 1.0 {
-        // Rounded: 0.999 is not quite what a hundredth of 99.9 is.
+        // Rounding makes 99.9 of 0.999, which has no exact binary form.
         let percent = (given * 1e8).round() / 1e6;
-        value.fault(format!("{given} is a fraction; write {percent}, in percent"));
+        value.fault(format!("{given} is a fraction; use {percent}, in percent"));
     }
     Some(given)
 }
 
-/// Even the whole GPU is too slow for the objective: a request may wait for a batch of one row, and
-/// is in the next. The profile may be wrong, so this is a note and not a fault.
+/// Adds a note if even the whole GPU is too slow for the SLO: a request may wait for a batch of one row
+/// and then runs in the next. This is not a fault, because the profile may be wrong.
 fn note_hopeless(
     fields: &Fields<'_>,
-    slo: &Slo,
+    slo: &SloTarget,
     profile: &Profile,
-    gpu: Option<&Gpu>,
+    gpu: Option<&GpuConfig>,
     context: &Context<'_>,
 ) {
     let whole = match gpu {
-        Some(Gpu::Emulated { sms }) => *sms,
+        Some(GpuConfig::Emulated { sms }) => *sms,
         // Above the last column a profile is flat.
-        Some(Gpu::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
+        Some(GpuConfig::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
     };
     let two_batches = 2 * profile.execution.time(1, f64::from(whole.0));
     if let Some(value) = fields.get("slo").filter(|_| two_batches > slo.latency) {
         let ms = two_batches.as_secs_f64() * 1e3;
-        let why = "cannot be kept under load: by its profile two batches of one row take";
-        context.note(&value, format!("{why} {ms:.1} ms on the whole GPU; no share is changed for it"));
+        context.note(
+            &value,
+            format!(
+                "the model cannot meet this SLO under load: by its profile, two batches of one row take {ms:.1} ms \
+                 on the whole GPU; the policy will not change shares for it"
+            ),
+        );
     }
 }
 
-fn note_other_shapes(fields: &Fields<'_>, warmup: &Warmup, profile: &Profile, context: &Context<'_>) {
+fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profile, context: &Context<'_>) {
     let Some(value) = fields.get("profile") else { return };
     for (input, measured) in &profile.shapes {
         let warmed = match warmup.inputs.get(input).and_then(WarmupInput::given_shape) {
-            // An array has the batch axis too.
+            // An array also has the batch axis.
             Some([_, shape @ ..]) if shape == measured => continue,
             Some(shape) if shape == measured => continue,
             Some(shape) => format!("has {shape:?}"),
-            None => "gives it no shape, so that its free axes have the first length that works".to_owned(),
+            None => "gives none, so that free axes have the first length that works".to_owned(),
         };
         context.note(
             &value,
             format!(
-                "was measured with the input {input} of shape {measured:?}, and `warmup` {warmed}: \
-                 a batch may take another time; measure with the shape that requests have, and name it in `warmup`"
+                "the profile was measured with shape {measured:?} of input {input}, but `warmup` {warmed}; times may \
+                 differ: measure with the shape of your requests, and give the same shape in `warmup`"
             ),
         );
     }
@@ -254,20 +264,25 @@ fn note_other_shapes(fields: &Fields<'_>, warmup: &Warmup, profile: &Profile, co
 fn latency(value: &Value<'_>) -> Option<Duration> {
     let latency = value.parsed(units::duration)?;
     if latency.is_zero() {
-        value.fault("no request can be answered in no time; give a latency above zero, such as 20ms");
+        value.fault("the latency must be above zero; use for example 20ms");
         return None;
     }
     at_least(value, Duration::from_micros(1))
 }
 
-fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, controller: &Controller, context: &Context<'_>) -> u32 {
+fn priority(
+    fields: &Fields<'_>,
+    gpu: Option<&GpuConfig>,
+    controller: &ControllerConfig,
+    context: &Context<'_>,
+) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).unwrap_or(1);
-    // MPS prefers clients by it.
-    let heeded = controller.policy.heeds_priorities()
-        || matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. }));
-    if priority != 1 && !heeded {
-        context.note(&value, format!("has no effect under `policy: {}`", controller.policy));
+    // MPS schedules clients by their priority under any policy.
+    let has_effect = controller.policy.heeds_priorities()
+        || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
+    if priority != 1 && !has_effect {
+        context.note(&value, format!("this has no effect under `policy: {}`", controller.policy));
     }
     priority
 }
@@ -287,7 +302,10 @@ fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -
     let words = [("off", false), ("always", true)];
     let standby = fields.or("standby", false, |value| value.one_of(&words));
     if let (Some(value), true, HandoverMode::Restart) = (fields.get("standby"), standby, handover) {
-        context.note(&value, "has no effect under `handover: restart`: the model never has two workers");
+        context.note(
+            &value,
+            "this has no effect under `handover: restart`, because the model never has two workers",
+        );
     }
     standby
 }
@@ -297,7 +315,7 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
     for item in value.items() {
         let cpu = item.whole(0..=MAX_CPUS - 1)?;
         if cpus.contains(&cpu) {
-            item.fault(format!("core {cpu} is in the list already; name each once"));
+            item.fault(format!("core {cpu} is already in the list; list each core once"));
             return None;
         }
         if let Some(cores) = context.host.cores()
@@ -305,7 +323,7 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
         {
             let cores: Vec<_> =
                 cores.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
-            context.lacks(&item, format!("there is no core {cpu}; there are {}", cores.join(", ")));
+            context.host_fault(&item, format!("core {cpu} not found; use cores of {}", cores.join(", ")));
         }
         cpus.push(cpu);
     }
@@ -313,17 +331,17 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-fn memory_limit(fields: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Option<u64> {
+fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<'_>) -> Option<u64> {
     let memory = fields.section("memory", &["limit"]);
     let value = memory.get("limit")?;
     match gpu {
-        Some(Gpu::Emulated { .. }) => {
-            context.note(&value, "has no effect on an emulated GPU, which has no memory of its own");
+        Some(GpuConfig::Emulated { .. }) => {
+            context.note(&value, "this has no effect on an emulated GPU, which has no memory");
         }
-        Some(Gpu::Cuda { partition: Partitioning::None, .. }) => {
-            context.note(&value, "has no effect on a GPU with `partition: none`: it is MPS that enforces it");
+        Some(GpuConfig::Cuda { partition: Partitioning::None, .. }) => {
+            context.note(&value, "this has no effect under `partition: none`, because only MPS enforces it");
         }
-        Some(Gpu::Cuda { partition: Partitioning::Mps, .. }) | None => {}
+        Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }) | None => {}
     }
     size_within(&value, 1 << 20, 1 << 40)
 }

@@ -1,5 +1,5 @@
-//! What can be known of an ONNX model's file without loading it: that it is one, that it is there
-//! to its end, and its inputs. Everything large is skipped.
+//! A quick check of an ONNX model's file without loading it: whether it is an ONNX model, whether it is
+//! complete, and which inputs and external files it has. The check skips everything large.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use shadowslice_shared::tensor::Datatype;
 
-/// Numbers of fields, as onnx.proto has them.
+/// The numbers of fields in onnx.proto.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;
@@ -24,10 +24,10 @@ const TENSOR_TYPE_SHAPE: u64 = 2;
 const SHAPE_AXIS: u64 = 1;
 const AXIS_SIZE: u64 = 1;
 
-/// Of `ModelProto`: the largest number of a field.
+/// The largest number of a field of `ModelProto`.
 const MODEL_MOST: u64 = 26;
 
-/// Of a protocol buffer's fields: how their values are written.
+/// The wire types of a protocol buffer's fields.
 const VARINT: u64 = 0;
 const FIXED_64: u64 = 1;
 const BYTES: u64 = 2;
@@ -39,15 +39,15 @@ const MAX_NAME: u64 = 64 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OnnxInput {
     pub(super) name: String,
-    /// `None` for elements that no request can have.
+    /// The datatype, or `None` if requests cannot have it.
     pub(super) datatype: Option<Datatype>,
-    /// With -1 for each free axis; `None` if the number of axes is not known.
+    /// The shape with -1 for each free axis, or `None` if the number of axes is unknown.
     pub(super) shape: Option<Vec<i64>>,
-    /// Whether the file has a value for it. Older files name all constants among the inputs.
+    /// True if the file has a value for the input. Older files list all constants among the inputs.
     pub(super) has_default: bool,
 }
 
-/// Returns the inputs of the model in that file.
+/// Returns the inputs of the model in a file.
 pub(super) fn inputs(path: &Path) -> io::Result<Vec<OnnxInput>> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
@@ -58,7 +58,7 @@ pub(super) fn inputs(path: &Path) -> io::Result<Vec<OnnxInput>> {
     }
     file.seek(SeekFrom::Start(0))?;
     let mut walk = Walk { file: BufReader::new(file), at: 0 };
-    let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
+    let graph = walk.find_in_model(len)?.ok_or_else(|| not_onnx("the file has no graph"))?;
     walk.inputs(graph)
 }
 
@@ -67,25 +67,25 @@ pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut walk = Walk { file: BufReader::new(file), at: 0 };
-    let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
+    let graph = walk.find_in_model(len)?.ok_or_else(|| not_onnx("the file has no graph"))?;
     walk.external_files(graph)
 }
 
-/// What is often in the place of a model.
+/// Recognises files that are often in the place of a model.
 fn instead(head: &[u8]) -> Option<&'static str> {
     let text = head.trim_ascii_start();
     let is = |start: &str| text.get(..start.len()).is_some_and(|s| s.eq_ignore_ascii_case(start.as_bytes()));
     if is("version https://git-lfs") {
-        Some("it is a pointer of Git LFS; run `git lfs pull`")
+        Some("this is a Git LFS pointer; run `git lfs pull`")
     } else if is("<!doctype") || is("<html") || is("<?xml") {
-        Some("it is a web page and no ONNX model; a download went wrong")
+        Some("this is a web page and not an ONNX model; download the model again")
     } else {
         None
     }
 }
 
-fn none(why: &str) -> io::Error {
-    io::Error::other(format!("it is no ONNX model: {why}"))
+fn not_onnx(why: &str) -> io::Error {
+    io::Error::other(format!("this is not an ONNX model: {why}"))
 }
 
 /// Returns the type of elements with that number in `TensorProto.DataType`.
@@ -110,7 +110,7 @@ fn datatype_of(number: u64) -> Option<Datatype> {
 }
 
 fn truncated() -> io::Error {
-    io::Error::other("it is truncated, or no ONNX model; copy it again")
+    io::Error::other("the file is truncated, or not an ONNX model; copy it again")
 }
 
 #[derive(Clone, Copy)]
@@ -119,7 +119,7 @@ struct Field {
     kind: u64,
     /// The value if it is a [`VARINT`].
     value: u64,
-    /// Where its value ends.
+    /// The offset of the end of its value.
     end: u64,
 }
 
@@ -129,13 +129,13 @@ struct Walk {
 }
 
 impl Walk {
-    /// All of the file is walked through, so that its end is known to be there.
+    /// Returns the range of the graph. Walks through the whole file, to find out if it is complete.
     fn find_in_model(&mut self, len: u64) -> io::Result<Option<(u64, u64)>> {
         let mut graph = None;
         while self.at < len {
             let field = self.field(len)?;
             if field.number == 0 || field.number > MODEL_MOST {
-                return Err(none("its bytes are not those of one"));
+                return Err(not_onnx("the bytes are not a valid protocol buffer"));
             }
             if field.number == MODEL_GRAPH && field.kind == BYTES {
                 graph = Some((self.at, field.end));
@@ -184,7 +184,7 @@ impl Walk {
         self.each(end, |walk, field| {
             match (field.number, field.kind) {
                 (VALUE_NAME, BYTES) => name = Some(walk.text(field.end)?),
-                // What cannot be read is not known.
+                // A type that the parser cannot read counts as unknown.
                 (VALUE_TYPE, BYTES) => (datatype, shape) = walk.value_type(field.end).unwrap_or_default(),
                 _ => {}
             }
@@ -217,7 +217,7 @@ impl Walk {
         Ok((datatype, shape))
     }
 
-    /// Axes without a size, and those with a name in its place, are free.
+    /// Reads a shape. Axes without a size, or with a name instead, are free.
     fn shape(&mut self, end: u64) -> io::Result<Vec<i64>> {
         let mut axes = Vec::new();
         self.each(end, |walk, field| {
@@ -289,7 +289,7 @@ impl Walk {
         Ok(text)
     }
 
-    /// The field that begins here, which ends before `end`.
+    /// Reads the start of the field at this offset. The field must end at `end` or before.
     fn field(&mut self, end: u64) -> io::Result<Field> {
         let key = self.varint()?;
         let (number, kind) = (key >> 3, key & 7);
@@ -302,7 +302,7 @@ impl Walk {
             FIXED_64 => 8,
             BYTES => self.varint()?,
             FIXED_32 => 4,
-            _ => return Err(none("its bytes are not those of one")),
+            _ => return Err(not_onnx("the bytes are not a valid protocol buffer")),
         };
         match self.at.checked_add(bytes) {
             Some(found) if found <= end => Ok(Field { number, kind, value, end: found }),
@@ -321,7 +321,7 @@ impl Walk {
                 return Ok(value);
             }
         }
-        Err(none("its bytes are not those of one"))
+        Err(not_onnx("the bytes are not a valid protocol buffer"))
     }
 
     fn go_to(&mut self, place: u64) -> io::Result<()> {
@@ -336,7 +336,7 @@ impl Walk {
 mod tests {
     use super::*;
 
-    /// A field of bytes.
+    /// Returns a field of bytes.
     fn field(number: u8, value: &[u8]) -> Vec<u8> {
         let len = u8::try_from(value.len()).unwrap();
         [&[number << 3 | 2, len][..], value].concat()
@@ -413,10 +413,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_model_is_told_apart() {
+    fn incomplete_and_other_files_are_recognised() {
         let whole = model();
         for end in 1..whole.len() {
-            // A model that ends between two fields lacks nothing that could be seen.
+            // The check cannot see that a model ends too early if it ends between two fields.
             let cut = found(&whole[..end]);
             let between = [2, 11, whole.len() - 2].contains(&end);
             assert!(between || cut.is_err(), "{end}: {cut:?}");
@@ -427,12 +427,12 @@ mod tests {
             (b"<!DOCTYPE html><html>404", "web page"),
             (b"\n <html><body>", "web page"),
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
-            (b"this is no model", "no ONNX model"),
-            (b"PK\x03\x04", "no ONNX model"),
-            (&[0xff; 20], "no ONNX model"),
+            (b"some other text", "not an ONNX model"),
+            (b"PK\x03\x04", "not an ONNX model"),
+            (&[0xff; 20], "not an ONNX model"),
         ] {
-            let said = found(bytes).unwrap_err();
-            assert!(said.contains(why), "{said}");
+            let error = found(bytes).unwrap_err();
+            assert!(error.contains(why), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who may: users and groups of the host, and clients by name.
+//! Lists of users and groups of the host, and of clients, that have a permission.
 
 use std::fmt;
 
@@ -7,32 +7,39 @@ use super::host::AccountKind;
 use super::reader::{Fields, Value};
 use super::render::quoted;
 
-/// Of one list.
+/// The largest number of names in one list.
 const MAX_ACCOUNTS: usize = 256;
 
-/// Users and groups of Unix sockets' peers, and clients of TCP by names of their own. Users and
-/// groups are looked up when the supervisor starts.
+/// The peers that have a permission: users and groups of clients on Unix sockets, and names of clients
+/// on TCP. The supervisor looks up users and groups when it starts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Peers {
+    /// The users, ascending.
     pub users: Vec<Account>,
+    /// The groups, ascending.
     pub groups: Vec<Account>,
-    /// As tokens and certificates name them.
+    /// The names of clients in tokens and certificates, ascending.
     pub clients: Vec<String>,
 }
 
-/// A user or a group, as it is written.
+/// A user or a group, as the configuration names it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Account {
+    /// The user or group id.
     Id(u32),
+    /// The name.
     Name(String),
 }
 
-/// Which clients may do what changes something.
+/// The clients that have a permission.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Access {
+pub enum AllowedClients {
+    /// No client.
     #[default]
     Nobody,
+    /// Every client.
     Everybody,
+    /// These clients only.
     Only(Peers),
 }
 
@@ -45,7 +52,7 @@ impl fmt::Display for Account {
     }
 }
 
-/// As the keys of a map in YAML.
+/// Writes the lists as the keys of a YAML map.
 impl fmt::Display for Peers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list =
@@ -59,7 +66,7 @@ impl fmt::Display for Peers {
     }
 }
 
-/// Of Unix sockets; `None` where neither list is written.
+/// Reads the lists for Unix sockets, or returns `None` if neither key is there.
 pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers> {
     let list = |key, kind| fields.get(key).map(|value| accounts(&value, kind, context));
     match (list("users", AccountKind::User), list("groups", AccountKind::Group)) {
@@ -72,21 +79,21 @@ pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers>
     }
 }
 
-/// A map with at least one of the lists.
+/// Reads a map with at least one of the lists for Unix sockets.
 pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     let peers = peers(&value.fields(&["users", "groups"]), context);
     if peers.is_none() && value.is_map() {
-        value.fault("names nobody; give `users`, `groups` or both");
+        value.fault("the map has no list; give `users`, `groups` or both");
     }
     peers
 }
 
-/// The same where clients may come over TCP, too.
+/// Reads a map with at least one of the lists for Unix sockets and TCP.
 fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     let fields = value.fields(&["users", "groups", "clients"]);
     let (peers, clients) = (peers(&fields, context), fields.get("clients"));
     if peers.is_none() && clients.is_none() {
-        value.fault("names nobody; give `users`, `groups` or `clients`");
+        value.fault("the map has no list; give `users`, `groups` or `clients`");
         return None;
     }
     let items = clients.and_then(|list| list.items_up_to(MAX_ACCOUNTS, "names")).unwrap_or_default();
@@ -95,16 +102,16 @@ fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     Some(Peers { clients, ..peers.unwrap_or_default() })
 }
 
-/// A map, or a word that `plain` reads as a yes or no to everybody.
+/// Reads a map of lists, or a value that `plain` reads as true for everybody and false for nobody.
 pub(super) fn access(
     value: &Value<'_>,
     context: &Context<'_>,
     plain: impl FnOnce(&Value<'_>) -> Option<bool>,
-) -> Option<Access> {
+) -> Option<AllowedClients> {
     if value.is_map() {
-        return listed_clients(value, context).map(Access::Only);
+        return listed_clients(value, context).map(AllowedClients::Only);
     }
-    plain(value).map(|yes| if yes { Access::Everybody } else { Access::Nobody })
+    plain(value).map(|yes| if yes { AllowedClients::Everybody } else { AllowedClients::Nobody })
 }
 
 fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<Account> {
@@ -123,7 +130,7 @@ fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<A
 pub(super) fn check_known(value: &Value<'_>, kind: AccountKind, name: &str, context: &Context<'_>) {
     if !context.host.has_account(kind, name) {
         let kind = kind.name();
-        context.lacks(value, format!("there is no {kind} `{name}`; make it, or correct the name"));
+        context.host_fault(value, format!("{kind} `{name}` not found; create it, or correct the name"));
     }
 }
 
@@ -132,10 +139,10 @@ fn account(item: &Value<'_>) -> Option<Account> {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Account::Name(text.to_owned()));
     }
-    // The largest number stands for no user at all.
+    // The largest number means "no user" to the kernel.
     let id = text.parse().ok().filter(|id| *id != u32::MAX);
     if id.is_none() {
-        item.fault(format!("`{text}` is no user's or group's number; the largest is {}", u32::MAX - 1));
+        item.fault(format!("invalid user or group id `{text}`; use at most {}", u32::MAX - 1));
     }
     id.map(Account::Id)
 }

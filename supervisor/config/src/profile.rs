@@ -1,34 +1,36 @@
-//! Profile files.
+//! The reader of profile files.
 
 use std::path::Path;
 
-use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes, TableError,
+};
 use shadowslice_shared::units::Sms;
 
 use super::engine::shape;
 use super::faults::{ConfigError, FaultLog};
 use super::reader::{Fields, Value};
 use super::settings::size_within;
-use super::yaml::Node;
+use super::yaml::YamlNode;
 use super::{Context, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "kernels", "shapes", "execution_ms"];
 
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
-/// The most memory that a profile may name, in bytes.
+/// The largest amount of memory in a profile, in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// The most kernels of one batch that a profile may name.
+/// The largest number of kernels of a batch in a profile.
 const MAX_KERNELS: u32 = 1_000_000;
 
-/// Reads the profile that `value` names. Its faults are faults of the model's files.
+/// Reads the profile of a model. Its faults are faults of the model's files.
 pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
     match read(path) {
         Ok(profile) => Some(profile),
         Err(ConfigError::Read { source, .. }) => {
             let message = format!(
-                "{} cannot be used: {source}; put the profile there, correct the path or remove the key",
+                "cannot use {}: {source}; put the profile there, correct the path or remove the key",
                 path.display()
             );
             context.file_faults.borrow_mut().push(value.describe(message));
@@ -41,6 +43,11 @@ pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Opt
     }
 }
 
+/// Reads a profile.
+///
+/// # Errors
+///
+/// [`ConfigError`] if the file cannot be read or has faults.
 pub fn read(path: &Path) -> Result<Profile, ConfigError> {
     let log = FaultLog::new(path);
     let text = usable(path).and_then(|()| yaml::read(path, &log));
@@ -59,11 +66,12 @@ pub fn read(path: &Path) -> Result<Profile, ConfigError> {
     }
 }
 
-/// Another file is a fault, without a word of what it holds: that may be a secret.
-fn is_profile(root: &Node, log: &FaultLog) -> bool {
+/// Returns whether the document is a profile. If it is not, the fault shows nothing of its content,
+/// because that may be a secret.
+fn is_profile(root: &YamlNode, log: &FaultLog) -> bool {
     let found = ["source", "execution_ms"].iter().any(|key| root.get(key).is_some());
     if !found {
-        let message = "this is no profile: that is a map with `source` and `execution_ms`; name another file";
+        let message = "this is not a profile (a map with `source` and `execution_ms`); correct the path";
         log.add(root.at, "", message);
     }
     found
@@ -77,11 +85,14 @@ fn profile(root: &Value<'_>) -> Option<Profile> {
     let bytes = |key| memory.or(key, 0, |value| size_within(value, 0, MAX_MEMORY));
     let start = fields.section("start", &["process", "load", "warm"]);
     let time = |key| start.or(key, std::time::Duration::ZERO, |value| value.parsed(units::duration));
-    let memory =
-        Memory { context: bytes("context"), weights: bytes("weights"), activations: bytes("activations") };
-    let start = Start { process: time("process"), load: time("load"), warm: time("warm") };
+    let memory = ProcessMemory {
+        context: bytes("context"),
+        weights: bytes("weights"),
+        activations: bytes("activations"),
+    };
+    let start = StartTimes { process: time("process"), load: time("load"), warm: time("warm") };
     let share = |value: &Value<'_>| {
-        value.number("a number from 0 to 1, such as 0.2", |share| (0.0..=1.0).contains(&share))
+        value.number("a number from 0 to 1 (for example 0.2)", |share| (0.0..=1.0).contains(&share))
     };
     let bandwidth = fields.or("bandwidth", 0.0, share);
     let kernels = fields.get("kernels").and_then(|value| value.whole(1..=MAX_KERNELS));
@@ -95,27 +106,30 @@ fn profile(root: &Value<'_>) -> Option<Profile> {
     Some(Profile { source: source?, memory, start, bandwidth, shapes, execution: execution? })
 }
 
-fn source(profile: &Fields<'_>) -> Option<Source> {
-    let value = profile.required("source", "say whether it was measured: {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}")?;
+fn source(profile: &Fields<'_>) -> Option<ProfileSource> {
+    let value = profile.required(
+        "source",
+        "give {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}",
+    )?;
     let fields = value.fields(&["kind", "device", "driver", "date"]);
-    let kind = fields.required("kind", "give illustrative or measured")?;
+    let kind = fields.required("kind", "give `illustrative` or `measured`")?;
     let details = ["device", "driver", "date"];
     if kind.one_of(&[("illustrative", false), ("measured", true)])? {
         let [device, driver, date] = details.map(|key| {
-            let value = fields.required(key, "a measured profile says on what and when it was measured")?;
+            let value = fields.required(key, "a measured profile needs `device`, `driver` and `date`")?;
             value.text().map(str::to_owned)
         });
-        return Some(Source::Measured { device: device?, driver: driver?, date: date? });
+        return Some(ProfileSource::Measured { device: device?, driver: driver?, date: date? });
     }
     for key in details {
-        fields.forbidden(key, "only a measured profile has this; remove it, or say `kind: measured`");
+        fields.forbidden(key, "only a measured profile has this; remove the key, or use `kind: measured`");
     }
-    Some(Source::Illustrative)
+    Some(ProfileSource::Illustrative)
 }
 
 fn execution(profile: &Fields<'_>) -> Option<Execution> {
     let table =
-        profile.required("execution_ms", "give `sms: [14, 66, 132]` and `1: [9.0, 3.0, 2.9]`, say")?;
+        profile.required("execution_ms", "give for example `{sms: [14, 66, 132], 1: [9.0, 3.0, 2.9]}`")?;
     let mut sms = Some(Vec::new());
     let mut rows = Vec::new();
     for (key, value) in table.any_fields() {
@@ -129,7 +143,7 @@ fn execution(profile: &Fields<'_>) -> Option<Execution> {
     let rows: Vec<_> = rows.into_iter().flatten().collect();
     let list: Vec<_> = rows.iter().map(|(row, _)| row.clone()).collect();
     for bad in Execution::faults(sms.as_deref().unwrap_or_default(), &list) {
-        let follows = matches!(bad, BadTable::NoColumns | BadTable::NoRows) && !all_read;
+        let follows = matches!(bad, TableError::NoColumns | TableError::NoRows) && !all_read;
         if !follows {
             culprit(&bad, &table, &rows).fault(bad.to_string());
         }
@@ -137,15 +151,15 @@ fn execution(profile: &Fields<'_>) -> Option<Execution> {
     Execution::new(sms?, list).ok().filter(|_| all_read)
 }
 
-fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {
+fn culprit<'a>(bad: &TableError, table: &Value<'a>, rows: &[(ExecutionRow, Value<'a>)]) -> Value<'a> {
     let of_batch =
         |batch: u32| rows.iter().find(|(row, _)| row.batch == batch).map(|(_, value)| value.clone());
     let value = match bad {
-        BadTable::Ragged { batch, .. } | BadTable::NotATime { batch, .. } => of_batch(*batch),
-        BadTable::ColumnsOutOfOrder => {
+        TableError::Ragged { batch, .. } | TableError::NotATime { batch, .. } => of_batch(*batch),
+        TableError::ColumnsOutOfOrder => {
             table.any_fields().find(|(key, _)| *key == "sms").map(|(_, value)| value)
         }
-        BadTable::NoColumns | BadTable::NoRows | BadTable::RowsOutOfOrder => None,
+        TableError::NoColumns | TableError::NoRows | TableError::RowsOutOfOrder => None,
     };
     value.unwrap_or_else(|| table.clone())
 }
@@ -154,12 +168,13 @@ fn columns(value: &Value<'_>) -> Option<Vec<Sms>> {
     value.items().iter().map(|item| item.whole(1..=1_000_000).map(Sms)).collect()
 }
 
-fn row(key: &str, value: &Value<'_>) -> Option<Row> {
+fn row(key: &str, value: &Value<'_>) -> Option<ExecutionRow> {
     let Some(batch) = key.parse().ok().filter(|batch| (1..=65_536).contains(batch)) else {
-        value.fault("not a batch size; keys are `sms` and batch sizes from 1 to 65536");
+        value.fault("invalid batch size; use the key `sms` or a batch size from 1 to 65536");
         return None;
     };
-    let time = |item: &Value<'_>| item.number("a time in milliseconds above 0, such as 2.5", |ms| ms > 0.0);
+    let time =
+        |item: &Value<'_>| item.number("a time in milliseconds above 0 (for example 2.5)", |ms| ms > 0.0);
     let ms = value.items().iter().map(time).collect::<Option<_>>()?;
-    Some(Row { batch, ms })
+    Some(ExecutionRow { batch, ms })
 }

@@ -1,4 +1,4 @@
-//! Reads typed values out of a tree, records their faults, and goes on.
+//! A reader of typed values from a YAML tree. It records every fault and continues.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -6,28 +6,30 @@ use std::str::FromStr;
 
 use strsim::levenshtein;
 
-use super::faults::{Fault, FaultLog, Position};
-use super::yaml::{Content, Entry, Node};
+use super::faults::{ConfigFault, FaultLog, Position};
+use super::yaml::{YamlContent, YamlEntry, YamlNode};
 
+/// A value in the tree, with its path.
 #[derive(Debug, Clone)]
 pub(super) struct Value<'a> {
-    node: &'a Node,
+    node: &'a YamlNode,
     path: String,
     log: &'a FaultLog,
 }
 
+/// The entries of a map with known keys.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// `None` if the value is no map: then no missing key is reported.
+    /// The position of the map. If the value is not a map this is empty, and no missing key is reported.
     at: Option<Position>,
     path: String,
-    entries: &'a [Entry],
+    entries: &'a [YamlEntry],
     known: &'static [&'static str],
     log: &'a FaultLog,
 }
 
 impl<'a> Value<'a> {
-    pub(super) fn root(node: &'a Node, log: &'a FaultLog) -> Self {
+    pub(super) fn root(node: &'a YamlNode, log: &'a FaultLog) -> Self {
         Self { node, path: String::new(), log }
     }
 
@@ -39,7 +41,7 @@ impl<'a> Value<'a> {
         self.log.add(self.node.at, &self.path, message);
     }
 
-    pub(super) fn describe(&self, message: impl Into<String>) -> Fault {
+    pub(super) fn describe(&self, message: impl Into<String>) -> ConfigFault {
         self.log.describe(self.node.at, &self.path, message)
     }
 
@@ -48,21 +50,22 @@ impl<'a> Value<'a> {
     }
 
     pub(super) fn is_list(&self) -> bool {
-        matches!(self.node.content, Content::List(_))
+        matches!(self.node.content, YamlContent::List(_))
     }
 
     pub(super) fn is_map(&self) -> bool {
-        matches!(self.node.content, Content::Map(_))
+        matches!(self.node.content, YamlContent::Map(_))
     }
 
     pub(super) fn is_scalar(&self) -> bool {
-        matches!(self.node.content, Content::Scalar { .. })
+        matches!(self.node.content, YamlContent::Scalar { .. })
     }
 
-    /// Other keys are faults. A value that is no map is a fault too, and has no keys then.
+    /// Returns the entries of a map, and records unknown keys as faults. If the value is not a map, this
+    /// is a fault and there are no entries.
     pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
         let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
-        let entries = self.entries(&format!("a map with keys such as {example}"));
+        let entries = self.entries(&format!("a map (with keys such as {example})"));
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             self.log.add(entry.at, &join(&self.path, &entry.key), unknown_key(&entry.key, known));
         }
@@ -70,7 +73,8 @@ impl<'a> Value<'a> {
         Fields { at, path: self.path.clone(), entries, known, log: self.log }
     }
 
-    /// Keys may have any name. A value that is no map is a fault.
+    /// Returns the entries of a map whose keys may have any name. If the value is not a map, this is a
+    /// fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         let entries = self.entries("a map of keys and values");
         entries.iter().map(|entry| {
@@ -79,9 +83,9 @@ impl<'a> Value<'a> {
         })
     }
 
-    fn entries(&self, wanted: &str) -> &'a [Entry] {
+    fn entries(&self, wanted: &str) -> &'a [YamlEntry] {
         match &self.node.content {
-            Content::Map(entries) => entries,
+            YamlContent::Map(entries) => entries,
             _ => {
                 self.wrong(wanted);
                 &[]
@@ -89,16 +93,16 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// No fault is recorded.
+    /// Returns the value of a key of a map. Records no fault.
     pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
         let node = self.node.get(key)?;
         Some(Value { node, path: join(&self.path, key), log: self.log })
     }
 
-    /// A value that is no list is a fault, and has no items.
+    /// Returns the items of a list. If the value is not a list, this is a fault and there are no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
-            Content::List(items) => {
+            YamlContent::List(items) => {
                 let item =
                     |(index, node)| Value { node, path: format!("{}[{index}]", self.path), log: self.log };
                 items.iter().map(|node| &**node).enumerate().map(item).collect()
@@ -110,33 +114,33 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// More than `most` items are a fault.
+    /// Returns the items of a list, and records more than `most` items as a fault.
     pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
         let items = self.items();
         if items.len() > most {
-            self.fault(format!("{} {what}; at most {most}", items.len()));
+            self.fault(format!("too many {what}: {}; at most {most} are allowed", items.len()));
             return None;
         }
         Some(items)
     }
 
-    /// A fault where the text is empty or cannot be shown in a line.
+    /// Returns a text. An empty text is a fault, and so is a text with a control character.
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.word() {
             None => self.wrong("text"),
-            Some("") => self.fault("is empty; write text, or remove the key"),
+            Some("") => self.fault("empty text; write a text, or remove the key"),
             Some(text) if text.contains(char::is_control) => {
-                self.fault("has a line break or control character; remove it")
+                self.fault("the text has a line break or another control character; remove it")
             }
             good => return good,
         }
         None
     }
 
-    /// No fault is recorded.
+    /// Returns the text of a scalar. Records no fault.
     pub(super) fn word(&self) -> Option<&'a str> {
         match &self.node.content {
-            Content::Scalar { text, .. } if !self.node.is_null() => Some(text),
+            YamlContent::Scalar { text, .. } if !self.node.is_null() => Some(text),
             _ => None,
         }
     }
@@ -158,7 +162,7 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// `kind` says which numbers pass `test`.
+    /// Returns a number that passes `test`. Otherwise records that the value must be `kind`.
     pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
         let number =
             self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
@@ -170,7 +174,7 @@ impl<'a> Value<'a> {
 
     fn number_text(&self, kind: &str) -> Option<&'a str> {
         match &self.node.content {
-            Content::Scalar { text, plain: true } => Some(text),
+            YamlContent::Scalar { text, plain: true } => Some(text),
             _ => {
                 self.wrong(kind);
                 None
@@ -180,10 +184,10 @@ impl<'a> Value<'a> {
 
     pub(super) fn flag(&self) -> Option<bool> {
         match &self.node.content {
-            Content::Scalar { text, plain: true } if text == "true" => Some(true),
-            Content::Scalar { text, plain: true } if text == "false" => Some(false),
+            YamlContent::Scalar { text, plain: true } if text == "true" => Some(true),
+            YamlContent::Scalar { text, plain: true } if text == "false" => Some(false),
             _ => {
-                match self.meant(&["true", "false"]) {
+                match self.similar_word(&["true", "false"]) {
                     Some(advice) => self.fault(advice),
                     None => self.wrong("true or false"),
                 }
@@ -202,41 +206,41 @@ impl<'a> Value<'a> {
         if found.is_none() {
             let advice = match similar(text, &names) {
                 Some(name) => format!("did you mean `{name}`?"),
-                None => format!("write {}", alternatives(&names)),
+                None => format!("use {}", alternatives(&names)),
             };
-            self.fault(format!("`{}` is not known here; {advice}", shortened(text)));
+            self.fault(format!("unknown value `{}`; {advice}", shortened(text)));
         }
         found
     }
 
-    /// Returns a fault's text if the value is almost one of these words.
-    pub(super) fn meant(&self, words: &[&str]) -> Option<String> {
+    /// Returns the text of a fault if the value resembles one of these words.
+    pub(super) fn similar_word(&self, words: &[&str]) -> Option<String> {
         let text = self.word().filter(|_| self.is_plain())?;
         let word = similar(text, words)?;
-        Some(format!("`{}` is not known here; did you mean `{word}`?", shortened(text)))
+        Some(format!("unknown value `{}`; did you mean `{word}`?", shortened(text)))
     }
 
     fn wrong(&self, wanted: &str) {
         let got = match &self.node.content {
             _ if self.node.is_null() => {
-                return self.fault(format!("has no value; write {wanted}, or remove the key"));
+                return self.fault(format!("the key has no value; write {wanted}, or remove the key"));
             }
-            Content::Scalar { text, plain: true } => format!("`{}`", shortened(text)),
-            Content::Scalar { text, .. } => format!("the text \"{}\"", shortened(text)),
-            Content::List(_) => "a list".to_owned(),
-            Content::Map(_) => "a map".to_owned(),
+            YamlContent::Scalar { text, plain: true } => format!("`{}`", shortened(text)),
+            YamlContent::Scalar { text, .. } => format!("the text \"{}\"", shortened(text)),
+            YamlContent::List(_) => "a list".to_owned(),
+            YamlContent::Map(_) => "a map".to_owned(),
         };
-        self.fault(format!("must be {wanted}, and is {got}"));
+        self.fault(format!("must be {wanted}, not {got}"));
     }
 
     pub(super) fn is_plain(&self) -> bool {
-        matches!(self.node.content, Content::Scalar { plain: true, .. })
+        matches!(self.node.content, YamlContent::Scalar { plain: true, .. })
     }
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
-        debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
+        debug_assert!(self.known.contains(&key), "`{key}` is not among the known keys");
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
     }
@@ -255,7 +259,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The default stands for a missing or faulty value.
+    /// Returns the value of a key, or the default if the key is missing or its value faulty.
     pub(super) fn or<T>(
         &self,
         key: &'static str,
@@ -265,7 +269,7 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|value| read(&value)).unwrap_or(default)
     }
 
-    /// Without any keys if the map is missing.
+    /// Returns the entries of a map, or none if the key is missing.
     pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
         match self.get(key) {
             Some(value) => value.fields(known),
@@ -273,7 +277,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The key may be missing.
+    /// Records a fault of a key. If the key is missing, the fault has the position of the map.
     pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
         match self.get(key) {
             Some(value) => value.fault(message),
@@ -291,7 +295,7 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key } else { format!("{path}.{key}") }
 }
 
-/// Characters of the user's text.
+/// The largest number of characters of a user's text in a message.
 const MAX_QUOTED: usize = 60;
 
 fn shortened(text: &str) -> String {
@@ -305,17 +309,17 @@ fn shortened(text: &str) -> String {
 
 fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
-        return "YAML's merge keys are not known here; write the keys out".to_owned();
+        return "YAML merge keys are not supported; write out the keys".to_owned();
     }
     match similar(key, known) {
         Some(name) => format!("unknown key; did you mean `{name}`?"),
-        None => format!("unknown key; known here: {}", known.join(", ")),
+        None => format!("unknown key; use one of {}", known.join(", ")),
     }
 }
 
-/// Returns the known name that was probably meant, whatever the case of its letters.
+/// Returns the known name that the text resembles most, ignoring case, if one is similar enough.
 fn similar<'n>(text: &str, known: &[&'n str]) -> Option<&'n str> {
-    // The distance would take long to compute, and a long text is far from every known name.
+    // A long text would take long to compare, and is far from every known name.
     if text.len() > MAX_QUOTED {
         return None;
     }
@@ -343,12 +347,12 @@ mod tests {
     #[test]
     fn near_misses_are_recognised() {
         assert_eq!(unknown_key("modles", &["models", "gpus"]), "unknown key; did you mean `models`?");
-        assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; known here: models, gpus");
+        assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; use one of models, gpus");
         assert_eq!(unknown_key("SLO", &["share", "slo"]), "unknown key; did you mean `slo`?");
     }
 
     #[test]
-    fn long_texts_are_not_repeated_whole() {
+    fn long_texts_are_shortened() {
         assert_eq!(shortened("short"), "short");
         assert_eq!(shortened(&"é".repeat(1000)), format!("{}...", "é".repeat(MAX_QUOTED)));
         assert_eq!(shortened("two\nlines"), "two lines");

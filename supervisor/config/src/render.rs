@@ -1,4 +1,5 @@
-//! The whole configuration as YAML, every default filled in. Loading it again gives the same.
+//! The whole configuration as YAML with every default filled in. Loading the text gives the same
+//! configuration again.
 
 use std::fmt;
 use std::path::Path;
@@ -6,14 +7,15 @@ use std::time::Duration;
 
 use shadowslice_shared::boot::{ElementValue, InputValues};
 
-use super::peers::Access;
+use super::peers::AllowedClients;
 use super::types::{
-    Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Partitioning,
-    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing, WarmupInput, WarmupValues,
+    BatchConfig, Config, CudaDevice, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, Listener,
+    ModelConfig, OnLate, Partitioning, ProviderKind, QueueConfig, ReadyConfig, ShareConfig, Timeouts, Tls,
+    TracingConfig, WarmupInput, WarmupValues,
 };
 use super::units::{show_duration, show_sample, show_size};
 
-/// Paths are absolute, so that the text may be read from anywhere.
+/// Returns the configuration as YAML. Paths are absolute, so that the text is valid in any folder.
 pub fn render(config: &Config) -> String {
     Document(config).to_string()
 }
@@ -37,7 +39,7 @@ impl fmt::Display for Document<'_> {
         config.models.iter().try_for_each(|one| model(f, one))?;
         match &config.control {
             Some(peers) => writeln!(f, "control: {{{peers}}}")?,
-            None => writeln!(f, "# control: not given; root and this user give orders")?,
+            None => writeln!(f, "# control: not set; only root and this user may send commands")?,
         }
         writeln!(f, "model_control: {}", access(&config.model_control, ["none", "explicit"]))?;
         let policy = config.controller.policy;
@@ -51,7 +53,7 @@ impl fmt::Display for Document<'_> {
             config.controller.act
         )?;
         if config.controller.standby_memory.is_none() {
-            writeln!(f, "# controller.standby_memory: not given; half of a real GPU's memory")?;
+            writeln!(f, "# controller.standby_memory: not set; half of a real GPU's memory")?;
         }
         limits(f, &config.limits)?;
         timeouts(f, &config.timeouts, config.lame_duck)?;
@@ -59,7 +61,10 @@ impl fmt::Display for Document<'_> {
         writeln!(f, "ready: {}", ready(&config.ready))?;
         match &config.onnxruntime.library {
             Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
-            None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
+            None => writeln!(
+                f,
+                "# onnxruntime.library: not set; the supervisor searches for it when a model needs it"
+            )?,
         }
         let names: Vec<_> = config.workers.environment.iter().map(|name| quoted(name)).collect();
         let users = config.workers.users.as_ref();
@@ -69,15 +74,15 @@ impl fmt::Display for Document<'_> {
         let memory = memory.unwrap_or_default();
         writeln!(f, "workers: {{environment: [{}]{users}{memory}}}", names.join(", "))?;
         match &config.tracing {
-            Some(Tracing { otlp, sample, service }) => {
+            Some(TracingConfig { otlp, sample, service }) => {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
                 writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")?;
             }
-            None => writeln!(f, "# tracing: not given; nothing is traced")?,
+            None => writeln!(f, "# tracing: not set; no request is traced")?,
         }
         match &config.access_log {
             Some(file) => writeln!(f, "access_log: {}", path(file)),
-            None => writeln!(f, "# access_log: not given; answers are counted and not logged"),
+            None => writeln!(f, "# access_log: not set; answers are not logged"),
         }
     }
 }
@@ -107,10 +112,10 @@ fn encryption(tls: &Tls) -> String {
     format!("{{certificate: {}, key: {}{clients}}}", path(&tls.certificate), path(&tls.key))
 }
 
-fn gpu(gpu: &Gpu) -> String {
+fn gpu(gpu: &GpuConfig) -> String {
     match gpu {
-        Gpu::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
-        Gpu::Cuda { device, partition } => {
+        GpuConfig::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
+        GpuConfig::Cuda { device, partition } => {
             let device = match device {
                 CudaDevice::Index(index) => index.to_string(),
                 CudaDevice::Uuid(uuid) => quoted(uuid),
@@ -124,7 +129,7 @@ fn gpu(gpu: &Gpu) -> String {
     }
 }
 
-fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
+fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
     writeln!(f, "  - name: {}", quoted(&model.name))?;
     engine(f, &model.engine)?;
     match model.gpu_auto {
@@ -135,12 +140,12 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         Some(profile) => writeln!(f, "    profile: {}", path(profile))?,
         None => writeln!(f, "    # profile: none")?,
     }
-    let Share { initial, given, min, max } = model.share;
-    // If no share is written, a policy may choose another.
+    let ShareConfig { initial, given, min, max } = model.share;
+    // A policy may choose another initial share if the configuration gives none.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {
-        writeln!(f, "    # share.initial: not given; {initial} where the policy chooses no other")?;
+        writeln!(f, "    # share.initial: not set; {initial} unless the policy chooses another")?;
     }
     let latency = show_duration(model.slo.latency);
     writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
@@ -155,7 +160,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         HandoverMode::Never => "never",
     };
     writeln!(f, "    handover: {handover}")?;
-    // In quotes, as `off` is a word of YAML 1.1.
+    // The quotes are needed because `off` is false in YAML 1.1.
     writeln!(f, "    standby: {}", quoted(if model.standby { "always" } else { "off" }))?;
     writeln!(f, "    cpus: {:?}", model.cpus)?;
     match model.memory_limit {
@@ -183,22 +188,22 @@ fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
             format!("values: [{}]", listed.iter().map(element).collect::<Vec<_>>().join(", "))
         }
         WarmupValues::Written(InputValues::Range { from, to }) => format!("range: [{from:?}, {to:?}]"),
-        // Only an array becomes rows.
+        // The configuration has no rows: arrays become rows only when the model has been loaded.
         WarmupValues::Written(InputValues::Rows(_)) => String::new(),
         WarmupValues::File(file) => format!("file: {}", path(&file.path)),
     });
     format!("{{{}}}", [shape, values].into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
-fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
+fn engine(f: &mut fmt::Formatter<'_>, engine: &EngineConfig) -> fmt::Result {
     match engine {
-        Engine::OnnxRuntime { path: file, threads, providers } => {
+        EngineConfig::OnnxRuntime { path: file, threads, providers } => {
             writeln!(f, "    engine: onnxruntime")?;
             writeln!(f, "    path: {}", path(file))?;
             writeln!(f, "    threads: {threads}")?;
-            let named = |provider: &Provider| match provider {
-                Provider::Cuda => "cuda",
-                Provider::TensorRt => "tensorrt",
+            let named = |provider: &ProviderKind| match provider {
+                ProviderKind::Cuda => "cuda",
+                ProviderKind::TensorRt => "tensorrt",
             };
             match &providers[..] {
                 [] => Ok(()),
@@ -208,13 +213,13 @@ fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
                 }
             }
         }
-        Engine::Python { path: file, interpreter, threads } => {
+        EngineConfig::Python { path: file, interpreter, threads } => {
             writeln!(f, "    engine: python")?;
             writeln!(f, "    path: {}", path(file))?;
             writeln!(f, "    python: {{executable: {}}}", path(interpreter))?;
             writeln!(f, "    threads: {threads}")
         }
-        Engine::Emulated { tensors } => {
+        EngineConfig::Emulated { tensors } => {
             writeln!(f, "    engine: emulated")?;
             writeln!(f, "    tensors:")?;
             tensors.iter().try_for_each(|tensor| {
@@ -229,7 +234,7 @@ fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
     }
 }
 
-fn batch(f: &mut fmt::Formatter<'_>, batch: &Batch) -> fmt::Result {
+fn batch(f: &mut fmt::Formatter<'_>, batch: &BatchConfig) -> fmt::Result {
     let delay = show_duration(batch.max_delay);
     match (batch.max, &batch.sizes) {
         (Some(max), Some(sizes)) => {
@@ -237,13 +242,17 @@ fn batch(f: &mut fmt::Formatter<'_>, batch: &Batch) -> fmt::Result {
         }
         (Some(max), None) => writeln!(f, "    batch: {{max: {max}, max_delay: {delay}}}"),
         (None, _) => {
-            writeln!(f, "    # batch.max: {} if the model has a batch axis, else 0", Batch::DEFAULT_MAX)?;
+            writeln!(
+                f,
+                "    # batch.max: {} if the model has a batch axis, otherwise 0",
+                BatchConfig::DEFAULT_MAX
+            )?;
             writeln!(f, "    batch: {{max_delay: {delay}}}")
         }
     }
 }
 
-fn queue(f: &mut fmt::Formatter<'_>, queue: Queue) -> fmt::Result {
+fn queue(f: &mut fmt::Formatter<'_>, queue: QueueConfig) -> fmt::Result {
     let on_late = match queue.on_late {
         OnLate::Reject => "reject",
         OnLate::Serve => "serve",
@@ -252,7 +261,7 @@ fn queue(f: &mut fmt::Formatter<'_>, queue: Queue) -> fmt::Result {
     writeln!(f, "    queue: {{max_requests: {requests}, memory: {memory}, on_late: {on_late}}}")
 }
 
-fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
+fn limits(f: &mut fmt::Formatter<'_>, limits: &LimitsConfig) -> fmt::Result {
     writeln!(f, "limits:")?;
     writeln!(f, "  request_bytes: {}", show_size(limits.request_bytes))?;
     writeln!(f, "  response_bytes: {}", show_size(limits.response_bytes))?;
@@ -265,19 +274,19 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     writeln!(f, "  shared_memory: {}", access(&limits.shared_memory, ["false", "true"]))
 }
 
-fn access(access: &Access, [nobody, everybody]: [&str; 2]) -> String {
+fn access(access: &AllowedClients, [nobody, everybody]: [&str; 2]) -> String {
     match access {
-        Access::Nobody => nobody.to_owned(),
-        Access::Everybody => everybody.to_owned(),
-        Access::Only(peers) => format!("{{{peers}}}"),
+        AllowedClients::Nobody => nobody.to_owned(),
+        AllowedClients::Everybody => everybody.to_owned(),
+        AllowedClients::Only(peers) => format!("{{{peers}}}"),
     }
 }
 
-fn ready(ready: &Ready) -> String {
+fn ready(ready: &ReadyConfig) -> String {
     match ready {
-        Ready::All => "all".to_owned(),
-        Ready::Any => "any".to_owned(),
-        Ready::Each(names) => {
+        ReadyConfig::All => "all".to_owned(),
+        ReadyConfig::Any => "any".to_owned(),
+        ReadyConfig::Each(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
     }
@@ -297,7 +306,7 @@ fn path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// A text that YAML could take for another type is quoted.
+/// Returns the text, in quotes if YAML could take it for another type.
 pub(super) fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');

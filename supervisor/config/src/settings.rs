@@ -1,33 +1,38 @@
-//! The settings of the whole supervisor: its folder, controller, limits, timeouts.
+//! The settings of the whole supervisor: run directory, controller, limits, timeouts and workers.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::listen::MAX_SOCKET_PATH;
-use super::peers::{self, Access};
+use super::peers::{self, AllowedClients};
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
-use super::types::{Choice, Controller, Limits, Model, OnnxRuntime, Ready, Timeouts, Workers};
+use super::types::{
+    Choice, ControllerConfig, LimitsConfig, ModelConfig, OnnxRuntimeConfig, ReadyConfig, Timeouts,
+    WorkersConfig,
+};
 use super::{Context, Environment, absolute, units};
 
-/// For `status` and `resize`, in the run directory.
+/// The name of the control socket in the run directory, for commands such as `status` and `resize`.
 pub const CONTROL_SOCKET: &str = "control.sock";
 
-/// In the run directory; other users may not open it.
+/// The name of a folder in the run directory that other users cannot open.
 pub const PRIVATE: &str = "private";
 
-/// In bytes: protobuf's limit for a request or an answer.
+/// The largest value of `limits.request_bytes` and `limits.response_bytes`: protobuf's limit for a
+/// message, in bytes.
 const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
-/// Absolute; a fault if its sockets would not have addresses.
+/// Reads the run directory, and returns its absolute path. A path that is too long for sockets is a
+/// fault.
 pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     let written = root.get("run_dir");
     let run_dir = match &written {
-        Some(value) => value.text().map(|text| context.shown(text)).unwrap_or_default(),
+        Some(value) => value.text().map(|text| context.resolve(text)).unwrap_or_default(),
         None => default_run_dir(context.env, context.is_root).unwrap_or_else(|| {
-            root.fault("run_dir", "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default; say where sockets go, such as `run_dir: /tmp/shadowslice`");
+            root.fault("run_dir", "missing, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set; give a folder for sockets, for example `run_dir: /tmp/shadowslice`");
             PathBuf::new()
         }),
     };
@@ -38,17 +43,18 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
         root.fault(
             "run_dir",
             format!(
-                "too long for Unix sockets: {} has {length} bytes and {MAX_SOCKET_PATH} fit; make it {} shorter",
+                "the path is too long for Unix sockets: {} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \
+                 shorten it by {}",
                 socket.display(),
                 length - MAX_SOCKET_PATH
             ),
         );
     }
-    // A default depends on the environment, which may be another one when it serves.
+    // The default depends on the environment, which may differ when the supervisor serves.
     if let Some(value) = written
         && let Some(why) = context.host.refuses_run_dir(&run_dir)
     {
-        context.lacks(&value, why);
+        context.host_fault(&value, why);
     }
     run_dir
 }
@@ -56,7 +62,7 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
 pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<PathBuf> {
     let variable = |name| env(name).filter(|value| !value.is_empty());
     if let Some(directories) = variable("RUNTIME_DIRECTORY") {
-        // systemd separates several by colons.
+        // systemd separates several directories by colons.
         return std::env::split_paths(&directories).next();
     }
     if is_root {
@@ -65,21 +71,22 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
 }
 
-pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
+pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> ControllerConfig {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy = fields.or("policy", Choice::of(PolicyName::Adaptive), |value| {
-        let meant = value.meant(&PolicyName::ALL.map(PolicyName::name));
-        value
-            .parsed(|text| text.parse::<Choice>().map_err(|error| meant.unwrap_or_else(|| error.to_string())))
+        let similar = value.similar_word(&PolicyName::ALL.map(PolicyName::name));
+        value.parsed(|text| {
+            text.parse::<Choice>().map_err(|error| similar.unwrap_or_else(|| error.to_string()))
+        })
     });
     let default = Duration::from_millis(100);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);
     let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));
-    let controller = Controller { policy, interval, act, standby_memory };
+    let controller = ControllerConfig { policy, interval, act, standby_memory };
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
-        if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
-            context.note(&value, "has no effect while no policy decides shares");
+        if let (Some(value), false, None) = (fields.get(key), is_default, controller.deciding_policy()) {
+            context.note(&value, "this has no effect under `policy: static`");
         }
     }
     controller
@@ -88,36 +95,37 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
 const LIMITS: [&str; 7] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
 
-/// The values of `limits.keep_alive`. A client needs a moment to send its next request, and a
-/// supervisor that was upgraded stays for as long as an idle connection may.
+/// The range of `limits.keep_alive`. A client needs some time to send its next request. After an
+/// upgrade the old supervisor runs until the last idle connection has timed out.
 const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
-/// Which clients may load and unload models.
-pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> Access {
+/// Reads the clients that may load and unload models.
+pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> AllowedClients {
     let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
-    root.or("model_control", Access::default(), |value| peers::access(value, context, word))
+    root.or("model_control", AllowedClients::default(), |value| peers::access(value, context, word))
 }
 
-pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> Limits {
+pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> LimitsConfig {
     let fields = root.section("limits", &LIMITS);
     let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
     let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
     let (request_bytes, response_bytes) = (bytes("request_bytes"), bytes("response_bytes"));
-    let least = Limits::least_memory(request_bytes, response_bytes);
-    Limits {
+    let least = LimitsConfig::least_memory(request_bytes, response_bytes);
+    LimitsConfig {
         request_bytes,
         response_bytes,
         memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
-        keep_alive: fields.or("keep_alive", Limits::KEEP_ALIVE, |value| duration_within(value, &KEEP_ALIVE)),
-        shared_memory: fields.or("shared_memory", Access::default(), |value| {
+        keep_alive: fields
+            .or("keep_alive", LimitsConfig::KEEP_ALIVE, |value| duration_within(value, &KEEP_ALIVE)),
+        shared_memory: fields.or("shared_memory", AllowedClients::default(), |value| {
             peers::access(value, context, |word| word.flag())
         }),
     }
 }
 
-/// Of workers, and how long a host serves on that is to stop.
+/// Reads the time limits of workers, and the time for which a stopping host still serves.
 pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
     let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop", "lame_duck"]);
     let least = Duration::from_millis(1);
@@ -134,61 +142,61 @@ pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
     (timeouts, from_zero("lame_duck", 0))
 }
 
-pub(super) fn ready(value: &Value<'_>, models: &[Model]) -> Option<Ready> {
+pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyConfig> {
     if !value.is_list() {
         let found = match value.word() {
-            Some("any") => Some(Ready::Any),
-            Some("all") => Some(Ready::All),
+            Some("any") => Some(ReadyConfig::Any),
+            Some("all") => Some(ReadyConfig::All),
             _ => None,
         };
         if found.is_none() {
-            value.fault("must be `any`, `all` or a list of models' names");
+            value.fault("must be `any`, `all` or a list of model names");
         }
         return found;
     }
     let names = value.items();
     if names.is_empty() {
-        value.fault("names no model; write `any`, `all` or a list of models' names");
+        value.fault("the list is empty; use `any`, `all` or a list of model names");
     }
     let known = |name: &Value<'_>| {
         let text = name.text()?;
         let known = models.iter().any(|model| model.name == text);
         if !known {
-            name.fault("no model has this name");
+            name.fault(format!("model `{text}` not found; use the name of a model"));
         }
         known.then(|| text.to_owned())
     };
     let mut names: Vec<_> = names.iter().filter_map(known).collect();
     names.sort_unstable();
-    Some(Ready::Each(names))
+    Some(ReadyConfig::Each(names))
 }
 
-pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {
+pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntimeConfig {
     let fields = root.section("onnxruntime", &["library"]);
     let library = fields.get("library").and_then(|value| value.text());
-    OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
+    OnnxRuntimeConfig { library: library.map(|path| absolute(&context.resolve(path))) }
 }
 
-/// The file of the access log. Its folder must be there, as the supervisor makes files only.
+/// Reads the path of the access log. Its folder must exist, because the supervisor creates only files.
 pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<PathBuf> {
     let value = root.get("access_log")?;
-    let path = absolute(&context.shown(value.text()?));
+    let path = absolute(&context.resolve(value.text()?));
     if let Some(why) = context.host.refuses_log(&path) {
-        context.lacks(&value, why);
+        context.host_fault(&value, why);
     }
     Some(path)
 }
 
-/// What one takes that serves nothing yet, in bytes.
+/// The smallest value of `workers.memory`: the host memory of a worker without a model, in bytes.
 const LEAST_OF_A_WORKER: u64 = 64 << 20;
 
-pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
+pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
     let fields = root.section("workers", &["environment", "users", "memory"]);
     let names = |value: &Value<'_>| {
         let name = |item: Value<'_>| {
             let name = item.text()?.to_owned();
             if name.is_empty() || name.contains('=') || name.starts_with("CUDA_MPS_") {
-                item.fault("no variable that can be passed on; name one, such as `HTTPS_PROXY`");
+                item.fault("workers cannot inherit this variable; name one, for example `HTTPS_PROXY`");
                 return None;
             }
             Some(name)
@@ -201,25 +209,25 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
     if let (Some(users), Some(value)) = (&users, fields.get("users"))
         && users.clone().count() < models
     {
-        value.fault(format!("fewer users than models, of which there are {models}; name more"));
+        value.fault(format!("fewer users than the {models} models; give one user for each model"));
     }
     let memory = fields.get("memory").and_then(|value| size_within(&value, LEAST_OF_A_WORKER, 1 << 50));
-    Workers { environment, users, memory }
+    WorkersConfig { environment, users, memory }
 }
 
-/// `FIRST-LAST`. Root is none of them.
+/// Parses a range of user ids, `FIRST-LAST`, without root.
 fn users(text: &str) -> Result<RangeInclusive<u32>, String> {
     let range = text.split_once('-').and_then(|(first, last)| {
         let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
         (0 < first && first <= last && last < u32::MAX).then_some(first..=last)
     });
-    range.ok_or_else(|| format!("`{text}` is no range of numbers of users; give one, such as `61000-61063`"))
+    range.ok_or_else(|| format!("invalid range of user ids `{text}`; use for example `61000-61063`"))
 }
 
 pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     let duration = value.parsed(units::duration)?;
     if duration < least {
-        value.fault(format!("too short; at least {}", units::show_duration(least)));
+        value.fault(format!("too short; use at least {}", units::show_duration(least)));
         return None;
     }
     Some(duration)

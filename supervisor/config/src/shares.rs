@@ -1,64 +1,65 @@
-//! Shares: read per model, settled per GPU.
+//! The key `share` of models, and the shares that models get without it.
 
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::reader::{Fields, Value};
-use super::types::{Config, Gpu, Model, Share};
+use super::types::{Config, GpuConfig, ModelConfig, ShareConfig};
 use super::units;
 
-/// Of a GPU that is not asked: an H100's or H200's.
+/// The number of SMs that is assumed for a real GPU: that of an H100 or H200.
 const USUAL_SMS: u32 = 132;
 
+/// The largest number of models that a message names.
 const MAX_NAMED: usize = 5;
 
-/// An initial share that is not given is the whole until it is settled.
-pub(super) fn share(model: &Fields<'_>, gpu: Option<&Gpu>) -> Share {
+/// Reads a model's share. If the initial share is missing, it is 100 % until [`set_initial_shares`] replaces it.
+pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig {
     let fields = model.section("share", &["initial", "min", "max"]);
     let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
     let (initial, min, max) = (read("initial"), read("min"), read("max"));
     let max = max.unwrap_or(Percent::WHOLE);
     let min = min.unwrap_or_else(|| default_min(gpu).min(max));
     if min > max {
-        fields.fault("min", format!("{min} is above max, {max}; lower it or raise max"));
+        fields.fault("min", format!("{min} is above share.max, {max}; lower it or raise share.max"));
     } else if let Some(initial) = initial.filter(|initial| !(min..=max).contains(initial)) {
         fields.fault(
             "initial",
-            format!("{initial} is outside of min and max, {min} to {max}; choose one of these"),
+            format!("{initial} is outside share.min and share.max; use a share from {min} to {max}"),
         );
     }
-    Share { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
+    ShareConfig { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
 }
 
-/// Worth one step of SMs.
-fn default_min(gpu: Option<&Gpu>) -> Percent {
+/// Returns the default of `share.min`: the share that gives one step of SMs.
+fn default_min(gpu: Option<&GpuConfig>) -> Percent {
     let total = match gpu {
-        Some(Gpu::Emulated { sms }) => sms.0,
-        Some(Gpu::Cuda { .. }) | None => USUAL_SMS,
+        Some(GpuConfig::Emulated { sms }) => sms.0,
+        Some(GpuConfig::Cuda { .. }) | None => USUAL_SMS,
     };
     Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)
 }
 
 impl Config {
-    /// Puts the models on these GPUs, one for each in their order.
-    pub fn put(&mut self, gpus: &[usize]) {
+    /// Assigns a GPU to each model, in the models' order, and sets the shares that depend on it.
+    pub fn assign_gpus(&mut self, gpus: &[usize]) {
         for (model, &gpu) in self.models.iter_mut().zip(gpus) {
             model.gpu = gpu;
         }
-        settle(&mut self.models);
+        set_initial_shares(&mut self.models);
     }
 }
 
-/// Models without an initial share divide equally the part that the other models on their GPU
-/// leave, each within its own `min` and `max`.
-pub(super) fn settle(models: &mut [Model]) {
+/// Sets the initial shares that the configuration does not give. Such models get equal parts of the
+/// share that the other models on their GPU leave, within their own `min` and `max`.
+pub(super) fn set_initial_shares(models: &mut [ModelConfig]) {
     let parts: Vec<_> = models.iter().map(|model| equal_part(models, model.gpu)).collect();
     for (model, part) in models.iter_mut().zip(parts).filter(|(model, _)| !model.share.given) {
-        // Where min and max are at fault, any share will do.
+        // If `min` and `max` are faulty, any share will do.
         model.share.initial = part.min(model.share.max).max(model.share.min);
     }
 }
 
-fn equal_part(models: &[Model], gpu: usize) -> Percent {
+fn equal_part(models: &[ModelConfig], gpu: usize) -> Percent {
     let on_gpu = models.iter().filter(|model| model.gpu == gpu);
     let (given, others): (Vec<_>, Vec<_>) = on_gpu.map(|model| model.share).partition(|share| share.given);
     let given: u32 = given.iter().map(|share| share.initial.get()).sum();
@@ -67,11 +68,11 @@ fn equal_part(models: &[Model], gpu: usize) -> Percent {
     Percent::new(part.max(1)).unwrap_or(Percent::WHOLE)
 }
 
-/// Minimal shares that do not fit on a GPU together are a fault, if they are written, and the GPUs
-/// too. `items` are where the models stand.
-pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
+/// Checks that the values of `share.min` fit on each GPU together. Only models whose `share.min` and
+/// GPU are in the configuration count. `items` are the models in the document.
+pub(super) fn check_sums(models: &[ModelConfig], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
-        let counts = |(model, item): &(&Model, &Value<'_>)| {
+        let counts = |(model, item): &(&ModelConfig, &Value<'_>)| {
             model.gpu == gpu && !model.gpu_auto && written(item).is_some()
         };
         let on_gpu: Vec<_> = models.iter().zip(items).filter(counts).collect();
@@ -87,7 +88,7 @@ pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
                 named.map(|(model, _)| format!("{} {}", model.name, model.share.min)).collect();
             let more = if on_gpu.len() > MAX_NAMED { ", ..." } else { "" };
             written(item).as_ref().unwrap_or(item).fault(format!(
-                "the models on GPU {gpu} have share.min of {sum}% together ({}{more}) and 100% is all there is; lower one or use another GPU",
+                "the share.min of the models on GPU {gpu} add up to {sum}% ({}{more}), more than 100%; lower one or use another GPU",
                 parts.join(", ")
             ));
         }

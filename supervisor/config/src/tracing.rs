@@ -1,29 +1,31 @@
-//! Where traces of requests go.
+//! The key `tracing`.
 
 use http::Uri;
 
 use super::reader::Fields;
-use super::types::{Sample, Tracing};
+use super::types::{SampleRate, TracingConfig};
 use super::units;
 
 const PORT: u16 = 4317;
 
-/// `None` where the document does not have the key.
-pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
+/// Reads the settings of tracing, or returns `None` if the document does not have the key.
+pub(super) fn tracing(root: &Fields<'_>) -> Option<TracingConfig> {
     root.get("tracing")?;
     let fields = root.section("tracing", &["otlp", "sample", "service"]);
-    let sample = fields.or("sample", Sample::DEFAULT, |value| value.parsed(units::sample));
+    let sample = fields.or("sample", SampleRate::DEFAULT, |value| value.parsed(units::sample));
     let service = fields.get("service").map_or(Some("shadowslice"), |value| value.text());
     let otlp = fields
-        .required("otlp", &format!("give the collector's address, such as `http://127.0.0.1:{PORT}`"))?;
-    Some(Tracing { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
+        .required("otlp", &format!("give the collector's address, for example `http://127.0.0.1:{PORT}`"))?;
+    Some(TracingConfig { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
 }
 
-/// `http://HOST:PORT`, the port filled in.
+/// Parses the address of a collector, and returns it as `http://HOST:PORT` with the default port filled
+/// in.
 fn collector(text: &str) -> Result<String, String> {
     let unknown = || {
         format!(
-            "`{text}` is not a collector's address; write `http://127.0.0.1:4317` or `http://collector:4317`, say"
+            "invalid collector address `{text}`; use for example `http://127.0.0.1:4317` or \
+             `http://collector:4317`"
         )
     };
     let uri: Uri = text.parse().map_err(|_| unknown())?;
@@ -31,7 +33,8 @@ fn collector(text: &str) -> Result<String, String> {
         Some("http") => {}
         Some("https") => {
             return Err(format!(
-                "`{text}` asks for TLS, which is not spoken here; send to a collector on this host or in this network by `http://`, and have that collector speak TLS"
+                "`{text}` needs TLS, which is not supported; send to a collector on this host or in this network \
+                 with `http://`, and let that collector forward with TLS"
             ));
         }
         _ => return Err(unknown()),
@@ -47,7 +50,8 @@ fn collector(text: &str) -> Result<String, String> {
     match uri.path_and_query().map_or("/", |path| path.as_str()) {
         "" | "/" => Ok(format!("http://{host}:{port}")),
         _ => Err(format!(
-            "`{text}` has a path, and OTLP over gRPC has none; end it behind the port (the path /v1/traces belongs to OTLP over HTTP, which is not spoken here)"
+            "`{text}` has a path, but OTLP over gRPC has none; remove everything after the port (the path \
+             /v1/traces belongs to OTLP over HTTP, which is not supported)"
         )),
     }
 }
@@ -70,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address() {
+    fn invalid_addresses_are_refused() {
         for text in [
             "",
             "127.0.0.1:4317",
@@ -85,9 +89,9 @@ mod tests {
             "http://a b:1",
             "unix:/x.sock",
         ] {
-            assert!(collector(text).unwrap_err().contains("is not a collector's address"), "{text}");
+            assert!(collector(text).unwrap_err().contains("invalid collector address"), "{text}");
         }
-        assert!(collector("https://c:4317").unwrap_err().contains("asks for TLS"));
+        assert!(collector("https://c:4317").unwrap_err().contains("needs TLS"));
         for text in ["http://c:4318/v1/traces", "http://c/?x"] {
             assert!(collector(text).unwrap_err().contains("has a path"), "{text}");
         }

@@ -1,142 +1,173 @@
-//! The checked configuration: every default filled in, nothing left that could be wrong.
+//! The checked configuration: all defaults are filled in and all values are valid.
 
-use std::collections::BTreeMap;
+mod model;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use shadowslice_policy::sharing::Choice;
 use shadowslice_policy::sharing::PolicyName;
-pub use shadowslice_policy::workers::{HandoverMode, Timeouts};
-use shadowslice_shared::boot::{EchoTensor, InputValues};
-use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Percent, Sms};
+pub use shadowslice_policy::workers::Timeouts;
+use shadowslice_shared::units::Sms;
 
-use super::arrays::ArrayFile;
-use super::faults::Fault;
-use super::peers::{Access, Peers};
+pub use model::*;
 
-/// Beside connections, but with those beyond the bound.
+use super::faults::ConfigFault;
+use super::peers::{AllowedClients, Peers};
+
+/// The file descriptors of a supervisor without models, besides those of connections up to the limit.
 const DESCRIPTORS_OF_ALL: u64 = 150;
+/// The file descriptors of the supervisor for each model.
 const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 
+/// The whole configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Absolute.
+    /// The absolute path of the run directory.
     pub run_dir: PathBuf,
-    pub listen: Listen,
-    /// Never empty.
-    pub gpus: Vec<Gpu>,
-    /// Never empty; names differ.
-    pub models: Vec<Model>,
-    /// Who may give orders besides root and the supervisor's user; `None` if nobody.
+    /// The addresses of the supervisor's servers.
+    pub listen: ListenConfig,
+    /// The GPUs, at least one.
+    pub gpus: Vec<GpuConfig>,
+    /// The models, at least one, with different names.
+    pub models: Vec<ModelConfig>,
+    /// The users and groups that may send commands to the control socket, besides root and the
+    /// supervisor's user. `None` if nobody else may.
     pub control: Option<Peers>,
-    pub model_control: Access,
-    pub controller: Controller,
-    pub limits: Limits,
+    /// The clients that may load and unload models.
+    pub model_control: AllowedClients,
+    /// The settings of the sharing policy.
+    pub controller: ControllerConfig,
+    /// The limits on requests and connections.
+    pub limits: LimitsConfig,
+    /// The time limits of workers.
     pub timeouts: Timeouts,
-    /// How long a host that is to stop serves on, unready.
+    /// The time for which a stopping host is unready but still serves requests.
     pub lame_duck: Duration,
-    /// Nothing is served when a model cannot be started; else the other models are.
+    /// True if the supervisor exits when a model cannot start. Otherwise it serves the other models.
     pub strict_start: bool,
-    pub ready: Ready,
-    pub onnxruntime: OnnxRuntime,
-    pub workers: Workers,
-    /// `None` if no request is traced.
-    pub tracing: Option<Tracing>,
-    /// The file of the access log, absolute; `None` if answers are not logged.
+    /// The models that must be ready for the host to be ready.
+    pub ready: ReadyConfig,
+    /// The settings of ONNX Runtime.
+    pub onnxruntime: OnnxRuntimeConfig,
+    /// The settings of worker processes.
+    pub workers: WorkersConfig,
+    /// The settings of tracing, or `None` to trace no requests.
+    pub tracing: Option<TracingConfig>,
+    /// The absolute path of the access log, or `None` for no access log.
     pub access_log: Option<PathBuf>,
-    /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
-    pub file_faults: Vec<Fault>,
-    /// Names that this host does not have: of users, groups and cores.
-    pub host_faults: Vec<Fault>,
-    /// Settings that have no effect in this configuration, or cannot be right.
-    pub notes: Vec<Fault>,
+    /// The faults of the models' own files. `check` refuses them; `serve` starts the other models.
+    pub file_faults: Vec<ConfigFault>,
+    /// The users, groups, cores and files that the configuration names and this host does not have.
+    pub host_faults: Vec<ConfigFault>,
+    /// Notes on settings that have no effect in this configuration or are probably wrong.
+    pub notes: Vec<ConfigFault>,
 }
 
 impl Config {
+    /// Returns the number of file descriptors that the supervisor needs besides those of connections.
     pub fn own_descriptors(&self) -> u64 {
         DESCRIPTORS_OF_ALL + DESCRIPTORS_OF_A_MODEL * self.models.len() as u64
     }
 }
 
-/// Which models must be ready for the host to be ready.
+/// The models that must be ready for the host to be ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Ready {
+pub enum ReadyConfig {
+    /// All models.
     All,
-    /// One of them, once all models of the start have been ready or given up.
+    /// Any model, once each model of the start has either been ready or failed for good.
     #[default]
     Any,
-    /// Each of these; they are names of models.
+    /// The models with these names.
     Each(Vec<String>),
 }
 
-/// No two sockets are the same.
+/// The addresses of the supervisor's servers. All addresses differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenConfig {
+    /// The addresses for inference over HTTP.
     pub http: Vec<Listener>,
+    /// The addresses for inference over gRPC.
     pub grpc: Vec<Listener>,
+    /// The addresses for metrics.
     pub metrics: Vec<Listener>,
 }
 
-/// Where no mode is configured: the socket's owner and its group may connect.
+/// The default mode of a Unix socket: its owner and its group may connect.
 pub const SOCKET_MODE: u32 = 0o660;
 
+/// An address on which the supervisor listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listener {
+    /// A Unix socket.
     Unix {
-        /// Absolute, and fits into a socket's address.
+        /// The absolute path, short enough for a socket's address.
         path: PathBuf,
-        /// `None` for [`SOCKET_MODE`].
+        /// The file mode, or `None` for [`SOCKET_MODE`].
         mode: Option<u32>,
+        /// The group of the socket's file.
         group: Option<String>,
-        /// Who may connect; `None` if everybody whom the mode lets in.
+        /// The users and groups that may connect, or `None` for everybody whom the mode allows.
         peers: Option<Peers>,
     },
+    /// A TCP port.
     Tcp {
+        /// The IP address and the port.
         address: SocketAddr,
-        /// `None` if connections are not encrypted.
+        /// The settings of TLS, or `None` for connections without encryption.
         tls: Option<Tls>,
-        /// A file with the tokens of those who may ask; `None` if everybody may.
+        /// The file with the clients' tokens, or `None` if clients need no token.
         tokens: Option<PathBuf>,
     },
 }
 
-/// Files in PEM format, by their absolute paths.
+/// The absolute paths of TLS files in PEM format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// The server's own, and what leads from it to its clients' root.
+    /// The server's certificate, followed by its chain up to a root that the clients trust.
     pub certificate: PathBuf,
+    /// The private key of the server's certificate.
     pub key: PathBuf,
-    /// Who signs the certificates that clients must have; `None` if they need none.
+    /// The CA that signs clients' certificates, or `None` if clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
+/// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gpu {
-    /// A pool of SMs that takes as long as the profiles say.
+pub enum GpuConfig {
+    /// An emulated GPU, on which batches take the times in the models' profiles.
     Emulated {
+        /// The number of SMs.
         sms: Sms,
     },
+    /// A real GPU.
     Cuda {
+        /// The index or UUID of the GPU.
         device: CudaDevice,
+        /// The mechanism that enforces shares.
         partition: Partitioning,
     },
 }
 
-/// What enforces shares on a real GPU.
+/// The mechanism that enforces shares on a real GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partitioning {
+    /// NVIDIA MPS.
     Mps,
+    /// No enforcement: each worker may use the whole GPU.
     None,
 }
 
+/// The index or UUID of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CudaDevice {
+    /// The index that NVML gives the GPU.
     Index(u32),
-    /// `GPU-...`.
+    /// The UUID, such as `GPU-5a7c...`.
     Uuid(String),
 }
 
@@ -149,293 +180,112 @@ impl fmt::Display for CudaDevice {
     }
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct Model {
-    pub name: String,
-    pub engine: Engine,
-    /// The index in [`Config::gpus`].
-    pub gpu: usize,
-    /// Whether the supervisor chooses the GPU; `gpu` is 0 until it has.
-    pub gpu_auto: bool,
-    /// `None` if no profile was given, or the given profile is broken.
-    pub profile: Option<Profile>,
-    /// Absolute.
-    pub profile_path: Option<PathBuf>,
-    pub share: Share,
-    pub slo: Slo,
-    pub batch: Batch,
-    pub queue: Queue,
-    /// 1 is the highest.
-    pub priority: u32,
-    pub handover: HandoverMode,
-    /// A second worker is kept warm at the share in force, to serve if the other one dies.
-    pub standby: bool,
-    /// The cores that workers are pinned to; empty where they are not.
-    pub cpus: Vec<usize>,
-    /// Of a worker, in bytes; real GPUs only.
-    pub memory_limit: Option<u64>,
-    pub warmup: Warmup,
-    /// A fault of the model's own files. Such a model stays unready.
-    pub broken: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Engine {
-    OnnxRuntime {
-        /// Absolute.
-        path: PathBuf,
-        /// Within one operator, on the CPU.
-        threads: u32,
-        /// The preferred provider first; empty on an emulated GPU.
-        providers: Vec<Provider>,
-    },
-    /// A class in a Python file.
-    Python {
-        /// Absolute; a file, or a folder with `model.py`.
-        path: PathBuf,
-        /// The program that runs it, absolute.
-        interpreter: PathBuf,
-        /// Of its libraries, within one operator.
-        threads: u32,
-    },
-    /// Takes the time that the profile says.
-    Emulated { tensors: Vec<EchoTensor> },
-}
-
-impl Engine {
-    pub fn has_tensorrt(&self) -> bool {
-        matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&Provider::TensorRt))
-    }
-}
-
+/// The settings of the sharing policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Provider {
-    Cuda,
-    TensorRt,
-}
-
-/// `min <= initial <= max`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    pub initial: Percent,
-    /// The configuration says so, so that no policy starts the model with something else.
-    pub given: bool,
-    pub min: Percent,
-    pub max: Percent,
-}
-
-/// `percentile` percent of the requests are answered within `latency`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Slo {
-    /// Above zero.
-    pub latency: Duration,
-    /// The percentile; above 0 and below 100.
-    pub percentile: f64,
-}
-
-/// The inputs of a model's warm-up, as far as the operator gives them.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Warmup {
-    /// The file with all inputs, if there is one; an absolute path.
-    pub file: Option<PathBuf>,
-    pub inputs: BTreeMap<String, WarmupInput>,
-}
-
-impl Warmup {
-    /// Returns the files that values come from.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        let of_inputs = self.inputs.values().filter_map(|input| match &input.values {
-            Some(WarmupValues::File(file)) if self.file.is_none() => Some(file.path.as_path()),
-            _ => None,
-        });
-        self.file.as_deref().into_iter().chain(of_inputs)
-    }
-}
-
-/// The shape and the values that an input is warmed up with.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WarmupInput {
-    /// Without the batch axis; `None` for the model's, with free axes of a length that works.
-    pub shape: Option<Vec<i64>>,
-    /// `None` for values that are made up.
-    pub values: Option<WarmupValues>,
-}
-
-impl WarmupInput {
-    /// Returns the shape that is written, or that of the array in a file, with its batch axis.
-    pub(super) fn given_shape(&self) -> Option<&[i64]> {
-        match (&self.shape, &self.values) {
-            (Some(shape), _) => Some(shape),
-            (None, Some(WarmupValues::File(file))) => file.array.as_ref().map(|array| array.shape()),
-            (None, _) => None,
-        }
-    }
-}
-
-/// Where the values of an input in the warm-up come from.
-#[derive(Debug, Clone, PartialEq)]
-pub enum WarmupValues {
-    Written(InputValues),
-    /// Its array also gives the shape.
-    File(ArrayFile),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
-    /// 0 for a model without a batch axis. `None` until the model says whether it has one: see
-    /// [`Batch::resolve`].
-    pub max: Option<u32>,
-    /// Ascending to `max`; `None` for powers of two.
-    pub sizes: Option<Vec<u32>>,
-    /// How long a batch may wait to grow although it could run.
-    pub max_delay: Duration,
-}
-
-impl Batch {
-    /// Where the configuration leaves it to the model, and the model has a batch axis.
-    pub const DEFAULT_MAX: u32 = 32;
-
-    /// The largest batch (0: no batch axis) and the sizes to warm up.
-    pub fn resolve(&self, has_batch_axis: bool) -> (u32, Vec<u32>) {
-        let max = self.max.unwrap_or(if has_batch_axis { Self::DEFAULT_MAX } else { 0 });
-        (max, self.sizes.clone().unwrap_or_else(|| batch_sizes(max)))
-    }
-}
-
-/// Powers of two up to `max`, and `max` itself; only 1 for a model without a batch axis.
-pub fn batch_sizes(max: u32) -> Vec<u32> {
-    let powers = std::iter::successors(Some(1_u32), |size| size.checked_mul(2));
-    powers.take_while(|&size| size < max).chain([max.max(1)]).collect()
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Queue {
-    /// Requests that wait or run; more are refused.
-    pub max_requests: usize,
-    /// Bytes of the model's request slab; at least one request fits.
-    pub memory: u64,
-    pub on_late: OnLate,
-}
-
-/// For a request that does not run in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnLate {
-    Reject,
-    Serve,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Controller {
-    /// Under `static` nothing is decided: shares stay until an operator resizes them.
+pub struct ControllerConfig {
+    /// The policy. Under `static`, shares stay the same until an operator resizes them.
     pub policy: Choice,
+    /// The time between two decisions.
     pub interval: Duration,
-    /// Decisions are carried out, and not only reported.
+    /// True if the supervisor applies the decisions, and does not only report them.
     pub act: bool,
-    /// Of all standing workers of a GPU, in bytes. `None`: half of the memory of a real GPU, and no
-    /// bound on an emulated GPU.
+    /// The memory limit of all warm standbys of a GPU together, in bytes. `None` for half of the memory
+    /// of a real GPU, and for no limit on an emulated GPU.
     pub standby_memory: Option<u64>,
 }
 
-impl Controller {
-    /// `None` if the policy decides no shares.
-    pub fn decides(&self) -> Option<Choice> {
+impl ControllerConfig {
+    /// Returns the policy if it decides shares, and `None` for `static`.
+    pub fn deciding_policy(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
-    /// `None` if the policy decides no shares, or its decisions are only reported.
-    pub fn acts(&self) -> Option<Choice> {
-        self.decides().filter(|_| self.act)
+    /// Returns the policy if it decides shares and the supervisor applies its decisions.
+    pub fn acting_policy(&self) -> Option<Choice> {
+        self.deciding_policy().filter(|_| self.act)
     }
 }
 
+/// The limits on requests and connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct LimitsConfig {
+    /// The largest request in bytes.
     pub request_bytes: u64,
-    /// For one batch's answer.
+    /// The largest answer to a batch in bytes.
     pub response_bytes: u64,
-    /// Of all requests and answers on their way, in bytes. `None`: a quarter of the host's memory.
+    /// The memory limit of all requests and answers in transit together, in bytes. `None` for a quarter
+    /// of the host's memory.
     pub memory: Option<u64>,
-    /// In all models together.
+    /// The largest number of requests in flight, in all models together.
     pub in_flight: usize,
+    /// The largest number of client connections.
     pub connections: usize,
-    /// The time that an HTTP connection stays open without a request.
+    /// The time for which an HTTP connection stays open without a request.
     pub keep_alive: Duration,
-    /// Which clients may have tensors in shared memory read and written.
-    pub shared_memory: Access,
+    /// The clients that may use tensors in shared memory.
+    pub shared_memory: AllowedClients,
 }
 
-impl Limits {
+impl LimitsConfig {
+    /// The default of `keep_alive`.
     pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
-    /// The largest request and its answer must find room beside another one.
+    /// Returns the lower bound of `memory` in bytes: the largest request and its answer must fit beside
+    /// another request and its answer.
     pub fn least_memory(request_bytes: u64, response_bytes: u64) -> u64 {
         (4 * request_bytes.max(response_bytes)).max(4 << 20)
     }
 }
 
+/// The settings of worker processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Workers {
-    /// Names of the supervisor's variables that workers have besides those that all have.
+pub struct WorkersConfig {
+    /// The names of environment variables that workers inherit, besides those that every worker
+    /// inherits.
     pub environment: Vec<String>,
-    /// Numbers of the users as which the models' workers run, one each; the supervisor's if `None`.
+    /// The user ids under which workers run, one for each model. `None` for the supervisor's user.
     pub users: Option<RangeInclusive<u32>>,
-    /// In bytes, of the host's memory, for each worker; `None` for no limit.
+    /// The limit on the host memory of each worker in bytes, or `None` for no limit.
     pub memory: Option<u64>,
 }
 
+/// The settings of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OnnxRuntime {
-    /// An absolute path. `None`: the library in its usual place.
+pub struct OnnxRuntimeConfig {
+    /// The absolute path of the library, or `None` for its default path.
     pub library: Option<PathBuf>,
 }
 
+/// The settings of tracing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tracing {
-    /// Speaks OTLP over gRPC: `http://HOST:PORT`.
+pub struct TracingConfig {
+    /// The address of a collector that accepts OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
-    /// The part of the requests that belong to no trace yet that begins a trace.
-    pub sample: Sample,
+    /// The fraction of requests that start a trace. Requests that belong to a trace already do not
+    /// count.
+    pub sample: SampleRate,
+    /// The service name in traces.
     pub service: String,
 }
 
-/// In parts of a million.
+/// A fraction of requests, in millionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample(u32);
+pub struct SampleRate(u32);
 
-impl Sample {
+impl SampleRate {
+    /// The number of millionths in the whole.
     pub const ALL: u32 = 1_000_000;
 
-    /// One request in a hundred.
+    /// The default: one request in a hundred.
     pub const DEFAULT: Self = Self(Self::ALL / 100);
 
-    /// `None` if `parts` is more than [`Sample::ALL`].
+    /// Returns the fraction of `parts` millionths, or `None` if that is more than [`SampleRate::ALL`].
     pub fn new(parts: u32) -> Option<Self> {
         (parts <= Self::ALL).then_some(Self(parts))
     }
 
+    /// Returns the fraction in millionths.
     pub fn parts(self) -> u32 {
         self.0
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batch_sizes_are_powers_of_two_and_the_maximum() {
-        assert_eq!(batch_sizes(0), [1], "no batch axis");
-        assert_eq!(batch_sizes(1), [1]);
-        assert_eq!(batch_sizes(6), [1, 2, 4, 6]);
-        assert_eq!(batch_sizes(8), [1, 2, 4, 8]);
-        assert_eq!(batch_sizes(u32::MAX).len(), 33);
-    }
-
-    #[test]
-    fn the_model_decides_what_the_configuration_leaves_open() {
-        let batch = |max, sizes| Batch { max, sizes, max_delay: Duration::ZERO };
-        assert_eq!(batch(None, None).resolve(true), (32, vec![1, 2, 4, 8, 16, 32]));
-        assert_eq!(batch(None, None).resolve(false), (0, vec![1]));
-        assert_eq!(batch(Some(4), Some(vec![3, 4])).resolve(true), (4, vec![3, 4]));
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
 
-use super::types::Sample;
+use super::types::SampleRate;
 
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
-/// In nanoseconds, longest first.
+/// The units of durations in ns, longest first.
 const DURATIONS: [(&str, u64); 6] = [
     ("h", 3_600_000_000_000),
     ("m", 60_000_000_000),
@@ -18,29 +18,32 @@ const DURATIONS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-/// In bytes, largest first. The last is for a size without a unit.
+/// The units of sizes in bytes, largest first. The last one is for a size without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
+/// Parses a duration such as `20ms`.
+///
+/// # Errors
+///
+/// A text for the operator if the text is not a duration, or is longer than 24 h.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || {
-        format!(
-            "`{text}` is not a duration; write a number and its unit, such as 500us, 20ms, 1.5s, 2m or 1h"
-        )
+        format!("invalid duration `{text}`; use a number and a unit, for example 500us, 20ms, 1.5s, 2m or 1h")
     };
     let (number, unit) = split(text).ok_or_else(bad)?;
     if unit.is_empty() {
-        return Err(format!("`{text}` has no unit; write {text}ms or {text}s, say"));
+        return Err(format!("duration `{text}` has no unit; use for example {text}ms or {text}s"));
     }
     let (_, nanoseconds) = DURATIONS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
     let exact = scaled(number, *nanoseconds).ok_or_else(bad)?;
     let duration = u64::try_from(exact).map_or(Duration::MAX, Duration::from_nanos);
     if duration > MAX_DURATION {
-        return Err(format!("`{text}` is too long; at most 24h"));
+        return Err(format!("duration `{text}` is too long; use at most 24h"));
     }
     Ok(duration)
 }
 
-/// [`duration`] reads it back.
+/// Returns a duration as [`duration`] parses it.
 pub(super) fn show_duration(duration: Duration) -> String {
     let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     if nanoseconds == 0 {
@@ -50,14 +53,14 @@ pub(super) fn show_duration(duration: Duration) -> String {
 }
 
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    let bad = || format!("`{text}` is not a size; write bytes, such as 64Ki, 256Mi or 1.5Gi (a Ki is 1024)");
+    let bad = || format!("invalid size `{text}`; use bytes, for example 64Ki, 256Mi or 1.5Gi (1 Ki is 1024)");
     let (number, unit) = split(text).ok_or_else(bad)?;
     let (_, bytes) = SIZES.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
     let exact = scaled(number, *bytes).ok_or_else(bad)?;
     u64::try_from(exact).map_err(|_| bad())
 }
 
-/// [`size`] reads it back.
+/// Returns a size as [`size`] parses it.
 pub(super) fn show_size(bytes: u64) -> String {
     if bytes == 0 {
         return "0".to_owned();
@@ -71,25 +74,28 @@ pub(super) fn percent(text: &str) -> Result<Percent, String> {
         Percent::new(number.parse().ok().filter(|_| is_number)?).ok()
     });
     share.ok_or_else(|| {
-        format!("`{text}` is not a share; write a whole percentage from 1% to 100%, such as 30%")
+        format!("invalid share `{text}`; use a whole percentage from 1% to 100%, for example 30%")
     })
 }
 
-/// Of [`Sample::ALL`], in one percent.
-const PARTS: u32 = Sample::ALL / 100;
+/// The parts of [`SampleRate::ALL`] in one percent.
+const PARTS: u32 = SampleRate::ALL / 100;
 
-pub(super) fn sample(text: &str) -> Result<Sample, String> {
+pub(super) fn sample(text: &str) -> Result<SampleRate, String> {
     let parts =
         text.strip_suffix('%').filter(|number| split(number).is_some_and(|(_, rest)| rest.is_empty()));
     let parts = parts.and_then(|number| scaled(number, u64::from(PARTS)));
-    let sample = parts.and_then(|parts| Sample::new(u32::try_from(parts).ok()?));
+    let sample = parts.and_then(|parts| SampleRate::new(u32::try_from(parts).ok()?));
     sample.ok_or_else(|| {
-        format!("`{text}` is not a part of the requests; write a percentage from 0% to 100% with at most four decimals, such as 1% or 0.05%")
+        format!(
+            "invalid sampling rate `{text}`; use a percentage from 0% to 100% with at most four decimals, \
+             for example 1% or 0.05%"
+        )
     })
 }
 
-/// [`sample`] reads it back.
-pub(super) fn show_sample(sample: Sample) -> String {
+/// Returns a sampling rate as [`sample`] parses it.
+pub(super) fn show_sample(sample: SampleRate) -> String {
     let exact = format!("{}.{:04}", sample.parts() / PARTS, sample.parts() % PARTS);
     format!("{}%", exact.trim_end_matches('0').trim_end_matches('.'))
 }
@@ -107,7 +113,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// `None` if the product is not whole, or for a number of more than 18 digits.
+/// Returns the product, or `None` if it is not whole or the number has more than 18 digits.
 fn scaled(number: &str, scale: u64) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if whole.is_empty() || fraction.is_empty() || number.len() > 19 {
@@ -141,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration() {
-        assert!(duration("20").unwrap_err().starts_with("`20` has no unit"));
+    fn invalid_durations_are_refused() {
+        assert!(duration("20").unwrap_err().starts_with("duration `20` has no unit"));
         for text in
             ["", "ms", "-1ms", "20 ms", "1e3ms", "20sec", "1.2.3s", ".5s", "5.s", "0.1ns", "1m30s", "٣ms"]
         {
-            assert!(duration(text).unwrap_err().contains("is not a duration"), "{text}");
+            assert!(duration(text).unwrap_err().contains("invalid duration"), "{text}");
         }
         for text in ["25h", "9999999999999999h"] {
             assert!(duration(text).unwrap_err().contains("is too long"), "{text}");
@@ -178,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_requests_are_read_and_written() {
+    fn sampling_rates_are_read_and_written() {
         for (text, parts) in [
             ("0%", 0),
             ("1%", 10_000),

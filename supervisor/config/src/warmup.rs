@@ -1,4 +1,4 @@
-//! The inputs that a model is warmed up with.
+//! The key `warmup` of models: the inputs for the warm-up.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,23 +11,25 @@ use super::arrays::{self, Array, ArrayFile, Arrays};
 use super::engine::{check_size, shape};
 use super::onnx::OnnxInput;
 use super::reader::{Fields, Value};
-use super::types::{Engine, Limits, Warmup, WarmupInput, WarmupValues};
-use super::warmup_fit::objection;
+use super::types::{EngineConfig, LimitsConfig, WarmupConfig, WarmupInput, WarmupValues};
+use super::warmup_fit::mismatch;
 use super::{Context, absolute};
 
-/// The model that is warmed up.
-pub(super) struct Model<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) limits: &'a Limits,
-    /// The inputs in its file, as far as they are known.
+/// The parts of a model that its warm-up inputs are checked against.
+pub(super) struct WarmupModel<'a> {
+    pub(super) engine: &'a EngineConfig,
+    pub(super) limits: &'a LimitsConfig,
+    /// The inputs in the model's file, as far as they are known.
     pub(super) inputs: &'a [OnnxInput],
 }
 
-/// Reads a map of inputs, or the name of a file with all of them. A name that no input has is a fault
-/// of the model's file, and so is a file that cannot be used; a shape that contradicts an emulated
-/// engine's inputs is a fault, and so is a shape that no request can have.
-pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'_>) -> Warmup {
-    let Some(value) = fields.get("warmup") else { return Warmup::default() };
+/// Reads a map of inputs, or the path of a file with all of them.
+///
+/// An unknown input is a fault of the model's files, and so is an unusable file. A shape that
+/// contradicts the emulated engine's inputs is a fault, and so is a shape that is too large for a
+/// request.
+pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
+    let Some(value) = fields.get("warmup") else { return WarmupConfig::default() };
     if value.is_scalar() {
         return whole_file(&value, model, context);
     }
@@ -35,21 +37,21 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'
     for (input, value) in value.any_fields() {
         let Some(given) = warmup_input(input, &value, context) else { continue };
         let mut datatype = None;
-        if let Engine::Emulated { tensors } = model.engine {
+        if let EngineConfig::Emulated { tensors } = model.engine {
             if let Some(shape) = &given.shape {
                 check_warmup(&value, input, shape, tensors);
             }
             let declared = tensors.iter().find(|tensor| tensor.input.name == input);
             datatype = declared.map(|tensor| tensor.input.datatype);
         }
-        if let Some(objection) = model.objection(input, &given) {
-            context.file_fault(&value, objection);
+        if let Some(mismatch) = model.mismatch(input, &given) {
+            context.file_fault(&value, mismatch);
         } else if !model.has(input) {
             let hint = match input {
-                "file" => ", and one file for all inputs is `warmup: PATH`",
+                "file" => "; for one file with all inputs, use `warmup: PATH`",
                 _ => "",
             };
-            let message = format!("the model has no such input; its file has {}{hint}", model.names());
+            let message = format!("unknown input; the model has {}{hint}", model.names());
             context.file_fault(&value, message);
         }
         if let Some(shape) = &given.shape {
@@ -57,16 +59,16 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'
         }
         inputs.insert(input.to_owned(), given);
     }
-    Warmup { file: None, inputs }
+    WarmupConfig { file: None, inputs }
 }
 
-impl Model<'_> {
+impl WarmupModel<'_> {
     /// Returns whether the model may have such an input.
     fn has(&self, input: &str) -> bool {
         self.inputs.is_empty() || self.inputs.iter().any(|known| known.name == input)
     }
 
-    /// Returns the inputs without which it cannot run.
+    /// Returns the names of the inputs that have no default.
     fn required(&self) -> impl Iterator<Item = &str> {
         self.inputs.iter().filter(|input| !input.has_default).map(|input| input.name.as_str())
     }
@@ -75,20 +77,20 @@ impl Model<'_> {
         self.required().collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns what its file has against the values of an input that it has.
-    fn objection(&self, input: &str, given: &WarmupInput) -> Option<String> {
-        let Engine::OnnxRuntime { path, .. } = self.engine else { return None };
+    /// Returns the reason why the given shape or values cannot be those of an input in the model's file.
+    fn mismatch(&self, input: &str, given: &WarmupInput) -> Option<String> {
+        let EngineConfig::OnnxRuntime { path, .. } = self.engine else { return None };
         let known = self.inputs.iter().find(|known| known.name == input)?;
         let file = path.file_name().unwrap_or_default().to_string_lossy();
-        Some(format!("{file} {}", objection(known, given)?))
+        Some(format!("{file} {}", mismatch(known, given)?))
     }
 
-    /// Returns the input if the model has one, and that is known.
+    /// Returns the name of the input if the model is known to have only one.
     fn only_input(&self) -> Option<&str> {
         let mut required = self.required();
         match (self.engine, required.next(), required.next()) {
             (_, Some(only), None) => Some(only),
-            (Engine::Emulated { tensors }, ..) => match &tensors[..] {
+            (EngineConfig::Emulated { tensors }, ..) => match &tensors[..] {
                 [only] => Some(&only.input.name),
                 _ => None,
             },
@@ -97,19 +99,19 @@ impl Model<'_> {
     }
 }
 
-/// Reads the inputs of a file. One array is the only input's.
-fn whole_file(value: &Value<'_>, model: &Model<'_>, context: &Context<'_>) -> Warmup {
-    let Some(named) = value.text() else { return Warmup::default() };
-    let shown = context.shown(named);
-    let path = absolute(&shown);
-    let arrays = match read(value, &shown, context) {
+/// Reads the inputs in a file. A single array belongs to the model's only input.
+fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
+    let Some(named) = value.text() else { return WarmupConfig::default() };
+    let file = context.resolve(named);
+    let path = absolute(&file);
+    let arrays = match read(value, &file, context) {
         Some(Arrays::Named(arrays)) => arrays,
         Some(Arrays::One(array)) => match model.only_input() {
             Some(input) => BTreeMap::from([(input.to_owned(), array)]),
             None => {
                 let message = format!(
-                    "{} holds one array; name its input, as `warmup: {{INPUT: {{file: {named}}}}}`",
-                    shown.display()
+                    "{} has one array without a name; name its input with `warmup: {{INPUT: {{file: {named}}}}}`",
+                    file.display()
                 );
                 context.file_fault(value, message);
                 BTreeMap::new()
@@ -118,25 +120,28 @@ fn whole_file(value: &Value<'_>, model: &Model<'_>, context: &Context<'_>) -> Wa
         None => BTreeMap::new(),
     };
     if let Some(input) = arrays.keys().find(|input| !model.has(input)) {
-        let (shown, names) = (shown.display(), model.names());
-        context.file_fault(value, format!("{shown} has `{input}`, which is not an input; those are {names}"));
+        let (file, names) = (file.display(), model.names());
+        context.file_fault(
+            value,
+            format!("{file} has an array for the unknown input `{input}`; the model has {names}"),
+        );
     }
     let input = |(name, array): (String, Arc<Array>)| {
         let file = ArrayFile { path: path.clone(), array: Some(array) };
         let given = WarmupInput { shape: None, values: Some(WarmupValues::File(file)) };
-        if let Some(objection) = model.objection(&name, &given) {
-            context.file_fault(value, format!("`{name}`: {objection}"));
+        if let Some(mismatch) = model.mismatch(&name, &given) {
+            context.file_fault(value, format!("`{name}`: {mismatch}"));
         }
         (name, given)
     };
-    Warmup { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
+    WarmupConfig { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
 }
 
-fn read(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> Option<Arrays> {
-    match arrays::read(shown) {
+fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Option<Arrays> {
+    match arrays::read(file) {
         Ok(arrays) => Some(arrays),
         Err(error) => {
-            let message = format!("{} cannot be used: {}", shown.display(), errors::chain(&error));
+            let message = format!("cannot use {}: {}", file.display(), errors::chain(&error));
             context.file_fault(value, message);
             None
         }
@@ -156,7 +161,7 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
     let fields = value.fields(&["shape", "values", "range", "file"]);
     if let Some(file) = fields.get("file") {
         for key in ["shape", "values", "range"] {
-            fields.forbidden(key, "the array in `file` has its shape and its values; remove this");
+            fields.forbidden(key, "the array in `file` gives shape and values; remove the key");
         }
         let values = Some(WarmupValues::File(array_file(input, &file, context)?));
         return Some(WarmupInput { shape: None, values });
@@ -166,50 +171,51 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
         let items = if value.is_scalar() { vec![value.clone()] } else { value.items() };
         let elements: Vec<ElementValue> = items.iter().map(element).collect::<Option<_>>()?;
         if elements.is_empty() {
-            value.fault("no values; give some, or remove the key");
+            value.fault("the list is empty; give values, or remove the key");
         }
         (!elements.is_empty()).then_some(InputValues::Listed(elements))
     });
     if listed.is_some() {
-        fields.forbidden("range", "`values` are given");
+        fields.forbidden("range", "the input has `values` already; remove one of the two keys");
     }
     let range = fields.get("range").and_then(|value| range(&value));
     Some(WarmupInput { shape, values: listed.or(range).map(WarmupValues::Written) })
 }
 
-/// Reads the array of one input. Among several arrays it is the one with the input's name.
+/// Reads the array of one input. In a file with several arrays, this is the one with the input's name.
 fn array_file(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<ArrayFile> {
-    let shown = context.shown(value.text()?);
-    let array = match read(value, &shown, context) {
+    let file = context.resolve(value.text()?);
+    let array = match read(value, &file, context) {
         Some(Arrays::One(array)) => Some(array),
         Some(Arrays::Named(mut arrays)) => {
             let array = arrays.remove(input);
             if array.is_none() {
                 let names = arrays.into_keys().collect::<Vec<_>>().join(", ");
-                context.file_fault(value, format!("{} has no `{input}`; it has {names}", shown.display()));
+                let message = format!("{} has no array `{input}`, only {names}", file.display());
+                context.file_fault(value, message);
             }
             array
         }
         None => None,
     };
-    Some(ArrayFile { path: absolute(&shown), array })
+    Some(ArrayFile { path: absolute(&file), array })
 }
 
 fn range(value: &Value<'_>) -> Option<InputValues> {
     let items = value.items();
     let [from, to] = &items[..] else {
-        value.fault("must be two numbers, such as [0, 255]");
+        value.fault("must be two numbers, for example [0, 255]");
         return None;
     };
     let bound = |value: &Value<'_>| value.number("a number", f64::is_finite);
     let (from, to) = (bound(from)?, bound(to)?);
     if from > to {
-        value.fault("the first number is above the second; exchange them");
+        value.fault("the first number is larger than the second; swap them");
     }
     Some(InputValues::Range { from, to })
 }
 
-/// Text in quotes is text, even if it looks like a number.
+/// Reads the value of an element. Text in quotes is text, even if it looks like a number.
 fn element(value: &Value<'_>) -> Option<ElementValue> {
     let text = value.text()?;
     if !value.is_plain() {
@@ -227,17 +233,17 @@ fn element(value: &Value<'_>) -> Option<ElementValue> {
 }
 
 fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
-    // Then there is a fault already.
+    // A missing list of tensors is a fault already.
     if tensors.is_empty() {
         return;
     }
     let Some(tensor) = tensors.iter().find(|tensor| tensor.input.name == input) else {
-        value.fault("the model has no such input; give one of `tensors`");
+        value.fault("unknown input; use an input in `tensors`");
         return;
     };
     let declared = &tensor.input.shape;
     let fits = |(declared, given): (&i64, &i64)| *declared == -1 || declared == given;
     if declared.len() != shape.len() || !declared.iter().zip(shape).all(fits) {
-        value.fault(format!("the input's shape is {declared:?}; give the same with a size for each -1"));
+        value.fault(format!("the input's shape is {declared:?}; use that, with a size for each -1"));
     }
 }

@@ -1,14 +1,17 @@
-//! Whether what a warm-up gives can be an input's. Pure.
+//! The checks of shapes and values for the warm-up against the inputs of a model. This module is pure.
 
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::arrays::Misfit;
+use super::arrays::ArrayMismatch;
 use super::onnx::OnnxInput;
 use super::types::{WarmupInput, WarmupValues};
 
-/// Checks that values are of the kind that an input holds. An error says what is given, and what to
-/// give.
+/// Checks that an input of this datatype can have these values.
+///
+/// # Errors
+///
+/// A text that says what is wrong and what to give instead.
 pub fn check_values(datatype: Datatype, values: &InputValues) -> Result<(), String> {
     let holds_text = datatype == Datatype::Bytes;
     let holds_fractions =
@@ -20,7 +23,7 @@ pub fn check_values(datatype: Datatype, values: &InputValues) -> Result<(), Stri
     };
     match values {
         InputValues::Range { .. } if holds_text => {
-            Err("the input holds text, which has no range; give `values`".to_owned())
+            Err("the input has texts, which have no range; use `values`".to_owned())
         }
         InputValues::Listed(listed) => {
             let Some(wrong) = listed.iter().find(|value| !fits(value)) else { return Ok(()) };
@@ -29,47 +32,47 @@ pub fn check_values(datatype: Datatype, values: &InputValues) -> Result<(), Stri
                 ElementValue::Whole(_) => "a number",
                 ElementValue::Number(_) => "a fraction",
             };
-            let kind = if holds_text { "text in quotes" } else { "numbers of that type" };
-            Err(format!("the input holds {datatype}, and {given} is given; give {kind}"))
+            let kind = if holds_text { "texts in quotes" } else { "numbers of that type" };
+            Err(format!("the input is {datatype}, but `values` has {given}; use {kind}"))
         }
         InputValues::Range { .. } | InputValues::Rows(_) => Ok(()),
     }
 }
 
-/// Returns whether a shape has the axes of `open`, with a size for each that is free.
+/// Returns whether a shape matches `open`, with a length above 0 for each free axis (-1) of `open`.
 pub fn shape_fits(shape: &[i64], open: &[i64]) -> bool {
     shape.len() == open.len()
         && shape.iter().zip(open).all(|(&axis, &open)| axis > 0 && (open < 0 || axis == open))
 }
 
-/// Returns why what is given cannot be this input's, as far as the model's file shows that. A worker
-/// knows the model and looks again.
-pub(super) fn objection(input: &OnnxInput, given: &WarmupInput) -> Option<String> {
+/// Returns the reason why the given shape or values cannot be those of this input, as far as the
+/// model's file shows that. A worker has loaded the model and checks them again.
+pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String> {
     if input.has_default {
-        return Some("has a default for this input, with which models are warmed up; remove it".to_owned());
+        return Some("has a default for this input, which the warm-up uses; remove the key".to_owned());
     }
     if let (Some(expected), Some(shape)) = (&input.shape, &given.shape) {
         let is_batched = expected.first().is_some_and(|first| *first < 0);
         let fits = shape_fits(shape, expected) || is_batched && shape_fits(shape, &expected[1..]);
         if !fits {
-            let batch = if is_batched { "; the first axis may be the batch, which is left out" } else { "" };
+            let batch = if is_batched { "; omit the first axis if it is the batch" } else { "" };
             return Some(format!(
-                "has this input with the shape {expected:?} (-1: any size{batch}), and {shape:?} is given"
+                "has this input with shape {expected:?} (-1: any size{batch}), not {shape:?}"
             ));
         }
     }
     match (&given.values, input.datatype) {
         (Some(WarmupValues::Written(values)), Some(datatype)) => {
-            check_values(datatype, values).err().map(|why| format!("has other values: {why}"))
+            check_values(datatype, values).err().map(|why| format!("cannot have these values: {why}"))
         }
         (Some(WarmupValues::File(file)), Some(datatype)) => {
             let shape = input.shape.clone()?;
             let is_batched = shape.first().is_some_and(|first| *first < 0);
             let spec = TensorSpec { name: input.name.clone(), datatype, shape };
             match file.fit(&spec, is_batched) {
-                // There is a fault already.
-                Ok(_) | Err(Misfit::NoArray) => None,
-                Err(misfit) => Some(format!("does not take the array of {}: {misfit}", file.path.display())),
+                // An unusable file is a fault already.
+                Ok(_) | Err(ArrayMismatch::NoArray) => None,
+                Err(why) => Some(format!("cannot have the array in {}: {why}", file.path.display())),
             }
         }
         (None, _) | (_, None) => None,
@@ -89,15 +92,15 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_may_leave_a_free_first_axis_out() {
+    fn a_shape_may_omit_a_free_first_axis() {
         let fits = |expected: &[i64], shape: &[i64]| {
-            objection(&input(Datatype::Fp32, Some(expected.to_vec())), &of_shape(shape)).is_none()
+            mismatch(&input(Datatype::Fp32, Some(expected.to_vec())), &of_shape(shape)).is_none()
         };
         assert!(fits(&[-1, -1, 3], &[16, 3]) && fits(&[-1, -1, 3], &[2, 16, 3]));
         assert!(!fits(&[-1, -1, 3], &[16, 4]) && !fits(&[-1, -1, 3], &[3]));
         assert!(fits(&[1, 512], &[1, 512]) && !fits(&[1, 512], &[512]) && !fits(&[1, 512], &[2, 512]));
         assert!(fits(&[], &[]) && !fits(&[], &[1]));
-        assert!(objection(&input(Datatype::Fp32, None), &of_shape(&[7, 7, 7])).is_none(), "not known");
+        assert!(mismatch(&input(Datatype::Fp32, None), &of_shape(&[7, 7, 7])).is_none(), "not known");
     }
 
     #[test]
@@ -114,6 +117,6 @@ mod tests {
         assert_eq!(kinds(&text), [false, false, true]);
         assert_eq!(kinds(&range), [true, true, false]);
         let why = check_values(Datatype::Int64, &fraction).unwrap_err();
-        assert_eq!(why, "the input holds INT64, and a fraction is given; give numbers of that type");
+        assert_eq!(why, "the input is INT64, but `values` has a fraction; use numbers of that type");
     }
 }

@@ -1,7 +1,7 @@
-//! YAML into a tree of nodes that know where they stand.
+//! The YAML parser: it makes a tree of nodes with their positions.
 //!
-//! The cost of a file is bounded before anything is made of it: its bytes, its nesting, and the
-//! number of its values when every alias is written out.
+//! It bounds the cost of a file before it builds anything: the bytes, the nesting, and the number of
+//! values with every alias written out.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,87 +13,90 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, StrInput};
 
 use super::faults::{FaultLog, Position};
 
+/// The largest file, in bytes.
 const MAX_BYTES: u64 = 1024 * 1024;
 
+/// The deepest nesting of lists and maps.
 const MAX_DEPTH: usize = 32;
 
-/// An alias counts as all that it stands for.
+/// The largest number of values in a document. An alias counts as all values of its target.
 const MAX_VALUES: usize = 50_000;
 
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(super) struct YamlNode {
     pub(super) at: Position,
-    pub(super) content: Content,
-    /// What the node stood for when it was read, itself included.
+    pub(super) content: YamlContent,
+    /// The number of values in the node when it was parsed, including itself.
     values: usize,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Content {
+pub(super) enum YamlContent {
     Scalar {
         text: String,
         plain: bool,
     },
-    List(Vec<Rc<Node>>),
-    /// In the order of the document.
-    Map(Vec<Entry>),
+    List(Vec<Rc<YamlNode>>),
+    /// The entries of a map, in the order of the document.
+    Map(Vec<YamlEntry>),
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct YamlEntry {
     pub(super) key: String,
     pub(super) at: Position,
-    pub(super) node: Rc<Node>,
+    pub(super) node: Rc<YamlNode>,
 }
 
-impl Node {
-    /// YAML's null is also the value of a key without a value.
+impl YamlNode {
+    /// Returns whether the node is YAML's null, which is also the value of a key without a value.
     pub(super) fn is_null(&self) -> bool {
-        matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
+        matches!(&self.content, YamlContent::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
 
     pub(super) fn is_scalar(&self) -> bool {
-        matches!(self.content, Content::Scalar { .. })
+        matches!(self.content, YamlContent::Scalar { .. })
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
-        let Content::Map(entries) = &self.content else { return None };
+        let YamlContent::Map(entries) = &self.content else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 
     /// Returns the keys of a map.
     pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
         let entries = match &self.content {
-            Content::Map(entries) => &entries[..],
-            Content::Scalar { .. } | Content::List(_) => &[],
+            YamlContent::Map(entries) => &entries[..],
+            YamlContent::Scalar { .. } | YamlContent::List(_) => &[],
         };
         entries.iter().map(|entry| entry.key.as_str())
     }
 
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
-        let Content::Map(entries) = &mut self.content else { return None };
+        let YamlContent::Map(entries) = &mut self.content else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))
     }
 
     pub(super) fn item_mut(&mut self, place: usize) -> Option<&mut Self> {
-        let Content::List(items) = &mut self.content else { return None };
+        let YamlContent::List(items) = &mut self.content else { return None };
         items.get_mut(place).map(Rc::make_mut)
     }
 
     pub(super) fn remove(&mut self, key: &str) {
-        if let Content::Map(entries) = &mut self.content {
+        if let YamlContent::Map(entries) = &mut self.content {
             entries.retain(|entry| entry.key != key);
         }
     }
 
     pub(super) fn wrap(&mut self, key: &str) {
-        let entry = Entry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
-        self.content = Content::Map(vec![entry]);
+        let entry = YamlEntry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
+        self.content = YamlContent::Map(vec![entry]);
     }
 
-    /// Maps are merged, everything else is replaced.
+    /// Merges maps, and replaces all other values.
     pub(super) fn merge(&mut self, over: &Self) {
-        let (Content::Map(entries), Content::Map(changes)) = (&mut self.content, &over.content) else {
+        let (YamlContent::Map(entries), YamlContent::Map(changes)) = (&mut self.content, &over.content)
+        else {
             *self = over.clone();
             return;
         };
@@ -106,13 +109,12 @@ impl Node {
     }
 }
 
-/// A file that is too large or not text is a fault, and gives `None`.
+/// Reads a file. Returns `None`, and records a fault, if the file is too large or not text.
 pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_BYTES {
-        let message = "the file is larger than 1 MiB, which no configuration is; is it the right file?";
-        log.add(Position::START, "", message);
+        log.add(Position::START, "", "the file is larger than 1 MiB; check its path");
         return Ok(None);
     }
     let text = match String::from_utf8(bytes) {
@@ -120,13 +122,13 @@ pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
         Err(error) => {
             let valid = error.utf8_error().valid_up_to();
             let before = String::from_utf8_lossy(&error.as_bytes()[..valid]).into_owned();
-            log.add(end_of(&before), "", "not text: this byte is not UTF-8; save the file as UTF-8");
+            log.add(end_of(&before), "", "this byte is not valid UTF-8; save the file as UTF-8 text");
             return Ok(None);
         }
     };
     let is_binary = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}');
     if let Some(index) = text.find(is_binary) {
-        log.add(end_of(&text[..index]), "", "not text: a control character stands here; remove it");
+        log.add(end_of(&text[..index]), "", "the text has a control character here; remove it");
         return Ok(None);
     }
     Ok(Some(text))
@@ -138,9 +140,9 @@ fn end_of(text: &str) -> Position {
     Position { line, column: last.chars().count() + 1 }
 }
 
-/// Faults go to the log; without a tree, there is at least one fault. For an empty file, the fault
-/// shows `example`.
-pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node>> {
+/// Parses a document, and records its faults. If it returns no tree, it has recorded at least one
+/// fault. For an empty file, the fault shows `example`.
+pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<YamlNode>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
         Ok(node) => Some(node),
@@ -165,15 +167,15 @@ struct Open {
 }
 
 enum OpenKind {
-    List(Vec<Rc<Node>>),
-    Map { entries: Vec<Entry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
+    List(Vec<Rc<YamlNode>>),
+    Map { entries: Vec<YamlEntry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
 }
 
 struct Composer<'a> {
     parser: Parser<'a, StrInput<'a>>,
     log: &'a FaultLog,
     open: Vec<Open>,
-    anchors: HashMap<usize, Rc<Node>>,
+    anchors: HashMap<usize, Rc<YamlNode>>,
 }
 
 impl<'a> Composer<'a> {
@@ -181,36 +183,39 @@ impl<'a> Composer<'a> {
         Self { parser: Parser::new_from_str(text), log, open: Vec::new(), anchors: HashMap::new() }
     }
 
-    fn document(mut self, example: &str) -> Result<Rc<Node>, Stop> {
+    fn document(mut self, example: &str) -> Result<Rc<YamlNode>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {
             let (event, span) = event
                 .map_err(|error| (position(*error.marker()), format!("not valid YAML: {}", error.info())))?;
             let at = position(span.start);
             if root.is_some() && matches!(event, Event::DocumentStart(_)) {
-                return Err((at, "a second document starts here; write one document a file".to_owned()));
+                return Err((at, "a second document starts here; write one document per file".to_owned()));
             }
             root = self.event(event, at)?.or(root);
         }
-        let message = || format!("the file is empty; the least that it may say is `{example}`");
+        let message = || format!("the file is empty; use at least `{example}`");
         root.filter(|root| !root.is_null()).ok_or_else(|| (Position::START, message()))
     }
 
     /// Returns the root when it closes.
-    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
+    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
         match event {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
             | Event::MappingStart(_, Some(_)) => {
-                Err((at, "tags such as `!!str` are not used here; remove it".to_owned()))
+                Err((at, "YAML tags such as `!!str` are not supported; remove the tag".to_owned()))
             }
             Event::Scalar(text, style, anchor, None) => {
-                let content = Content::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
-                self.close(Node { at, content, values: 1 }, anchor)
+                let content =
+                    YamlContent::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
+                self.close(YamlNode { at, content, values: 1 }, anchor)
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
                 Some(node) => self.place(Rc::clone(node), at),
-                None => Err((at, "the alias stands inside what it names; write the value out".to_owned())),
+                None => {
+                    Err((at, "the alias refers to a value that contains it; write out the value".to_owned()))
+                }
             },
             Event::SequenceStart(anchor, None) => self.start(at, anchor, OpenKind::List(Vec::new())),
             Event::MappingStart(anchor, None) => self.start(
@@ -227,28 +232,28 @@ impl<'a> Composer<'a> {
         }
     }
 
-    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<Node>>, Stop> {
+    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<YamlNode>>, Stop> {
         if self.open.len() == MAX_DEPTH {
-            return Err((at, format!("nested more than {MAX_DEPTH} deep, which no configuration is")));
+            return Err((at, format!("the values are nested more than {MAX_DEPTH} deep; nest them less")));
         }
         if let Some(Open { kind: OpenKind::Map { key: None, .. }, .. }) = self.open.last() {
-            return Err((at, "a key is a list or a map; keys are words".to_owned()));
+            return Err((at, "this key is a list or a map; keys must be words".to_owned()));
         }
         self.open.push(Open { at, anchor, values: 1, kind });
         Ok(None)
     }
 
-    fn end(&mut self) -> Result<Option<Rc<Node>>, Stop> {
+    fn end(&mut self) -> Result<Option<Rc<YamlNode>>, Stop> {
         let Open { at, anchor, values, kind } =
             self.open.pop().expect("the parser closes only what it opened");
         let content = match kind {
-            OpenKind::List(items) => Content::List(items),
-            OpenKind::Map { entries, .. } => Content::Map(entries),
+            OpenKind::List(items) => YamlContent::List(items),
+            OpenKind::Map { entries, .. } => YamlContent::Map(entries),
         };
-        self.close(Node { at, content, values }, anchor)
+        self.close(YamlNode { at, content, values }, anchor)
     }
 
-    fn close(&mut self, node: Node, anchor: usize) -> Result<Option<Rc<Node>>, Stop> {
+    fn close(&mut self, node: YamlNode, anchor: usize) -> Result<Option<Rc<YamlNode>>, Stop> {
         let (at, node) = (node.at, Rc::new(node));
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
@@ -256,29 +261,29 @@ impl<'a> Composer<'a> {
         self.place(node, at)
     }
 
-    /// `node` is finished, or an alias of a finished one. Returned if it is the root.
-    fn place(&mut self, node: Rc<Node>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
+    /// Adds a finished node, or an alias of one, to its parent. Returns the node if it is the root.
+    fn place(&mut self, node: Rc<YamlNode>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
         let Some(parent) = self.open.last_mut() else {
             return Ok(Some(node));
         };
         parent.values += node.values;
         if parent.values > MAX_VALUES {
             let message = format!(
-                "the document stands for more than {MAX_VALUES} values, aliases written out; use fewer"
+                "the document has more than {MAX_VALUES} values with its aliases written out; use fewer"
             );
             return Err((at, message));
         }
         match &mut parent.kind {
             OpenKind::List(items) => items.push(node),
             OpenKind::Map { entries, lines, key } => match key.take() {
-                Some((key, at)) => entries.push(Entry { key, at, node }),
+                Some((key, at)) => entries.push(YamlEntry { key, at, node }),
                 None => {
                     let name = key_text(&node, at)?;
                     let first = lines.get(&name).copied();
                     lines.entry(name.clone()).or_insert(at.line);
                     *key = Some((name, at));
                     if let Some(line) = first {
-                        let message = format!("given twice, first in line {line}; remove one of them");
+                        let message = format!("duplicate key, first in line {line}; remove one of them");
                         self.log.add(at, &self.path(), message);
                     }
                 }
@@ -301,14 +306,14 @@ impl<'a> Composer<'a> {
     }
 }
 
-fn key_text(node: &Node, at: Position) -> Result<String, Stop> {
+fn key_text(node: &YamlNode, at: Position) -> Result<String, Stop> {
     match &node.content {
-        Content::Scalar { text, .. } if text.contains(char::is_control) => {
-            Err((at, "a key has a line break or control character; keys are words".to_owned()))
+        YamlContent::Scalar { text, .. } if text.contains(char::is_control) => {
+            Err((at, "this key has a line break or another control character; keys must be words".to_owned()))
         }
-        Content::Scalar { text, .. } => Ok(text.clone()),
-        Content::List(_) | Content::Map(_) => {
-            Err((at, "a key is a list or a map; keys are words".to_owned()))
+        YamlContent::Scalar { text, .. } => Ok(text.clone()),
+        YamlContent::List(_) | YamlContent::Map(_) => {
+            Err((at, "this key is a list or a map; keys must be words".to_owned()))
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Configurations as operators write them, with the faults that they get to read.
+//! Tests of configurations as operators write them, and of the messages that they read.
 //!
-//! Each `config/NAME.yaml` has its expected text in `config/NAME.expected`. `UPDATE_GOLDEN=1`
-//! writes these files anew; read the difference before committing it.
+//! Each `config/NAME.yaml` has its expected messages in `config/NAME.expected`. `UPDATE_GOLDEN=1`
+//! overwrites these files; read the difference before you commit it.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use shadowslice_config as config;
-use shadowslice_config::{Config, ConfigError, Fault, Listing};
+use shadowslice_config::{Config, ConfigError, ConfigFault, FaultList};
 
-/// An environment in which only a runtime directory is given.
-/// A model's file, as far as can be seen without loading it.
+/// A model's file that passes the check without loading it.
 const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
+/// Looks up a variable in an environment that only has a runtime directory.
 fn environment(name: &str) -> Option<OsString> {
     (name == "RUNTIME_DIRECTORY").then(|| OsString::from("/run/test"))
 }
@@ -22,7 +22,7 @@ fn load(path: &Path) -> Result<Config, ConfigError> {
     config::load(path, &environment, false)
 }
 
-/// Writes a configuration beside which there may be other files, and loads it. Its folder is called `.`.
+/// Writes a configuration to a new folder and loads it. Removes the folder's path from messages.
 fn load_bytes(bytes: &[u8]) -> Result<Config, String> {
     let folder = tempfile::tempdir().expect("the temporary folder is writable");
     let path = folder.path().join("x.yaml");
@@ -34,12 +34,12 @@ fn load_text(text: &str) -> Result<Config, String> {
     load_bytes(text.as_bytes())
 }
 
-/// The text that an operator reads about a file.
-fn told(path: &Path) -> String {
+/// Returns the messages about a file as an operator reads them.
+fn messages(path: &Path) -> String {
     match load(path) {
         Ok(config) => {
             let notes: String = config.notes.iter().map(|note| format!("note: {note}\n")).collect();
-            let faults = Listing(&config.file_faults).to_string();
+            let faults = FaultList(&config.file_faults).to_string();
             let verdict = if faults.is_empty() { "fine" } else { faults.as_str() };
             format!("{notes}{verdict}\n")
         }
@@ -57,14 +57,14 @@ fn yaml_files(folder: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn faults_read_as_they_should() {
+fn messages_are_as_expected() {
     let update = std::env::var_os("UPDATE_GOLDEN").is_some();
     let files = yaml_files("tests/config");
-    assert!(files.len() > 20, "the golden files are where they were");
+    assert!(files.len() > 20, "the golden files exist");
     let mut differing = Vec::new();
     for file in files {
         let expected = file.with_extension("expected");
-        let got = told(&file);
+        let got = messages(&file);
         if update {
             fs::write(&expected, &got).unwrap();
         } else if fs::read_to_string(&expected).unwrap_or_default() != got {
@@ -77,7 +77,7 @@ fn faults_read_as_they_should() {
 const FULL: &str = include_str!("config/everything.yaml");
 
 #[test]
-fn what_is_printed_loads_as_the_same_configuration() {
+fn a_printed_configuration_loads_as_the_same() {
     for file in [
         "tests/config/everything.yaml",
         "tests/config/shortest.yaml",
@@ -93,7 +93,7 @@ fn what_is_printed_loads_as_the_same_configuration() {
         assert_eq!(broken(&again), broken(&loaded), "{file}");
         let mut again = but_places(again);
         for (again, loaded) in again.models.iter_mut().zip(&loaded.models) {
-            // Its text names the file that was loaded.
+            // The text names the loaded file.
             again.broken.clone_from(&loaded.broken);
         }
         assert_eq!(again, but_places(loaded), "{file}, printed as\n{printed}");
@@ -102,25 +102,26 @@ fn what_is_printed_loads_as_the_same_configuration() {
 }
 
 #[test]
-fn every_configuration_in_the_tree_is_understood() {
+fn every_configuration_in_the_tree_is_valid() {
     let files = yaml_files("../../configs");
     assert!(files.len() >= 2);
     for file in files {
         let config = load(&file).unwrap_or_else(|error| panic!("{error}"));
-        // Models' files are not in the tree: users make them.
+        // The models' files are not in the tree, because users make them.
         let faults: Vec<_> =
             config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
         assert!(faults.is_empty(), "{faults:?}");
-        // Priorities are for policies that are simulated with the same file. BERT's times were measured so.
-        let measured = |note: &Fault| note.file.ends_with("bert-base.yaml");
-        let meant = |note: &&Fault| !note.path.ends_with("].priority") && !measured(note);
+        // Priorities are for other policies that are simulated with the same file. The profile of BERT was
+        // measured with other shapes.
+        let measured = |note: &ConfigFault| note.file.ends_with("bert-base.yaml");
+        let meant = |note: &&ConfigFault| !note.path.ends_with("].priority") && !measured(note);
         let notes: Vec<_> = config.notes.iter().filter(meant).collect();
         assert!(notes.is_empty(), "{notes:?}");
     }
 }
 
 #[test]
-fn every_profile_in_the_tree_is_understood() {
+fn every_profile_in_the_tree_is_valid() {
     let profiles = yaml_files("../../configs/profiles");
     assert!(profiles.len() >= 4);
     for profile in profiles {
@@ -152,13 +153,13 @@ fn models_without_a_share_divide_what_the_others_leave() {
 }
 
 #[test]
-fn requests_may_be_larger_than_the_usual_slab() {
+fn requests_may_be_larger_than_the_default_slab() {
     let text = "limits: {request_bytes: 1Gi}\nmodels: [{path: m.onnx, slo: 20ms}]";
     assert_eq!(load_text(text).unwrap().models[0].queue.memory, 1 << 30);
 }
 
 #[test]
-fn the_reference_is_true() {
+fn the_examples_in_the_reference_are_valid() {
     let reference = fs::read_to_string("../../docs/configuration.md").unwrap();
     let blocks: Vec<_> =
         reference.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
@@ -181,21 +182,21 @@ fn the_reference_is_true() {
 #[test]
 fn a_large_file_is_refused_by_its_size() {
     let comment = "# a very long comment\n".repeat(500_000);
-    let fault = "x.yaml:1:1: the file is larger than 1 MiB, which no configuration is; is it the right file?";
+    let fault = "x.yaml:1:1: the file is larger than 1 MiB; check its path";
     assert_eq!(load_text(&comment), Err(fault.to_owned()));
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused_with_their_place() {
+fn bytes_that_are_not_text_are_refused_with_their_position() {
     let refused = |bytes: &[u8]| load_bytes(bytes).unwrap_err();
-    let utf8 = "x.yaml:2:4: not text: this byte is not UTF-8; save the file as UTF-8";
+    let utf8 = "x.yaml:2:4: this byte is not valid UTF-8; save the file as UTF-8 text";
     assert_eq!(refused(b"models:\n - \xff\n"), utf8);
-    let control = "x.yaml:1:8: not text: a control character stands here; remove it";
+    let control = "x.yaml:1:8: the text has a control character here; remove it";
     assert_eq!(refused(b"models:\0 []"), control);
 }
 
 #[test]
-fn marks_and_line_ends_of_other_systems_are_accepted() {
+fn byte_order_marks_and_crlf_are_accepted() {
     let plain = "models:\n  - path: m.onnx\n    slo: 20ms\n";
     let crlf = format!("\u{feff}{}", plain.replace('\n', "\r\n"));
     let names = |text: &str| load_text(text).map(|config| config.models[0].slo);
@@ -226,7 +227,10 @@ fn the_run_directory_has_a_default_for_each_kind_of_user() {
     assert_eq!(run_dir(&[("XDG_RUNTIME_DIR", "/run/user/1")], true), given("/run/shadowslice"));
     assert_eq!(run_dir(&[("XDG_RUNTIME_DIR", "/run/user/1")], false), given("/run/user/1/shadowslice"));
     let refused = run_dir(&[("XDG_RUNTIME_DIR", "")], false).unwrap_err();
-    assert!(refused.contains("run_dir: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set"), "{refused}");
+    assert!(
+        refused.contains("run_dir: missing, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -241,12 +245,12 @@ fn files_beside_the_configuration_are_found_from_anywhere() {
     let config = load(&path).unwrap();
     let broken: Vec<_> = config.models.iter().map(|model| model.broken.clone().unwrap_or_default()).collect();
     assert_eq!(broken[0], "");
-    assert!(broken[1].contains("folder.onnx cannot be used: it is a directory"), "{}", broken[1]);
-    assert!(broken[2].contains("empty.onnx cannot be used: it is empty"), "{}", broken[2]);
+    assert!(broken[1].contains("folder.onnx: this is a directory"), "{}", broken[1]);
+    assert!(broken[2].contains("empty.onnx: the file is empty"), "{}", broken[2]);
 }
 
 #[test]
-fn no_change_of_a_character_brings_the_loader_down() {
+fn random_changes_do_not_crash_the_loader() {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move |below: usize| {
         state ^= state << 13;
@@ -273,14 +277,14 @@ fn no_change_of_a_character_brings_the_loader_down() {
     }
 }
 
-/// A field of a protocol buffer that holds bytes.
+/// Returns a field of bytes of a protocol buffer.
 fn field(number: u8, value: &[u8]) -> Vec<u8> {
     let length = u8::try_from(value.len()).expect("it is short");
     [&[number << 3 | 2, length], value].concat()
 }
 
-/// A model's file that declares the inputs `ids` (INT64, [-1, 3]), `text` (BYTES, [1]), and `scale`
-/// (FP32), which has a default.
+/// Returns a model's file with the inputs `ids` (INT64, [-1, 3]), `text` (BYTES, [1]) and `scale` (FP32,
+/// with a default).
 fn model_with_inputs() -> Vec<u8> {
     let input = |name: &str, element: u8, axes: &[&[u8]]| {
         let axes: Vec<u8> = axes.iter().flat_map(|axis| field(1, axis)).collect();
@@ -296,7 +300,7 @@ fn model_with_inputs() -> Vec<u8> {
 }
 
 #[test]
-fn a_warm_up_is_compared_with_the_inputs_of_the_models_file() {
+fn warm_up_inputs_must_match_the_models_file() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.onnx"), model_with_inputs()).unwrap();
     fs::write(folder.path().join("ids.json"), "[[1, 2, 3], [4, 5, 6]]").unwrap();
@@ -324,43 +328,46 @@ fn a_warm_up_is_compared_with_the_inputs_of_the_models_file() {
         "ids.json",
     ] {
         let found = faults(fine);
-        // One array is that of the only input.
-        let of_two = fine == "ids.json" && found.contains("holds one array; name its input");
+        // A single array is for the only input, but this model has two.
+        let of_two = fine == "ids.json" && found.contains("has one array without a name; name its input");
         assert!(found.is_empty() || of_two, "{fine}: {found}");
     }
     let ids = "models[0].warmup.ids: m.onnx";
-    let shape = "[-1, 3] (-1: any size; the first axis may be the batch, which is left out)";
+    let shape = "[-1, 3] (-1: any size; omit the first axis if it is the batch)";
     for (wrong, why) in [
-        ("{idss: [3]}", "models[0].warmup.idss: the model has no such input; its file has ids, text".to_owned()),
+        ("{idss: [3]}", "models[0].warmup.idss: unknown input; the model has ids, text".to_owned()),
         (
             "{scale: 1.0}",
-            "models[0].warmup.scale: m.onnx has a default for this input, with which models are warmed up; \
-             remove it"
+            "models[0].warmup.scale: m.onnx has a default for this input, which the warm-up uses; \
+             remove the key"
                 .to_owned(),
         ),
-        ("{ids: [4]}", format!("{ids} has this input with the shape {shape}, and [4] is given")),
-        ("{ids: [8, 8, 3]}", format!("{ids} has this input with the shape {shape}, and [8, 8, 3] is given")),
+        ("{ids: [4]}", format!("{ids} has this input with shape {shape}, not [4]")),
+        ("{ids: [8, 8, 3]}", format!("{ids} has this input with shape {shape}, not [8, 8, 3]")),
         (
             "{ids: 0.5}",
-            format!("{ids} has other values: the input holds INT64, and a fraction is given; give numbers of that type"),
+            format!(
+                "{ids} cannot have these values: the input is INT64, but `values` has a fraction; use numbers of \
+                 that type"
+            ),
         ),
         (
             "{text: {range: [0, 1]}}",
-            "models[0].warmup.text: m.onnx has other values: the input holds text, which has no range; \
-             give `values`"
+            "models[0].warmup.text: m.onnx cannot have these values: the input has texts, which have no range; \
+             use `values`"
                 .to_owned(),
         ),
         (
             "{ids: {file: short.json}}",
             format!(
-                "{ids} does not take the array of short.json: the input's shape is [-1, 3] (-1: any size, the \
-                 first axis is the batch), and the array's [1, 2]"
+                "{ids} cannot have the array in short.json: the input's shape is [-1, 3] (-1: any size, the \
+                 first axis is the batch), but the array's is [1, 2]"
             ),
         ),
         (
             "all.json",
-            "models[0].warmup: `ids`: m.onnx does not take the array of all.json: the input's shape is [-1, 3] \
-             (-1: any size, the first axis is the batch), and the array's [1, 2]"
+            "models[0].warmup: `ids`: m.onnx cannot have the array in all.json: the input's shape is [-1, 3] \
+             (-1: any size, the first axis is the batch), but the array's is [1, 2]"
                 .to_owned(),
         ),
     ] {
@@ -369,16 +376,15 @@ fn a_warm_up_is_compared_with_the_inputs_of_the_models_file() {
 }
 
 #[test]
-fn check_says_what_it_found_and_exits_accordingly() {
+fn check_reports_faults_and_returns_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
-    let refusal = |path: &Path| path.ends_with("refused").then(|| "it is refused".to_owned());
+    let refusal = |path: &Path| path.ends_with("refused").then(|| "this folder is refused".to_owned());
+    let checks = config::check::CheckHooks { run_dir: &refusal, model: &|_| None, advice: &|_| Vec::new() };
     let check = |text: &str, print| {
         let path = folder.path().join("x.yaml");
         fs::write(&path, text).unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let status =
-            config::check::run(&path, print, (&refusal, &|_| None, &|_| Vec::new()), &mut out, &mut err)
-                .unwrap();
+        let status = config::check::run(&path, print, checks, &mut out, &mut err).unwrap();
         let text =
             |bytes| String::from_utf8(bytes).unwrap().replace(&format!("{}/", folder.path().display()), "");
         (status, text(out), text(err))
@@ -386,7 +392,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
     let fine = "run_dir: /run/x\nmodels: [{path: m.onnx, slo: 20ms}]\n";
     let (status, out, err) = check(fine, false);
     assert_eq!((status, out.as_str()), (78, ""));
-    assert!(err.starts_with("x.yaml:2:17: models[0].path: m.onnx cannot be used: No such file"), "{err}");
+    assert!(err.starts_with("x.yaml:2:17: models[0].path: cannot use m.onnx: No such file"), "{err}");
 
     fs::write(folder.path().join("m.onnx"), NO_OPERATORS).unwrap();
     let (status, out, err) = check(fine, false);
@@ -398,7 +404,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
     let (status, out, err) = check(&fine.replace("/run/x", "/run/refused"), false);
     assert_eq!(
         (status, out.as_str(), err.as_str()),
-        (78, "", "x.yaml:1:10: run_dir: on this host it is refused\n")
+        (78, "", "x.yaml:1:10: run_dir: on this host this folder is refused\n")
     );
 
     let (status, out, err) = check("models: {}\n", true);
@@ -406,16 +412,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
     assert!(err.contains("x.yaml:1:9: models: must be a list"), "{err}");
     let nowhere = folder.path().join("nowhere.yaml");
     let mut err = Vec::new();
-    assert_eq!(
-        config::check::run(
-            &nowhere,
-            false,
-            (&refusal, &|_| None, &|_| Vec::new()),
-            &mut Vec::new(),
-            &mut err
-        )
-        .unwrap(),
-        78
-    );
+    let status = config::check::run(&nowhere, false, checks, &mut Vec::new(), &mut err).unwrap();
+    assert_eq!(status, 78);
     assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));
 }

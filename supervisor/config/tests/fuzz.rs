@@ -1,5 +1,5 @@
-//! Whatever a configuration or a profile contains, it is read, or its faults are told. `cargo bolero
-//! test NAME` goes on for as long as it is let.
+//! Fuzz tests: every configuration and every profile either loads or has faults. `cargo bolero test
+//! NAME` runs one until it is stopped.
 
 use std::fs;
 use std::path::Path;

@@ -19,7 +19,7 @@ use crate::backend::{
 use crate::nvml::{Driver, Library, NvmlFault};
 use crate::process::Programs;
 pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
-use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning};
+use shadowslice_config::{Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning};
 use shadowslice_shared::errors;
 
 #[derive(Debug, thiserror::Error)]
@@ -82,17 +82,17 @@ pub enum HostError {
 /// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they
 /// are dropped, or take one of the `estates` over. `probe` tells what a CUDA process finds.
 pub fn gpus(
-    gpus: &[Gpu],
+    gpus: &[GpuConfig],
     private: &Path,
     probe: &Path,
     several_users: bool,
     estates: &[MpsEstate],
 ) -> Result<Gpus, HostError> {
     let mut known = Vec::new();
-    let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn GpuBackend>, HostError> {
+    let make = |(index, gpu): (usize, &GpuConfig)| -> Result<Arc<dyn GpuBackend>, HostError> {
         Ok(match gpu {
-            Gpu::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
-            Gpu::Cuda { device, partition } => {
+            GpuConfig::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
+            GpuConfig::Cuda { device, partition } => {
                 let (name, uuid) = identify(device)?;
                 only_once(&mut known, &name, &uuid)?;
                 match partition {
@@ -172,7 +172,7 @@ fn mps_gpu(
 
 /// An empty path if no model needs it.
 pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
-    let needed = config.models.iter().any(|model| matches!(model.engine, Engine::OnnxRuntime { .. }));
+    let needed = config.models.iter().any(|model| matches!(model.engine, EngineConfig::OnnxRuntime { .. }));
     if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
 }
 
@@ -191,8 +191,8 @@ pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError>
 }
 
 /// What is wrong with a Python model, tried in a process of its own.
-pub fn fault_of(model: &Model) -> Option<String> {
-    let Engine::Python { path, interpreter, .. } = &model.engine else { return None };
+pub fn fault_of(model: &ModelConfig) -> Option<String> {
+    let EngineConfig::Python { path, interpreter, .. } = &model.engine else { return None };
     let tried = programs().and_then(|programs| {
         let temporary = tempfile::tempdir().map_err(HostError::Temporary)?;
         let tried = backend::python_fault(interpreter, &programs.python, path, temporary.path());
@@ -283,7 +283,7 @@ pub fn connections_warning(config: &Config) -> Option<String> {
 
 /// `limits.memory`, or a quarter of the memory that this process may have, by the host and its
 /// cgroup; as much as two of the largest requests need in any case.
-pub fn request_memory(limits: &config::Limits) -> u64 {
+pub fn request_memory(limits: &config::LimitsConfig) -> u64 {
     const PART: u64 = 4;
     if let Some(memory) = limits.memory {
         return memory;
@@ -296,7 +296,7 @@ pub fn request_memory(limits: &config::Limits) -> u64 {
     let cgroups = Process::myself().and_then(|own| own.cgroups());
     let cgroup =
         cgroups.ok().and_then(|own| own.0.iter().filter(|own| own.hierarchy == 0).find_map(of_cgroup));
-    let least = config::Limits::least_memory(limits.request_bytes, limits.response_bytes);
+    let least = config::LimitsConfig::least_memory(limits.request_bytes, limits.response_bytes);
     (host.min(cgroup.unwrap_or(u64::MAX)) / PART).max(least)
 }
 

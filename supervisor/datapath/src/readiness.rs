@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
-use shadowslice_config::Ready;
+use shadowslice_config::ReadyConfig;
 
 use crate::router::Route;
 
@@ -23,7 +23,7 @@ pub enum HostState {
 /// The rule for the host's readiness, and the drained models.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
-    pub(crate) rule: Ready,
+    pub(crate) rule: ReadyConfig,
     pub(crate) host: HostState,
     drained: HashSet<String>,
     /// True once every model of the start has been ready or given up.
@@ -44,9 +44,11 @@ impl Readiness {
         let ready = |(name, model): (&String, &Route)| !self.is_drained(name) && model.ready().is_ok();
         let host = self.host == HostState::Serving;
         host && match &self.rule {
-            Ready::All => models.iter().all(ready),
-            Ready::Any => self.is_started(models) && models.iter().any(ready),
-            Ready::Each(names) => names.iter().all(|name| models.get_key_value(name).is_some_and(ready)),
+            ReadyConfig::All => models.iter().all(ready),
+            ReadyConfig::Any => self.is_started(models) && models.iter().any(ready),
+            ReadyConfig::Each(names) => {
+                names.iter().all(|name| models.get_key_value(name).is_some_and(ready))
+            }
         }
     }
 

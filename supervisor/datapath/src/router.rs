@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use shadowslice_config::Ready;
+use shadowslice_config::ReadyConfig;
 use tokio::sync::{mpsc, watch};
 
 use crate::heartbeat::Heartbeat;
@@ -160,7 +160,7 @@ impl Router {
     }
 
     /// Sets the rule for which models make the host ready.
-    pub fn set_ready_rule(&self, rule: Ready) {
+    pub fn set_ready_rule(&self, rule: ReadyConfig) {
         self.change(|hosted| hosted.readiness.rule = rule);
     }
 
@@ -212,13 +212,13 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::pipeline::{LiveSettings, PipelineSettings, Slo};
+    use crate::pipeline::{LiveSettings, PipelineSettings, SloTarget};
 
     fn pipeline() -> Arc<Pipeline> {
         let settings = PipelineSettings {
             name: "m".to_owned(),
             live: LiveSettings {
-                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
                 max_delay: Duration::ZERO,
                 reject_late: false,
             },
@@ -280,19 +280,19 @@ mod tests {
     #[test]
     fn a_rule_may_require_all_models_or_named_models() {
         let (router, [a, b]) = router(["a", "b"]);
-        router.set_ready_rule(Ready::Each(vec!["b".to_owned()]));
+        router.set_ready_rule(ReadyConfig::Each(vec!["b".to_owned()]));
         a.open();
         assert!(!router.ready());
         b.open();
         a.shut("it is broken");
         assert!(router.ready());
-        router.set_ready_rule(Ready::All);
+        router.set_ready_rule(ReadyConfig::All);
         assert!(!router.ready());
         a.open();
         assert!(router.ready());
         set(&router, &[("a", &a)]);
         assert!(router.ready(), "an unloaded model is none of all");
-        router.set_ready_rule(Ready::Each(vec!["b".to_owned()]));
+        router.set_ready_rule(ReadyConfig::Each(vec!["b".to_owned()]));
         assert!(!router.ready(), "and is named all the same");
     }
 

@@ -142,7 +142,7 @@ mod tests {
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::heartbeat::Heartbeat;
     use shadowslice_datapath::peer::Guard;
-    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, Slo};
+    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, SloTarget};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
 
@@ -168,7 +168,7 @@ mod tests {
         let settings = PipelineSettings {
             name: "m".to_owned(),
             live: LiveSettings {
-                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
                 max_delay: Duration::ZERO,
                 reject_late: false,
             },

@@ -70,7 +70,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
-use shadowslice_config::{Limits, Listener};
+use shadowslice_config::{LimitsConfig, Listener};
 use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::peer::{Guard, Refusals};
@@ -119,7 +119,7 @@ mod proto {
 pub struct Ingress {
     http: Vec<listen::Bound>,
     grpc: Vec<listen::Bound>,
-    limits: Limits,
+    limits: LimitsConfig,
     pools: Arc<Pools>,
     regions: Arc<Regions>,
 }
@@ -157,7 +157,7 @@ impl Ingress {
     pub async fn bind(
         http: &[Listener],
         grpc: &[Listener],
-        limits: &Limits,
+        limits: &LimitsConfig,
         inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {

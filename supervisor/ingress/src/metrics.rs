@@ -23,7 +23,7 @@ use super::listen::{self, Bound, Spoken};
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool, Pools, Taken};
 use super::stop::{Course, Stop};
-use shadowslice_config::{Limits, Listener};
+use shadowslice_config::{LimitsConfig, Listener};
 use shadowslice_datapath::peer::Refusals;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 
@@ -106,7 +106,7 @@ impl MetricsListeners {
         let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(shown.clone()), bound));
         // They share nothing with clients. What stands for memory is the places of pages.
         let pools = Arc::new(Pools::new(0, PAGES, 0));
-        accept::run(bound, CONNECTIONS, pools, Stop::new(stop, DRAIN, Limits::KEEP_ALIVE)).await;
+        accept::run(bound, CONNECTIONS, pools, Stop::new(stop, DRAIN, LimitsConfig::KEEP_ALIVE)).await;
     }
 }
 

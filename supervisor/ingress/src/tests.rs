@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use shadowslice_config::Access;
+use shadowslice_config::AllowedClients;
 use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::heartbeat::Heartbeat;
@@ -21,14 +21,14 @@ use shadowslice_datapath::heartbeat::Heartbeat;
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-const LIMITS: Limits = Limits {
+const LIMITS: LimitsConfig = LimitsConfig {
     request_bytes: LIMIT,
     response_bytes: LIMIT,
     memory: None,
     in_flight: 1,
     connections: 9,
-    keep_alive: Limits::KEEP_ALIVE,
-    shared_memory: Access::Nobody,
+    keep_alive: LimitsConfig::KEEP_ALIVE,
+    shared_memory: AllowedClients::Nobody,
 };
 
 struct Server {
@@ -49,15 +49,15 @@ impl Server {
 
     /// The same with so many bytes for all of them.
     async fn with(connections: usize, request_bytes: u64, memory: Option<u64>) -> Self {
-        Self::limited(Limits { request_bytes, memory, connections, ..LIMITS }).await
+        Self::limited(LimitsConfig { request_bytes, memory, connections, ..LIMITS }).await
     }
 
-    async fn limited(limits: Limits) -> Self {
+    async fn limited(limits: LimitsConfig) -> Self {
         Self::logged(limits, None).await
     }
 
     /// A server whose answers are logged.
-    async fn logged(limits: Limits, access: Option<Arc<AccessLog>>) -> Self {
+    async fn logged(limits: LimitsConfig, access: Option<Arc<AccessLog>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener =
             |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };

@@ -22,7 +22,7 @@ pub(crate) use plan::why as plan_why;
 pub use text::text;
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor};
 
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
 use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelReport};
 use shadowslice_control::models::Needs;
@@ -290,7 +290,7 @@ pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatu
 }
 
 pub fn of_model(
-    model: &Model,
+    model: &ModelConfig,
     pipeline: &Pipeline,
     report: &ModelReport,
     gpus: &[Watched],
@@ -372,7 +372,7 @@ fn stalled(batch: StalledBatch) -> String {
     )
 }
 
-pub fn of_unloaded(model: &Model, why: &str, state: &str) -> ModelStatus {
+pub fn of_unloaded(model: &ModelConfig, why: &str, state: &str) -> ModelStatus {
     ModelStatus {
         name: model.name.clone(),
         state: state.to_owned(),

@@ -220,7 +220,7 @@ fn span(seconds: f64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::profile::{Memory, Row, Source, Start};
+    use shadowslice_shared::profile::{ExecutionRow, ProcessMemory, ProfileSource, StartTimes};
 
     use super::*;
 
@@ -228,11 +228,12 @@ mod tests {
 
     /// Returns a profile of 10 ms a row on 10 SMs, and 5 ms on 20.
     fn profile() -> Profile {
-        let row = |batch: u32| Row { batch, ms: vec![10.0 * f64::from(batch), 5.0 * f64::from(batch)] };
+        let row =
+            |batch: u32| ExecutionRow { batch, ms: vec![10.0 * f64::from(batch), 5.0 * f64::from(batch)] };
         Profile {
-            source: Source::Illustrative,
-            memory: Memory::default(),
-            start: Start::default(),
+            source: ProfileSource::Illustrative,
+            memory: ProcessMemory::default(),
+            start: StartTimes::default(),
             bandwidth: 0.1,
             shapes: Default::default(),
             execution: Execution::new(vec![Sms(10), Sms(20)], vec![row(1), row(8)]).unwrap(),

@@ -36,7 +36,7 @@ fn forbidden_uses_are_found_in_every_notation() {
         ("supervisor/control/src/controller/planner/mod.rs", "use shadowslice_policy::workers::Workers;"),
         ("supervisor/control/src/models/plan.rs", "tokio::select! { _ = std::env::vars() => {} }"),
         ("supervisor/operations/src/doctor/judge/mps.rs", "fn f() { std::fs::read(\"/proc/stat\"); }"),
-        ("tests/src/server.rs", "use shadowslice_shared::boot::Order;"),
+        ("tests/src/server.rs", "use shadowslice_shared::boot::BootCommand;"),
     ];
     for (name, text) in offenders {
         assert_eq!(faults(name, text).len(), 1, "{name}: {text}: {:?}", faults(name, text));

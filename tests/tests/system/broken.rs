@@ -218,7 +218,7 @@ async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_exited(
     ];
     for arguments in commands {
         let (code, said) = into(server.home(), arguments, full()).await;
-        assert!(said.contains("error: the output cannot be written"), "{arguments:?}: {said}");
+        assert!(said.contains("error: cannot write the output"), "{arguments:?}: {said}");
         assert_eq!(code, Some(69), "{arguments:?}: {said}");
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

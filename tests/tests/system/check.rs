@@ -37,12 +37,12 @@ models: [{{path: {}, slo: 1s, cpus: [0, {core}]}}]
     let (code, said) = check(&home, &text("no-user", "no-group", 1023)).await;
     assert_eq!(code, 78, "{said}");
     for (place, what) in [
-        ("2:66: listen.http[0].group", "there is no group `no-group`"),
-        ("3:19: control.users[0]", "there is no user `no-user`"),
-        ("4:26: model_control.groups[0]", "there is no group `no-group`"),
-        ("5:34: limits.shared_memory.users[0]", "there is no user `no-user`"),
-        ("5:53: limits.shared_memory.groups[0]", "there is no group `no-group`"),
-        ("models[0].cpus[1]", "there is no core 1023; there are 0-"),
+        ("2:66: listen.http[0].group", "group `no-group` not found"),
+        ("3:19: control.users[0]", "user `no-user` not found"),
+        ("4:26: model_control.groups[0]", "group `no-group` not found"),
+        ("5:34: limits.shared_memory.users[0]", "user `no-user` not found"),
+        ("5:53: limits.shared_memory.groups[0]", "group `no-group` not found"),
+        ("models[0].cpus[1]", "core 1023 not found; use cores of 0-"),
     ] {
         let told = said.lines().any(|line| line.contains(&format!("{place}: on this host {what}")));
         assert!(told, "no {place}: {what} in\n{said}");
@@ -72,13 +72,13 @@ async fn invalid_model_files_and_unknown_inputs_are_found() {
     let (code, said) = check(&home, &format!("gpus: [{{device: emulated}}]\nmodels:\n{models}")).await;
     assert_eq!(code, 78, "{said}");
     let wanted = [
-        "models[0].path: CUT cannot be used: it is truncated",
-        "models[1].path: PAGE cannot be used: it is a web page",
-        "models[2].path: POINTER cannot be used: it is a pointer of Git LFS; run `git lfs pull`",
-        "models[3].path: TEXT cannot be used: it is no ONNX model",
-        "models[4].path: EMPTY cannot be used: it is empty",
-        "models[5].path: FOLDER cannot be used: it is a directory",
-        "models[6].warmup.pixels: the model has no such input; its file has image",
+        "models[0].path: cannot use CUT: the file is truncated",
+        "models[1].path: cannot use PAGE: this is a web page",
+        "models[2].path: cannot use POINTER: this is a Git LFS pointer; run `git lfs pull`",
+        "models[3].path: cannot use TEXT: this is not an ONNX model",
+        "models[4].path: cannot use EMPTY: the file is empty",
+        "models[5].path: cannot use FOLDER: this is a directory",
+        "models[6].warmup.pixels: unknown input; the model has image",
     ];
     for (line, (wanted, name)) in said.lines().zip(wanted.iter().zip(names)) {
         let file = home.path().join(format!("{name}.onnx")).display().to_string();
@@ -95,7 +95,7 @@ async fn an_error_about_an_invalid_profile_does_not_quote_it() {
         home.write("secret", text).unwrap();
         let echo = echo("echo", "profile: secret, share: {initial: 50%}");
         let (code, said) = check(&home, &format!("{EMULATED}models: [{echo}]\n")).await;
-        let is_told = said.contains("/secret:1:1: this is no profile") || said.contains("not valid YAML");
+        let is_told = said.contains("/secret:1:1: this is not a profile") || said.contains("not valid YAML");
         assert!(code == 78 && is_told, "{said}");
         assert!(!said.contains("hunter2"), "{said}");
     }

@@ -97,11 +97,11 @@ async fn refused_loads_change_nothing() {
 async fn a_load_stays_within_the_limits_of_the_configuration() {
     let server = explicit().await.unwrap();
     for (config, words) in [
-        (r#"{"share": {"min": "30%"}}"#, "share.min: a client may only set what is configured, 2%"),
+        (r#"{"share": {"min": "30%"}}"#, "share.min: a client may only set the configured value, 2%"),
         (r#"{"queue": {"max_requests": 100000, "memory": "100Gi"}}"#, "queue.memory: a client may only set"),
         (r#"{"batch": {"max": 1024}}"#, "batch.max: a client may only set at most"),
         (r#"{"standby": "always"}"#, "standby: a client may only set"),
-        (r#"{"cpus": [0]}"#, "cpus: cannot be set by a client"),
+        (r#"{"cpus": [0]}"#, "cpus: a client cannot set this key"),
     ] {
         let refused = server.client().load("m", Some(config)).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{config}: {refused}");

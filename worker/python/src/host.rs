@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 use pyo3::ffi::PyMemoryView_FromMemory;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::{BatchOutput, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
@@ -303,14 +303,14 @@ fn tensor<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, view) }
 }
 
-fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> Output {
+fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> BatchOutput {
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
         // SAFETY: `Runner.run` returns the addresses of contiguous arrays with this number of
         // bytes. The caller keeps them alive, and nobody writes to them before the next batch.
         _ => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), length) },
     };
-    Output { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }
+    BatchOutput { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }
 }
 
 fn specs(tensors: Vec<TensorReply>) -> Result<Vec<TensorSpec>, BootRefusal> {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use shadowslice_shared::boot::{BootRefusal, Order, PROTOCOL, WorkerSays};
+use shadowslice_shared::boot::{BootCommand, BootRefusal, BootReply, PROTOCOL};
 use shadowslice_shared::frame;
 
 use crate::clock::HungUp;
@@ -41,22 +41,22 @@ pub struct BootChannel(UnixStream);
 impl BootChannel {
     pub(super) fn open(socket: OwnedFd) -> Result<Self, WorkerError> {
         let channel = Self(socket.into());
-        channel.send(WorkerSays::Hello { protocol: PROTOCOL })?;
+        channel.send(BootReply::Hello { protocol: PROTOCOL })?;
         Ok(channel)
     }
 
-    pub(crate) fn send(&self, message: WorkerSays) -> Result<(), WorkerError> {
+    pub(crate) fn send(&self, message: BootReply) -> Result<(), WorkerError> {
         frame::send(&self.0, &message).map_err(|_| WorkerError::SupervisorGone)
     }
 
     pub(super) fn refuse(&self, refusal: BootRefusal) -> WorkerError {
-        match self.send(WorkerSays::Refused(refusal.clone())) {
+        match self.send(BootReply::Refused(refusal.clone())) {
             Ok(()) => WorkerError::Refused(refusal),
             Err(error) => error,
         }
     }
 
-    pub(super) fn receive_order(&self) -> Result<Order, WorkerError> {
+    pub(super) fn receive_order(&self) -> Result<BootCommand, WorkerError> {
         frame::receive(&self.0).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => self.refuse_unexpected_order(),
             _ => WorkerError::SupervisorGone,

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes, Loaded, Order, Partitioned,
-    Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
+    Assignment, BootCommand, BootRefusal, BootReply, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes,
+    LoadedModel, PartitionSpec, SHARE_VARIABLE, WarmUp, WarmUpReport, WorkerPurpose,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -57,7 +57,7 @@ impl ConnectedWorker {
     /// that the assignment's profile gives for starting a process and loading.
     pub fn load(self) -> Result<LoadedWorker, WorkerError> {
         let Self { channel, descriptors, host, parent } = self;
-        let Order::Load(assignment) = channel.receive_order()? else {
+        let BootCommand::Load(assignment) = channel.receive_order()? else {
             return Err(channel.refuse_unexpected_order());
         };
         let begun_ns = now_ns();
@@ -73,7 +73,7 @@ impl ConnectedWorker {
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = with_waits(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
-        channel.send(WorkerSays::Loaded(Loaded {
+        channel.send(BootReply::Loaded(LoadedModel {
             inputs,
             optional,
             outputs,
@@ -91,8 +91,8 @@ impl ConnectedWorker {
 #[derive(Debug)]
 pub struct LoadedWorker {
     channel: BootChannel,
-    purpose: Purpose,
-    partition: Option<Partitioned>,
+    purpose: WorkerPurpose,
+    partition: Option<PartitionSpec>,
     /// The minimum time that warming takes on the emulated device.
     warm: Duration,
     parts: Parts,
@@ -104,7 +104,7 @@ impl LoadedWorker {
     ///
     /// Warm-up runs occupy no SMs of the emulated GPU, and take none of its time.
     pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
-        let Order::Warm(warm_up) = self.channel.receive_order()? else {
+        let BootCommand::Warm(warm_up) = self.channel.receive_order()? else {
             return Err(self.channel.refuse_unexpected_order());
         };
         let deadline_ns = after(now_ns(), self.warm);
@@ -116,7 +116,7 @@ impl LoadedWorker {
         self.parts.engine.finish_warm_up().map_err(|refusal| self.channel.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
-        self.channel.send(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
+        self.channel.send(BootReply::Warmed(WarmUpReport { proof, ..warmed }))?;
         Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
 }
@@ -239,11 +239,11 @@ impl Parts {
 
     fn prove(
         &mut self,
-        purpose: Purpose,
-        partition: Option<&Partitioned>,
+        purpose: WorkerPurpose,
+        partition: Option<&PartitionSpec>,
         warm_up: &WarmUp,
         channel: &BootChannel,
-    ) -> Result<Warmed, ProofError> {
+    ) -> Result<WarmUpReport, ProofError> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
@@ -268,18 +268,18 @@ impl Parts {
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {
-            Purpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
-            Purpose::Serve | Purpose::Reference => {}
+            WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
+            WorkerPurpose::Serve | WorkerPurpose::Reference => {}
             // This prevents recordings, on which the reference answers must not depend.
-            Purpose::DeviceReference => prover.engine.finish_warm_up()?,
+            WorkerPurpose::DeviceReference => prover.engine.finish_warm_up()?,
         }
         let warm_ns = now_ns();
-        let mut warmed = Warmed { warmup: between(begun_ns, warm_ns), ..Warmed::default() };
+        let mut warmed = WarmUpReport { warmup: between(begun_ns, warm_ns), ..WarmUpReport::default() };
         match purpose {
-            Purpose::Reference | Purpose::DeviceReference => {
+            WorkerPurpose::Reference | WorkerPurpose::DeviceReference => {
                 warmed.times = proof::write_reference(&mut prover, &self.reference)?;
             }
-            Purpose::Serve => warmed.times = proof::prove(&mut prover, &self.reference, Groups::WHOLE)?,
+            WorkerPurpose::Serve => warmed.times = proof::prove(&mut prover, &self.reference, Groups::WHOLE)?,
         }
         if let Some(partition) = partition {
             let proven = partitions::prove(&mut prover, &self.reference, partition, &warmed.times)?;

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use shadowslice_shared::boot::{BootRefusal, PartitionProof, Partitioned, ProvenPartitions, WarmTime};
+use shadowslice_shared::boot::{BootRefusal, PartitionProof, PartitionSpec, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::Groups;
 
 use crate::engine::ModelEngine;
@@ -27,7 +27,7 @@ const OTHER_DIVISION: &str = "the driver groups the SMs in this process differen
 pub(super) fn prove(
     prover: &mut Prover<'_>,
     reference: &File,
-    Partitioned { division, groups }: &Partitioned,
+    PartitionSpec { division, groups }: &PartitionSpec,
     times: &[WarmTime],
 ) -> Result<ProvenPartitions, ProofError> {
     if let ModelEngine::OnGpu(engine) = &*prover.engine {

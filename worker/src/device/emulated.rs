@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 use shadowslice_shared::boot::{BootRefusal, PRIORITY_VARIABLE, SHARE_VARIABLE};
-use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
+use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::Execution;
@@ -28,7 +28,7 @@ use shadowslice_shared::errors::chain;
 pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
-    gpu: Gpu,
+    gpu: SharedGpu,
     /// The SMs of a share by percentage, or `None` for partitions.
     share: Option<Occupant>,
     own: Occupant,
@@ -62,10 +62,10 @@ impl EmulatedGpu {
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| BootRefusal::Setup(format!("cannot set the timer slack: {errno}")))?;
         let priority = priority_of(std::env::var_os(PRIORITY_VARIABLE).as_deref());
-        let own = Occupant::anywhere(share.sms_of(sms)).with(priority);
+        let own = Occupant::anywhere(share.sms_of(sms)).with_priority(priority);
         let (gpu, share) = match division {
-            Some(division) => (Gpu { sms, division: Some(division) }, None),
-            None => (Gpu::new(sms), Some(own)),
+            Some(division) => (SharedGpu { sms, division: Some(division) }, None),
+            None => (SharedGpu::new(sms), Some(own)),
         };
         Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied: false, free_ns: now_ns() })
     }
@@ -76,7 +76,7 @@ impl EmulatedGpu {
 
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
         let seen_ns = now_ns();
-        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with(self.priority));
+        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with_priority(self.priority));
         let execution = self.execution.as_ref();
         self.occupy(Some(execution.map_or(own, |execution| own.executing(execution, rows))));
         let at_ns = match self.execution {
@@ -185,7 +185,7 @@ fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_shared::profile::Row;
+    use shadowslice_shared::profile::ExecutionRow;
     use std::ffi::OsStr;
     use std::os::fd::AsFd;
     use std::thread;
@@ -195,12 +195,12 @@ mod tests {
     /// Returns a worker at a seat of `pool`, on `own` of 100 SMs. A batch of one row takes `ms` on
     /// 50.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
-        let execution = Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+        let execution = Execution::new(vec![Sms(50)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
         let own = Occupant::anywhere(Sms(own));
         EmulatedGpu {
             pool: Pool::adopt(pool.as_fd().try_clone_to_owned().unwrap()).unwrap(),
             seat,
-            gpu: Gpu::new(Sms(100)),
+            gpu: SharedGpu::new(Sms(100)),
             share: Some(own),
             own,
             priority: ClientPriority::Normal,
@@ -243,9 +243,9 @@ mod tests {
         }
         assert_eq!(gpu.free_ns, first + 40 * MS);
         assert!(now_ns() >= gpu.free_ns);
-        assert_eq!(pool.in_use(), 50, "the seat is kept between batches");
+        assert_eq!(pool.sms_in_use(), 50, "the seat is kept between batches");
         gpu.leave();
-        assert_eq!(pool.in_use(), 0);
+        assert_eq!(pool.sms_in_use(), 0);
     }
 
     #[test]

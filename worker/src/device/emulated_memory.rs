@@ -6,16 +6,16 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use shadowslice_shared::boot::DeviceMemory;
-use shadowslice_shared::profile::Memory;
-use shadowslice_shared::weights::{self, Content};
+use shadowslice_shared::profile::ProcessMemory;
+use shadowslice_shared::weights::{self, RegionContent};
 
 /// Takes the memory that the profile gives. Brings the weights only if the supervisor, at the other
 /// end of this socket, has none for the model.
-pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &Memory) -> io::Result<DeviceMemory> {
-    let Memory { weights: bytes, activations: scratch, .. } = *profile;
+pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &ProcessMemory) -> io::Result<DeviceMemory> {
+    let ProcessMemory { weights: bytes, activations: scratch, .. } = *profile;
     let mut memory = DeviceMemory { weights: bytes, brought: bytes, scratch };
     let Some(supervisor) = supervisor.filter(|_| bytes > 0) else { return Ok(memory) };
-    let content = Content { fingerprint: [0; 32], bytes };
+    let content = RegionContent { fingerprint: [0; 32], bytes };
     while let Some(region) = weights::receive(supervisor)? {
         if region.content == content {
             memory.brought = 0;
@@ -33,15 +33,15 @@ mod tests {
 
     #[test]
     fn only_the_first_worker_brings_weights() {
-        let profile = Memory { context: 5, weights: 7, activations: 3 };
-        let (ours, theirs) = weights::pair().unwrap();
+        let profile = ProcessMemory { context: 5, weights: 7, activations: 3 };
+        let (ours, theirs) = weights::socket_pair().unwrap();
         let first = take(Some(&theirs), &profile).unwrap();
         assert_eq!(first, DeviceMemory { weights: 7, brought: 7, scratch: 3 });
         let kept = weights::receive(&ours).unwrap().unwrap();
-        let (ours, theirs) = weights::pair().unwrap();
+        let (ours, theirs) = weights::socket_pair().unwrap();
         weights::send(&ours, &kept.content, kept.file.as_fd()).unwrap();
         assert_eq!(take(Some(&theirs), &profile).unwrap(), DeviceMemory { brought: 0, ..first });
-        let larger = Memory { weights: 8, ..profile };
+        let larger = ProcessMemory { weights: 8, ..profile };
         weights::send(&ours, &kept.content, kept.file.as_fd()).unwrap();
         assert_eq!(take(Some(&theirs), &larger).unwrap().brought, 8, "other weights are not these");
     }

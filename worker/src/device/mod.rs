@@ -9,9 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::boot::{Assignment, BootRefusal, DeviceMemory, DeviceSpec, Purpose};
+use shadowslice_shared::boot::{Assignment, BootRefusal, DeviceMemory, DeviceSpec, WorkerPurpose};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::profile::{Profile, Start};
+use shadowslice_shared::profile::{Profile, StartTimes};
 use shadowslice_shared::units::Sms;
 
 use crate::clock::now_ns;
@@ -41,7 +41,7 @@ pub struct StartedBatch {
 impl ComputeDevice {
     pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, BootRefusal> {
         match (assignment.purpose, assignment.device) {
-            (Purpose::Reference, _) => Ok(Self::Host),
+            (WorkerPurpose::Reference, _) => Ok(Self::Host),
             (_, DeviceSpec::Emulated { sms, seat }) => {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
                 let division = assignment.partition.as_ref().map(|partition| partition.division.clone());
@@ -91,9 +91,9 @@ impl ComputeDevice {
     }
 
     /// Returns the minimum times of a start on this device.
-    pub fn start_times(&self, profile: Option<&Profile>) -> Start {
+    pub fn start_times(&self, profile: Option<&Profile>) -> StartTimes {
         match self {
-            Self::Host | Self::Cuda(_) => Start::default(),
+            Self::Host | Self::Cuda(_) => StartTimes::default(),
             Self::Emulated(_) => profile.map(|profile| profile.start).unwrap_or_default(),
         }
     }

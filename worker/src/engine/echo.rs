@@ -1,6 +1,6 @@
 //! The emulated engine, which returns every input as an output.
 
-use shadowslice_shared::batch::Output;
+use shadowslice_shared::batch::BatchOutput;
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::TensorSpec;
 
@@ -23,8 +23,8 @@ pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     }
 }
 
-pub(super) fn run(inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Vec<Output> {
-    let output = |input| Output {
+pub(super) fn run(inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Vec<BatchOutput> {
+    let output = |input| BatchOutput {
         shape: inputs.row_shape(input).to_vec(),
         parts: (0..inputs.requests()).map(|request| slot.put(inputs.part(request, input))).collect(),
     };

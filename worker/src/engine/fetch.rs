@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::{BatchOutput, RunFailure};
 
 use super::cuda_failure;
 use crate::answer::AnswerSlot;
@@ -24,7 +24,7 @@ pub(super) unsafe fn fetch(
     inputs: &Inputs<'_>,
     gpu: &CudaGpu,
     slot: &mut AnswerSlot<'_>,
-) -> Result<Output, RunFailure> {
+) -> Result<BatchOutput, RunFailure> {
     let mut done = 0;
     let parts = (0..inputs.requests()).map(|request| {
         let len = row * inputs.rows_of(request) as usize;
@@ -39,5 +39,5 @@ pub(super) unsafe fn fetch(
         Ok(extent)
     });
     let parts = parts.collect::<Result<_, RunFailure>>()?;
-    Ok(Output { shape: shape.to_vec(), parts })
+    Ok(BatchOutput { shape: shape.to_vec(), parts })
 }

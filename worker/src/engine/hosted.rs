@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use shadowslice_shared::batch::{Prepared, RunFailure, Step};
+use shadowslice_shared::batch::{PartitionReply, RunFailure, StreamStep};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
@@ -79,10 +79,10 @@ impl Hosted {
         self.host.basis()
     }
 
-    pub(super) fn prepare(&mut self, groups: Groups) -> Prepared {
+    pub(super) fn prepare(&mut self, groups: Groups) -> PartitionReply {
         let Self { partitions, recorded, .. } = self;
         let made = partitions.as_mut().map_or(Ok(()), |partitions| partitions.make(groups, recorded));
-        Prepared { groups, result: made }
+        PartitionReply { groups, result: made }
     }
 
     /// Tries the model on groups that are ready. A kernel whose blocks come in clusters may fit on
@@ -141,7 +141,7 @@ impl Hosted {
 
     pub(super) fn step(
         &mut self,
-        step: &Step,
+        step: &StreamStep,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<EngineAnswer, RunFailure> {
         let cuda = self.stream_on(step.groups)?;

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Output, Prepared, RunFailure, Step};
+use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, StreamStep};
 use shadowslice_shared::boot::{BootRefusal, DeviceMemory, EngineSpec};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
@@ -82,14 +82,14 @@ impl Signature {
 /// An engine's answer to a batch, or one answer of a stream.
 #[derive(Debug)]
 pub struct EngineAnswer {
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<BatchOutput>,
     /// True if the answer belongs to a stream that goes on. The last answer of a stream has no
     /// outputs.
     pub more: bool,
 }
 
 impl EngineAnswer {
-    fn complete(outputs: Vec<Output>) -> Self {
+    fn complete(outputs: Vec<BatchOutput>) -> Self {
         Self { outputs, more: false }
     }
 }
@@ -249,9 +249,9 @@ impl ModelEngine {
 
     /// Prepares a partition. Returns `None` if the result comes later; it comes at once if the
     /// engine is not bound to SMs.
-    pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+    pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
+            Self::Emulated | Self::OnnxRuntime(_) => Some(PartitionReply { groups, result: Ok(()) }),
             Self::Hosted(hosted) => Some(hosted.prepare(groups)),
             Self::OnGpu(engine) => engine.prepare(groups),
         }
@@ -304,7 +304,7 @@ impl ModelEngine {
     }
 
     /// Returns the next answer of a stream.
-    pub fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+    pub fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
             Self::Hosted(hosted) => hosted.step(step, slot)?,
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream_failure()),

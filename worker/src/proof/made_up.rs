@@ -156,7 +156,7 @@ impl SplitMix64 {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::boot::Row;
+    use shadowslice_shared::boot::RowBytes;
 
     use super::*;
     use shadowslice_shared::tensor::byte_strings;
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(given(Datatype::Fp32, listed(&[2])), [2.0_f32; 3].map(f32::to_le_bytes).concat());
         let range = given(Datatype::Uint8, InputValues::Range { from: 7.0, to: 9.0 });
         assert!(range.len() == 3 && range.iter().all(|value| (7..=9).contains(value)), "{range:?}");
-        let rows = InputValues::Rows([[1, 2], [3, 4]].map(Row::from).into());
+        let rows = InputValues::Rows([[1, 2], [3, 4]].map(RowBytes::from).into());
         let of = |draw, size| super::given(Datatype::Int8, 0, size, input_draw(0, Fill::Bits, draw), &rows);
         assert_eq!([of(Draw::Proof, 3), of(Draw::WarmUp, 3)], [[1, 2, 3, 4, 1, 2], [3, 4, 1, 2, 3, 4]]);
         assert_eq!(of(Draw::WarmUp, 1), [3, 4]);

@@ -16,8 +16,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, Output, RunFailure, Step};
-use shadowslice_shared::boot::{BootRefusal, InputValues, WarmTime, WarmUp, WorkerSays};
+use shadowslice_shared::batch::{Batch, BatchOutput, Extent, IN_FLIGHT, RunFailure, StreamStep};
+use shadowslice_shared::boot::{BootRefusal, BootReply, InputValues, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::TensorSpec;
@@ -285,7 +285,7 @@ impl Prover<'_> {
     fn begin(&self, size: u32) {
         if let Some(channel) = self.channel {
             // If this fails, the next check of the socket reports the reason.
-            channel.send(WorkerSays::Warming { rows: size }).ok();
+            channel.send(BootReply::Warming { rows: size }).ok();
         }
     }
 
@@ -402,7 +402,7 @@ impl Prover<'_> {
             if !more {
                 break;
             }
-            let step = Step { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
+            let step = StreamStep { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
             let ran = self.engine.step(&step, &mut self.slots.slot(slot)).map_err(failed)?;
             answers.extend(self.written(ran.outputs));
             more = ran.more;
@@ -411,8 +411,8 @@ impl Prover<'_> {
         Ok((answers, took))
     }
 
-    fn written(&self, outputs: Vec<Output>) -> Vec<ReferenceOutput> {
-        let read = |output: Output| {
+    fn written(&self, outputs: Vec<BatchOutput>) -> Vec<ReferenceOutput> {
+        let read = |output: BatchOutput| {
             let part = |part: &Extent| {
                 self.answers.bytes(part.offset, part.len).expect("the engine has written this part")
             };

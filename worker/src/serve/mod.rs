@@ -9,8 +9,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, Prepared, RunFailure, Step, UNREADABLE,
-    decode, encode,
+    Batch, BatchAnswer, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, PartitionReply, RunFailure, StreamStep,
+    UNREADABLE, WorkerMessage, decode, encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
@@ -75,20 +75,20 @@ impl WarmWorker {
                         // supervisor does not know that stream.
                         self.engine.close(batch.id);
                     }
-                    FromWorker::Answer(self.answered(batch.id, ran)?)
+                    WorkerMessage::Answer(self.answered(batch.id, ran)?)
                 }
                 Ok(Command::Next(step)) => {
                     let ran = self.step(&step);
-                    FromWorker::Answer(self.answered(step.id, ran)?)
+                    WorkerMessage::Answer(self.answered(step.id, ran)?)
                 }
                 Ok(Command::Close(stream)) => {
                     self.engine.close(stream);
                     continue;
                 }
                 Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
-                    Some(Prepared { groups, result }) => {
+                    Some(PartitionReply { groups, result }) => {
                         let result = result.and_then(|()| self.engine.try_on(groups));
-                        FromWorker::Prepared(Prepared { groups, result })
+                        WorkerMessage::Prepared(PartitionReply { groups, result })
                     }
                     None => continue,
                 },
@@ -96,7 +96,7 @@ impl WarmWorker {
                     self.engine.forget(groups);
                     continue;
                 }
-                Err(unreadable) => FromWorker::Answer(unreadable),
+                Err(unreadable) => WorkerMessage::Answer(unreadable),
             };
             if !send_report(&self.socket, &report, &mut message)? {
                 return Ok(());
@@ -127,10 +127,10 @@ impl WarmWorker {
         &self,
         id: u64,
         ran: Result<(Duration, EngineAnswer), RunFailure>,
-    ) -> Result<Answer, ServeError> {
+    ) -> Result<BatchAnswer, ServeError> {
         let failure = match ran {
             Ok((execution, EngineAnswer { outputs, more })) => {
-                return Ok(Answer { id, execution_us: micros(execution), result: Ok(outputs), more });
+                return Ok(BatchAnswer { id, execution_us: micros(execution), result: Ok(outputs), more });
             }
             Err(failure) => failure,
         };
@@ -148,7 +148,7 @@ impl WarmWorker {
         Ok((self.device.finish(started), ran))
     }
 
-    fn step(&mut self, step: &Step) -> Result<(Duration, EngineAnswer), RunFailure> {
+    fn step(&mut self, step: &StreamStep) -> Result<(Duration, EngineAnswer), RunFailure> {
         if usize::from(step.slot) >= IN_FLIGHT {
             return Err(RunFailure::BadBatch(format!("slot {} does not exist", step.slot)));
         }
@@ -166,7 +166,7 @@ fn message_length(received: nix::Result<usize>) -> Result<Option<usize>, ServeEr
     }
 }
 
-fn read_command(message: &[u8], len: usize) -> Result<Command, Answer> {
+fn read_command(message: &[u8], len: usize) -> Result<Command, BatchAnswer> {
     match message.get(..len).map(decode::<Command>) {
         Some(Ok(command)) => Ok(command),
         Some(Err(fault)) => Err(unreadable(&chain(&fault))),
@@ -175,7 +175,7 @@ fn read_command(message: &[u8], len: usize) -> Result<Command, Answer> {
 }
 
 /// Returns false if the supervisor has ended.
-fn send_report(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeError> {
+fn send_report(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> Result<bool, ServeError> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),
         Err(_) => encode(&too_long(report), message).expect("a short reason fits into a message").len(),
@@ -191,23 +191,23 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn unreadable(why: &str) -> Answer {
+fn unreadable(why: &str) -> BatchAnswer {
     failed(UNREADABLE, RunFailure::BadBatch(why.to_owned()))
 }
 
-fn failed(id: u64, failure: RunFailure) -> Answer {
-    Answer { id, execution_us: 0, result: Err(shortened(failure)), more: false }
+fn failed(id: u64, failure: RunFailure) -> BatchAnswer {
+    BatchAnswer { id, execution_us: 0, result: Err(shortened(failure)), more: false }
 }
 
-fn too_long(report: &FromWorker) -> FromWorker {
+fn too_long(report: &WorkerMessage) -> WorkerMessage {
     match report {
-        FromWorker::Answer(answer) => {
+        WorkerMessage::Answer(answer) => {
             let why = "the answer has too many parts for one message; set a smaller batch.max".to_owned();
-            FromWorker::Answer(failed(answer.id, RunFailure::BadBatch(why)))
+            WorkerMessage::Answer(failed(answer.id, RunFailure::BadBatch(why)))
         }
-        FromWorker::Prepared(prepared) => {
+        WorkerMessage::Prepared(prepared) => {
             let why = "the reason is too long for one message".to_owned();
-            FromWorker::Prepared(Prepared { result: Err(why), ..prepared.clone() })
+            WorkerMessage::Prepared(PartitionReply { result: Err(why), ..prepared.clone() })
         }
     }
 }

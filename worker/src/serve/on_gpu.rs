@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use rustix::event::{PollFd, PollFlags, poll};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, RunFailure,
+    Batch, BatchAnswer, BatchOutput, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
@@ -35,7 +35,7 @@ struct PendingBatch {
     id: u64,
     slot: u8,
     groups: Groups,
-    outputs: Vec<Output>,
+    outputs: Vec<BatchOutput>,
 }
 
 /// The descriptors that are ready.
@@ -87,18 +87,21 @@ impl GpuServeLoop {
     }
 
     /// Executes a command, and returns a report if the command is done already.
-    fn execute(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeError> {
+    fn execute(
+        &mut self,
+        command: Result<Command, BatchAnswer>,
+    ) -> Result<Option<WorkerMessage>, ServeError> {
         match command {
-            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
-            Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream_failure())))),
+            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(WorkerMessage::Answer)),
+            Ok(Command::Next(step)) => Ok(Some(WorkerMessage::Answer(failed(step.id, no_stream_failure())))),
             Ok(Command::Close(_)) => Ok(None),
-            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(FromWorker::Prepared)),
+            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(WorkerMessage::Prepared)),
             Ok(Command::Forget(groups)) => {
                 let in_use = self.in_flight.iter().any(|batch| batch.groups == groups);
                 self.engine.forget(groups, in_use);
                 Ok(None)
             }
-            Err(unreadable) => Ok(Some(FromWorker::Answer(unreadable))),
+            Err(unreadable) => Ok(Some(WorkerMessage::Answer(unreadable))),
         }
     }
 
@@ -116,7 +119,7 @@ impl GpuServeLoop {
     }
 
     /// Starts a batch. Returns an answer only if the launch failed.
-    fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeError> {
+    fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeError> {
         if self.in_flight.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are in flight already");
             return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
@@ -140,7 +143,7 @@ impl GpuServeLoop {
         }
     }
 
-    fn launch(&mut self, batch: &Batch) -> Result<Vec<Output>, RunFailure> {
+    fn launch(&mut self, batch: &Batch) -> Result<Vec<BatchOutput>, RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
@@ -150,7 +153,7 @@ impl GpuServeLoop {
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();
         while let Some(prepared) = self.engine.next_prepared() {
-            if !send_report(socket, &FromWorker::Prepared(prepared), message)? {
+            if !send_report(socket, &WorkerMessage::Prepared(prepared), message)? {
                 return Ok(false);
             }
         }
@@ -158,7 +161,7 @@ impl GpuServeLoop {
             let executed = self.engine.gpu().execution_time(first.slot).map_err(ServeError::Gpu)?;
             let Some(execution) = executed else { break };
             let Some(PendingBatch { id, outputs, .. }) = self.in_flight.pop_front() else { break };
-            if !send_report(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
+            if !send_report(socket, &WorkerMessage::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }
         }
@@ -166,6 +169,6 @@ impl GpuServeLoop {
     }
 }
 
-fn answered(id: u64, execution: Duration, outputs: Vec<Output>) -> Answer {
-    Answer { id, execution_us: micros(execution), result: Ok(outputs), more: false }
+fn answered(id: u64, execution: Duration, outputs: Vec<BatchOutput>) -> BatchAnswer {
+    BatchAnswer { id, execution_us: micros(execution), result: Ok(outputs), more: false }
 }

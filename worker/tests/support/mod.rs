@@ -16,12 +16,13 @@ use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use shadowslice_shared::batch::{
-    Answer, Batch, BatchRequest, Command, Extent, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure,
-    decode, encode,
+    Batch, BatchAnswer, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure,
+    WorkerMessage, decode, encode,
 };
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceSpec, EchoTensor, EngineSpec, Loaded, Order, PROTOCOL, Partitioned,
-    ProvenPartitions, Provider, Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays, descriptors,
+    Assignment, BootCommand, BootRefusal, BootReply, DeviceSpec, EchoTensor, EngineSpec, LoadedModel,
+    PROTOCOL, PartitionSpec, ProvenPartitions, ProviderSpec, SHARE_VARIABLE, WarmUp, WarmUpReport,
+    WorkerPurpose, descriptors,
 };
 use shadowslice_shared::frame;
 use shadowslice_shared::groups::Groups;
@@ -40,16 +41,16 @@ pub type Tensor = (Vec<i64>, Vec<Vec<u8>>);
 /// The parameters with which a worker is started.
 pub struct Setup {
     pub engine: EngineSpec,
-    pub purpose: Purpose,
+    pub purpose: WorkerPurpose,
     pub profile: Option<Profile>,
     pub share: Option<&'static str>,
     pub seat: u32,
-    pub partition: Option<Partitioned>,
+    pub partition: Option<PartitionSpec>,
 }
 
 impl Setup {
     pub fn new(engine: EngineSpec) -> Self {
-        Self { engine, purpose: Purpose::Serve, profile: None, share: None, seat: 0, partition: None }
+        Self { engine, purpose: WorkerPurpose::Serve, profile: None, share: None, seat: 0, partition: None }
     }
 }
 
@@ -105,7 +106,7 @@ impl Worker {
         // closes.
         drop(command);
         let hello = frame::receive(&boot).unwrap();
-        let WorkerSays::Hello { protocol: PROTOCOL } = hello else { panic!("{hello:?}") };
+        let BootReply::Hello { protocol: PROTOCOL } = hello else { panic!("{hello:?}") };
         let assignment = Assignment {
             model: "test".into(),
             purpose: setup.purpose,
@@ -124,15 +125,15 @@ impl Worker {
     }
 
     /// Sends an order.
-    pub fn order(&self, order: Order) {
+    pub fn order(&self, order: BootCommand) {
         frame::send(&self.boot, &order).unwrap();
     }
 
     /// Returns the next message that is not about the progress of the warm-up.
-    pub fn says(&self) -> io::Result<WorkerSays> {
+    pub fn says(&self) -> io::Result<BootReply> {
         loop {
             match frame::receive(&self.boot)? {
-                WorkerSays::Warming { .. } => {}
+                BootReply::Warming { .. } => {}
                 message => return Ok(message),
             }
         }
@@ -140,28 +141,28 @@ impl Worker {
 
     /// Orders the worker to load its model.
     pub fn order_load(&self) {
-        self.order(Order::Load(Box::new(self.assignment.clone())));
+        self.order(BootCommand::Load(Box::new(self.assignment.clone())));
     }
 
     /// Makes the worker load its model.
-    pub fn load(&self) -> Result<Loaded, BootRefusal> {
+    pub fn load(&self) -> Result<LoadedModel, BootRefusal> {
         self.order_load();
         match self.says().unwrap() {
-            WorkerSays::Loaded(loaded) => Ok(loaded),
-            WorkerSays::Refused(refusal) => Err(refusal),
+            BootReply::Loaded(loaded) => Ok(loaded),
+            BootReply::Refused(refusal) => Err(refusal),
             other => panic!("{other:?}"),
         }
     }
 
     /// Makes the worker warm up; returns the partitions that it proved.
     pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
-        self.order(Order::Warm(warm_up));
+        self.order(BootCommand::Warm(warm_up));
         match self.says().unwrap() {
-            WorkerSays::Warmed(Warmed { times, partitions, .. }) => {
+            BootReply::Warmed(WarmUpReport { times, partitions, .. }) => {
                 assert!(!times.is_empty());
                 Ok(partitions)
             }
-            WorkerSays::Refused(refusal) => Err(refusal),
+            BootReply::Refused(refusal) => Err(refusal),
             other => panic!("{other:?}"),
         }
     }
@@ -183,7 +184,7 @@ impl Worker {
     }
 
     /// Waits for a report.
-    pub fn report(&self) -> FromWorker {
+    pub fn report(&self) -> WorkerMessage {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
         assert_ne!(len, 0, "the worker has ended");
@@ -191,9 +192,9 @@ impl Worker {
     }
 
     /// Waits for an answer.
-    pub fn receive(&self) -> Answer {
+    pub fn receive(&self) -> BatchAnswer {
         match self.report() {
-            FromWorker::Answer(answer) => answer,
+            WorkerMessage::Answer(answer) => answer,
             other => panic!("{other:?}"),
         }
     }
@@ -202,7 +203,7 @@ impl Worker {
     pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
-            FromWorker::Prepared(prepared) => {
+            WorkerMessage::Prepared(prepared) => {
                 assert_eq!(prepared.groups, groups);
                 prepared.result
             }
@@ -245,7 +246,7 @@ impl Worker {
     }
 
     /// Returns the bytes of an answer.
-    pub fn read(&self, answer: Answer) -> Result<Vec<Tensor>, RunFailure> {
+    pub fn read(&self, answer: BatchAnswer) -> Result<Vec<Tensor>, RunFailure> {
         let part = |part: &Extent| {
             assert_eq!(part.offset % 64, 0, "parts are aligned");
             self.responses.copy(part.offset, part.len).unwrap()
@@ -287,7 +288,8 @@ fn ended(child: Child) -> (ExitStatus, String) {
 /// Computes the reference answers as the supervisor does.
 pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     let file = reference_file();
-    let worker = Worker::start(Setup { purpose: Purpose::Reference, ..Setup::new(engine.clone()) }, &file);
+    let worker =
+        Worker::start(Setup { purpose: WorkerPurpose::Reference, ..Setup::new(engine.clone()) }, &file);
     worker.load().unwrap();
     worker.warm(warm_up.clone()).unwrap();
     assert!(worker.end().0.success(), "a reference worker ends by itself");
@@ -340,7 +342,7 @@ pub fn on_gpu() -> bool {
 
 /// Returns an engine for a model's file.
 pub fn onnxruntime(path: PathBuf) -> EngineSpec {
-    let providers = if on_gpu() { vec![Provider::Cuda] } else { vec![] };
+    let providers = if on_gpu() { vec![ProviderSpec::Cuda] } else { vec![] };
     EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers, optimised: None }
 }
 

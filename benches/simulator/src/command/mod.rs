@@ -171,7 +171,7 @@ fn run_policy(
     let mut decide = |facts: &PolicyInput| {
         let decision = policy.decide(facts);
         let lines = trace.as_mut().map(|trace| trace.lines(facts, &decision, &names));
-        lines.into_iter().flatten().for_each(|line| exit::say(&line));
+        lines.into_iter().flatten().for_each(|line| exit::print_error(&line));
         decision
     };
     let outcome = world::run(&started, settings, load.arrivals.iter().copied(), &mut decide);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use shadowslice_policy::sharing::{Choice, ModelSpec, Pattern, Policy, UnknownPolicy};
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_simulator::loads::cheapest;
 use shadowslice_simulator::scenario::{Scenario, SimulatedArrival};
 
@@ -66,7 +66,7 @@ impl PolicyArgument {
         seconds: f64,
     ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
         let terms: Vec<ModelSpec> = scenario.models.iter().map(|model| model.terms.clone()).collect();
-        let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
+        let gpus: Vec<SharedGpu> = scenario.gpus.iter().copied().map(SharedGpu::new).collect();
         if let Self::Policy(choice) = self {
             let policy = Policy::new(*choice, &gpus, &terms);
             return Ok(vec![NamedPolicy { name: choice.to_string(), policy }]);

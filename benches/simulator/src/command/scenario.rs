@@ -5,7 +5,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
 
-use shadowslice_config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
+use shadowslice_config::{Config, ConfigFault, FaultList, GpuConfig, HandoverMode, ModelConfig, OnLate};
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotSimulated {
@@ -15,8 +15,8 @@ pub(super) enum NotSimulated {
     RealGpu(usize),
     #[error("cannot simulate model {0}: its costs are unknown, because it has no profile; set `profile`")]
     NoProfile(String),
-    #[error("{}", Listing(.0))]
-    BadFiles(Vec<Fault>),
+    #[error("{}", FaultList(.0))]
+    BadFiles(Vec<ConfigFault>),
     #[error(
         "cannot simulate model {0}: resizes by restarts are not simulated; use `handover: shadow` or `never`"
     )]
@@ -25,12 +25,12 @@ pub(super) enum NotSimulated {
 
 /// Returns the scenario of a configuration. Only the models' profiles are needed, not their files.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
-    let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
-        Gpu::Emulated { sms } => Ok(*sms),
-        Gpu::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
+    let gpu = |(index, gpu): (usize, &GpuConfig)| match gpu {
+        GpuConfig::Emulated { sms } => Ok(*sms),
+        GpuConfig::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
     };
     let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
-    let model = |model: &Model| {
+    let model = |model: &ModelConfig| {
         let profile = model.profile.as_ref().ok_or_else(|| no_profile(config, model))?;
         scenario_model(model, profile, gpus[model.gpu])
     };
@@ -38,16 +38,16 @@ pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     Ok(Scenario { gpus, models })
 }
 
-fn no_profile(config: &Config, model: &Model) -> NotSimulated {
-    let is_relevant = |fault: &&Fault| !fault.path.ends_with("].path");
-    let faults: Vec<Fault> = config.file_faults.iter().filter(is_relevant).cloned().collect();
+fn no_profile(config: &Config, model: &ModelConfig) -> NotSimulated {
+    let is_relevant = |fault: &&ConfigFault| !fault.path.ends_with("].path");
+    let faults: Vec<ConfigFault> = config.file_faults.iter().filter(is_relevant).cloned().collect();
     if model.profile_path.is_none() || faults.is_empty() {
         return NotSimulated::NoProfile(model.name.clone());
     }
     NotSimulated::BadFiles(faults)
 }
 
-fn scenario_model(model: &Model, profile: &Profile, gpu: Sms) -> Result<ScenarioModel, NotSimulated> {
+fn scenario_model(model: &ModelConfig, profile: &Profile, gpu: Sms) -> Result<ScenarioModel, NotSimulated> {
     if model.handover == HandoverMode::Restart {
         return Err(NotSimulated::Restarts(model.name.clone()));
     }
@@ -58,7 +58,7 @@ fn scenario_model(model: &Model, profile: &Profile, gpu: Sms) -> Result<Scenario
         None => share.sms_of(gpu),
     };
     Ok(ScenarioModel {
-        terms: model.terms(sms_of),
+        terms: model.spec(sms_of),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,

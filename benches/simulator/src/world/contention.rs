@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Execution;
 
@@ -11,7 +11,7 @@ use shadowslice_shared::profile::Execution;
 /// equally among the workers that may use it. Shares that are only a number of SMs, without groups, are
 /// divided in proportion.
 pub(super) fn time(
-    gpu: &Gpu,
+    gpu: &SharedGpu,
     execution: &Execution,
     rows: u32,
     own: Occupant,
@@ -37,21 +37,22 @@ pub(super) fn time(
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::profile::Row;
+    use shadowslice_shared::profile::ExecutionRow;
     use shadowslice_shared::units::Sms;
 
     use super::*;
 
     /// Returns the SMs that a worker gets. On one SM the batch takes 1 s, so its speed is the number of SMs.
     fn left(own: Occupant, others: &[Occupant]) -> f64 {
-        let execution = Execution::new(vec![Sms(1000)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
-        1.0 / time(&Gpu::new(Sms(80)), &execution, 1, own, others.iter().copied()).as_secs_f64()
+        let execution =
+            Execution::new(vec![Sms(1000)], vec![ExecutionRow { batch: 1, ms: vec![1.0] }]).unwrap();
+        1.0 / time(&SharedGpu::new(Sms(80)), &execution, 1, own, others.iter().copied()).as_secs_f64()
     }
 
     #[test]
     fn shares_that_do_not_fit_are_divided() {
         let anywhere = |sms| Occupant::anywhere(Sms(sms));
-        let on = |groups: std::ops::Range<usize>| Gpu::new(Sms(80)).occupant(groups.collect());
+        let on = |groups: std::ops::Range<usize>| SharedGpu::new(Sms(80)).occupant(groups.collect());
         let about = |one: f64, other: f64| (one - other).abs() < 0.01;
         assert!(about(left(anywhere(60), &[anywhere(20)]), 60.0));
         assert!(about(left(anywhere(60), &[anywhere(60)]), 40.0));

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::profile::Profile;
 
 use super::{GpuSharing, contention};
@@ -21,7 +21,7 @@ use crate::timers::Timers;
 /// All GPUs, with a seat for each worker.
 #[derive(Debug)]
 pub(super) struct WorldGpus<'a> {
-    gpus: Vec<SharedGpu>,
+    gpus: Vec<SimulatedGpu>,
     seats: Vec<GpuSeat<'a>>,
     rules: GpuRules,
 }
@@ -35,8 +35,8 @@ pub(super) struct GpuRules {
 }
 
 #[derive(Debug)]
-struct SharedGpu {
-    gpu: Gpu,
+struct SimulatedGpu {
+    gpu: SharedGpu,
     /// The sum of the bandwidth fractions that the batches need.
     demand: f64,
     /// The seats with an occupant.
@@ -75,12 +75,12 @@ struct RunningBatch {
 }
 
 impl<'a> WorldGpus<'a> {
-    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: GpuRules) -> Self {
-        let shared = |gpu| SharedGpu { gpu, demand: 0.0, occupied: Vec::new(), oversubscription: 1.0 };
+    pub(super) fn new(gpus: impl Iterator<Item = SharedGpu>, rules: GpuRules) -> Self {
+        let shared = |gpu| SimulatedGpu { gpu, demand: 0.0, occupied: Vec::new(), oversubscription: 1.0 };
         Self { gpus: gpus.map(shared).collect(), seats: Vec::new(), rules }
     }
 
-    pub(super) fn gpu(&self, gpu: usize) -> &Gpu {
+    pub(super) fn gpu(&self, gpu: usize) -> &SharedGpu {
         &self.gpus[gpu].gpu
     }
 
@@ -99,7 +99,7 @@ impl<'a> WorldGpus<'a> {
     /// Changes the SMs that a seat may use. The seat keeps its client priority.
     pub(super) fn grant(&mut self, seat: usize, granted: Occupant) {
         let seat = &mut self.seats[seat];
-        seat.granted = granted.with(seat.granted.priority);
+        seat.granted = granted.with_priority(seat.granted.priority);
     }
 
     /// Starts a batch at a seat where no batch executes.
@@ -139,7 +139,7 @@ impl<'a> WorldGpus<'a> {
     }
 }
 
-impl SharedGpu {
+impl SimulatedGpu {
     /// Updates all speeds, unless neither the occupants (`same`) nor the oversubscription of the bandwidth
     /// has changed.
     fn settle(
@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn under<'a>(profiles: &[(&'a Profile, u32)], rules: GpuRules) -> (WorldGpus<'a>, Timers) {
-        let mut gpus = WorldGpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
+        let mut gpus = WorldGpus::new(std::iter::once(SharedGpu::new(Sms(100))), rules);
         for (timer, &(profile, sms)) in profiles.iter().enumerate() {
             gpus.add_seat(0, profile, Occupant::anywhere(Sms(sms)), timer);
         }

@@ -8,7 +8,7 @@ use shadowslice_policy::sharing::ShareChange;
 use shadowslice_policy::workers::{
     Action, Cause, HandoverMode, Launch, LifecycleEvent, ResizeRequest, Settings, Timeouts, Workers,
 };
-use shadowslice_shared::boot::{Purpose, WarmTime, Warmed};
+use shadowslice_shared::boot::{WarmTime, WarmUpReport, WorkerPurpose};
 use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
@@ -24,17 +24,17 @@ const LONG: Duration = Duration::from_secs(24 * 3600);
 pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Workers {
     let settings = Settings {
         model: name.to_owned(),
-        min: Percent::yielding(Sms(1), gpu),
+        min: Percent::smallest_for(Sms(1), gpu),
         max: Percent::WHOLE,
         handover: HandoverMode::Shadow,
         standby: false,
         timeouts: Timeouts { spawn: LONG, warm: LONG, drain: LONG, dwell, stop: LONG },
         policy_acts: true,
         on_gpu: false,
-        reference: Purpose::Reference,
+        reference: WorkerPurpose::Reference,
         sms: Percent::all().map(|share| share.sms_of(gpu)).collect(),
     };
-    Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))
+    Workers::new(settings, Percent::smallest_for(initial, gpu), false, Err("simulated".to_owned()))
 }
 
 impl WorldModel<'_> {
@@ -63,7 +63,7 @@ impl WorldModel<'_> {
     /// Starts a hand-over, unless one is in progress. A standby worker takes over if it has the share.
     /// Otherwise it stops, and a new worker starts.
     pub(super) fn change(&mut self, change: &ShareChange, now: u64, shared: &mut SharedState<'_>) {
-        let share = Percent::yielding(change.to, self.gpu);
+        let share = Percent::smallest_for(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, timestamp(now));
         let request = ResizeRequest { number: None, share, cause, decided };
         self.report(LifecycleEvent::Resize { request, hold: false }, now, shared);
@@ -173,10 +173,10 @@ impl WorldModel<'_> {
         self.scheduler.serving_lane().is_some()
     }
 
-    fn warmed(&self, worker: WorkerId) -> Warmed {
+    fn warmed(&self, worker: WorkerId) -> WarmUpReport {
         let sms = self.machine.share_of(worker).map_or(Sms(0), |share| share.sms_of(self.gpu));
         let times = self.times(sms).into_iter().map(|(rows, took)| WarmTime { rows, took, error: 0.0 });
-        Warmed { times: times.collect(), ..Warmed::default() }
+        WarmUpReport { times: times.collect(), ..WarmUpReport::default() }
     }
 
     fn seat_of(&self, worker: WorkerId) -> Option<usize> {

@@ -22,7 +22,7 @@ mod tests;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{Decision, PolicyInput};
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 
 pub(crate) use tally::RequestTally;
 
@@ -161,7 +161,7 @@ impl<'a> World<'a> {
         let count = scenario.models.len();
         let mut shared = SharedState {
             gpus: WorldGpus::new(
-                scenario.gpus.iter().copied().map(Gpu::new),
+                scenario.gpus.iter().copied().map(SharedGpu::new),
                 GpuRules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + 1),

@@ -9,7 +9,7 @@ use shadowslice_policy::scheduler::{
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
 use shadowslice_policy::workers::{LifecycleEvent, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
-use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
+use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
@@ -61,7 +61,7 @@ impl<'a> WorldModel<'a> {
     pub(super) fn new(spec: &'a ScenarioModel, index: usize, shared: &mut SharedState<'a>) -> Self {
         let terms = &spec.terms;
         let (sms, gpu) = (terms.initial, shared.gpus.gpu(terms.gpu).sms);
-        let granted = Occupant::anywhere(sms).with(ClientPriority::of(terms.priority));
+        let granted = Occupant::anywhere(sms).with_priority(ClientPriority::of(terms.priority));
         let worker = |which: WorldTimer| {
             let seat = shared.gpus.add_seat(terms.gpu, &spec.truth, granted, timer(index, which));
             WorldWorker { seat, sms, name: WorkerId(0) }
@@ -203,7 +203,7 @@ impl<'a> WorldModel<'a> {
     }
 
     /// Returns the facts that the policy gets.
-    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> ModelSnapshot {
+    pub(super) fn live(&mut self, now: u64, gpu: &SharedGpu) -> ModelSnapshot {
         ModelSnapshot {
             share: self.in_process_share(gpu).unwrap_or(self.share()),
             share_since: timestamp(self.since),

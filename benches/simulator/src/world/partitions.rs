@@ -3,7 +3,7 @@
 
 use shadowslice_policy::groups::{GroupTenant, place};
 use shadowslice_policy::sharing::ShareChange;
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
 
@@ -23,7 +23,7 @@ pub(super) struct InWorkerShare {
 
 impl InWorkerShare {
     /// Returns a share with enough groups for `sms`, or `None` if the GPU cannot be divided.
-    pub(super) fn of(gpu: &Gpu, sms: Sms) -> Option<Self> {
+    pub(super) fn of(gpu: &SharedGpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
         Some(Self { count: count_of(division, sms), groups: Groups::WHOLE, preferred: None })
     }
@@ -41,7 +41,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 
 impl WorldModel<'_> {
     /// Changes the desired number of groups. [`place_all`] then moves the model with its next batch.
-    pub(super) fn resize_in_process(&mut self, change: &ShareChange, gpu: &Gpu, now: u64) {
+    pub(super) fn resize_in_process(&mut self, change: &ShareChange, gpu: &SharedGpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.in_process, &gpu.division) else { return };
         let count = count_of(division, change.to);
         inside.preferred = change.groups;
@@ -53,13 +53,13 @@ impl WorldModel<'_> {
 
     /// Returns the in-process share. The SMs of the model's groups may differ from it if one of them is the
     /// left-over group.
-    pub(super) fn in_process_share(&self, gpu: &Gpu) -> Option<Sms> {
+    pub(super) fn in_process_share(&self, gpu: &SharedGpu) -> Option<Sms> {
         let (inside, division) = (self.in_process?, gpu.division.as_ref()?);
         let whole = inside.count >= division.count();
         Some(if whole { division.total() } else { division.sms(Groups::first(inside.count)) })
     }
 
-    fn move_to(&mut self, groups: Groups, gpu: &Gpu) {
+    fn move_to(&mut self, groups: Groups, gpu: &SharedGpu) {
         let sms = gpu.occupant(groups).sms;
         self.workers[self.serving].sms = sms;
         let slice = self.slice(groups, sms);

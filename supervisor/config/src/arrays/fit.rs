@@ -1,37 +1,62 @@
-//! From an array to the values of an input. Pure.
+//! The conversion of an array to the values of an input. This module is pure.
 
 use std::fmt;
 
 use half::{bf16, f16};
-use shadowslice_shared::boot::{ElementValue, InputValues, Row};
+use shadowslice_shared::boot::{ElementValue, InputValues, RowBytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_string};
 
 use super::{Array, ArrayFile, Elements};
 
-/// The most rows of an array that are used: as many as the largest batch has.
+/// The largest number of rows of an array that are used: the rows of the largest batch.
 const MAX_ROWS: usize = 1024;
 
-/// Why an array cannot be an input's values.
+/// The reason why an array cannot give the values of an input.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Misfit {
-    #[error("the input holds {expected}, and the array {got}; convert the array")]
-    Datatype { expected: Datatype, got: Datatype },
+pub enum ArrayMismatch {
+    /// The array has another datatype.
+    #[error("the input is {expected}, but the array is {got}; convert the array")]
+    Datatype {
+        /// The datatype of the input.
+        expected: Datatype,
+        /// The datatype of the array.
+        got: Datatype,
+    },
+    /// The array has another shape.
     #[error(
-        "the input's shape is {expected:?} (-1: any size{batch}), and the array's {got:?}",
+        "the input's shape is {expected:?} (-1: any size{batch}), but the array's is {got:?}",
         batch = if *.batched { ", the first axis is the batch" } else { "" }
     )]
-    Shape { expected: Vec<i64>, got: Vec<i64>, batched: bool },
-    #[error("the input holds {expected}, and the array holds {value}")]
-    Value { expected: Datatype, value: String },
-    #[error("its file cannot be used")]
+    Shape {
+        /// The whole shape of the input.
+        expected: Vec<i64>,
+        /// The shape of the array.
+        got: Vec<i64>,
+        /// True if the first axis is the batch.
+        batched: bool,
+    },
+    /// The input's datatype cannot represent a value of the array.
+    #[error("the input is {expected}, but the array has {value}")]
+    Value {
+        /// The datatype of the input.
+        expected: Datatype,
+        /// The value; "text" for any text, which may be a secret.
+        value: String,
+    },
+    /// The file of the array is unusable.
+    #[error("the array's file is unusable")]
     NoArray,
 }
 
 impl ArrayFile {
-    /// Returns the shape of `input` without the batch axis, if there is one, and its values. If it has
-    /// one, each row of the array is a row of a batch.
-    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), Misfit> {
-        let array = self.array.as_ref().ok_or(Misfit::NoArray)?;
+    /// Returns the shape of `input` without its batch axis, and its values. If the model has a batch
+    /// axis, each row of the array is a row of a batch.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayMismatch`] if the array does not fit the input.
+    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), ArrayMismatch> {
+        let array = self.array.as_ref().ok_or(ArrayMismatch::NoArray)?;
         array.check_shape(input, batched)?;
         let bytes = array.bytes(input.datatype)?;
         let (rows, shape) = match array.shape() {
@@ -44,26 +69,26 @@ impl ArrayFile {
 }
 
 impl Array {
-    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), Misfit> {
+    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), ArrayMismatch> {
         let fits = |(&expected, &got): (&i64, &i64)| expected < 0 || expected == got;
         if input.shape.len() == self.shape.len() && input.shape.iter().zip(&self.shape).all(fits) {
             return Ok(());
         }
         let (expected, got) = (input.shape.clone(), self.shape.clone());
-        Err(Misfit::Shape { expected, got, batched })
+        Err(ArrayMismatch::Shape { expected, got, batched })
     }
 
     /// Returns the bytes of a tensor of `datatype`.
-    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, Misfit> {
+    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
         if let Some(got) = self.datatype.filter(|&got| got != datatype) {
-            return Err(Misfit::Datatype { expected: datatype, got });
+            return Err(ArrayMismatch::Datatype { expected: datatype, got });
         }
         match &self.elements {
             Elements::Bytes(bytes) => Ok(bytes.clone()),
             Elements::Values(values) => {
                 let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
                 for value in values {
-                    push(&mut bytes, datatype, value).ok_or_else(|| Misfit::Value {
+                    push(&mut bytes, datatype, value).ok_or_else(|| ArrayMismatch::Value {
                         expected: datatype,
                         value: Shown(value).to_string(),
                     })?;
@@ -82,13 +107,13 @@ impl fmt::Display for Shown<'_> {
         match self.0 {
             ElementValue::Whole(whole) => whole.fmt(f),
             ElementValue::Number(number) => write!(f, "{number:?}"),
-            // A file of another kind may hold a secret.
+            // A text may be a secret, if the file is not meant for shadowslice.
             ElementValue::Text(_) => f.write_str("text"),
         }
     }
 }
 
-/// Returns `None` for a value that the datatype does not have.
+/// Appends a value's bytes. Returns `None` if the datatype cannot represent the value.
 fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option<()> {
     let number = match (datatype, value) {
         (Datatype::Bytes, ElementValue::Text(text)) => {
@@ -116,7 +141,7 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
             let (least, most) = match datatype {
                 Datatype::Bool => (0, 1),
                 _ if is_signed => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
-                // The largest numbers of UINT64 are not among JSON's values here.
+                // The JSON reader refuses numbers above `i64::MAX`.
                 _ => (0, i64::MAX >> (63_u32.saturating_sub(bits))),
             };
             bytes.extend(&Some(whole).filter(|whole| (least..=most).contains(*whole))?.to_le_bytes()[..size]);
@@ -126,17 +151,17 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
     Some(())
 }
 
-/// Splits a tensor into its rows, and leaves out those that no batch takes.
-fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<Row> {
+/// Splits a tensor into its rows, and drops rows beyond [`MAX_ROWS`].
+fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<RowBytes> {
     let used = rows.min(MAX_ROWS);
     if datatype.size().is_some() {
-        return bytes.chunks_exact((bytes.len() / rows).max(1)).take(used).map(Row::from).collect();
+        return bytes.chunks_exact((bytes.len() / rows).max(1)).take(used).map(RowBytes::from).collect();
     }
     let texts = byte_strings(bytes).unwrap_or_default();
     let row = |texts: &[&[u8]]| {
         let mut bytes = Vec::new();
         texts.iter().for_each(|text| push_byte_string(&mut bytes, text));
-        Row::from(bytes)
+        RowBytes::from(bytes)
     };
     texts.chunks_exact((texts.len() / rows).max(1)).take(used).map(row).collect()
 }
@@ -156,7 +181,7 @@ mod tests {
         TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() }
     }
 
-    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, Misfit> {
+    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
         let array = Array { datatype: None, shape: vec![], elements: Elements::Values(values) };
         array.bytes(datatype)
     }
@@ -164,7 +189,7 @@ mod tests {
     #[test]
     fn rows_follow_the_first_axis_if_that_is_the_batch() {
         let file = file(Some(Datatype::Int16), &[2, 1], Elements::Bytes(vec![1, 2, 3, 4]));
-        let rows = |rows: &[&[u8]]| InputValues::Rows(rows.iter().map(|row| Row::from(*row)).collect());
+        let rows = |rows: &[&[u8]]| InputValues::Rows(rows.iter().map(|row| RowBytes::from(*row)).collect());
         let input = spec(Datatype::Int16, &[-1, 1]);
         assert_eq!(file.fit(&input, true), Ok((vec![1], rows(&[&[1, 2], &[3, 4]]))));
         assert_eq!(file.fit(&input, false), Ok((vec![2, 1], rows(&[&[1, 2, 3, 4]]))));
@@ -175,21 +200,21 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_no_batch_takes_are_left_out() {
+    fn rows_beyond_the_largest_batch_are_dropped() {
         assert_eq!(rows_of(&[7; 3000], Datatype::Int8, 3000).len(), MAX_ROWS);
     }
 
     #[test]
-    fn a_misfit_says_what_the_input_takes() {
+    fn a_mismatch_shows_what_the_input_expects() {
         let file = file(Some(Datatype::Fp64), &[3, 4], Elements::Bytes(vec![0; 96]));
-        let said = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
+        let error = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
         assert_eq!(
-            said(spec(Datatype::Fp64, &[-1, 5]), true),
-            "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), and the array's [3, 4]"
+            error(spec(Datatype::Fp64, &[-1, 5]), true),
+            "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), but the array's is [3, 4]"
         );
-        assert!(said(spec(Datatype::Fp64, &[4]), false).contains("[4] (-1: any size), and"));
-        let said = said(spec(Datatype::Fp32, &[-1, 4]), true);
-        assert_eq!(said, "the input holds FP32, and the array FP64; convert the array");
+        assert!(error(spec(Datatype::Fp64, &[4]), false).contains("[4] (-1: any size), but"));
+        let error = error(spec(Datatype::Fp32, &[-1, 4]), true);
+        assert_eq!(error, "the input is FP32, but the array is FP64; convert the array");
     }
 
     #[test]
@@ -206,7 +231,7 @@ mod tests {
         assert_eq!(number(0.5, Datatype::Fp32), Ok(0.5_f32.to_le_bytes().to_vec()));
         assert_eq!(number(0.5, Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
         assert!(number(1e39, Datatype::Fp32).is_err() && number(0.5, Datatype::Int32).is_err());
-        let said = values(vec![ElementValue::Text("hunter2".to_owned())], Datatype::Int64).unwrap_err();
-        assert_eq!(said.to_string(), "the input holds INT64, and the array holds text");
+        let error = values(vec![ElementValue::Text("hunter2".to_owned())], Datatype::Int64).unwrap_err();
+        assert_eq!(error.to_string(), "the input is INT64, but the array has text");
     }
 }

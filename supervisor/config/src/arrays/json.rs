@@ -1,4 +1,4 @@
-//! JSON files: an array, nested by its axes, or the body of an inference request.
+//! JSON files: an array as nested lists, or the body of an inference request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::{Array, ArrayError, Arrays, Elements, count};
 
-/// The most axes of an array.
+/// The largest number of axes of an array.
 const MAX_AXES: usize = 32;
 
-/// The body of a request of the Open Inference Protocol, as far as it is read here.
+/// The part of an Open Inference Protocol request that this module reads.
 #[derive(serde::Deserialize)]
 #[serde(expecting = "a request with `inputs`")]
 struct Body {
@@ -23,21 +23,21 @@ struct Body {
 #[serde(expecting = "an input with `name`, `datatype`, `shape` and `data`")]
 struct Input {
     name: String,
-    datatype: Word,
+    datatype: DatatypeName,
     shape: Vec<i64>,
     data: Option<Nested>,
 }
 
-/// A datatype by its name.
-struct Word(Datatype);
+/// A datatype, which serde reads from its name.
+struct DatatypeName(Datatype);
 
-impl<'de> Deserialize<'de> for Word {
+impl<'de> Deserialize<'de> for DatatypeName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map(Self).map_err(Error::custom)
     }
 }
 
-/// Reads an array, or the inputs of a request.
+/// Reads an array or the inputs of a request.
 pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
     let is_request = file.trim_ascii_start().first() == Some(&b'{');
     if !is_request {
@@ -51,7 +51,7 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
         })));
     }
     let Body { inputs } = serde_json::from_slice(file).map_err(ArrayError::Json)?;
-    let arrays = inputs.into_iter().map(|Input { name, datatype: Word(datatype), shape, data }| {
+    let arrays = inputs.into_iter().map(|Input { name, datatype: DatatypeName(datatype), shape, data }| {
         let Some(Nested { values, .. }) = data else { return Err(ArrayError::NoData(name)) };
         if count(&shape)? != values.len() {
             return Err(ArrayError::Count { name, shape, values: values.len() });
@@ -62,10 +62,10 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
     arrays.collect::<Result<_, _>>().map(Arrays::Named)
 }
 
-/// Values in lists of lists. All lists of one depth have the same length.
+/// Values in nested lists. All lists of the same depth have the same length.
 #[derive(Debug, Default)]
 struct Nested {
-    /// The length of each axis; `None` until the first list along it has ended.
+    /// The length of each axis, or `None` until the first list of that depth has ended.
     axes: Vec<Option<i64>>,
     values: Vec<ElementValue>,
 }
@@ -87,7 +87,7 @@ impl Level<'_> {
     fn push<E: Error>(self, value: ElementValue) -> Result<(), E> {
         let axes = self.nested.axes.len();
         if self.depth != axes {
-            return Err(E::custom(format_args!("a value in {} lists, and others in {axes}", self.depth)));
+            return Err(E::custom(format_args!("a value is in {} lists, but others in {axes}", self.depth)));
         }
         self.nested.values.push(value);
         Ok(())
@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for Level<'_> {
         let Self { nested, depth } = self;
         if depth == nested.axes.len() {
             if !nested.values.is_empty() {
-                return Err(A::Error::custom("a list beside values"));
+                return Err(A::Error::custom("a list is beside values"));
             }
             if depth == MAX_AXES {
                 return Err(A::Error::custom(format_args!("more than {MAX_AXES} axes")));
@@ -148,7 +148,7 @@ impl<'de> Visitor<'de> for Level<'_> {
         }
         let axis = nested.axes[depth].get_or_insert(length);
         if *axis != length {
-            return Err(A::Error::custom(format_args!("a list of {length} items, and others of {axis}")));
+            return Err(A::Error::custom(format_args!("a list has {length} items, but others {axis}")));
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_axes_of_an_array_are_those_of_its_lists() {
+    fn nested_lists_give_the_axes_of_an_array() {
         let array = one(" [[1, 2.5, true], [\"a\", -1, false]]").unwrap();
         assert_eq!((array.datatype, array.shape()), (None, &[2, 3][..]));
         let Elements::Values(values) = &array.elements else { unreachable!("JSON has values") };
@@ -181,12 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn arrays_that_are_ragged_or_empty_are_refused() {
+    fn ragged_and_empty_arrays_are_refused() {
         for (text, why) in [
-            ("[[1, 2], [3]]", "a list of 1 items, and others of 2"),
-            ("[[1], 2]", "a value in 1 lists, and others in 2"),
-            ("[1, [2]]", "a list beside values"),
-            ("[[], [1]]", "a list of 1 items, and others of 0"),
+            ("[[1, 2], [3]]", "a list has 1 items, but others 2"),
+            ("[[1], 2]", "a value is in 1 lists, but others in 2"),
+            ("[1, [2]]", "a list is beside values"),
+            ("[[], [1]]", "a list has 1 items, but others 0"),
             ("[]", "is empty"),
             ("[[], []]", "is empty"),
             ("[null]", "invalid type"),
@@ -195,8 +195,8 @@ mod tests {
             ("", "EOF"),
             ("[1] [2]", "trailing"),
         ] {
-            let said = one(text).unwrap_err();
-            assert!(said.contains(why), "{text}: {said}");
+            let error = one(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
         }
         let deep = format!("{}1{}", "[".repeat(33), "]".repeat(33));
         assert!(one(&deep).unwrap_err().contains("more than 32 axes"));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_its_inputs() {
+    fn a_request_gives_named_inputs() {
         let read = |text: &str| match read(text.as_bytes()) {
             Ok(Arrays::Named(named)) => Ok(named),
             Ok(Arrays::One(array)) => Err(format!("{array:?}")),
@@ -217,14 +217,14 @@ mod tests {
         assert_eq!((named["x"].datatype, named["x"].shape()), (Some(Datatype::Fp32), &[1, 2][..]));
         assert_eq!(named["s"].shape(), [1, 1]);
         for (input, why) in [
-            (r#""name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1]"#, "[1, 2] and 1 values"),
+            (r#""name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1]"#, "[1, 2], but 1 values"),
             (r#""name": "x", "datatype": "FP32", "shape": [1]"#, "`x` has no `data`"),
-            (r#""name": "x", "datatype": "FP31", "shape": [1], "data": [1]"#, "not a datatype"),
+            (r#""name": "x", "datatype": "FP31", "shape": [1], "data": [1]"#, "unknown datatype"),
             (r#""name": "x", "datatype": "FP32", "shape": [-1], "data": [1]"#, "is empty"),
             (r#""name": "x", "shape": [1], "data": [1]"#, "datatype"),
         ] {
-            let said = read(&format!(r#"{{"inputs": [{{{input}}}]}}"#)).unwrap_err();
-            assert!(said.contains(why), "{input}: {said}");
+            let error = read(&format!(r#"{{"inputs": [{{{input}}}]}}"#)).unwrap_err();
+            assert!(error.contains(why), "{input}: {error}");
         }
         assert!(read(r#"{"x": [1]}"#).unwrap_err().contains("inputs"));
     }

@@ -1,7 +1,7 @@
-//! Arrays in files, with which inputs are warmed up: `.npy`, `.npz` and JSON.
+//! Arrays in files (`.npy`, `.npz` and JSON), which give values of inputs for the warm-up.
 //!
-//! A file is read when the configuration is. An array becomes values of an input once the model's
-//! inputs are known ([`ArrayFile::fit`]).
+//! A file is read together with the configuration. An array becomes values of an input once the
+//! model's inputs are known ([`ArrayFile::fit`]).
 
 mod fit;
 mod json;
@@ -18,37 +18,37 @@ use std::sync::Arc;
 use shadowslice_shared::boot::ElementValue;
 use shadowslice_shared::tensor::{self, Datatype, elements};
 
-pub use fit::Misfit;
+pub use fit::ArrayMismatch;
 
-/// The most bytes of a file with arrays, of its arrays when they are decompressed, and of all arrays
-/// of one model. The order to warm up carries them ([`shadowslice_shared::boot::Order`]).
+/// The largest size of a file with arrays, of its decompressed arrays, and of all arrays of a model, in
+/// bytes. The command to warm up carries the arrays ([`shadowslice_shared::boot::BootCommand`]).
 pub const MAX_BYTES: usize = 16 << 20;
 
-/// The most bytes of a JSON file. In memory a value takes up to 16 times its text.
+/// The largest JSON file in bytes. In memory, a value takes up to 16 times the size of its text.
 const MAX_JSON_BYTES: usize = 4 << 20;
 
-/// An array of a file.
+/// An array in a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArrayFile {
-    /// Absolute.
+    /// The absolute path of the file.
     pub path: PathBuf,
-    /// `None` if the file cannot be used; the model is broken then.
+    /// The array, or `None` if the file is unusable, which is a fault of the model's files.
     pub array: Option<Arc<Array>>,
 }
 
-/// The elements lie row by row.
+/// An array with its elements in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
-    /// `None` if the file doesn't say which.
+    /// The datatype, or `None` if the file does not give one.
     datatype: Option<Datatype>,
-    /// Whole: the batch axis is included.
+    /// The whole shape, including the batch axis.
     shape: Vec<i64>,
     elements: Elements,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum Elements {
-    /// The tensor's bytes, of the array's datatype.
+    /// The tensor's bytes in the array's datatype.
     Bytes(Vec<u8>),
     Values(Vec<ElementValue>),
 }
@@ -64,45 +64,45 @@ pub(super) enum Arrays {
 pub(super) enum ArrayError {
     #[error(transparent)]
     Read(io::Error),
-    #[error("the end of its name is not .npy, .npz or .json; rename it")]
+    #[error("unknown extension; use .npy, .npz or .json")]
     UnknownKind,
-    #[error("it has more than {} MiB; keep fewer rows", .most >> 20)]
+    #[error("the arrays have more than {} MiB; keep fewer rows", .most >> 20)]
     TooLarge { most: usize },
-    #[error("it is not a file of numpy's format; write it with `numpy.save`")]
+    #[error("this is not a file in numpy's format; write it with `numpy.save`")]
     NotNpy,
-    #[error("its header is damaged; write it with `numpy.save`")]
+    #[error("the header is damaged; write the file with `numpy.save`")]
     Header,
-    #[error("its array is in Fortran order; save `numpy.ascontiguousarray(array)`")]
+    #[error("the array is in Fortran order; save `numpy.ascontiguousarray(array)`")]
     FortranOrder,
-    #[error("its elements are big-endian (`{0}`); save `array.astype(array.dtype.newbyteorder('<'))`")]
+    #[error("the elements are big-endian (`{0}`); save `array.astype(array.dtype.newbyteorder('<'))`")]
     BigEndian(String),
-    #[error("it holds Python objects, which are not read; save an array of numbers or of texts")]
+    #[error("Python objects are not supported; save an array of numbers or texts")]
     Objects,
-    #[error("its dtype `{0}` is not one of a tensor; save booleans, integers, floats or texts")]
+    #[error("unsupported dtype `{0}`; save booleans, integers, floats or texts")]
     UnknownType(String),
-    #[error("its shape is {shape:?}, and it has {bytes} bytes of elements; write it again")]
+    #[error("the shape is {shape:?}, but the file has {bytes} bytes of elements; save the array again")]
     Length { shape: Vec<i64>, bytes: usize },
-    #[error("its array of shape {0:?} is empty, or has too many elements")]
+    #[error("the array of shape {0:?} is empty, or has too many elements")]
     Empty(Vec<i64>),
-    #[error("its texts are not Unicode; write it again")]
+    #[error("the texts are not valid Unicode; save the array again")]
     Text,
-    #[error("it is not a file of `numpy.savez`")]
+    #[error("this is not a valid ZIP archive; write it with `numpy.savez`")]
     Zip(#[source] rawzip::Error),
-    #[error("its array `{name}` cannot be decompressed")]
+    #[error("cannot decompress the array `{name}`")]
     Decompress { name: String, source: io::Error },
-    #[error("its array `{0}` is compressed in a way that is not read; write it with `numpy.savez`")]
+    #[error("unsupported compression of the array `{0}`; write the file with `numpy.savez`")]
     Compression(String),
-    #[error("its array `{name}` cannot be used")]
+    #[error("cannot use the array `{name}`")]
     Array { name: String, source: Box<ArrayError> },
-    #[error("it is not an array or a request as JSON")]
+    #[error("this is neither an array nor an inference request in JSON")]
     Json(#[source] serde_json::Error),
-    #[error("its input `{name}` has the shape {shape:?} and {values} values")]
+    #[error("the input `{name}` has shape {shape:?}, but {values} values; correct one of them")]
     Count { name: String, shape: Vec<i64>, values: usize },
-    #[error("its input `{0}` has no `data`, as in a request with binary data; write the values out")]
+    #[error("the input `{0}` has no `data`, as in a request with binary data; write out the values")]
     NoData(String),
 }
 
-/// Reads the arrays of a file, whose kind the end of its name says.
+/// Reads the arrays of a file in the format that its extension names.
 pub(super) fn read(path: &Path) -> Result<Arrays, ArrayError> {
     super::usable(path).map_err(ArrayError::Read)?;
     let kind = path.extension().map(OsStr::to_ascii_lowercase);
@@ -121,7 +121,8 @@ fn read_up_to(file: impl io::Read, most: usize) -> Result<Vec<u8>, ArrayError> {
     if bytes.len() > most { Err(ArrayError::TooLarge { most }) } else { Ok(bytes) }
 }
 
-/// Returns how many elements an array of that shape has. An array without elements warms nothing up.
+/// Returns the number of elements of an array. An array without elements is an error, because it gives no
+/// values for the warm-up.
 fn count(shape: &[i64]) -> Result<usize, ArrayError> {
     let count = elements(shape).filter(|count| (1..=MAX_BYTES).contains(count));
     count.ok_or_else(|| ArrayError::Empty(shape.to_vec()))
@@ -132,7 +133,7 @@ impl Array {
         &self.shape
     }
 
-    /// Puts texts into the bytes of a tensor.
+    /// Returns a BYTES array of these texts.
     fn of_texts(shape: Vec<i64>, texts: impl Iterator<Item = Vec<u8>>) -> Self {
         let mut bytes = Vec::new();
         texts.for_each(|text| tensor::push_byte_string(&mut bytes, &text));

@@ -1,7 +1,7 @@
-//! Files of `numpy.save`: a header in Python's words, then the elements.
+//! Files of `numpy.save`: a header that is a Python literal, then the elements.
 //!
-//! The words are few, and numpy writes them in one form. Crates that read them read all of Python's
-//! literals, at any depth.
+//! The header has only a few tokens, which numpy always writes in the same form. This parser accepts
+//! only those; existing crates parse all Python literals, at any depth.
 
 use shadowslice_shared::tensor::Datatype;
 
@@ -9,7 +9,7 @@ use super::{Array, ArrayError, Elements, count};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// The most bytes of a header. numpy reads no longer ones from files that it doesn't trust.
+/// The largest header in bytes. This is numpy's limit for files that it does not trust.
 const MAX_HEADER_BYTES: usize = 10_000;
 
 /// Reads the array of a file.
@@ -36,18 +36,18 @@ pub(super) fn read(file: &[u8]) -> Result<Array, ArrayError> {
     kind.array(shape, bytes)
 }
 
-/// What the elements are.
+/// The type of the elements.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Numbers(Datatype, usize),
-    /// The number of bytes of each, zeros at the end included.
+    /// Byte strings of this number of bytes, padded with zeros.
     Bytes(usize),
-    /// The number of characters of each, of 4 bytes, zeros at the end included.
+    /// Texts of this number of characters of 4 bytes, padded with zeros.
     Characters(usize),
 }
 
 impl Kind {
-    /// Reads numpy's name of a dtype, such as `<f4`.
+    /// Parses numpy's name of a dtype, such as `<f4`.
     fn of(descr: &str) -> Result<Self, ArrayError> {
         let unknown = || ArrayError::UnknownType(descr.chars().take(40).collect());
         let rest = descr.strip_prefix(['<', '>', '|', '=']).unwrap_or(descr);
@@ -91,7 +91,7 @@ impl Kind {
         let elements = bytes.chunks_exact(self.size());
         match self {
             Self::Numbers(Datatype::Bool, _) if bytes.iter().any(|&byte| byte > 1) => {
-                Err(ArrayError::UnknownType("bool with other bytes than 0 and 1".to_owned()))
+                Err(ArrayError::UnknownType("bool with bytes other than 0 and 1".to_owned()))
             }
             Self::Numbers(datatype, _) => {
                 Ok(Array { datatype: Some(datatype), shape, elements: Elements::Bytes(bytes.to_vec()) })
@@ -125,7 +125,7 @@ struct Header {
     shape: Vec<i64>,
 }
 
-/// The part of a header that is not yet read.
+/// The part of a header that is not parsed yet.
 struct Words<'h>(&'h str);
 
 impl<'h> Words<'h> {
@@ -163,7 +163,7 @@ impl<'h> Words<'h> {
         Some(text)
     }
 
-    /// Reads the name of a dtype. One of several fields is a list, which is never a tensor's.
+    /// Parses the name of a dtype. A structured dtype is a list of fields, which no tensor has.
     fn descr(&mut self) -> Option<String> {
         if !self.0.trim_start().starts_with('[') {
             return self.text().map(str::to_owned);
@@ -227,7 +227,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_a_tensor_is_refused_with_the_reason() {
+    fn arrays_that_are_not_tensors_are_refused_with_the_reason() {
         for (descr, shape, bytes, why) in [
             (">f4", "(1,)", 4, "big-endian"),
             (">U4", "(1,)", 16, "big-endian"),
@@ -235,7 +235,7 @@ pub(super) mod tests {
             ("<c8", "(1,)", 8, "dtype `<c8`"),
             ("<M8[ns]", "(1,)", 8, "dtype `<M8[ns]`"),
             ("|V2", "(1,)", 2, "dtype `|V2`"),
-            ("<f4", "(2,)", 4, "[2], and it has 4 bytes"),
+            ("<f4", "(2,)", 4, "[2], but the file has 4 bytes"),
             ("<f4", "(0, 3)", 0, "is empty"),
             ("<f4", "(9223372036854775807, 3)", 0, "too many elements"),
             ("<U99999999999", "(1,)", 0, "0 bytes"),
@@ -243,8 +243,8 @@ pub(super) mod tests {
             ("", "(1,)", 4, "dtype ``"),
             ("é", "(1,)", 4, "dtype `é`"),
         ] {
-            let said = of(descr, shape, &vec![2; bytes]).unwrap_err();
-            assert!(said.contains(why), "{descr} {shape}: {said}");
+            let error = of(descr, shape, &vec![2; bytes]).unwrap_err();
+            assert!(error.contains(why), "{descr} {shape}: {error}");
         }
         let fields = "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}";
         assert!(matches!(read(&file(fields, &[0; 4])), Err(ArrayError::UnknownType(_))));
@@ -254,7 +254,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_or_changed_is_refused() {
+    fn a_truncated_or_changed_file_is_refused() {
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }";
         let whole = file(header, &[1, 2, 3, 4, 5, 6, 7, 8]);
         read(&whole).unwrap();

@@ -1,4 +1,4 @@
-//! Files of `numpy.savez`: arrays by name in a ZIP archive.
+//! Files of `numpy.savez`: a ZIP archive of named arrays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rawzip::{CompressionMethod, ZipArchive};
 
 use super::{Array, ArrayError, MAX_BYTES, npy, read_up_to};
 
-/// Reads all arrays of an archive.
+/// Reads all arrays in an archive.
 pub(super) fn read(file: &[u8]) -> Result<BTreeMap<String, Arc<Array>>, ArrayError> {
     let archive = ZipArchive::from_slice(file).map_err(ArrayError::Zip)?;
     let mut entries = archive.entries();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_have_the_names_with_which_they_were_saved() {
+    fn arrays_keep_the_names_under_which_they_were_saved() {
         let entries = [("ids.npy", array(2)), ("a mask.npy", array(3))];
         for method in [CompressionMethod::STORE, CompressionMethod::DEFLATE] {
             let arrays = read(&archive(&entries, method)).unwrap();

@@ -101,7 +101,7 @@ impl GpuBackend for EmulatedGpu {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::boot::Purpose;
+    use shadowslice_shared::boot::WorkerPurpose;
     use shadowslice_shared::contention::Occupant;
 
     use super::super::Grant;
@@ -113,7 +113,7 @@ mod tests {
         let gpu: Arc<dyn GpuBackend> = emulated.clone();
         let wanted =
             GrantRequest { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None, room: None };
-        let grant = || Grant::of(&gpu, wanted, Purpose::Serve).unwrap();
+        let grant = || Grant::of(&gpu, wanted, WorkerPurpose::Serve).unwrap();
         let (first, second) = (grant(), grant());
         assert_eq!(first.sms(), Sms(38));
         assert_ne!(first.device(), second.device());
@@ -121,7 +121,7 @@ mod tests {
         emulated.pool.occupy(seat, Some(Occupant::anywhere(Sms(38))));
         let device = first.device();
         drop(first);
-        assert_eq!(emulated.pool.in_use(), 0);
+        assert_eq!(emulated.pool.sms_in_use(), 0);
         assert_eq!(grant().device(), device);
     }
 }

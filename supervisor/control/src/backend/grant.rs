@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use shadowslice_datapath::pipeline::OccupancyGuard;
-use shadowslice_shared::boot::{DeviceSpec, Purpose, descriptors};
+use shadowslice_shared::boot::{DeviceSpec, WorkerPurpose, descriptors};
 use shadowslice_shared::units::Sms;
 
 use super::{Environment, GpuBackend, GrantError, GrantRequest, Lease, Room, VISIBLE, Wait};
@@ -47,10 +47,14 @@ impl Drop for Reservation {
 
 impl Grant {
     /// A worker that computes the reference answers on the CPU gets nothing of the GPU.
-    pub fn of(gpu: &Arc<dyn GpuBackend>, wanted: GrantRequest, purpose: Purpose) -> Result<Self, GrantError> {
+    pub fn of(
+        gpu: &Arc<dyn GpuBackend>,
+        wanted: GrantRequest,
+        purpose: WorkerPurpose,
+    ) -> Result<Self, GrantError> {
         let (lease, reservation) = match purpose {
-            Purpose::Reference => (None, None),
-            Purpose::Serve | Purpose::DeviceReference => {
+            WorkerPurpose::Reference => (None, None),
+            WorkerPurpose::Serve | WorkerPurpose::DeviceReference => {
                 let room = wanted.room.map(|room| Reservation::of(&**gpu, room)).transpose()?;
                 (Some(gpu.enter()?), room)
             }
@@ -155,19 +159,19 @@ mod tests {
                 purpose,
             )
         };
-        let mut first = grant(6 << 30, Purpose::Serve).unwrap();
-        let refused = grant(5 << 30, Purpose::Serve).unwrap_err();
+        let mut first = grant(6 << 30, WorkerPurpose::Serve).unwrap();
+        let refused = grant(5 << 30, WorkerPurpose::Serve).unwrap_err();
         assert_eq!(refused, GrantError::NoMemory { needed: 5 << 30, free: 4 << 30 });
         assert!(
             refused.to_string().contains("needs 5.0 GiB of GPU memory, and 4.0 GiB are free"),
             "{refused}"
         );
-        assert!(grant(5 << 30, Purpose::Reference).is_ok(), "it takes none of the GPU's");
-        assert!(grant(4 << 30, Purpose::Serve).is_ok(), "a refusal keeps nothing");
+        assert!(grant(5 << 30, WorkerPurpose::Reference).is_ok(), "it takes none of the GPU's");
+        assert!(grant(4 << 30, WorkerPurpose::Serve).is_ok(), "a refusal keeps nothing");
         let admission = first.admission(1);
-        assert!(grant(5 << 30, Purpose::Serve).is_err());
+        assert!(grant(5 << 30, WorkerPurpose::Serve).is_err());
         // A warm worker has taken its memory, so the next reading of free memory shows that.
         drop(admission);
-        assert!(grant(5 << 30, Purpose::Serve).is_ok());
+        assert!(grant(5 << 30, WorkerPurpose::Serve).is_ok());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, Workers};
-use shadowslice_shared::boot::{BootRefusal, Loaded};
+use shadowslice_shared::boot::{BootRefusal, LoadedModel};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{Notify, mpsc, watch};
@@ -25,7 +25,7 @@ use crate::process::{
     KeptWeights, LoadedFiles, Programs, ReferenceFile, StartPlace, StartQueue, User, Users, Worker,
     WorkerEvent, WorkerSaid,
 };
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
 use shadowslice_shared::errors;
@@ -85,7 +85,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub struct Controller {
     pub(super) context: Context,
-    pub(super) model: Arc<Model>,
+    pub(super) model: Arc<ModelConfig>,
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
@@ -125,7 +125,7 @@ impl ControllerTask {
     /// Makes the controller; the first worker gets `share`, which an operator may hold.
     pub fn new(
         context: Context,
-        model: Arc<Model>,
+        model: Arc<ModelConfig>,
         share: Percent,
         held: bool,
         parts: ModelParts,
@@ -377,7 +377,7 @@ impl Controller {
     }
 
     /// A worker that finds another model than its predecessors is refused.
-    fn describe(&self, found: &Loaded) -> Result<(), String> {
+    fn describe(&self, found: &LoadedModel) -> Result<(), String> {
         let described = loaded::describe(&self.model, self.largest_batch().as_ref(), found);
         let described = described.map_err(|refusal| refusal.to_string());
         described.and_then(|metadata| self.pipeline.describe(metadata)).map(|_| ())
@@ -468,7 +468,7 @@ impl Controller {
 }
 
 /// How the GPU divides, as far as known before the load; else why the share may be no partition.
-fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String> {
+fn division_for(model: &ModelConfig, gpu: &dyn GpuBackend) -> Result<Division, String> {
     let by_configuration = |mode: &str| Err(format!("the configuration sets `handover: {mode}`"));
     match model.handover {
         HandoverMode::Auto | HandoverMode::InProcess => match gpu.division() {
@@ -484,7 +484,7 @@ fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String>
     }
 }
 
-fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings {
+fn settings(model: &ModelConfig, context: &Context, gpu: &dyn GpuBackend) -> Settings {
     Settings {
         model: model.name.clone(),
         min: model.share.min,

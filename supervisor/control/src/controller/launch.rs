@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Launch, LifecycleEvent, StartFailure};
-use shadowslice_shared::boot::{Assignment, Partitioned, Purpose, WarmUp};
+use shadowslice_shared::boot::{Assignment, PartitionSpec, WarmUp, WorkerPurpose};
 use shadowslice_shared::units::Percent;
 
 use super::events::Controller;
@@ -15,7 +15,7 @@ use super::reports::WaitReason;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, Worker};
-use shadowslice_config::{Engine, Model};
+use shadowslice_config::{EngineConfig, ModelConfig};
 use shadowslice_datapath::pipeline::{LaneReader, LaneWorker};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
@@ -92,7 +92,7 @@ impl Controller {
         &mut self,
         Launch { worker, purpose, share, low_priority, standby }: Launch,
     ) -> Result<(), LaunchError> {
-        let Model { priority, memory_limit, .. } = *self.model;
+        let ModelConfig { priority, memory_limit, .. } = *self.model;
         let start = match low_priority {
             true if standby => Start::Standby,
             true => Start::Shadow,
@@ -103,7 +103,7 @@ impl Controller {
         let permit = self.place.ask(rank, self.now()).ok_or(LaunchError::Turn)?;
         let partition = self.partition_for(purpose);
         // A worker needs the whole GPU to make a partition in it, or to compute a reference on it.
-        let whole = partition.is_some() || purpose == Purpose::DeviceReference;
+        let whole = partition.is_some() || purpose == WorkerPurpose::DeviceReference;
         let granted = if whole { Percent::WHOLE } else { share };
         let wanted = GrantRequest { share: granted, priority, memory_limit, room: self.room() };
         let grant = Grant::of(&self.gpu, wanted, purpose).map_err(LaunchError::Grant)?;
@@ -157,8 +157,8 @@ impl Controller {
 
     /// Returns how long a batch may take to be of use, where that can be seen: a CPU does not show how
     /// fast a GPU is.
-    pub(super) fn useful_batches(&self, purpose: Purpose) -> Option<Duration> {
-        let elsewhere = purpose == Purpose::Reference && self.gpu.status().uuid.is_some();
+    pub(super) fn useful_batches(&self, purpose: WorkerPurpose) -> Option<Duration> {
+        let elsewhere = purpose == WorkerPurpose::Reference && self.gpu.status().uuid.is_some();
         let is_first = self.batch_limit.is_none() && self.pipeline.metadata().is_none();
         loaded::useful_for(&self.model).filter(|_| is_first && !elsewhere)
     }
@@ -175,10 +175,10 @@ impl Controller {
         Ok(Some((user.id, folder)))
     }
 
-    fn partition_for(&self, purpose: Purpose) -> Option<Partitioned> {
-        let tenancy = self.tenancy.as_ref().filter(|_| purpose == Purpose::Serve)?;
+    fn partition_for(&self, purpose: WorkerPurpose) -> Option<PartitionSpec> {
+        let tenancy = self.tenancy.as_ref().filter(|_| purpose == WorkerPurpose::Serve)?;
         let (division, _) = self.workers.partition()?;
-        Some(Partitioned { division: division.clone(), groups: tenancy.groups() })
+        Some(PartitionSpec { division: division.clone(), groups: tenancy.groups() })
     }
 
     pub(super) fn attach(&mut self, worker: WorkerId, share: Percent, slice: Slice, sizes: Vec<u32>) {
@@ -190,7 +190,7 @@ impl Controller {
             share,
             slice,
             sizes,
-            pads: status.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
+            pads: status.uuid.is_some() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
             device: status.uuid.unwrap_or(status.device).into(),
             occupancy: Arc::clone(self.gpu.occupancy()),
         };

@@ -3,25 +3,25 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use shadowslice_shared::boot::{BootRefusal, Loaded, WarmTime, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, LoadedModel, WarmTime, WarmUp};
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::process::plan_warm_up;
-use shadowslice_config::{Batch, Engine, Model, OnLate, batch_sizes};
+use shadowslice_config::{BatchConfig, EngineConfig, ModelConfig, OnLate, batch_sizes};
 use shadowslice_datapath::pipeline::Metadata;
 
 /// What clients and batcher see of a loaded model; or why it cannot be served as configured.
 pub(super) fn describe(
-    model: &Model,
+    model: &ModelConfig,
     limit: Option<&BatchLimit>,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
 ) -> Result<Metadata, BootRefusal> {
     Ok(Metadata {
         name: model.name.clone(),
         platform: match model.engine {
-            Engine::OnnxRuntime { .. } => "onnxruntime_onnx",
-            Engine::Python { .. } => "python",
-            Engine::Emulated { .. } => "emulated",
+            EngineConfig::OnnxRuntime { .. } => "onnxruntime_onnx",
+            EngineConfig::Python { .. } => "python",
+            EngineConfig::Emulated { .. } => "emulated",
         },
         max_batch: batching(&limited(&model.batch, limit), loaded)?.0,
         streams: (loaded.streams > 0).then_some(loaded.streams),
@@ -32,7 +32,11 @@ pub(super) fn describe(
 }
 
 /// Returns what a worker warms up of a model.
-pub fn warm_up(model: &Model, limit: Option<&BatchLimit>, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
+pub fn warm_up(
+    model: &ModelConfig,
+    limit: Option<&BatchLimit>,
+    loaded: &LoadedModel,
+) -> Result<WarmUp, BootRefusal> {
     let (max, sizes) = batching(&limited(&model.batch, limit), loaded)?;
     let plan = plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)?;
     Ok(WarmUp { batch_is_given: model.batch.max.is_some(), ..plan })
@@ -57,7 +61,7 @@ const SLO_MARGIN: u32 = 2;
 
 /// Returns how long a batch may take to be of use to a model whose sizes are left to it. `None` if
 /// every size is.
-pub(super) fn useful_for(model: &Model) -> Option<Duration> {
+pub(super) fn useful_for(model: &ModelConfig) -> Option<Duration> {
     let is_bound = model.batch.max.is_none() && model.queue.on_late == OnLate::Reject;
     is_bound.then(|| model.slo.latency.saturating_mul(SLO_MARGIN).max(SLOW_BATCH))
 }
@@ -75,22 +79,24 @@ impl BatchLimit {
 
     /// Returns the limit after a batch of `failed` rows failed. `None` if smaller ones don't help, or
     /// if the configuration says how large batches are.
-    pub(super) fn below(batch: &Batch, failed: u32, why: &str) -> Option<Self> {
-        let smaller = batch_sizes(Batch::DEFAULT_MAX).into_iter().rfind(|&size| size < failed);
+    pub(super) fn below(batch: &BatchConfig, failed: u32, why: &str) -> Option<Self> {
+        let smaller = batch_sizes(BatchConfig::DEFAULT_MAX).into_iter().rfind(|&size| size < failed);
         let max = smaller.filter(|_| batch.max.is_none())?;
         Some(Self { max, why: format!("a batch of {failed} rows failed: {why}") })
     }
 }
 
-fn limited<'b>(batch: &'b Batch, limit: Option<&BatchLimit>) -> Cow<'b, Batch> {
+fn limited<'b>(batch: &'b BatchConfig, limit: Option<&BatchLimit>) -> Cow<'b, BatchConfig> {
     match limit {
-        Some(limit) if batch.max.is_none() => Cow::Owned(Batch { max: Some(limit.max), ..batch.clone() }),
+        Some(limit) if batch.max.is_none() => {
+            Cow::Owned(BatchConfig { max: Some(limit.max), ..batch.clone() })
+        }
         _ => Cow::Borrowed(batch),
     }
 }
 
 /// The largest batch, and the sizes to warm up.
-fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefusal> {
+fn batching(batch: &BatchConfig, loaded: &LoadedModel) -> Result<(u32, Vec<u32>), BootRefusal> {
     if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
         let why = format!(
             "batch.max is {max}, but the model streams, and its requests cannot share a batch; remove batch.max"
@@ -118,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_default_batch_becomes_smaller_and_a_given_one_stays() {
-        let batch = |max| Batch { max, sizes: None, max_delay: Duration::ZERO };
+        let batch = |max| BatchConfig { max, sizes: None, max_delay: Duration::ZERO };
         let below = |max, failed| BatchLimit::below(&batch(max), failed, "too slow").map(|limit| limit.max);
         assert_eq!(
             [32, 17, 16, 2, 1].map(|failed| below(None, failed)),

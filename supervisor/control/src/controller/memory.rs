@@ -11,7 +11,7 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::watch;
 
 use crate::backend::gib;
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 
 /// How long it takes until NVML's readings show what a worker took.
 const READINGS_LAG: Duration = Duration::from_secs(2);
@@ -122,7 +122,7 @@ impl MemoryLedger {
     }
 
     /// What was seen of a model of that name stays known.
-    pub(super) fn enter(&self, model: &Model, has_shadows: bool) -> EntryId {
+    pub(super) fn enter(&self, model: &ModelConfig, has_shadows: bool) -> EntryId {
         self.tell(model, has_shadows);
         let mut book = self.book.lock();
         if let Some(row) = book.rows.get_mut(&model.name) {
@@ -132,7 +132,7 @@ impl MemoryLedger {
         EntryId(book.entered)
     }
 
-    pub(super) fn tell(&self, model: &Model, has_shadows: bool) {
+    pub(super) fn tell(&self, model: &ModelConfig, has_shadows: bool) {
         let memory = model.profile.as_ref().map(|profile| profile.memory);
         let sum =
             memory.map(|part| part.context.saturating_add(part.weights).saturating_add(part.activations));

@@ -47,7 +47,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::backend::GpuBackend;
 use crate::process::LoadedFiles;
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 use shadowslice_datapath::pipeline::Pipeline;
 pub use shadowslice_policy::workers::{Cause, ResizeRefused};
 
@@ -61,7 +61,7 @@ const EVENTS: usize = 256;
 pub struct Served {
     /// Its number; no two models ever have the same, nor do a model and its successor.
     pub id: usize,
-    pub model: Arc<Model>,
+    pub model: Arc<ModelConfig>,
     pub gpu: Arc<dyn GpuBackend>,
     pub pipeline: Arc<Pipeline>,
     pub report: watch::Receiver<ModelReport>,
@@ -89,7 +89,7 @@ pub enum Order {
         reply: oneshot::Sender<bool>,
     },
     /// Go by this configuration from now on. What the workers were started with does not differ.
-    Configure { model: Arc<Model> },
+    Configure { model: Arc<ModelConfig> },
     /// End all workers, and then the controller. The pipeline is shut first.
     Stop,
 }

@@ -1,6 +1,6 @@
 //! What became of changes of a share: counted, timed, and answered to those that asked.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ impl Controller {
             model = self.model.name,
             share = %request.share,
             mechanism = report.mechanism,
-            stall_ms = logged::rounded(report.stall_us / 1e3),
+            stall_ms = rounding::round(report.stall_us / 1e3),
             "share changed"
         );
         let changes = &mut self.records.changes;

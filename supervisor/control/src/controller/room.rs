@@ -5,13 +5,13 @@ use super::events::Controller;
 use super::launch::LaunchError;
 use super::memory::{EntryId, Memory, NoRoom};
 use crate::backend::{GrantError, Room};
-use shadowslice_config::Gpu;
+use shadowslice_config::GpuConfig;
 
 impl Controller {
     fn memory(&self) -> Memory {
         let readings = self.context.readings.look();
         let Some(watched) = readings.get(self.model.gpu) else { return Memory::Unknown };
-        if matches!(watched.gpu, Gpu::Emulated { .. }) {
+        if matches!(watched.gpu, GpuConfig::Emulated { .. }) {
             return Memory::Emulated;
         }
         let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());

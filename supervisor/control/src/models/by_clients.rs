@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use shadowslice_config::{self as config, Config, Model};
+use shadowslice_config::{self as config, Config, ModelConfig};
 
 /// The most changes of different keys; the oldest go.
 const MOST: usize = 32;
@@ -30,10 +30,10 @@ impl ByClients {
     }
 
     /// The model with the changes that are still possible, and these. Reads files.
-    pub(super) fn applied(&self, config: &Config, written: &Model) -> (Model, Self) {
+    pub(super) fn applied(&self, config: &Config, written: &ModelConfig) -> (ModelConfig, Self) {
         let (mut config, mut applied) = (config.clone(), Self::default());
         for json in &self.0 {
-            let changed = config::changed_model(&config, written, json);
+            let changed = config::apply_client_changes(&config, written, json);
             let changed = changed.and_then(|model| model.broken.clone().map_or(Ok(model), Err));
             match changed {
                 Ok(model) => {

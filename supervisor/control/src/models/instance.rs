@@ -1,6 +1,6 @@
 //! A model as it runs: made, given to the control thread, and ended when it is not needed any more.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::controller::{
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
-use shadowslice_config::{Config, Model, OnLate, Timeouts};
+use shadowslice_config::{Config, ModelConfig, OnLate, Timeouts};
 use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, PipelineSettings};
 use shadowslice_datapath::router::{Route, RouteHolds};
 use shadowslice_shared::errors;
@@ -61,7 +61,7 @@ impl ModelFactory {
     /// Makes a model; its controller begins to start its workers.
     pub(super) async fn make(
         &mut self,
-        model: Arc<Model>,
+        model: Arc<ModelConfig>,
         share: Percent,
         held: bool,
         found: FoundFiles,
@@ -119,7 +119,7 @@ pub fn patience(timeouts: &Timeouts) -> Duration {
     (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
 }
 
-fn live(model: &Model) -> LiveSettings {
+fn live(model: &ModelConfig) -> LiveSettings {
     LiveSettings {
         slo: model.slo,
         max_delay: model.batch.max_delay,
@@ -129,7 +129,7 @@ fn live(model: &Model) -> LiveSettings {
 
 impl Instance {
     /// Goes by another configuration, which differs only in what needs no new workers.
-    pub(super) async fn configure(&mut self, model: Arc<Model>) -> Result<(), String> {
+    pub(super) async fn configure(&mut self, model: Arc<ModelConfig>) -> Result<(), String> {
         let order = Order::Configure { model: Arc::clone(&model) };
         give(&self.served.orders, order).await?;
         self.served.pipeline.set_live_settings(live(&model));
@@ -150,7 +150,7 @@ impl Instance {
                 tracing::warn!(
                     model = model.name,
                     why,
-                    waited_ms = logged::ms(ANSWER_WITHIN),
+                    waited_ms = rounding::ms(ANSWER_WITHIN),
                     "refusing requests that have waited too long"
                 );
                 pipeline.shut(why);
@@ -160,7 +160,7 @@ impl Instance {
                 tracing::warn!(
                     model,
                     why,
-                    waited_ms = logged::ms(drain),
+                    waited_ms = rounding::ms(drain),
                     "cutting streams that did not end in time"
                 );
             }

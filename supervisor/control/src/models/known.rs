@@ -11,7 +11,7 @@ use shadowslice_shared::units::Percent;
 
 use super::ModelSet;
 use super::by_clients::ByClients;
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::router::Router;
 
@@ -94,7 +94,7 @@ impl Known {
     }
 
     /// The share with which a model begins, else this one, and whether it is held.
-    pub(super) fn share(&self, model: &Model, otherwise: Percent) -> (Percent, bool) {
+    pub(super) fn share(&self, model: &ModelConfig, otherwise: Percent) -> (Percent, bool) {
         let known = self.models.get(&model.name);
         let as_before = known.filter(|known| known.initial_percent == model.share.initial.get());
         let range = model.share.min..=model.share.max;

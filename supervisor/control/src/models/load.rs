@@ -46,7 +46,7 @@ impl Registry {
         let failed = |why: String| ModelCommandError::Failed(name.to_owned(), why);
         let whole = self.config();
         let changes = json.unwrap_or("{}").to_owned();
-        let read = self.files.read(move || config::changed_model(&whole, &written, &changes)).await;
+        let read = self.files.read(move || config::apply_client_changes(&whole, &written, &changes)).await;
         let new = read.map_err(failed)?.map_err(ModelCommandError::Invalid)?;
         if let Some(why) = new.broken {
             return Err(failed(why));

@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::registry::Registry;
 use crate::process::LoadedFiles;
-use shadowslice_config::{Model, model_files};
+use shadowslice_config::{ModelConfig, model_files};
 
 /// How often files are looked at. A change counts once a second look finds the same, as a file may
 /// be half written.
@@ -33,7 +33,7 @@ type Stamp = Option<[i64; 5]>;
 
 impl Stamps {
     /// Returns the stamps of the model's files, and of those that only its configuration names.
-    pub(super) fn of(model: &Model) -> Self {
+    pub(super) fn of(model: &ModelConfig) -> Self {
         let files = model_files(&model.engine).into_iter().map(|path| (path.clone(), stamp(&path)));
         let beside = model.profile_path.as_deref().into_iter().chain(model.warmup.files()).map(stamp);
         Self { model: files.collect(), beside: beside.collect() }
@@ -66,7 +66,7 @@ pub(super) struct FoundFiles {
 }
 
 impl FoundFiles {
-    pub(super) fn of(model: &Model) -> Self {
+    pub(super) fn of(model: &ModelConfig) -> Self {
         Self { stamps: Stamps::of(model), loaded: Arc::new(LoadedFiles::open(&model.engine)) }
     }
 }
@@ -97,7 +97,7 @@ impl WatchedFiles {
 
 impl Registry {
     /// Opens a model's files. Those that cannot be read in time are not held.
-    pub(super) async fn find_files(&mut self, model: &Arc<Model>) -> FoundFiles {
+    pub(super) async fn find_files(&mut self, model: &Arc<ModelConfig>) -> FoundFiles {
         let of = Arc::clone(model);
         let found = self.files.read(move || FoundFiles::of(&of)).await.unwrap_or_default();
         self.files.digest(&found.loaded);
@@ -167,7 +167,7 @@ impl Registry {
     /// files cannot be looked at.
     pub(super) async fn changed_on_disk(&mut self) -> HashSet<String> {
         let loaded = self.loaded();
-        let tried = |model: Arc<Model>| {
+        let tried = |model: Arc<ModelConfig>| {
             let files = self.watched_files(&model.name)?;
             Some((model.name.clone(), files.tried.clone()))
         };

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::controller::{ModelState, Order};
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 use shadowslice_datapath::repository::ModelListing;
 
 use by_clients::ByClients;
@@ -144,7 +144,7 @@ impl ReloadReport {
 
 #[derive(Debug)]
 pub struct Unloaded {
-    pub model: Arc<Model>,
+    pub model: Arc<ModelConfig>,
     pub why: String,
     absence: Absence,
 }

@@ -1,9 +1,9 @@
 //! What a copy of a model takes of a GPU: by its profile, and by what was seen of it.
 
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 use shadowslice_policy::placement::{self, CopyLoad, Share, SmRequirement, UnmetLoad};
 use shadowslice_shared::groups::GROUP_SMS;
-use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow};
 use shadowslice_shared::units::{Percent, Sms};
 
 use crate::backend::GpuBackend;
@@ -32,7 +32,7 @@ pub struct Needs {
 
 impl Needs {
     /// Of a model that has not run: without requests.
-    pub(super) fn told(model: &Model, gpu: &dyn GpuBackend) -> Self {
+    pub(super) fn told(model: &ModelConfig, gpu: &dyn GpuBackend) -> Self {
         let execution = model.profile.as_ref().map(|profile| &profile.execution);
         let (shadow, memory) = told_memory(model).unzip();
         Self::with(model, gpu, execution, 0.0, (memory, shadow))
@@ -57,7 +57,7 @@ impl Needs {
     }
 
     fn with(
-        model: &Model,
+        model: &ModelConfig,
         gpu: &dyn GpuBackend,
         execution: Option<&Execution>,
         rate: f64,
@@ -96,7 +96,7 @@ impl Needs {
     }
 
     /// What is not known counts as little as can be.
-    pub(super) fn share(&self, model: &Model, gpu: &dyn GpuBackend) -> Share {
+    pub(super) fn share(&self, model: &ModelConfig, gpu: &dyn GpuBackend) -> Share {
         let whole = gpu.sms(Percent::WHOLE);
         let sms = match &self.sms {
             Some(Ok(need)) => need.sms,
@@ -110,12 +110,15 @@ impl Needs {
 
 /// Times at one number of SMs: with fewer a batch takes longer in proportion, with more as long.
 fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> {
-    let row = |&(batch, took): &(u32, std::time::Duration)| Row { batch, ms: vec![took.as_secs_f64() * 1e3] };
+    let row = |&(batch, took): &(u32, std::time::Duration)| ExecutionRow {
+        batch,
+        ms: vec![took.as_secs_f64() * 1e3],
+    };
     Execution::new(vec![at], times.iter().map(row).collect()).ok()
 }
 
 /// A worker's beside its weights, and with them; in bytes.
-fn told_memory(model: &Model) -> Option<(u64, u64)> {
+fn told_memory(model: &ModelConfig) -> Option<(u64, u64)> {
     let memory = model.profile.as_ref()?.memory;
     let shadow = memory.context.saturating_add(memory.activations);
     Some((shadow, shadow.saturating_add(memory.weights)))

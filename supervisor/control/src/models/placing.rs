@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_config::{Config, Model};
+use shadowslice_config::{Config, ModelConfig};
 use shadowslice_policy::placement::{GpuAssignment, GpuCapacity, HostTenant, Share, assign_gpus};
 use shadowslice_shared::units::Percent;
 use tokio::time::Instant;
@@ -25,11 +25,11 @@ impl Registry {
             return config;
         }
         let gpus = self.gpus();
-        let home = |model: &Model| match model.gpu_auto {
+        let home = |model: &ModelConfig| match model.gpu_auto {
             true => on(&model.name).filter(|&gpu| gpu < gpus.len()),
             false => Some(model.gpu),
         };
-        let tenant = |model: &Model| match home(model) {
+        let tenant = |model: &ModelConfig| match home(model) {
             Some(on) => HostTenant::Fixed { on, share: self.share_of(model) },
             None => HostTenant::Free { on: None, share: self.share_of(model), priority: model.priority },
         };
@@ -40,13 +40,13 @@ impl Registry {
                 tracing::warn!(model, gpu, why = %lacks, "no GPU has the resources that the model needs for its SLO");
             }
         }
-        config.put(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
+        config.assign_gpus(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
         config
     }
 
     /// Where the models should be with the requests of the last minutes.
-    fn better(&self, models: &[Model]) -> Vec<usize> {
-        let tenant = |model: &Model| {
+    fn better(&self, models: &[ModelConfig]) -> Vec<usize> {
+        let tenant = |model: &ModelConfig| {
             let (on, share) = (model.gpu, self.share_of(model));
             match model.gpu_auto {
                 true => HostTenant::Free { on: Some(on), share, priority: model.priority },
@@ -58,7 +58,7 @@ impl Registry {
     }
 
     /// What a model takes of its GPU.
-    fn share_of(&self, model: &Model) -> Share {
+    fn share_of(&self, model: &ModelConfig) -> Share {
         let gpu = &*self.factory.context.gpus[model.gpu];
         let watched = self.factory.context.readings.look();
         let served = self.served(&model.name);
@@ -100,7 +100,7 @@ impl Registry {
             return Ok(false);
         }
         let config = self.config();
-        let to = |model: &Model| if model.name == name { gpu } else { model.gpu };
+        let to = |model: &ModelConfig| if model.name == name { gpu } else { model.gpu };
         let rows = self.go_to(config.models.iter().map(to).collect()).await;
         let why = rows.into_iter().find(|row| row.name == name).and_then(|row| row.why);
         why.map_or(Ok(true), |why| Err(format!("model '{name}' stays on GPU {}: {why}", model.gpu)))
@@ -118,7 +118,7 @@ impl Registry {
             return;
         }
         let config = self.config();
-        let is_auto = |model: &Model| model.gpu_auto;
+        let is_auto = |model: &ModelConfig| model.gpu_auto;
         if !config.controller.act || config.gpus.len() == 1 || !config.models.iter().any(is_auto) {
             return;
         }
@@ -151,7 +151,7 @@ impl Registry {
     async fn go_to(&mut self, gpus: Vec<usize>) -> Vec<ModelChange> {
         let old = self.config();
         let mut new = old.clone();
-        new.put(&gpus);
+        new.assign_gpus(&gpus);
         let changes = old.models.iter().zip(&new.models).filter_map(|(old, new)| plan::change(old, new));
         let (mut rows, mut waits) = (Vec::new(), Waits::new());
         for change in changes {

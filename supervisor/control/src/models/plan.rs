@@ -4,23 +4,26 @@ use std::collections::HashMap;
 
 use shadowslice_shared::units::Percent;
 
-use shadowslice_config::{Batch, Config, Engine, HandoverMode, Model, Queue, Ready, Sample, Share, Tracing};
+use shadowslice_config::{
+    BatchConfig, Config, EngineConfig, HandoverMode, ModelConfig, QueueConfig, ReadyConfig, SampleRate,
+    ShareConfig, TracingConfig,
+};
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Plan {
     pub(super) removed: Vec<String>,
-    pub(super) added: Vec<Model>,
+    pub(super) added: Vec<ModelConfig>,
     pub(super) changed: Vec<Change>,
     /// The part of the requests that are traced, if that differs.
-    pub(super) sample: Option<Sample>,
+    pub(super) sample: Option<SampleRate>,
     /// Which models make the host ready, if that differs.
-    pub(super) ready: Option<Ready>,
+    pub(super) ready: Option<ReadyConfig>,
 }
 
 /// A model that stays and differs. Keys are named as the configuration has them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Change {
-    pub(super) model: Model,
+    pub(super) model: ModelConfig,
     /// What its controller and its pipeline take over as they are.
     pub(super) in_place: Vec<&'static str>,
     /// What takes new workers, and a new queue.
@@ -29,7 +32,7 @@ pub(super) struct Change {
 
 impl Change {
     /// No change of the configuration: only the model's files are read again.
-    pub(super) fn again(model: &Model) -> Self {
+    pub(super) fn again(model: &ModelConfig) -> Self {
         Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
     }
 
@@ -55,7 +58,7 @@ pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
     if !fixed.is_empty() {
         return Err(Fixed(fixed));
     }
-    let mut before: HashMap<&str, &Model> = names(&old.models);
+    let mut before: HashMap<&str, &ModelConfig> = names(&old.models);
     let ready = (new.ready != old.ready).then(|| new.ready.clone());
     let mut plan = Plan { sample: sample(old, new), ready, ..Plan::default() };
     for model in &new.models {
@@ -64,21 +67,21 @@ pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
             Some(old) => plan.changed.extend(change(old, &with_share_of(old, model, new))),
         }
     }
-    let gone = |model: &&Model| before.contains_key(model.name.as_str());
+    let gone = |model: &&ModelConfig| before.contains_key(model.name.as_str());
     plan.removed = old.models.iter().filter(gone).map(|model| model.name.clone()).collect();
     Ok(plan)
 }
 
 /// Where a policy sets shares, a default share that follows from the number of models changes nothing.
-fn with_share_of(old: &Model, model: &Model, config: &Config) -> Model {
+fn with_share_of(old: &ModelConfig, model: &ModelConfig, config: &Config) -> ModelConfig {
     let mut model = model.clone();
-    if config.controller.acts().is_some() && !old.share.given && !model.share.given {
+    if config.controller.acting_policy().is_some() && !old.share.given && !model.share.given {
         model.share.initial = old.share.initial.clamp(model.share.min, model.share.max);
     }
     model
 }
 
-fn names(models: &[Model]) -> HashMap<&str, &Model> {
+fn names(models: &[ModelConfig]) -> HashMap<&str, &ModelConfig> {
     models.iter().map(|model| (model.name.as_str(), model)).collect()
 }
 
@@ -124,17 +127,17 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-fn but_sample(tracing: Option<&Tracing>) -> Option<(&str, &str)> {
-    tracing.map(|Tracing { otlp, service, sample: _ }| (otlp.as_str(), service.as_str()))
+fn but_sample(tracing: Option<&TracingConfig>) -> Option<(&str, &str)> {
+    tracing.map(|TracingConfig { otlp, service, sample: _ }| (otlp.as_str(), service.as_str()))
 }
 
-fn sample(old: &Config, new: &Config) -> Option<Sample> {
+fn sample(old: &Config, new: &Config) -> Option<SampleRate> {
     let of = |config: &Config| config.tracing.as_ref().map(|tracing| tracing.sample);
     of(new).filter(|_| of(old) != of(new))
 }
 
-pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
-    let Model {
+pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<Change> {
+    let ModelConfig {
         name: _,
         engine: _,
         gpu,
@@ -143,8 +146,8 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
         profile_path: _,
         share,
         slo,
-        batch: Batch { max, sizes, max_delay },
-        queue: Queue { max_requests, memory, on_late },
+        batch: BatchConfig { max, sizes, max_delay },
+        queue: QueueConfig { max_requests, memory, on_late },
         priority,
         handover,
         standby,
@@ -193,28 +196,31 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
     (!in_place.is_empty() || !anew.is_empty()).then(|| Change { model: new.clone(), in_place, anew })
 }
 
-fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {
+fn engine(old: &EngineConfig, new: &EngineConfig) -> Vec<&'static str> {
     let same = match (old, new) {
         (
-            Engine::OnnxRuntime { path: old_path, threads: old_threads, providers: old_providers },
-            Engine::OnnxRuntime { path, threads, providers },
+            EngineConfig::OnnxRuntime { path: old_path, threads: old_threads, providers: old_providers },
+            EngineConfig::OnnxRuntime { path, threads, providers },
         ) => vec![
             ("path", path == old_path),
             ("threads", threads == old_threads),
             ("providers", providers == old_providers),
         ],
-        (Engine::Emulated { tensors: old }, Engine::Emulated { tensors }) => {
+        (EngineConfig::Emulated { tensors: old }, EngineConfig::Emulated { tensors }) => {
             vec![("tensors", tensors == old)]
         }
         (
-            Engine::Python { path: old_path, interpreter: old_interpreter, threads: old_threads },
-            Engine::Python { path, interpreter, threads },
+            EngineConfig::Python { path: old_path, interpreter: old_interpreter, threads: old_threads },
+            EngineConfig::Python { path, interpreter, threads },
         ) => vec![
             ("path", path == old_path),
             ("python", interpreter == old_interpreter),
             ("threads", threads == old_threads),
         ],
-        (Engine::OnnxRuntime { .. } | Engine::Python { .. } | Engine::Emulated { .. }, _) => {
+        (
+            EngineConfig::OnnxRuntime { .. } | EngineConfig::Python { .. } | EngineConfig::Emulated { .. },
+            _,
+        ) => {
             vec![("engine", false)]
         }
     };
@@ -223,7 +229,7 @@ fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {
 
 /// The share that a model has after its configuration changed, where no policy sets it: the new
 /// `initial` if it differs from the old one, else the share in force; within the new bounds.
-pub(super) fn share(in_force: Percent, old: &Share, new: &Share) -> Percent {
+pub(super) fn share(in_force: Percent, old: &ShareConfig, new: &ShareConfig) -> Percent {
     let wanted = if new.initial == old.initial { in_force } else { new.initial };
     wanted.clamp(new.min, new.max)
 }

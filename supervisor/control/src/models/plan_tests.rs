@@ -84,7 +84,7 @@ fn of_tracing_the_sample_changes_in_place() {
     let old = of("otlp: \"http://c:1\"");
     assert_eq!(plan(&old, &old), Ok(Plan::default()));
     let sampled = plan(&old, &of("otlp: \"http://c:1\", sample: 100%")).unwrap();
-    assert_eq!(sampled, Plan { sample: Sample::new(Sample::ALL), ..Plan::default() });
+    assert_eq!(sampled, Plan { sample: SampleRate::new(SampleRate::ALL), ..Plan::default() });
     for keys in ["otlp: \"http://c:2\"", "otlp: \"http://c:1\", service: s"] {
         assert_eq!(plan(&old, &of(keys)), Err(Fixed(vec!["tracing"])), "{keys}");
     }
@@ -142,7 +142,7 @@ fn a_share_set_by_hand_stays_unless_the_file_says_another() {
     let percent = |percent| Percent::new(percent).unwrap();
     let share = |initial, min, max| {
         let (initial, min, max) = (percent(initial), percent(min), percent(max));
-        Share { initial, given: true, min, max }
+        ShareConfig { initial, given: true, min, max }
     };
     let old = share(30, 2, 100);
     for (new, expected) in [
@@ -160,7 +160,7 @@ fn a_share_set_by_hand_stays_unless_the_file_says_another() {
 fn what_makes_the_host_ready_changes_in_place() {
     let ready = |more| config(&[("a", ""), ("b", "")], more);
     let plan = plan(&ready(""), &ready("ready: [b]")).unwrap();
-    assert_eq!(plan, Plan { ready: Some(Ready::Each(vec!["b".to_owned()])), ..Plan::default() });
+    assert_eq!(plan, Plan { ready: Some(ReadyConfig::Each(vec!["b".to_owned()])), ..Plan::default() });
     assert_eq!(super::plan(&ready("ready: all"), &ready("ready: all")), Ok(Plan::default()));
 }
 

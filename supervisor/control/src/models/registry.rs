@@ -19,7 +19,7 @@ use super::moves::{MOVED, Move, Moved};
 use super::plan::{self, Change};
 use super::{Absence, ChangeKind, Command, LastReload, ModelChange, ModelSet, ReloadReport, Unloaded};
 use crate::controller::{ModelState, Order, Served, first_shares};
-use shadowslice_config::{Config, Model, Ready, Sample};
+use shadowslice_config::{Config, ModelConfig, ReadyConfig, SampleRate};
 use shadowslice_datapath::repository::QueuedCommand;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
@@ -50,7 +50,7 @@ pub struct Registry {
 
 #[derive(Debug)]
 struct Entry {
-    model: Arc<Model>,
+    model: Arc<ModelConfig>,
     state: State,
     /// What differs from the configuration's file.
     by_clients: ByClients,
@@ -63,7 +63,7 @@ pub(super) enum State {
         /// The workers that are being started to take its place.
         next: Option<Successor>,
         /// The configuration to go back to if the new share does not come into force.
-        before: Option<Arc<Model>>,
+        before: Option<Arc<ModelConfig>>,
     },
     /// It does not run, for this reason; its `last` controller may still answer accepted requests.
     Unloaded {
@@ -179,7 +179,7 @@ impl Registry {
         Config { models, ..self.config.clone() }
     }
 
-    pub(super) fn sample(&mut self, sample: Sample) {
+    pub(super) fn sample(&mut self, sample: SampleRate) {
         if let Some(tracing) = &mut self.config.tracing {
             tracing.sample = sample;
         }
@@ -189,7 +189,7 @@ impl Registry {
     }
 
     /// Which models make the host ready from now on.
-    pub(super) fn ready_by(&mut self, rule: Ready) {
+    pub(super) fn ready_by(&mut self, rule: ReadyConfig) {
         self.config.ready = rule.clone();
         self.shown.router.set_ready_rule(rule);
     }
@@ -199,7 +199,7 @@ impl Registry {
         self.shown.router.drain(Some(name), false);
     }
 
-    pub(super) fn model(&self, name: &str) -> Option<Arc<Model>> {
+    pub(super) fn model(&self, name: &str) -> Option<Arc<ModelConfig>> {
         self.entries.iter().find(|entry| entry.model.name == name).map(|entry| Arc::clone(&entry.model))
     }
 
@@ -218,15 +218,13 @@ impl Registry {
     }
 
     /// Returns those of the [loaded](Self::loaded) models that are unready.
-    pub(super) fn unready(&self) -> Vec<Arc<Model>> {
+    pub(super) fn unready(&self) -> Vec<Arc<ModelConfig>> {
         let is_unready = |served: &Served| matches!(served.report.borrow().state, ModelState::Unready { .. });
-        let mut unready = self.loaded();
-        unready.retain(|model| self.served(&model.name).is_some_and(is_unready));
-        unready
+        self.loaded().into_iter().filter(|model| self.served(&model.name).is_some_and(is_unready)).collect()
     }
 
     /// Returns the models that are loaded and for which no successor is being made.
-    pub(super) fn loaded(&self) -> Vec<Arc<Model>> {
+    pub(super) fn loaded(&self) -> Vec<Arc<ModelConfig>> {
         let loaded =
             self.entries.iter().filter(|entry| matches!(&entry.state, State::Loaded { next: None, .. }));
         loaded.map(|entry| Arc::clone(&entry.model)).collect()
@@ -241,7 +239,7 @@ impl Registry {
 
     pub(super) async fn make(
         &mut self,
-        model: Arc<Model>,
+        model: Arc<ModelConfig>,
         share: Percent,
         held: bool,
     ) -> Result<Instance, MakeError> {
@@ -299,12 +297,12 @@ impl Registry {
     }
 
     /// The model as the configuration's file has it, whatever clients have changed since.
-    pub(super) fn written(&self, name: &str) -> Option<&Model> {
+    pub(super) fn written(&self, name: &str) -> Option<&ModelConfig> {
         self.config.models.iter().find(|model| model.name == name)
     }
 
     /// From now on this is what the file says; its order is the models'.
-    pub(super) fn as_written(&mut self, models: &[Model]) {
+    pub(super) fn as_written(&mut self, models: &[ModelConfig]) {
         self.config.models = models.to_vec();
         self.entries.iter_mut().for_each(|entry| entry.by_clients = ByClients::default());
         let places: HashMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
@@ -333,10 +331,14 @@ impl Registry {
     }
 
     /// Starts a model that does not run; row `row` of the report waits for it.
-    pub(super) async fn load(&mut self, model: Model, row: usize, waits: &mut Waits) -> Result<(), String> {
+    pub(super) async fn load(
+        &mut self,
+        model: ModelConfig,
+        row: usize,
+        waits: &mut Waits,
+    ) -> Result<(), String> {
         let (model, patience) = (Arc::new(model), self.factory.patience());
-        let share = self.first_share(&model);
-        let made = self.make(Arc::clone(&model), share, false).await;
+        let made = self.make(Arc::clone(&model), self.first_share(&model), false).await;
         let (state, outcome) = match made {
             Ok(now) => {
                 let report = now.served.report.clone();
@@ -355,9 +357,9 @@ impl Registry {
         outcome
     }
 
-    fn first_share(&self, model: &Model) -> Percent {
+    fn first_share(&self, model: &ModelConfig) -> Percent {
         let others = self.entries.iter().filter(|entry| entry.model.name != model.name);
-        let mut models: Vec<Model> = others.map(|entry| (*entry.model).clone()).collect();
+        let mut models: Vec<ModelConfig> = others.map(|entry| (*entry.model).clone()).collect();
         models.push(model.clone());
         let shares = first_shares(&self.config.controller, &self.factory.context.gpus, &models);
         shares.last().copied().unwrap_or(model.share.initial)
@@ -371,7 +373,7 @@ impl Registry {
         row: usize,
         waits: &mut Waits,
     ) -> (ChangeKind, Result<(), String>) {
-        let acts = self.config.controller.acts().is_some();
+        let acts = self.config.controller.acting_policy().is_some();
         let new = Arc::new(change.model.clone());
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
             return (ChangeKind::Changed, Err("the configuration does not contain this model".to_owned()));
@@ -412,7 +414,7 @@ impl Registry {
     async fn replace(
         &mut self,
         place: usize,
-        model: Arc<Model>,
+        model: Arc<ModelConfig>,
         Was { share, held, beside }: Was,
         row: usize,
         waits: &mut Waits,
@@ -428,7 +430,7 @@ impl Registry {
 
     /// A successor's start has ended: it takes the model's place if it serves; else it ends.
     pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
-        let acts = self.config.controller.acts().is_some();
+        let acts = self.config.controller.acting_policy().is_some();
         let Some(entry) = self.entry(name) else { return };
         let State::Loaded { now, next, .. } = &mut entry.state else { return };
         let Some(Successor { instance: next, beside }) = next.take() else { return };
@@ -483,7 +485,7 @@ impl Registry {
     }
 
     /// Has a model that is not loaded go by that configuration once it is loaded.
-    pub(super) fn go_by(&mut self, name: &str, model: &Arc<Model>) {
+    pub(super) fn go_by(&mut self, name: &str, model: &Arc<ModelConfig>) {
         if let Some(entry) = self.entry(name) {
             entry.model = Arc::clone(model);
         }

@@ -6,7 +6,7 @@ use super::plan::{self, Change, Plan};
 use super::registry::{Registry, Waits};
 use super::{ChangeKind, ModelChange, ReloadRefused, ReloadReport};
 use shadowslice_config as config;
-use shadowslice_config::{Config, ConfigError, Listing, Model};
+use shadowslice_config::{Config, ConfigError, FaultList, ModelConfig};
 use shadowslice_shared::errors;
 
 impl Registry {
@@ -27,7 +27,7 @@ impl Registry {
         let config = read.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
         let faults = [&config.file_faults[..], &config.host_faults].concat();
         if !faults.is_empty() {
-            return Err(ReloadRefused::Faulty(Listing(&faults).to_string()));
+            return Err(ReloadRefused::Faulty(FaultList(&faults).to_string()));
         }
         let config = self.placed(config, |name| self.model(name).map(|model| model.gpu));
         let mut plan = plan::plan(&self.config(), &config)
@@ -40,7 +40,7 @@ impl Registry {
         for change in plan.changed.iter_mut().filter(|change| changed.contains(&change.model.name)) {
             change.reads_files();
         }
-        let is_again = |model: &&Model| {
+        let is_again = |model: &&ModelConfig| {
             changed.contains(&model.name) || unready.iter().any(|other| other.name == model.name)
         };
         let again = config.models.iter().filter(is_again);

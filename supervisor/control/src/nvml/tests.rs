@@ -65,14 +65,14 @@ impl Xids for Told<'_> {
     }
 }
 
-fn cuda(device: CudaDevice) -> config::Gpu {
-    config::Gpu::Cuda { device, partition: config::Partitioning::Mps }
+fn cuda(device: CudaDevice) -> config::GpuConfig {
+    config::GpuConfig::Cuda { device, partition: config::Partitioning::Mps }
 }
 
-fn gpus() -> Vec<config::Gpu> {
+fn gpus() -> Vec<config::GpuConfig> {
     vec![
         cuda(CudaDevice::Uuid("GPU-1A2b".to_owned())),
-        config::Gpu::Emulated { sms: Sms(132) },
+        config::GpuConfig::Emulated { sms: Sms(132) },
         cuda(CudaDevice::Index(0)),
         cuda(CudaDevice::Index(7)),
     ]
@@ -144,7 +144,7 @@ fn a_dropped_watch_lets_go_of_the_driver() {
 
 #[test]
 fn without_real_gpus_nothing_is_opened_and_without_a_driver_nothing_fails() {
-    let emulated = [config::Gpu::Emulated { sms: Sms(132) }];
+    let emulated = [config::GpuConfig::Emulated { sms: Sms(132) }];
     assert_eq!(Watch::start(&emulated).readings().look()[0].reading, None);
     let watch = Watch::start(&gpus());
     assert_eq!(watch.readings().look().len(), gpus().len());

@@ -44,7 +44,7 @@ pub struct XidEvent {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Watched {
-    pub gpu: config::Gpu,
+    pub gpu: config::GpuConfig,
     /// `None` for an emulated one, and for one that NVML does not know.
     pub reading: Option<Reading>,
 }
@@ -91,8 +91,8 @@ impl Readings {
 
 impl Watch {
     /// What NVML cannot tell is logged, and missing from the readings.
-    pub fn start(gpus: &[config::Gpu]) -> Self {
-        if !gpus.iter().any(|gpu| matches!(gpu, config::Gpu::Cuda { .. })) {
+    pub fn start(gpus: &[config::GpuConfig]) -> Self {
+        if !gpus.iter().any(|gpu| matches!(gpu, config::GpuConfig::Cuda { .. })) {
             return Self::of_nothing(gpus);
         }
         match Library::open() {
@@ -108,12 +108,12 @@ impl Watch {
         }
     }
 
-    fn of_nothing(gpus: &[config::Gpu]) -> Self {
+    fn of_nothing(gpus: &[config::GpuConfig]) -> Self {
         let readings = gpus.iter().map(|gpu| Watched { gpu: gpu.clone(), reading: None }).collect();
         Self { readings: Arc::new(Readings(Mutex::new(readings))), _threads: Vec::new() }
     }
 
-    pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::Gpu]) -> Self {
+    pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::GpuConfig]) -> Self {
         let known = driver.identities().unwrap_or_else(|error| {
             tracing::warn!(
                 error = errors::chain(&error),
@@ -121,7 +121,7 @@ impl Watch {
             );
             Vec::new()
         });
-        let watched = |gpu: &config::Gpu| Watched { gpu: gpu.clone(), reading: reading(gpu, &known) };
+        let watched = |gpu: &config::GpuConfig| Watched { gpu: gpu.clone(), reading: reading(gpu, &known) };
         let readings = Arc::new(Readings(Mutex::new(gpus.iter().map(watched).collect())));
         let mut threads = Vec::new();
         if !readings.uuids().is_empty() {
@@ -141,8 +141,8 @@ impl Watch {
 }
 
 /// What is known of a configured GPU before the first answer.
-fn reading(gpu: &config::Gpu, known: &[Identity]) -> Option<Reading> {
-    let config::Gpu::Cuda { device, .. } = gpu else { return None };
+fn reading(gpu: &config::GpuConfig, known: &[Identity]) -> Option<Reading> {
+    let config::GpuConfig::Cuda { device, .. } = gpu else { return None };
     let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
         tracing::warn!(?device, "NVML does not find this GPU; `nvidia-smi -L` lists the GPUs");
         return None;

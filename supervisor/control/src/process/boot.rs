@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use shadowslice_config::{MAX_ARRAY_BYTES, Warmup, WarmupValues, check_values, shape_fits};
+use shadowslice_config::{MAX_ARRAY_BYTES, WarmupConfig, WarmupValues, check_values, shape_fits};
 use shadowslice_datapath::pipeline::OccupancyGuard;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
+    Assignment, BootCommand, BootRefusal, BootReply, EngineSpec, InputValues, LoadedModel, PROTOCOL, WarmUp,
+    WarmUpReport,
 };
 use shadowslice_shared::errors;
 use shadowslice_shared::frame;
@@ -76,7 +77,7 @@ pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
 }
 
 /// Takes a worker from its hello to being warm, and reports each step.
-pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>) {
+pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>) {
     let said = match boot.converse(plan).await {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
@@ -97,11 +98,11 @@ enum Ended {
 impl Boot {
     async fn converse(
         &mut self,
-        plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>,
-    ) -> Result<Warmed, Ended> {
+        plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>,
+    ) -> Result<WarmUpReport, Ended> {
         match self.next("before its first message").await? {
-            WorkerSays::Hello { protocol: PROTOCOL } => {}
-            WorkerSays::Hello { protocol } => {
+            BootReply::Hello { protocol: PROTOCOL } => {}
+            BootReply::Hello { protocol } => {
                 let why = format!(
                     "the worker speaks protocol {protocol}, not {PROTOCOL}; install both binaries from one build"
                 );
@@ -118,9 +119,9 @@ impl Boot {
             let is_original = to_load.assign(&mut assignment).await.map_err(Ended::Refused)?;
             originals = is_original.then(|| Arc::clone(&to_load.files));
         }
-        self.order(&Order::Load(assignment), "before it got its order to load").await?;
+        self.order(&BootCommand::Load(assignment), "before it got its order to load").await?;
         let loaded = match self.next("while loading the model").await? {
-            WorkerSays::Loaded(loaded) => loaded,
+            BootReply::Loaded(loaded) => loaded,
             other => return Err(out_of_turn(&other)),
         };
         if originals.is_some_and(|files| !files.are_in_place()) {
@@ -135,24 +136,24 @@ impl Boot {
         }
         let warm_up = plan(&loaded).map_err(Ended::Refused)?;
         self.tell(WorkerSaid::Loaded(loaded)).await;
-        self.order(&Order::Warm(warm_up), "before it got its order to warm up").await?;
+        self.order(&BootCommand::Warm(warm_up), "before it got its order to warm up").await?;
         loop {
             match self.next("while warming up").await? {
-                WorkerSays::Warming { rows } => self.tell(WorkerSaid::Warming { rows }).await,
-                WorkerSays::Warmed(warmed) => return Ok(warmed),
+                BootReply::Warming { rows } => self.tell(WorkerSaid::Warming { rows }).await,
+                BootReply::Warmed(warmed) => return Ok(warmed),
                 other => return Err(out_of_turn(&other)),
             }
         }
     }
 
-    async fn order(&mut self, order: &Order, when: &str) -> Result<(), Ended> {
+    async fn order(&mut self, order: &BootCommand, when: &str) -> Result<(), Ended> {
         let frame = frame::encode(order).map_err(|error| Ended::Lost(error.to_string()))?;
         self.socket.write_all(&frame).await.map_err(|_| lost(when))
     }
 
-    async fn next(&mut self, when: &str) -> Result<WorkerSays, Ended> {
+    async fn next(&mut self, when: &str) -> Result<BootReply, Ended> {
         match self.receive().await {
-            Ok(WorkerSays::Refused(refusal)) => Err(Ended::Refused(refusal)),
+            Ok(BootReply::Refused(refusal)) => Err(Ended::Refused(refusal)),
             Ok(said) => Ok(said),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 Err(Ended::Refused(BootRefusal::Setup(format!("invalid message from the worker: {error}"))))
@@ -161,10 +162,10 @@ impl Boot {
         }
     }
 
-    async fn receive(&mut self) -> io::Result<WorkerSays> {
+    async fn receive(&mut self) -> io::Result<BootReply> {
         let mut head = [0; frame::HEAD];
         self.socket.read_exact(&mut head).await?;
-        let mut bytes = vec![0; frame::length::<WorkerSays>(head)?];
+        let mut bytes = vec![0; frame::length::<BootReply>(head)?];
         self.socket.read_exact(&mut bytes).await?;
         frame::decode(&bytes)
     }
@@ -179,7 +180,7 @@ fn lost(when: &str) -> Ended {
     Ended::Lost(format!("the worker exited {when}"))
 }
 
-fn out_of_turn(said: &WorkerSays) -> Ended {
+fn out_of_turn(said: &BootReply) -> Ended {
     let mut said = format!("{said:?}");
     said.truncate(said.floor_char_boundary(SHOWN));
     Ended::Refused(BootRefusal::Setup(format!("unexpected message from the worker: {said}")))
@@ -191,7 +192,7 @@ pub fn plan_warm_up(
     inputs: &[TensorSpec],
     batched: bool,
     sizes: Vec<u32>,
-    given: &Warmup,
+    given: &WarmupConfig,
 ) -> Result<WarmUp, BootRefusal> {
     if let Some(name) = given.inputs.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
         return Err(BootRefusal::Model(format!("warmup.{name}: the model has no such input")));
@@ -220,7 +221,7 @@ pub fn plan_warm_up(
 fn plan_input(
     input: &TensorSpec,
     batched: bool,
-    given: &Warmup,
+    given: &WarmupConfig,
 ) -> Result<(Vec<i64>, Option<InputValues>), BootRefusal> {
     let name = &input.name;
     let open = if batched { &input.shape[1..] } else { &input.shape[..] };
@@ -272,7 +273,7 @@ mod tests {
         let planned = |given: &[(&str, Vec<i64>)], batched| {
             let of_shape = |shape: &Vec<i64>| WarmupInput { shape: Some(shape.clone()), values: None };
             let inputs = given.iter().map(|(name, shape)| ((*name).to_owned(), of_shape(shape))).collect();
-            let given = Warmup { file: None, inputs };
+            let given = WarmupConfig { file: None, inputs };
             plan_warm_up(&[input()], batched, vec![1, 2], &given).map(|plan| plan.shapes)
         };
         let plan = |given: &[(&str, Vec<i64>)]| planned(given, true);

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
-use shadowslice_config::{Engine, model_files};
+use shadowslice_config::{EngineConfig, model_files};
 use shadowslice_datapath::pipeline::ModelContent;
 use tokio::sync::Mutex;
 use tokio::task::{JoinError, spawn_blocking};
@@ -179,11 +179,11 @@ impl Default for LoadedFiles {
 
 impl LoadedFiles {
     /// Opens the files of a model that is about to be loaded.
-    pub fn open(engine: &Engine) -> Self {
+    pub fn open(engine: &EngineConfig) -> Self {
         let (path, reads_folder) = match engine {
-            Engine::OnnxRuntime { path, .. } => (Some(path.clone()), false),
-            Engine::Python { path, .. } => (Some(path.clone()), true),
-            Engine::Emulated { .. } => (None, false),
+            EngineConfig::OnnxRuntime { path, .. } => (Some(path.clone()), false),
+            EngineConfig::Python { path, .. } => (Some(path.clone()), true),
+            EngineConfig::Emulated { .. } => (None, false),
         };
         let files = model_files(engine).into_iter().filter_map(HeldFile::open).collect();
         let loaded_at = path.is_some().then(SystemTime::now);
@@ -309,8 +309,8 @@ mod tests {
 
     use super::*;
 
-    fn python(path: &Path) -> Engine {
-        Engine::Python { path: path.to_owned(), interpreter: "/usr/bin/python3".into(), threads: 1 }
+    fn python(path: &Path) -> EngineConfig {
+        EngineConfig::Python { path: path.to_owned(), interpreter: "/usr/bin/python3".into(), threads: 1 }
     }
 
     async fn path_to_load(files: &Arc<LoadedFiles>, place: &Path) -> Result<PathBuf, FilesError> {

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use shadowslice_shared::weights::{Content, MAX_REGIONS, Region, pair, receive, send};
+use shadowslice_shared::weights::{MAX_REGIONS, RegionContent, WeightRegion, receive, send, socket_pair};
 
 #[derive(Debug, Default)]
-pub struct KeptWeights(BTreeMap<Content, OwnedFd>);
+pub struct KeptWeights(BTreeMap<RegionContent, OwnedFd>);
 
 impl KeptWeights {
     /// A socket for a worker, which finds all regions in it: our end, and the worker's.
     pub fn offer(&self) -> io::Result<(OwnedFd, OwnedFd)> {
-        let (ours, theirs) = pair()?;
+        let (ours, theirs) = socket_pair()?;
         for (content, file) in &self.0 {
             send(&ours, content, file.as_fd())?;
         }
@@ -23,7 +23,7 @@ impl KeptWeights {
     /// Takes over the regions that a worker has made since it started.
     pub fn take(&mut self, socket: &OwnedFd) -> io::Result<()> {
         for _ in 0..MAX_REGIONS {
-            let Some(Region { content, file }) = receive(socket)? else { break };
+            let Some(WeightRegion { content, file }) = receive(socket)? else { break };
             // A region that was there could not be used any more.
             self.0.insert(content, file);
             if self.0.len() > MAX_REGIONS {
@@ -38,8 +38,8 @@ impl KeptWeights {
 mod tests {
     use super::*;
 
-    fn content(number: u8) -> Content {
-        Content { fingerprint: [number; 32], bytes: u64::from(number) }
+    fn content(number: u8) -> RegionContent {
+        RegionContent { fingerprint: [number; 32], bytes: u64::from(number) }
     }
 
     fn file() -> OwnedFd {
@@ -65,12 +65,12 @@ mod tests {
     fn a_worker_cannot_have_any_number_of_regions_kept() {
         let mut kept = KeptWeights::default();
         for number in 0..40 {
-            let (ours, theirs) = pair().unwrap();
+            let (ours, theirs) = socket_pair().unwrap();
             send(&theirs, &content(number), file().as_fd()).unwrap();
             kept.take(&ours).unwrap();
         }
         assert_eq!(kept.0.len(), MAX_REGIONS);
-        let (ours, theirs) = pair().unwrap();
+        let (ours, theirs) = socket_pair().unwrap();
         rustix::net::send(&theirs, b"no region", rustix::net::SendFlags::empty()).unwrap();
         assert!(kept.take(&ours).is_err());
     }

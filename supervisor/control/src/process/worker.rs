@@ -14,7 +14,8 @@ use rustix::process::{Resource, Rlimit, prlimit};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, EngineSpec, Loaded, Purpose, WarmUp, Warmed, descriptors,
+    Assignment, BootRefusal, DeviceMemory, EngineSpec, LoadedModel, WarmUp, WarmUpReport, WorkerPurpose,
+    descriptors,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
@@ -65,13 +66,13 @@ pub struct WorkerEvent {
 pub enum WorkerSaid {
     /// It runs, and speaks this protocol version.
     Connected,
-    Loaded(Loaded),
+    Loaded(LoadedModel),
     /// It tries batches of `rows` rows.
     Warming {
         rows: u32,
     },
     /// It can serve (or, a reference worker, has written its answers).
-    Warmed(Warmed),
+    Warmed(WarmUpReport),
     Refused(BootRefusal),
     /// Its boot channel broke before it was warm.
     Lost(String),
@@ -122,7 +123,7 @@ pub struct Launch<'l> {
 pub struct Worker {
     pub id: WorkerId,
     pub pid: i32,
-    pub purpose: Purpose,
+    pub purpose: WorkerPurpose,
     pub share: Percent,
     pub sms: Sms,
     /// The partition that it begins with, where its share is a partition inside it.
@@ -134,7 +135,7 @@ pub struct Worker {
     /// relative to the largest value.
     pub answer_error: Option<f64>,
     /// The model as this worker loaded it.
-    pub loaded: Option<Loaded>,
+    pub loaded: Option<LoadedModel>,
     /// The rows of the batches that it tries, and when it began to warm up.
     pub warming: Option<(u32, Instant)>,
     /// What it has of its device's memory, by kind, once it is warm.
@@ -170,7 +171,7 @@ impl Worker {
     /// model is known. Events follow until [`WorkerSaid::Exited`].
     pub fn spawn(
         mut launch: Launch<'_>,
-        plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal> + Send + 'static,
+        plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
         let (boot_socket, their_boot) = boot::pair().map_err(SpawnError::Socket)?;
         let (socket, theirs) = {
@@ -188,7 +189,7 @@ impl Worker {
             Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
         ];
         files.extend(launch.grant.inherited());
-        let serves = launch.assignment.purpose == Purpose::Serve;
+        let serves = launch.assignment.purpose == WorkerPurpose::Serve;
         // Without the socket a worker has weights of its own, and serves.
         let unoffered =
             |error: &io::Error| tracing::warn!(%error, "cannot share the model's weights with a worker");
@@ -256,7 +257,7 @@ impl Worker {
         let boot = &mut self.boot_ms;
         match said {
             WorkerSaid::Connected => boot.spawn = ms(self.spawned.elapsed()),
-            WorkerSaid::Loaded(loaded @ Loaded { took, .. }) => {
+            WorkerSaid::Loaded(loaded @ LoadedModel { took, .. }) => {
                 self.loaded = Some(loaded.clone());
                 boot.libraries = ms(took.libraries);
                 boot.context = ms(took.context);

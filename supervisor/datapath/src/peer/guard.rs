@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::unistd::{Group, User, geteuid};
 use parking_lot::Mutex;
-use shadowslice_config::{Access, Account, Peers};
+use shadowslice_config::{Account, AllowedClients, Peers};
 
 use super::{AuditOutcome, Peer, audit};
 
@@ -86,11 +86,11 @@ impl Guard {
         Ok(Self::new(Permitted::Only { users, groups, clients }, Arc::clone(refusals)))
     }
 
-    pub fn of(access: &Access, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
+    pub fn of(access: &AllowedClients, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
         match access {
-            Access::Nobody => Ok(Self::nobody()),
-            Access::Everybody => Ok(Self::everybody()),
-            Access::Only(peers) => Self::only(peers, refusals),
+            AllowedClients::Nobody => Ok(Self::nobody()),
+            AllowedClients::Everybody => Ok(Self::everybody()),
+            AllowedClients::Only(peers) => Self::only(peers, refusals),
         }
     }
 

@@ -2,7 +2,7 @@
 //! trusted.
 
 use bytes::Bytes;
-use shadowslice_shared::batch::{Extent, Output as WireOutput};
+use shadowslice_shared::batch::{BatchOutput, Extent};
 use shadowslice_shared::slab::{AnswerSlab, CopyError};
 use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 
@@ -14,7 +14,7 @@ use super::request::{Metadata, RequestFailure, RequestOutput};
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
-    (outputs, more): (&[WireOutput], bool),
+    (outputs, more): (&[BatchOutput], bool),
     requests: &[WaitingRequest],
 ) -> Result<Vec<Result<Vec<RequestOutput>, RequestFailure>>, String> {
     if more && (model.streams.is_none() || requests.len() != 1) {

@@ -1,6 +1,6 @@
 //! Events of lanes, which a pipeline reports to its controller.
 
-use shadowslice_shared::batch::Prepared;
+use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -16,7 +16,7 @@ pub enum LaneEvent {
     /// The worker completed its first batch since requests were routed to it.
     FirstAnswer(WorkerId, Timestamp),
     /// The worker has prepared a partition, or could not.
-    Prepared(WorkerId, Prepared),
+    Prepared(WorkerId, PartitionReply),
     /// The worker's socket has closed, and the lane has ended.
     Gone(WorkerId),
     /// A request is known to kill workers, so the model is not to blame for their deaths.

@@ -10,7 +10,7 @@ use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::{BLIND_HANG_LIMIT, Predictor};
 use shadowslice_policy::scheduler::{self, Slice};
 use shadowslice_shared::batch::{
-    self, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, OptionalTensor, Step,
+    self, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, OptionalTensor, StreamStep,
 };
 use shadowslice_shared::groups::READY_PARTITIONS;
 use shadowslice_shared::ids::WorkerId;
@@ -190,7 +190,7 @@ impl WorkerLink {
         let &PipelineBatch { id, slot, groups, ref requests, .. } = sending;
         let (first, sent_ns) = (requests.first(), monotonic_ns());
         let command = match first.and_then(|first| first.item.stream) {
-            Some(stream) => Command::Next(Step { id, slot, sent_ns, groups, stream }),
+            Some(stream) => Command::Next(StreamStep { id, slot, sent_ns, groups, stream }),
             None => {
                 let inputs = self.inputs;
                 let of_request = |request: &WaitingRequest| BatchRequest {

@@ -69,7 +69,7 @@ pub use reader::LaneReader;
 pub use request::{
     Metadata, ModelContent, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
 };
-pub use shadowslice_config::Slo;
+pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
@@ -109,7 +109,7 @@ pub struct PipelineSettings {
 pub struct LiveSettings {
     /// The model's SLO. Its latency is the deadline of every request, unless its timeout is
     /// shorter.
-    pub slo: Slo,
+    pub slo: SloTarget,
     pub max_delay: Duration,
     /// True if late requests are refused under overload.
     pub reject_late: bool,

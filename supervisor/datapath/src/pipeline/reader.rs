@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use shadowslice_shared::batch::{
-    self, Answer, Command, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
+    self, BatchAnswer, BatchOutput, Command, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
@@ -91,8 +91,8 @@ impl LaneReader {
 
     fn handle_message(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
-            FromWorker::Answer(answer) => self.handle_answer(answer),
-            FromWorker::Prepared(prepared) => {
+            WorkerMessage::Answer(answer) => self.handle_answer(answer),
+            WorkerMessage::Prepared(prepared) => {
                 let event = LaneEvent::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().report(event);
                 Ok(())
@@ -100,7 +100,7 @@ impl LaneReader {
         }
     }
 
-    fn handle_answer(&self, answer: Answer) -> Result<(), String> {
+    fn handle_answer(&self, answer: BatchAnswer) -> Result<(), String> {
         let now = self.pipeline.now();
         let taken = self.pipeline.state.lock().take_answered(self.worker, answer.id, now);
         let batch = taken
@@ -129,7 +129,7 @@ impl LaneReader {
     fn handle_outputs(
         &self,
         batch: InFlightBatch,
-        (outputs, more): (&[WireOutput], bool),
+        (outputs, more): (&[BatchOutput], bool),
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use shadowslice_config::Slo;
+use shadowslice_config::SloTarget;
 use shadowslice_shared::units::Timestamp;
 
 use super::counts::{CountedRefusal, RequestCounts};
@@ -47,7 +47,7 @@ pub struct RecentLatencies {
 pub(crate) struct Stats {
     pub(crate) counts: RequestCounts,
     pub(crate) totals: Totals,
-    pub(crate) slo: Slo,
+    pub(crate) slo: SloTarget,
     /// The start of the previous window; the start of the current one at first.
     previous_began: Timestamp,
     began: Timestamp,
@@ -83,7 +83,7 @@ fn histogram() -> Histogram<u32> {
 }
 
 impl Stats {
-    pub(crate) fn new(slo: Slo, now: Timestamp) -> Self {
+    pub(crate) fn new(slo: SloTarget, now: Timestamp) -> Self {
         Self {
             counts: RequestCounts::default(),
             totals: Totals::default(),
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_client_that_cancels_a_late_request_does_not_hide_the_miss() {
-        let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
+        let slo = SloTarget { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;
         stats.count_failure(ms(15), at(1));
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn invalid_requests_are_not_misses() {
-        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
+        let mut stats = Stats::new(SloTarget { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         stats.count_success(&answered_after(10), at(1));
         stats.count_invalid(Duration::from_millis(30));
         stats.count_refusal(CountedRefusal::TooLarge, Duration::ZERO, at(1));
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn recent_latencies_cover_the_answers_since_the_previous_read() {
-        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
+        let mut stats = Stats::new(SloTarget { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         assert_eq!(stats.take_recent_latencies(), None);
         (0..99).for_each(|_| stats.count_success(&answered_after(10), at(1)));
         stats.count_success(&answered_after(300), at(1));
@@ -268,7 +268,8 @@ mod tests {
 
     #[test]
     fn the_rate_covers_the_known_time_and_forgets_old_windows() {
-        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
+        let mut stats =
+            Stats::new(SloTarget { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
         stats.count_success(&answered_after(10), at(10));
         assert_eq!(stats.latencies(at(10)).rate, 1.0, "a rate covers a second at least");
         stats.count_refusal(CountedRefusal::Late, Duration::ZERO, at(11));
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn attainment_counts_refused_requests_and_forgets_old_windows() {
-        let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
+        let slo = SloTarget { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
         assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);

@@ -19,12 +19,12 @@ use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_policy::sharing::AdmissionPolicy;
 use shadowslice_shared::batch::{
-    self, Answer, Batch, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, Prepared,
-    RunFailure,
+    self, Batch, BatchAnswer, BatchOutput, Command, Extent, MAX_MESSAGE_BYTES, PartitionReply, RunFailure,
+    WorkerMessage,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::profile::{Execution, Memory, Row, Source, Start};
+use shadowslice_shared::profile::{Execution, ExecutionRow, ProcessMemory, ProfileSource, StartTimes};
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use shadowslice_shared::units::{Percent, Sms};
@@ -71,20 +71,20 @@ impl Actor {
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
-    fn report(&self, report: &FromWorker) {
+    fn report(&self, report: &WorkerMessage) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         self.send_bytes(batch::encode(report, &mut message).unwrap());
     }
 
-    fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
-        self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result, more: false }));
+    fn answer(&self, id: u64, result: Result<Vec<BatchOutput>, RunFailure>) {
+        self.report(&WorkerMessage::Answer(BatchAnswer { id, execution_us: 10, result, more: false }));
     }
 
     /// Answers each request of a batch with four bytes.
     fn answer_well(&self, batch: &Batch) {
         self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
         let parts = vec![Extent { offset: 0, len: 4 }; batch.requests.len()];
-        self.answer(batch.id, Ok(vec![WireOutput { shape: vec![1], parts }]));
+        self.answer(batch.id, Ok(vec![BatchOutput { shape: vec![1], parts }]));
     }
 }
 
@@ -92,7 +92,7 @@ fn settings() -> PipelineSettings {
     PipelineSettings {
         name: "m".to_owned(),
         live: LiveSettings {
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
             max_delay: Duration::ZERO,
             reject_late: false,
         },
@@ -215,9 +215,9 @@ fn good() -> Vec<RequestOutput> {
 #[tokio::test]
 async fn invalid_answers_are_rejected_and_their_requests_are_served_by_another_worker() {
     let part = |offset, len| vec![Extent { offset, len }];
-    let output = |shape: &[i64], parts| Ok(vec![WireOutput { shape: shape.to_vec(), parts }]);
+    let output = |shape: &[i64], parts| Ok(vec![BatchOutput { shape: shape.to_vec(), parts }]);
     let beyond = "lies outside its slab: 4 bytes at";
-    let invalid_answers: Vec<(Result<Vec<WireOutput>, RunFailure>, &str)> = vec![
+    let invalid_answers: Vec<(Result<Vec<BatchOutput>, RunFailure>, &str)> = vec![
         (Ok(vec![]), "0 outputs"),
         (output(&[1], vec![]), "0 parts"),
         (output(&[1], part(SLAB_BYTES - 2, 4)), beyond),
@@ -337,8 +337,8 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     let groups = Groups::first(3);
     stage.pipeline.command(WorkerId(1), Command::Prepare(groups));
     assert_eq!(worker.command().await, Command::Prepare(groups));
-    let prepared = Prepared { groups, result: Ok(()) };
-    worker.report(&FromWorker::Prepared(prepared.clone()));
+    let prepared = PartitionReply { groups, result: Ok(()) };
+    worker.report(&WorkerMessage::Prepared(prepared.clone()));
     assert_eq!(stage.event().await, LaneEvent::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, sms: Sms(24), times: Vec::new(), max_rows: None };
     stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
@@ -395,11 +395,11 @@ async fn requests_taken_back_are_served_elsewhere_and_late_answers_are_ignored()
 /// Returns a profile in which any batch takes 1 s on 60 SMs, and longer on fewer, in inverse
 /// proportion.
 fn slow_profile() -> Profile {
-    let row = |batch| Row { batch, ms: vec![1000.0] };
+    let row = |batch| ExecutionRow { batch, ms: vec![1000.0] };
     Profile {
-        source: Source::Illustrative,
-        memory: Memory::default(),
-        start: Start::default(),
+        source: ProfileSource::Illustrative,
+        memory: ProcessMemory::default(),
+        start: StartTimes::default(),
         bandwidth: 0.1,
         shapes: Default::default(),
         execution: Execution::new(vec![Sms(60)], vec![row(1), row(8)]).unwrap(),
@@ -466,7 +466,7 @@ async fn a_worker_cannot_have_the_same_bytes_copied_over_and_over() {
     let parts = vec![Extent { offset: 0, len: SLAB_BYTES / 2 }; batch.requests.len()];
     faulty.answer(
         batch.id,
-        Ok(vec![WireOutput { shape: vec![i64::try_from(SLAB_BYTES / 8).unwrap()], parts }]),
+        Ok(vec![BatchOutput { shape: vec![i64::try_from(SLAB_BYTES / 8).unwrap()], parts }]),
     );
     assert!(matches!(stage.event().await, LaneEvent::Broken(WorkerId(1), why) if why.contains("more bytes")));
     let honest = stage.enter(2);

@@ -11,7 +11,7 @@ use super::journal::{Journal, RequestTrace};
 use super::parent::{self, TraceParent};
 use super::span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
 use crate::clock::Clock;
-use shadowslice_config::Sample;
+use shadowslice_config::SampleRate;
 
 /// The most traced requests that wait for the exporter; more are dropped.
 const MAX_QUEUED: usize = 4096;
@@ -43,19 +43,19 @@ impl SpanCounts {
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
-    /// The fraction of requests without a parent that are traced, in parts of [`Sample::ALL`].
+    /// The fraction of requests without a parent that are traced, in parts of [`SampleRate::ALL`].
     sample: AtomicU32,
     queue_tx: mpsc::Sender<TracedRequest>,
     counts: Mutex<SpanCounts>,
 }
 
 impl Tracer {
-    pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<TracedRequest>) {
+    pub fn new(sample: SampleRate, clock: Clock) -> (Self, mpsc::Receiver<TracedRequest>) {
         let (queue_tx, queue_rx) = mpsc::channel(MAX_QUEUED);
         (Self { clock, sample: AtomicU32::new(sample.parts()), queue_tx, counts: Mutex::default() }, queue_rx)
     }
 
-    pub fn set_sample(&self, sample: Sample) {
+    pub fn set_sample(&self, sample: SampleRate) {
         self.sample.store(sample.parts(), Ordering::Relaxed);
     }
 
@@ -76,7 +76,7 @@ impl Tracer {
         let parent = TraceParent::of(headers);
         let traced = match &parent {
             Some(parent) => parent.sampled,
-            None => fastrand::u32(..Sample::ALL) < self.sample.load(Ordering::Relaxed),
+            None => fastrand::u32(..SampleRate::ALL) < self.sample.load(Ordering::Relaxed),
         };
         traced.then(|| {
             let (trace_id, state) = match &parent {
@@ -127,12 +127,12 @@ mod tests {
     }
 
     fn tracer(parts: u32) -> (Tracer, mpsc::Receiver<TracedRequest>) {
-        Tracer::new(Sample::new(parts).unwrap(), Clock::start())
+        Tracer::new(SampleRate::new(parts).unwrap(), Clock::start())
     }
 
     #[test]
     fn a_parent_decides_whatever_the_ratio() {
-        let (all, mut queue_rx) = tracer(Sample::ALL);
+        let (all, mut queue_rx) = tracer(SampleRate::ALL);
         let (none, _) = tracer(0);
         assert!(all.begin(&headers(Some("00")), || SpanProtocol::Grpc).is_none());
         assert!(none.begin(&headers(Some("01")), || SpanProtocol::Grpc).is_some());
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn without_a_parent_the_state_is_ignored_and_an_unfinished_span_is_cancelled() {
-        let (all, mut queue_rx) = tracer(Sample::ALL);
+        let (all, mut queue_rx) = tracer(SampleRate::ALL);
         drop(all.begin(&headers(None), || SpanProtocol::Http("/x".to_owned())));
         drop(all.begin(&headers(Some("0x")), || SpanProtocol::Grpc));
         for _ in 0..2 {
@@ -160,18 +160,18 @@ mod tests {
 
     #[test]
     fn the_ratio_is_kept_over_many_requests() {
-        let (tracer, _queue_rx) = tracer(Sample::ALL / 4);
+        let (tracer, _queue_rx) = tracer(SampleRate::ALL / 4);
         let traced =
             (0..20_000).filter(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
-        tracer.set_sample(Sample::new(0).unwrap());
+        tracer.set_sample(SampleRate::new(0).unwrap());
         assert!((0..100).all(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_none()));
     }
 
     #[test]
     fn requests_beyond_the_queue_are_dropped_and_counted_in_spans() {
-        let (tracer, _queue_rx) = tracer(Sample::ALL);
+        let (tracer, _queue_rx) = tracer(SampleRate::ALL);
         for _ in 0..MAX_QUEUED + 3 {
             let span = tracer.begin(&headers(None), || SpanProtocol::Grpc).unwrap();
             span.journal().record_queued(Timestamp::default());

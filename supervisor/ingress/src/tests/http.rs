@@ -222,7 +222,7 @@ async fn an_idle_connection_is_closed_be_it_new_or_used() {
 #[tokio::test(start_paused = true)]
 async fn an_idle_connection_is_closed_after_keep_alive() {
     for keep_alive in [Duration::from_secs(2), Duration::from_secs(620)] {
-        let server = Server::limited(Limits { keep_alive, ..LIMITS }).await;
+        let server = Server::limited(LimitsConfig { keep_alive, ..LIMITS }).await;
         let mut stream = server.connect("http").await;
         assert!(ask(&mut stream, &get("/v2/health/live")).await.starts_with("HTTP/1.1 200 "));
         let idle = tokio::time::Instant::now();

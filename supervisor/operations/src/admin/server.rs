@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
 use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatus};
-use shadowslice_config::{Controller, Peers};
+use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
@@ -58,7 +58,7 @@ pub struct AdminContext {
     /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
-    pub controller: Controller,
+    pub controller: ControllerConfig,
     /// The policy's last decision; `None` without a policy.
     pub planned: Option<watch::Receiver<Planned>>,
 }
@@ -338,7 +338,7 @@ fn drain(model: Option<&str>, drained: bool, context: &AdminContext) -> Result<C
 async fn resize(name: &str, share_percent: u32, context: &AdminContext) -> Result<ControlReply, String> {
     let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
     let resize = |reply| Order::Resize { share, groups: None, cause: Cause::Hand, hold: true, reply };
-    let acts = context.controller.acts().is_some();
+    let acts = context.controller.acting_policy().is_some();
     match order(name, context, resize).await? {
         Ok(report) => {
             let held = acts && report.from_sms != report.to_sms;

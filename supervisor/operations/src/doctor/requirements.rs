@@ -1,6 +1,8 @@
 //! The parts of a host that a configuration needs.
 
-use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning, Provider};
+use shadowslice_config::{
+    Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning, ProviderKind,
+};
 
 /// The file descriptors that are assumed to be needed without a configuration, which would limit
 /// the connections.
@@ -32,25 +34,25 @@ impl Requirements {
     }
 
     pub(super) fn of(config: &Config) -> Self {
-        let device = |gpu: &Gpu| match gpu {
-            Gpu::Cuda { device, .. } => Some(device.clone()),
-            Gpu::Emulated { .. } => None,
+        let device = |gpu: &GpuConfig| match gpu {
+            GpuConfig::Cuda { device, .. } => Some(device.clone()),
+            GpuConfig::Emulated { .. } => None,
         };
-        let by_mps = |gpu: &Gpu| matches!(gpu, Gpu::Cuda { partition: Partitioning::Mps, .. });
-        let uses = |provider: Provider| {
+        let by_mps = |gpu: &GpuConfig| matches!(gpu, GpuConfig::Cuda { partition: Partitioning::Mps, .. });
+        let uses = |provider: ProviderKind| {
             config.models.iter().any(|model| match &model.engine {
-                Engine::OnnxRuntime { providers, .. } => providers.contains(&provider),
-                Engine::Python { .. } | Engine::Emulated { .. } => false,
+                EngineConfig::OnnxRuntime { providers, .. } => providers.contains(&provider),
+                EngineConfig::Python { .. } | EngineConfig::Emulated { .. } => false,
             })
         };
-        let is_onnx = |model: &Model| matches!(model.engine, Engine::OnnxRuntime { .. });
+        let is_onnx = |model: &ModelConfig| matches!(model.engine, EngineConfig::OnnxRuntime { .. });
         Self {
             gpus: Some(config.gpus.iter().filter_map(device).collect()),
             mps: config.gpus.iter().any(by_mps),
             onnxruntime: config.models.iter().any(is_onnx),
             // The TensorRT provider uses the CUDA provider.
-            cuda: uses(Provider::Cuda) || uses(Provider::TensorRt),
-            tensorrt: uses(Provider::TensorRt),
+            cuda: uses(ProviderKind::Cuda) || uses(ProviderKind::TensorRt),
+            tensorrt: uses(ProviderKind::TensorRt),
             descriptors: config.own_descriptors() + config.limits.connections as u64,
         }
     }

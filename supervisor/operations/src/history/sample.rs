@@ -10,7 +10,7 @@ use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
-use shadowslice_shared::logged::rounded;
+use shadowslice_shared::rounding::round;
 
 /// A sample as the page receives it. Empty and zero fields are left out.
 #[derive(Debug, PartialEq, Serialize)]
@@ -155,28 +155,28 @@ impl ModelSample {
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
-        let a_second = |count: u64| rounded(count as f64 / span.as_secs_f64().max(1e-3));
+        let a_second = |count: u64| round(count as f64 / span.as_secs_f64().max(1e-3));
         Self {
             name: model.name.clone(),
             gpu: model.gpu,
             state: crate::status::state(model),
             share_percent: model.share_percent,
             sms: model.sms,
-            part_sms: rounded(part_sms),
+            part_sms: round(part_sms),
             groups: model.groups.clone(),
             mechanism: model.mechanism.clone(),
             held: model.held,
             slo_ms: model.slo.latency_ms,
             percentile: model.slo.percentile,
-            p50_ms: latency.map(|latency| rounded(latency.p50_ms)),
-            p99_ms: latency.map(|latency| rounded(latency.p99_ms)),
+            p50_ms: latency.map(|latency| round(latency.p50_ms)),
+            p99_ms: latency.map(|latency| round(latency.p99_ms)),
             in_time: a_second(within_slo),
             late: a_second(succeeded.saturating_sub(within_slo)),
             refused: a_second(rejected),
             failed: a_second(failed),
             queue: model.queue,
-            rate: model.rates.map_or(0.0, |rates| rounded(rates.requests)),
-            refusals: model.rates.map_or(0.0, |rates| rounded(rates.refused)),
+            rate: model.rates.map_or(0.0, |rates| round(rates.requests)),
+            refusals: model.rates.map_or(0.0, |rates| round(rates.refused)),
             why: model.why.clone().or(overload),
         }
     }

@@ -1,6 +1,6 @@
 //! The thread that exports traces.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::attributes::text;
 use super::outage::{Outage, OutageNotice};
 use super::spans::{WallClock, spans};
-use shadowslice_config::Tracing;
+use shadowslice_config::TracingConfig;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{TracedRequest, Tracer};
 use shadowslice_shared::errors;
@@ -58,7 +58,7 @@ pub struct Exporter {
 
 impl Exporter {
     /// Starts the thread. The collector can be unreachable.
-    pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
+    pub fn start(tracing: &TracingConfig, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -89,7 +89,7 @@ impl Exporter {
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_TIMEOUT, self.ended).await.is_err() {
-            tracing::warn!(limit = %logged::span(FLUSH_TIMEOUT), "cannot send the last traces in time; they are lost");
+            tracing::warn!(limit = %rounding::duration(FLUSH_TIMEOUT), "cannot send the last traces in time; they are lost");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Measures a model: starts a worker as `serve` does, and runs batches on one partition after
 //! another, or at a single share.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -10,19 +10,21 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
-    Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, MessageError, Prepared, decode,
-    encode,
+    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, PartitionReply, WorkerMessage,
+    decode, encode,
 };
-use shadowslice_shared::boot::{Assignment, BootRefusal, Loaded, Partitioned, Purpose, WarmUp, Warmed};
+use shadowslice_shared::boot::{
+    Assignment, BootRefusal, LoadedModel, PartitionSpec, WarmUp, WarmUpReport, WorkerPurpose,
+};
 use shadowslice_shared::groups::{Division, Groups};
-use shadowslice_shared::profile::Memory;
+use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::slab::{ALIGNMENT, AnswerSlab, OutOfSlab, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 
 use super::options::{advice, free_axes};
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
@@ -74,7 +76,7 @@ pub(super) enum BenchError {
 
 /// The model to measure, with everything that its workers need.
 pub(super) struct Bench<'b> {
-    pub(super) model: &'b Model,
+    pub(super) model: &'b ModelConfig,
     /// The command line, for advice on missing options.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
@@ -103,7 +105,7 @@ pub(super) struct ShareMeasurement {
     /// The median execution time of each batch size, in ms.
     pub(super) ms: Vec<(u32, f64)>,
     pub(super) boot: BootMs,
-    pub(super) memory: Memory,
+    pub(super) memory: ProcessMemory,
 }
 
 impl Bench<'_> {
@@ -112,20 +114,20 @@ impl Bench<'_> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
                 tracing::warn!(why, "computing the reference outputs on the GPU, on all of its SMs");
-                self.reference_by(Purpose::DeviceReference).await?;
+                self.reference_by(WorkerPurpose::DeviceReference).await?;
             }
             answered => answered?,
         }
         Ok(self.reference.seal()?)
     }
 
-    async fn reference_by(&self, purpose: Purpose) -> Result<(), BenchError> {
+    async fn reference_by(&self, purpose: WorkerPurpose) -> Result<(), BenchError> {
         self.start(purpose, Percent::WHOLE, None).await?.end().await;
         Ok(())
     }
 
     pub(super) async fn measure(&self, share: Percent) -> Result<ShareMeasurement, BenchError> {
-        let mut warm = self.start(Purpose::Serve, share, None).await?;
+        let mut warm = self.start(WorkerPurpose::Serve, share, None).await?;
         let (socket, _answers) = warm.lane()?;
         let column = self.measure_groups(&warm, &socket, (warm.loaded.sms, Groups::WHOLE)).await?;
         warm.end().await;
@@ -138,8 +140,8 @@ impl Bench<'_> {
         division: &Division,
         shares: &[Percent],
     ) -> Result<Vec<ShareMeasurement>, BenchError> {
-        let partition = Partitioned { division: division.clone(), groups: Groups::WHOLE };
-        let mut warm = self.start(Purpose::Serve, Percent::WHOLE, Some(partition)).await?;
+        let partition = PartitionSpec { division: division.clone(), groups: Groups::WHOLE };
+        let mut warm = self.start(WorkerPurpose::Serve, Percent::WHOLE, Some(partition)).await?;
         let (socket, _answers) = warm.lane()?;
         let mut columns = Vec::with_capacity(shares.len());
         for &share in shares {
@@ -175,7 +177,7 @@ impl Bench<'_> {
         for &size in &plan.sizes {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
         }
-        let shown = ms.iter().map(|&(size, ms)| (size, logged::rounded(ms))).collect::<BTreeMap<_, _>>();
+        let shown = ms.iter().map(|&(size, ms)| (size, rounding::round(ms))).collect::<BTreeMap<_, _>>();
         tracing::info!(sms = sms.0, ms = ?shown, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
@@ -183,18 +185,18 @@ impl Bench<'_> {
             sms,
             ms,
             boot: worker.boot_ms,
-            memory: Memory { context, weights, activations },
+            memory: ProcessMemory { context, weights, activations },
         })
     }
 
     async fn start(
         &self,
-        purpose: Purpose,
+        purpose: WorkerPurpose,
         share: Percent,
-        partition: Option<Partitioned>,
+        partition: Option<PartitionSpec>,
     ) -> Result<WarmWorker, BenchError> {
         let (events, mut event_rx) = mpsc::channel(EVENT_CAPACITY);
-        let Model { priority, memory_limit, .. } = *self.model;
+        let ModelConfig { priority, memory_limit, .. } = *self.model;
         let grant =
             Grant::of(&self.gpu, GrantRequest { share, priority, memory_limit, room: None }, purpose)?;
         let assignment = Assignment {
@@ -298,8 +300,8 @@ impl Bench<'_> {
 struct WarmWorker {
     worker: Worker,
     events: mpsc::Receiver<WorkerEvent>,
-    loaded: Loaded,
-    warmed: Warmed,
+    loaded: LoadedModel,
+    warmed: WarmUpReport,
 }
 
 impl WarmWorker {
@@ -326,7 +328,7 @@ impl WarmWorker {
 async fn converse(
     worker: &mut Worker,
     events: &mut mpsc::Receiver<WorkerEvent>,
-) -> Result<(Loaded, Warmed), BenchError> {
+) -> Result<(LoadedModel, WarmUpReport), BenchError> {
     let mut found = None;
     while let Some(WorkerEvent { said, .. }) = events.recv().await {
         worker.note(&said);
@@ -366,7 +368,7 @@ fn command(socket: &BatchSocket, command: &Command) -> Result<(), BenchError> {
     send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send).map(drop)
 }
 
-async fn report(socket: &BatchSocket) -> Result<FromWorker, BenchError> {
+async fn report(socket: &BatchSocket) -> Result<WorkerMessage, BenchError> {
     let mut message = vec![0; MAX_MESSAGE_BYTES];
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     if len == 0 {
@@ -378,15 +380,15 @@ async fn report(socket: &BatchSocket) -> Result<FromWorker, BenchError> {
 async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
-        FromWorker::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
-        FromWorker::Answer(_) => Err(BenchError::Ended("the worker sent an unexpected answer".to_owned())),
+        WorkerMessage::Prepared(PartitionReply { result, .. }) => result.map_err(BenchError::NoPartitions),
+        WorkerMessage::Answer(_) => Err(BenchError::Ended("the worker sent an unexpected answer".to_owned())),
     }
 }
 
 /// Returns the execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
-    let FromWorker::Answer(answer) = report(socket).await? else {
+    let WorkerMessage::Answer(answer) = report(socket).await? else {
         return Err(BenchError::Ended("the worker reported an unexpected partition".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;

@@ -2,26 +2,26 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use shadowslice_shared::profile::Source;
+use shadowslice_shared::profile::ProfileSource;
 
-use shadowslice_config::Gpu;
+use shadowslice_config::GpuConfig;
 use shadowslice_control::nvml::Library;
 
 const SECONDS_A_DAY: u64 = 86_400;
 
 /// The driver and the measured GPU; `None` for an emulated device.
 #[derive(Debug)]
-pub(super) struct DriverView(Option<(Library, Gpu)>);
+pub(super) struct DriverView(Option<(Library, GpuConfig)>);
 
 impl DriverView {
-    pub(super) fn of(gpu: &Gpu) -> Self {
-        let real = matches!(gpu, Gpu::Cuda { .. });
+    pub(super) fn of(gpu: &GpuConfig) -> Self {
+        let real = matches!(gpu, GpuConfig::Cuda { .. });
         // If the driver does not load, workers fail as well, and their error is reported.
         Self(real.then(Library::open).and_then(Result::ok).map(|library| (library, gpu.clone())))
     }
 
     fn gpu(&self) -> Option<(String, shadowslice_control::nvml::Gpu)> {
-        let (library, Gpu::Cuda { device, .. }) = self.0.as_ref()? else { return None };
+        let (library, GpuConfig::Cuda { device, .. }) = self.0.as_ref()? else { return None };
         let host = library.host().ok()?;
         let found = host.gpus.into_iter().flatten().find(|gpu| gpu.identity.is(device))?;
         Some((host.driver, found))
@@ -33,10 +33,10 @@ impl DriverView {
     }
 
     /// Returns the source of a measured profile; `None` for an emulated device.
-    pub(super) fn source(&self) -> Option<Source> {
+    pub(super) fn source(&self) -> Option<ProfileSource> {
         let (driver, gpu) = self.gpu()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Some(Source::Measured {
+        Some(ProfileSource::Measured {
             device: gpu.identity.name,
             driver,
             date: date(now.as_secs() / SECONDS_A_DAY),

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes, TableError,
+};
 use shadowslice_shared::slab::{SlabError, WritableSlab};
 use shadowslice_shared::units::Percent;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,7 +26,7 @@ use crate::log::Log;
 use bench::{Bench, BenchError, ShareMeasurement};
 use driver_view::DriverView;
 pub use options::ProfileOptions;
-use shadowslice_config::{Config, Model, WarmupInput};
+use shadowslice_config::{Config, ModelConfig, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
@@ -53,7 +55,7 @@ enum ProfileError {
     #[error("a signal stopped the measurement; no profile is written")]
     Interrupted,
     #[error("the measured times are not a valid profile")]
-    Table(#[from] BadTable),
+    Table(#[from] TableError),
     #[error(
         "cannot write the profile to {0}; nothing is measured: create its folder, or give another --output"
     )]
@@ -223,14 +225,15 @@ fn configuration(options: &ProfileOptions, scratch: &Path) -> Result<Config, Pro
 }
 
 fn assemble(
-    model: &Model,
+    model: &ModelConfig,
     columns: Vec<ShareMeasurement>,
-    measured: Option<Source>,
+    measured: Option<ProfileSource>,
 ) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
         columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
     let row = |index: usize| columns.iter().map(|column| column.ms[index].1).collect();
-    let rows = sizes.iter().enumerate().map(|(index, &batch)| Row { batch, ms: row(index) }).collect();
+    let rows =
+        sizes.iter().enumerate().map(|(index, &batch)| ExecutionRow { batch, ms: row(index) }).collect();
     let sms = columns.iter().map(|column| column.sms).collect();
     // A start takes longest with the fewest SMs; the profile keeps this worst case.
     let boots = columns.iter().map(|column| column.boot);
@@ -240,29 +243,29 @@ fn assemble(
     let (source, memory, bandwidth) = match (measured, &model.profile) {
         (Some(measured), _) => (measured, most_memory, 0.0),
         (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
-        (None, None) => (Source::Illustrative, Memory::default(), 0.0),
+        (None, None) => (ProfileSource::Illustrative, ProcessMemory::default(), 0.0),
     };
     let shape = |(name, given): (&String, &WarmupInput)| Some((name.clone(), given.shape.clone()?));
     let shapes = model.warmup.inputs.iter().filter_map(shape).collect();
     Ok(Profile { source, memory, start, bandwidth, shapes, execution: Execution::new(sms, rows)? })
 }
 
-fn start(boot: BootMs) -> Start {
+fn start(boot: BootMs) -> StartTimes {
     let BootMs { spawn, libraries, context, session, warmup, proof } = boot;
     let span = |ms: f64| Duration::from_secs_f64(ms / 1e3);
-    Start { process: span(spawn + libraries + context), load: span(session), warm: span(warmup + proof) }
+    StartTimes { process: span(spawn + libraries + context), load: span(session), warm: span(warmup + proof) }
 }
 
-fn largest(one: Memory, other: Memory) -> Memory {
-    Memory {
+fn largest(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory {
+    ProcessMemory {
         context: one.context.max(other.context),
         weights: one.weights.max(other.weights),
         activations: one.activations.max(other.activations),
     }
 }
 
-fn longest(one: Start, other: Start) -> Start {
-    Start {
+fn longest(one: StartTimes, other: StartTimes) -> StartTimes {
+    StartTimes {
         process: one.process.max(other.process),
         load: one.load.max(other.load),
         warm: one.warm.max(other.warm),

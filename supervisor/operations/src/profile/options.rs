@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use shadowslice_config::Warmup;
+use shadowslice_config::WarmupConfig;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_shared::units::Percent;
 
@@ -128,7 +128,7 @@ pub(super) fn advice(text: &str) -> String {
 pub(super) fn free_axes(
     inputs: &[TensorSpec],
     batched: bool,
-    given: &Warmup,
+    given: &WarmupConfig,
     command: &str,
 ) -> Option<String> {
     let rows = inputs.iter().map(|input| (&input.name, &input.shape[usize::from(batched)..]));
@@ -237,7 +237,7 @@ mod tests {
         let advised = advice(&too_large.to_string());
         assert_eq!(advised, "the answer has 9 bytes and only 8 fit; give a smaller --max-batch");
         let of_shape = WarmupInput { shape: Some(vec![5]), values: None };
-        let given = Warmup { file: None, inputs: BTreeMap::from([("x".to_owned(), of_shape)]) };
+        let given = WarmupConfig { file: None, inputs: BTreeMap::from([("x".to_owned(), of_shape)]) };
         let unknown = plan_warm_up(&[], true, vec![1], &given).unwrap_err();
         assert_eq!(
             advice(&unknown.to_string()),

@@ -8,7 +8,7 @@ use super::*;
 fn column(sms: u32, ms: &[f64]) -> ShareMeasurement {
     let ms = [1, 2, 4].into_iter().zip(ms.iter().copied()).collect();
     let boot = BootMs { spawn: f64::from(200 - sms), ..BootMs::default() };
-    ShareMeasurement { sms: Sms(sms), ms, boot, memory: Memory::default() }
+    ShareMeasurement { sms: Sms(sms), ms, boot, memory: ProcessMemory::default() }
 }
 
 #[test]

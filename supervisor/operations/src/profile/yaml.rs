@@ -1,6 +1,6 @@
 //! The YAML format of profiles.
 
-use shadowslice_shared::profile::{Profile, Source};
+use shadowslice_shared::profile::{Profile, ProfileSource};
 
 use crate::status::MIB;
 
@@ -9,8 +9,8 @@ use crate::status::MIB;
 pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let Profile { source, memory, start, bandwidth, shapes, execution } = profile;
     let source = match source {
-        Source::Illustrative => "{kind: illustrative}".to_owned(),
-        Source::Measured { device, driver, date } => {
+        ProfileSource::Illustrative => "{kind: illustrative}".to_owned(),
+        ProfileSource::Measured { device, driver, date } => {
             format!("{{kind: measured, device: {device:?}, driver: {driver:?}, date: {date:?}}}")
         }
     };

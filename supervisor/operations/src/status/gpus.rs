@@ -111,7 +111,7 @@ fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_config::{CudaDevice, Gpu, Partitioning};
+    use shadowslice_config::{CudaDevice, GpuConfig, Partitioning};
     use shadowslice_control::controller::WorkerMemory;
     use shadowslice_control::nvml::{GpuProcess, Identity, Power, Usage};
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn watched(usage: Option<Usage>) -> Watched {
-        let gpu = Gpu::Cuda { device: CudaDevice::Index(3), partition: Partitioning::Mps };
+        let gpu = GpuConfig::Cuda { device: CudaDevice::Index(3), partition: Partitioning::Mps };
         Watched { gpu, reading: Some(reading(usage)) }
     }
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow};
 
 use super::*;
 
@@ -208,7 +208,7 @@ fn a_missing_copy_has_its_reason() {
 
 #[test]
 fn a_copy_needs_the_fewest_sms_that_keep_its_slo_at_its_rate() {
-    let row = |batch, ms: [f64; 3]| Row { batch, ms: ms.to_vec() };
+    let row = |batch, ms: [f64; 3]| ExecutionRow { batch, ms: ms.to_vec() };
     let rows = vec![row(1, [8.0, 4.0, 3.0]), row(8, [32.0, 12.0, 6.0])];
     let execution = Execution::new(vec![Sms(16), Sms(64), Sms(132)], rows).unwrap();
     let sm_requirement = |slo, rate| {

@@ -176,7 +176,9 @@ impl<'w> WaitingRows<'w> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::{Strategy, any, prop_assert, proptest};
-    use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+    use shadowslice_shared::profile::{
+        Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
+    };
     use shadowslice_shared::units::Sms;
 
     use super::*;
@@ -190,11 +192,11 @@ mod tests {
 
     /// Predicts 10 ms, and 1 ms more for each row.
     fn predictor() -> Predictor {
-        let row = |batch: u32| Row { batch, ms: vec![10.0 + f64::from(batch)] };
+        let row = |batch: u32| ExecutionRow { batch, ms: vec![10.0 + f64::from(batch)] };
         let profile = Profile {
-            source: Source::Illustrative,
-            memory: Memory::default(),
-            start: Start::default(),
+            source: ProfileSource::Illustrative,
+            memory: ProcessMemory::default(),
+            start: StartTimes::default(),
             bandwidth: 0.0,
             shapes: Default::default(),
             execution: Execution::new(vec![Sms(10)], vec![row(1), row(64)]).unwrap(),

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
+};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::{ModelSnapshot, ModelSpec, Observation};
@@ -28,12 +30,12 @@ pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [2, 4, 8, 14, 26, 40, 66, 100, 132].into_iter().map(Sms).collect();
     let row = |batch: u32| {
         let ms = |sms: &Sms| fixed + work * f64::from(batch) / f64::from(sms.0.min(knee));
-        Row { batch, ms: sms.iter().map(ms).collect() }
+        ExecutionRow { batch, ms: sms.iter().map(ms).collect() }
     };
     Profile {
-        source: Source::Illustrative,
-        memory: Memory::default(),
-        start: Start {
+        source: ProfileSource::Illustrative,
+        memory: ProcessMemory::default(),
+        start: StartTimes {
             process: Duration::from_millis(300),
             load: Duration::from_millis(700),
             warm: Duration::from_millis(500),

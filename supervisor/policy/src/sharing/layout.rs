@@ -8,8 +8,8 @@
 
 use std::fmt;
 
-use shadowslice_shared::contention::Gpu;
-use shadowslice_shared::groups::{Groups, Part};
+use shadowslice_shared::contention::SharedGpu;
+use shadowslice_shared::groups::{GpuPart, Groups};
 use shadowslice_shared::units::Sms;
 
 use super::ModelSpec;
@@ -23,7 +23,7 @@ const MATTERS: f64 = 0.02;
 const MAX_SPLIT_MODELS: usize = 6;
 
 /// The half that lower priorities share.
-const HALF: Part = Part::new(1, 1, 2);
+const HALF: GpuPart = GpuPart::new(1, 1, 2);
 
 /// The number of the smallest parts of a GPU that models can have to themselves.
 const EIGHTHS: u8 = 8;
@@ -37,9 +37,9 @@ pub enum Pattern {
     /// Every model has its largest share, as under plain MPS.
     Everything,
     /// The model that violates its objective has this part to itself; the others have the rest.
-    Apart(Part),
+    Apart(GpuPart),
     /// The first priority has this part to itself; the others have the rest.
-    FirstApart(Part),
+    FirstApart(GpuPart),
     /// The priorities below the first are distributed over two halves.
     LowerHalves,
     /// All priorities below the first share one half.
@@ -78,7 +78,7 @@ pub(super) struct LayoutShare {
 }
 
 impl LayoutShare {
-    pub(super) fn at_rest(spec: &ModelSpec, shape: &Gpu) -> Self {
+    pub(super) fn at_rest(spec: &ModelSpec, shape: &SharedGpu) -> Self {
         let sms = spec.share_for(if spec.initial_given { spec.initial } else { shape.sms });
         Self { sms, groups: None }
     }
@@ -88,7 +88,7 @@ impl LayoutShare {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) pattern: Pattern,
-    parts: Vec<(usize, Part)>,
+    parts: Vec<(usize, GpuPart)>,
 }
 
 /// The properties of a model that decide its place in a layout.
@@ -104,23 +104,29 @@ impl Layout {
     pub(super) const AT_REST: Self = Self { pattern: Pattern::AtRest, parts: Vec::new() };
     pub(super) const EVERYTHING: Self = Self { pattern: Pattern::Everything, parts: Vec::new() };
 
-    fn new(pattern: Pattern, parts: Vec<(usize, Part)>) -> Self {
+    fn new(pattern: Pattern, parts: Vec<(usize, GpuPart)>) -> Self {
         Self { pattern, parts }
     }
 
-    pub(super) fn part_of(&self, model: usize) -> Part {
-        self.parts.iter().find(|(of, _)| *of == model).map_or(Part::WHOLE, |(_, part)| *part)
+    pub(super) fn part_of(&self, model: usize) -> GpuPart {
+        self.parts.iter().find(|(of, _)| *of == model).map_or(GpuPart::WHOLE, |(_, part)| *part)
     }
 
     /// Returns the share of a model under this layout. `inside` is true if the share is a partition
     /// inside the worker.
-    pub(super) fn placement(&self, model: usize, spec: &ModelSpec, shape: &Gpu, inside: bool) -> LayoutShare {
+    pub(super) fn placement(
+        &self,
+        model: usize,
+        spec: &ModelSpec,
+        shape: &SharedGpu,
+        inside: bool,
+    ) -> LayoutShare {
         let part = self.part_of(model);
         if self.pattern == Pattern::AtRest {
             return LayoutShare::at_rest(spec, shape);
         }
         match &shape.division {
-            _ if part == Part::WHOLE => LayoutShare { sms: spec.max_share(), groups: None },
+            _ if part == GpuPart::WHOLE => LayoutShare { sms: spec.max_share(), groups: None },
             Some(division) if inside => {
                 let groups = division.groups_in(part);
                 let sms = division.sms(Groups::first(groups.count()));
@@ -176,7 +182,7 @@ pub(super) fn candidates(
         tenants.iter().partition(|tenant| is_first(tenant));
     let lower_active = active.iter().filter(|tenant| !is_first(tenant)).count();
     let mut found = Vec::new();
-    let mut add = |when: bool, pattern: Pattern, parts: Vec<(usize, Part)>| {
+    let mut add = |when: bool, pattern: Pattern, parts: Vec<(usize, GpuPart)>| {
         if when && !parts.is_empty() {
             found.push(Layout::new(pattern, parts));
         }
@@ -187,11 +193,11 @@ pub(super) fn candidates(
         add(lower_active >= 2, Pattern::LowerHalves, halves);
     }
     add(lower_active >= 1, Pattern::LowerHalf, lower.iter().map(|tenant| (tenant.model, HALF)).collect());
-    for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 1, 4)] {
+    for own in [GpuPart::new(0, 1, 2), GpuPart::new(0, 1, 3), GpuPart::new(0, 1, 4)] {
         let alone: Vec<LayoutTenant> = beneficiary.into_iter().collect();
         add(active.len() >= 2, Pattern::Apart(own), apart(&alone, tenants, own));
     }
-    for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 2, 3), Part::new(0, 1, 4)] {
+    for own in [GpuPart::new(0, 1, 2), GpuPart::new(0, 1, 3), GpuPart::new(0, 2, 3), GpuPart::new(0, 1, 4)] {
         add(lower_active >= 1, Pattern::FirstApart(own), apart(&firsts, tenants, own));
     }
     for halves in halves(tenants) {
@@ -210,7 +216,7 @@ pub(super) fn candidates(
 }
 
 /// Gives `inside` a part at the start of the GPU to itself, and all others the rest.
-fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: Part) -> Vec<(usize, Part)> {
+fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: GpuPart) -> Vec<(usize, GpuPart)> {
     let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
     let place =
         |tenant: &LayoutTenant| (tenant.model, if is_inside(tenant.model) { own } else { own.rest() });
@@ -218,17 +224,17 @@ fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: Part) -> Vec<(usize
 }
 
 /// Gives one model the first half to itself, and the others the second half.
-fn one_alone(tenants: &[LayoutTenant], alone: Option<LayoutTenant>) -> Vec<(usize, Part)> {
+fn one_alone(tenants: &[LayoutTenant], alone: Option<LayoutTenant>) -> Vec<(usize, GpuPart)> {
     let is_alone = |tenant: &LayoutTenant| alone.is_some_and(|alone| alone.model == tenant.model);
     tenants.iter().map(|tenant| (tenant.model, if is_alone(tenant) { HALF.rest() } else { HALF })).collect()
 }
 
 /// Distributes models over two halves: by work, and in each other way.
-fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, Part)>> {
+fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, GpuPart)>> {
     let ways = if tenants.len() <= MAX_SPLIT_MODELS { 1_u8 << tenants.len().saturating_sub(1) } else { 0 };
     // The last model is always in the first half, which excludes mirror images and an empty half.
     let way = |way: u8| {
-        let place = |(at, tenant): (usize, &LayoutTenant)| (tenant.model, Part::new(way >> at & 1, 1, 2));
+        let place = |(at, tenant): (usize, &LayoutTenant)| (tenant.model, GpuPart::new(way >> at & 1, 1, 2));
         tenants.iter().enumerate().map(place).collect()
     };
     std::iter::once(balanced(tenants, 2)).chain((1..ways).map(way)).collect()
@@ -236,7 +242,7 @@ fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, Part)>> {
 
 /// Distributes models over `of` equal pieces: the largest first, each to the piece with the least
 /// work.
-fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, Part)> {
+fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, GpuPart)> {
     let mut loads = vec![0.0_f64; usize::from(of)];
     let place = |tenant: &LayoutTenant| {
         let least =
@@ -244,7 +250,7 @@ fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, Part)> {
         let piece = least.unwrap_or(0);
         // Models without work count a little, so that they don't all go to the same piece.
         loads[usize::from(piece)] += tenant.work.max(MATTERS / 10.0);
-        (tenant.model, Part::new(piece, 1, of))
+        (tenant.model, GpuPart::new(piece, 1, of))
     };
     by_work(tenants).iter().map(place).collect()
 }
@@ -252,7 +258,7 @@ fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, Part)> {
 /// Divides the GPU by work. Each model starts with an eighth; the model with the most work for its
 /// part doubles it while there is room. The parts lie side by side, the largest first. Returns
 /// nothing if there are more models than eighths.
-fn own_parts(active: &[LayoutTenant]) -> Vec<(usize, Part)> {
+fn own_parts(active: &[LayoutTenant]) -> Vec<(usize, GpuPart)> {
     let order = by_work(active);
     let mut eighths = vec![1_u8; order.len()];
     loop {
@@ -267,7 +273,7 @@ fn own_parts(active: &[LayoutTenant]) -> Vec<(usize, Part)> {
     let mut first = 0;
     let place = |(model, size): (usize, u8)| {
         first += size;
-        (model, Part::new(first / size - 1, 1, EIGHTHS / size))
+        (model, GpuPart::new(first / size - 1, 1, EIGHTHS / size))
     };
     sizes.into_iter().map(place).collect()
 }
@@ -310,9 +316,9 @@ mod tests {
         let two = [tenant(0, 1, 0.2), tenant(1, 3, 0.9)];
         let half = &tried(&two)[0];
         assert_eq!(half.pattern, Pattern::LowerHalf);
-        assert_eq!((half.part_of(0), half.part_of(1)), (Part::WHOLE, Part::new(1, 1, 2)));
-        let third = found(&two, Pattern::Apart(Part::new(0, 1, 3)));
-        assert_eq!((third.part_of(0), third.part_of(1)), (Part::new(0, 1, 3), Part::new(1, 2, 3)));
+        assert_eq!((half.part_of(0), half.part_of(1)), (GpuPart::WHOLE, GpuPart::new(1, 1, 2)));
+        let third = found(&two, Pattern::Apart(GpuPart::new(0, 1, 3)));
+        assert_eq!((third.part_of(0), third.part_of(1)), (GpuPart::new(0, 1, 3), GpuPart::new(1, 2, 3)));
     }
 
     #[test]
@@ -321,10 +327,10 @@ mod tests {
             [tenant(0, 1, 0.5), tenant(1, 1, 0.3), tenant(2, 2, 0.6), tenant(3, 2, 0.4), tenant(4, 3, 0.3)];
         let layout = &tried(&five)[0];
         assert_eq!(layout.pattern, Pattern::LowerHalves);
-        assert_eq!([0, 1].map(|model| layout.part_of(model)), [Part::WHOLE; 2]);
+        assert_eq!([0, 1].map(|model| layout.part_of(model)), [GpuPart::WHOLE; 2]);
         assert_ne!(layout.part_of(2), layout.part_of(3));
         assert_eq!(layout.part_of(3), layout.part_of(4), "0.4 and 0.3 beside 0.6");
-        let first = found(&five, Pattern::FirstApart(Part::new(0, 1, 4)));
+        let first = found(&five, Pattern::FirstApart(GpuPart::new(0, 1, 4)));
         assert_eq!([0, 1, 2, 3].map(|model| first.part_of(model).fraction()), [0.25, 0.25, 0.75, 0.75]);
     }
 
@@ -341,15 +347,15 @@ mod tests {
         let four = [tenant(0, 1, 0.1), tenant(1, 2, 0.6), tenant(2, 2, 0.3), tenant(3, 3, 0.4)];
         let layout = &candidates(&four, &four, Some(four[2]))[0];
         assert_eq!(layout.pattern, Pattern::LowerHalves);
-        let (own, other) = (Part::new(0, 1, 2), Part::new(1, 1, 2));
-        assert_eq!([0, 1, 2, 3].map(|model| layout.part_of(model)), [Part::WHOLE, other, own, other]);
+        let (own, other) = (GpuPart::new(0, 1, 2), GpuPart::new(1, 1, 2));
+        assert_eq!([0, 1, 2, 3].map(|model| layout.part_of(model)), [GpuPart::WHOLE, other, own, other]);
     }
 
     #[test]
     fn an_own_part_is_as_large_as_its_work() {
         let three = [tenant(0, 1, 0.3), tenant(1, 1, 0.8), tenant(2, 1, 0.3)];
         let own = found(&three, Pattern::OwnParts);
-        let quarters = [Part::new(2, 1, 4), Part::new(0, 1, 2), Part::new(3, 1, 4)];
+        let quarters = [GpuPart::new(2, 1, 4), GpuPart::new(0, 1, 2), GpuPart::new(3, 1, 4)];
         assert_eq!([0, 1, 2].map(|model| own.part_of(model)), quarters);
     }
 

@@ -1,6 +1,6 @@
 //! The sharing policies behind one interface.
 
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 use std::fmt;
 use std::str::FromStr;
@@ -86,7 +86,7 @@ impl FromStr for PolicyName {
 pub struct Policy {
     /// True if requests that cannot be answered in time are refused, whatever the rule decides.
     refuses_late: bool,
-    gpus: Vec<Gpu>,
+    gpus: Vec<SharedGpu>,
     specs: Vec<ModelSpec>,
     rule: Rule,
 }
@@ -106,7 +106,7 @@ impl Policy {
     /// # Panics
     ///
     /// Panics if a model's GPU is not among `gpus`.
-    pub fn new(choice: Choice, gpus: &[Gpu], specs: &[ModelSpec]) -> Self {
+    pub fn new(choice: Choice, gpus: &[SharedGpu], specs: &[ModelSpec]) -> Self {
         assert!(specs.iter().all(|spec| spec.gpu < gpus.len()), "every model's GPU must exist");
         let sms: Vec<Sms> = gpus.iter().map(|gpu| gpu.sms).collect();
         let sms = sms.as_slice();
@@ -129,14 +129,14 @@ impl Policy {
     /// # Panics
     ///
     /// Panics if a model's GPU is not among `gpus`, or if `work` has too few entries.
-    pub fn of_layout(pattern: Pattern, gpus: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Self {
+    pub fn of_layout(pattern: Pattern, gpus: &[SharedGpu], specs: &[ModelSpec], work: &[f64]) -> Self {
         let rule = Rule::FixedLayouts(FixedLayouts::new(pattern, gpus, specs, work));
         Self { refuses_late: true, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
     /// Returns the layouts of the adaptive policy that apply to these models, except the one at
     /// rest.
-    pub fn layouts(gpus: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
+    pub fn layouts(gpus: &[SharedGpu], specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
         FixedLayouts::patterns(gpus.len(), specs, work)
     }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::boot::{BootRefusal, WarmUpReport, WorkerPurpose};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
@@ -68,7 +68,7 @@ pub struct Settings {
     /// True if the model's GPU is real, and can compute reference answers that the CPU cannot.
     pub on_gpu: bool,
     /// The purpose of the model's first worker.
-    pub reference: Purpose,
+    pub reference: WorkerPurpose,
     /// The SMs of a worker with 1 %, 2 % and so on to 100 % of the GPU.
     pub sms: Box<[Sms]>,
 }
@@ -150,7 +150,7 @@ pub enum LifecycleEvent {
         /// The worker.
         worker: WorkerId,
         /// The times of its batches and its partitions.
-        warmed: Warmed,
+        warmed: WarmUpReport,
         /// The partition with which the worker was to begin, if its share is one.
         asked: Option<Groups>,
     },
@@ -195,7 +195,7 @@ pub enum LifecycleEvent {
         /// The worker.
         worker: WorkerId,
         /// The partition and the result.
-        prepared: Prepared,
+        prepared: PartitionReply,
     },
     /// The groups that the model should have. This answers [`Action::AskGroups`], and comes
     /// whenever the groups change.
@@ -236,7 +236,7 @@ pub struct Launch {
     /// The worker.
     pub worker: WorkerId,
     /// The purpose of the process.
-    pub purpose: Purpose,
+    pub purpose: WorkerPurpose,
     /// The share.
     pub share: Percent,
     /// True if another worker serves meanwhile, so that this one starts at low CPU priority.

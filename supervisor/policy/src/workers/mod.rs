@@ -37,7 +37,7 @@ mod view;
 
 use std::collections::BTreeMap;
 
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
@@ -77,7 +77,7 @@ pub struct Workers {
     standby: StandbyState,
     restarts: Restarts,
     /// The purpose of the next reference worker; `None` once the reference answers are written.
-    reference: Option<Purpose>,
+    reference: Option<WorkerPurpose>,
     /// The number of workers with each number of SMs that answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
     /// The times of batches on each number of SMs, as the last worker measured them.
@@ -235,10 +235,10 @@ impl Workers {
         self.started += 1;
         let worker = WorkerId(self.started);
         let boot_purpose = match purpose {
-            StartPurpose::Reference => self.reference.unwrap_or(Purpose::Reference),
-            StartPurpose::Serve | StartPurpose::Shadow | StartPurpose::Standby => Purpose::Serve,
+            StartPurpose::Reference => self.reference.unwrap_or(WorkerPurpose::Reference),
+            StartPurpose::Serve | StartPurpose::Shadow | StartPurpose::Standby => WorkerPurpose::Serve,
         };
-        let inside = self.partition.as_ref().ok().filter(|_| boot_purpose == Purpose::Serve);
+        let inside = self.partition.as_ref().ok().filter(|_| boot_purpose == WorkerPurpose::Serve);
         let partition = inside.map(|partition| partition.target());
         let role = Role::Starting { purpose, phase: Phase::Spawning, until };
         self.slots.insert(worker, Slot { share, partition, role });

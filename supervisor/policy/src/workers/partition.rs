@@ -12,11 +12,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::boot::{PartitionProof, ProvenPartitions, WarmTime, Warmed};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::boot::{PartitionProof, ProvenPartitions, WarmTime, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow};
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
@@ -118,7 +118,7 @@ fn times_of(warmed: &[WarmTime]) -> Vec<(u32, Duration)> {
 }
 
 impl Workers {
-    pub(super) fn attach(&mut self, worker: WorkerId, warmed: &Warmed, asked: Option<Groups>) {
+    pub(super) fn attach(&mut self, worker: WorkerId, warmed: &WarmUpReport, asked: Option<Groups>) {
         let ready = warmed.partitions.as_ref().map(|proven| proven.ready);
         if let Some((asked, proven)) = asked.zip(warmed.partitions.as_ref()) {
             self.note_proofs(asked, proven);
@@ -151,7 +151,7 @@ impl Workers {
 
     /// Learns the times on the whole GPU and on each proven number of groups. Neighbours may have
     /// executed meanwhile.
-    fn learn_execution(&mut self, Warmed { times: on_all, kernels, .. }: &Warmed) {
+    fn learn_execution(&mut self, WarmUpReport { times: on_all, kernels, .. }: &WarmUpReport) {
         let all = self.settings.sms_of(Percent::WHOLE);
         let mut columns = BTreeMap::from([(all, on_all.as_slice())]);
         if let Ok(Partition { division, proven, .. }) = &self.partition {
@@ -166,7 +166,7 @@ impl Workers {
         };
         let row = |size: &WarmTime| {
             let ms = columns.values().map(|times| ms(times, size.rows)).collect::<Option<Vec<f64>>>()?;
-            Some(Row { batch: size.rows, ms })
+            Some(ExecutionRow { batch: size.rows, ms })
         };
         let rows = on_all.iter().filter_map(row).collect();
         let table = Execution::new(columns.keys().copied().collect(), rows);
@@ -309,7 +309,7 @@ impl Workers {
         self.report_completed(request, from, ChangeMechanism::InProcess);
     }
 
-    pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
+    pub(super) fn prepared(&mut self, worker: WorkerId, PartitionReply { groups, result }: PartitionReply) {
         if self.serving() != Some(worker) {
             return;
         }

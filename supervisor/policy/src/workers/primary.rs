@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
+use shadowslice_shared::boot::{BootRefusal, WarmUpReport, WorkerPurpose};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -108,7 +108,7 @@ impl Workers {
         }
     }
 
-    pub(super) fn warmed(&mut self, worker: WorkerId, warmed: &Warmed, asked: Option<Groups>) {
+    pub(super) fn warmed(&mut self, worker: WorkerId, warmed: &WarmUpReport, asked: Option<Groups>) {
         let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
         self.attach(worker, warmed, asked);
         match purpose {
@@ -163,10 +163,10 @@ impl Workers {
                 }
             }
             BootRefusal::NoOperator(_)
-                if self.reference == Some(Purpose::Reference) && self.settings.on_gpu =>
+                if self.reference == Some(WorkerPurpose::Reference) && self.settings.on_gpu =>
             {
                 self.ends(worker, ExitReason::Unneeded);
-                self.reference = Some(Purpose::DeviceReference);
+                self.reference = Some(WorkerPurpose::DeviceReference);
                 self.boot();
             }
             BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {

@@ -77,7 +77,7 @@ impl World {
 
     fn start(&mut self, launch: Launch) {
         let (worker, troubled) = (launch.worker, self.is_troubled());
-        let serves = launch.purpose == shadowslice_shared::boot::Purpose::Serve;
+        let serves = launch.purpose == shadowslice_shared::boot::WorkerPurpose::Serve;
         let partitioned = serves && self.workers.partition().is_some();
         let asked = self.ledger.as_ref().filter(|_| partitioned).map(|ledger| ledger.now());
         let fate = Fate::draw(&self.script, &launch, partitioned, troubled, &mut self.random);

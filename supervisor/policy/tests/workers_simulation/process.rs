@@ -1,8 +1,10 @@
 //! The processes of a run, and their next steps.
 
 use shadowslice_policy::workers::{Launch, LifecycleEvent};
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::boot::{BootRefusal, PartitionProof, ProvenPartitions, Purpose, WarmTime, Warmed};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::boot::{
+    BootRefusal, PartitionProof, ProvenPartitions, WarmTime, WarmUpReport, WorkerPurpose,
+};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 
@@ -89,7 +91,10 @@ impl World {
             ProcessStep::Prepared(groups, fails) => {
                 let bad = fails || is_bad(&self.script, groups);
                 let result = if bad { Err("scripted".to_owned()) } else { Ok(()) };
-                self.say(worker, LifecycleEvent::Prepared { worker, prepared: Prepared { groups, result } });
+                self.say(
+                    worker,
+                    LifecycleEvent::Prepared { worker, prepared: PartitionReply { groups, result } },
+                );
             }
             ProcessStep::Answers => self.say(worker, LifecycleEvent::FirstAnswer(worker)),
         }
@@ -108,7 +113,7 @@ impl World {
         if fate.boot != Boot::Succeeds {
             return self.fails_to_boot(worker);
         }
-        if process.launch.purpose != Purpose::Serve {
+        if process.launch.purpose != WorkerPurpose::Serve {
             return self.say(worker, LifecycleEvent::ReferenceWritten { worker, result: Ok(()) });
         }
         let partitions = asked.and_then(|asked| proven(&self.script, asked));
@@ -121,7 +126,7 @@ impl World {
             worker,
             LifecycleEvent::Warmed {
                 worker,
-                warmed: Warmed { times, partitions, ..Warmed::default() },
+                warmed: WarmUpReport { times, partitions, ..WarmUpReport::default() },
                 asked,
             },
         );

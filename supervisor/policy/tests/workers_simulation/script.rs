@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shadowslice_policy::workers::{HandoverMode, Settings, Timeouts};
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -148,7 +148,7 @@ fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings
         },
         policy_acts: random.percent(50),
         on_gpu: random.percent(50),
-        reference: Purpose::Reference,
+        reference: WorkerPurpose::Reference,
         sms: (1..=100).map(|share| percent(share).sms_of(total)).collect(),
     }
 }

@@ -9,7 +9,7 @@ use ort::logging::LogLevel;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
-use shadowslice_shared::boot::{BootRefusal, Provider};
+use shadowslice_shared::boot::{BootRefusal, ProviderSpec};
 
 use super::bound::BatchForm;
 use super::optimised::{LARGE_TENSOR_BYTES, Optimised, OptimisedForm, WEIGHTS};
@@ -24,7 +24,7 @@ pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,
     pub(super) threads: u32,
-    pub(super) providers: Vec<Provider>,
+    pub(super) providers: Vec<ProviderSpec>,
     pub(super) optimised: Option<Optimised>,
     /// The large tensors of the optimised forms, for all sessions.
     pub(super) weights: Weights,

@@ -29,7 +29,7 @@ use ort::session::builder::SessionBuilder;
 use ort::session::{OverridableInitializer, Session};
 use ort::value::{Outlet, TensorElementType, ValueType};
 use ort::{ErrorCode, LoadDynamicError};
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::{BatchOutput, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
@@ -133,7 +133,11 @@ impl OnnxSession {
         Ok((engine, Signature { inputs, optional: Vec::new(), outputs, streams: 0 }))
     }
 
-    pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
+    pub fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<Vec<BatchOutput>, RunFailure> {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
         let values = values.collect::<Result<Vec<_>, _>>()?;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
-use shadowslice_shared::batch::{Output, Prepared, RunFailure};
-use shadowslice_shared::boot::{BootRefusal, DeviceMemory, Provider};
+use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
@@ -78,7 +78,7 @@ impl GpuEngine {
         model: &Path,
         retained: RetainedModel<'_>,
         threads: u32,
-        providers: &[Provider],
+        providers: &[ProviderSpec],
         gpu: Arc<CudaGpu>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
@@ -194,12 +194,12 @@ impl GpuEngine {
     }
 
     /// Prepares a partition. The result comes from this call or from [`next_prepared`](Self::next_prepared).
-    pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+    pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
             None => {
                 let why = "the worker's share is a percentage, not a partition".to_owned();
-                Some(Prepared { groups, result: Err(why) })
+                Some(PartitionReply { groups, result: Err(why) })
             }
         }
     }
@@ -218,7 +218,7 @@ impl GpuEngine {
     }
 
     /// Returns the result for a partition since the last call, if there is one.
-    pub fn next_prepared(&mut self) -> Option<Prepared> {
+    pub fn next_prepared(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.next_prepared()
     }
 
@@ -234,7 +234,7 @@ impl GpuEngine {
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<Output>, RunFailure> {
+    ) -> Result<Vec<BatchOutput>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
             // Strings are on the host; ONNX Runtime copies what it needs.
             self.refuse_partition(inputs.groups())?;
@@ -286,7 +286,7 @@ impl GpuEngine {
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<Output>, RunFailure> {
+    ) -> Result<Vec<BatchOutput>, RunFailure> {
         let index = self.bound(inputs)?;
         if let ExecutionMode::Eager(_) = self.bound[index].how {
             self.refuse_partition(inputs.groups())?;
@@ -414,10 +414,10 @@ fn size_of(spec: &TensorSpec) -> usize {
 fn optimised(
     folder: &Path,
     model: &Path,
-    providers: &[Provider],
+    providers: &[ProviderSpec],
     gpu: &CudaGpu,
 ) -> Option<std::io::Result<Optimised>> {
-    if providers.iter().any(|provider| *provider != Provider::Cuda) {
+    if providers.iter().any(|provider| *provider != ProviderSpec::Cuda) {
         return None;
     }
     let environment = format!("{} {:?} {providers:?}", ort::info(), gpu.capability());

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 
 use ort::value::{DynTensorValueType, DynValue, ValueType};
-use shadowslice_shared::batch::{Extent, Output, RunFailure};
+use shadowslice_shared::batch::{BatchOutput, Extent, RunFailure};
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::strings::Strings;
@@ -17,7 +17,7 @@ pub(super) fn split(
     value: &DynValue,
     inputs: &Inputs<'_>,
     slot: &mut AnswerSlot<'_>,
-) -> Result<Output, RunFailure> {
+) -> Result<BatchOutput, RunFailure> {
     let RowLayout { shape, row } = layout(spec, value, inputs.rows())?;
     let counts = (0..inputs.requests()).map(|request| row * inputs.rows_of(request) as usize);
     let parts = match spec.datatype.size() {
@@ -28,7 +28,7 @@ pub(super) fn split(
             put_strings(&Strings::of(value, total).map_err(|fault| run_failure(&fault))?, counts, slot)
         }
     };
-    Ok(Output { shape, parts })
+    Ok(BatchOutput { shape, parts })
 }
 
 /// Returns the address of an output that ONNX Runtime allocated on the GPU, or `None` if it is on

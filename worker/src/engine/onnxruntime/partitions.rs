@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::groups::{Division, Groups, Part, READY_PARTITIONS};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::groups::{Division, GpuPart, Groups, READY_PARTITIONS};
 
 use super::instantiator::{
     CANCELLED, InstantiateOrder, Instantiator, InstantiatorEvent, NOT_URGENT, StaleExecutables,
@@ -67,7 +67,7 @@ pub(super) struct RecordedPartitions {
     /// The executables of partitions that are no longer used, by their recording set.
     stale: BTreeMap<usize, StaleExecutables>,
     /// The results that nobody has fetched yet. Some came while a batch waited for a recording.
-    results: VecDeque<Prepared>,
+    results: VecDeque<PartitionReply>,
     /// The recordings that do not fit on partitions, by the number of groups. Kernels in clusters
     /// of 16 blocks fit on no partition.
     unfit: BTreeMap<usize, BTreeSet<usize>>,
@@ -108,9 +108,9 @@ impl RecordedPartitions {
     }
 
     /// Prepares a partition. Returns the result if it is known at once.
-    pub(super) fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+    pub(super) fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         if self.ready.contains_key(&groups) {
-            return Some(Prepared { groups, result: Ok(()) });
+            return Some(PartitionReply { groups, result: Ok(()) });
         }
         let taken = |set: &usize| self.ready.values().any(|partition| partition.set == *set);
         let Some(set) = (0..READY_PARTITIONS).find(|set| !taken(set)) else {
@@ -136,14 +136,14 @@ impl RecordedPartitions {
                 let Partition { executables, failed, .. } = self.ready.get(&groups)?;
                 let none = executables.iter().all(Option::is_none);
                 let failed = failed.clone().filter(|_| none);
-                Some(Prepared { groups, result: failed.map_or(Ok(()), Err) })
+                Some(PartitionReply { groups, result: failed.map_or(Ok(()), Err) })
             }
             InstantiatorHandle::Thread { order_tx, .. } => {
                 match order_tx.as_ref().map(|order_tx| order_tx.send(order)) {
                     // The channel has room for one order per recording set, so this does not wait.
                     Some(Ok(())) => {
                         self.ready.insert(groups, partition);
-                        Some(Prepared { groups, result: Ok(()) })
+                        Some(PartitionReply { groups, result: Ok(()) })
                     }
                     _ => Some(failed(groups, "the thread that prepares partitions has ended")),
                 }
@@ -163,7 +163,7 @@ impl RecordedPartitions {
         Ok(context)
     }
 
-    pub(super) fn next_prepared(&mut self) -> Option<Prepared> {
+    pub(super) fn next_prepared(&mut self) -> Option<PartitionReply> {
         while self.results.is_empty() {
             let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { return None };
             let event = event_rx.try_recv().ok()?;
@@ -248,7 +248,7 @@ impl RecordedPartitions {
     /// Ends the warm-up: from now on a thread prepares partitions.
     pub(super) fn finish_warm_up(&mut self) -> Result<(), String> {
         let division = self.division().clone();
-        let parts = Part::family().map(|part| division.groups_in(part));
+        let parts = GpuPart::family().map(|part| division.groups_in(part));
         for groups in parts.filter(|&groups| groups != Groups::WHOLE) {
             self.context(groups)?;
         }
@@ -287,6 +287,6 @@ impl Drop for InstantiatorHandle {
     }
 }
 
-fn failed(groups: Groups, why: &str) -> Prepared {
-    Prepared { groups, result: Err(why.to_owned()) }
+fn failed(groups: Groups, why: &str) -> PartitionReply {
+    PartitionReply { groups, result: Err(why.to_owned()) }
 }

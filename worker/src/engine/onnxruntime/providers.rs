@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ort::ep::{self, ExecutionProviderDispatch};
 use ort::ortsys;
-use shadowslice_shared::boot::Provider;
+use shadowslice_shared::boot::ProviderSpec;
 
 use crate::device::cuda::CudaGpu;
 
@@ -68,7 +68,7 @@ pub(super) fn load_tensorrt() -> ort::Result<()> {
 
 /// Returns the providers. The host's processor computes the operators that no provider supports.
 pub(super) fn on_gpu(
-    providers: &[Provider],
+    providers: &[ProviderSpec],
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
 ) -> Result<Vec<ExecutionProviderDispatch>, String> {
@@ -76,14 +76,14 @@ pub(super) fn on_gpu(
 }
 
 fn dispatch(
-    provider: &Provider,
+    provider: &ProviderSpec,
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
 ) -> Result<ExecutionProviderDispatch, String> {
     Ok(match provider {
         // The algorithms of convolutions are chosen at the first run of each shape, with the share
         // of this process.
-        Provider::Cuda => {
+        ProviderSpec::Cuda => {
             let cuda = ep::CUDA::default()
                 .with_tf32(true)
                 .with_prefer_nhwc(channels_last)
@@ -94,7 +94,7 @@ fn dispatch(
             // first.
             unsafe { cuda.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
         }
-        Provider::TensorRt { cache } => {
+        ProviderSpec::TensorRt { cache } => {
             let cache = utf8(cache)?;
             let tensorrt = ep::TensorRT::default()
                 .with_engine_cache(true)

@@ -13,7 +13,7 @@ use ort::value::{DynValue, TensorElementType};
 use ort::{AsPointer, ortsys};
 use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
-use shadowslice_shared::weights::{self, Content, MAX_REGIONS};
+use shadowslice_shared::weights::{self, MAX_REGIONS, RegionContent};
 
 use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
 use crate::device::cuda::region::SharedRegion;
@@ -37,7 +37,7 @@ pub(super) enum WeightsError {
 #[derive(Debug)]
 pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
-    kept_regions: Vec<weights::Region>,
+    kept_regions: Vec<weights::WeightRegion>,
     supervisor: Option<OwnedFd>,
     /// The reason why a region is not shared with other workers.
     unshared: Option<String>,
@@ -56,7 +56,7 @@ struct Place {
 /// The layout of a new region: tensors in the order of their fingerprints.
 struct RegionLayout<'f> {
     tensors: Vec<(usize, &'f StoredTensor)>,
-    content: Content,
+    content: RegionContent,
 }
 
 impl<'f> RegionLayout<'f> {
@@ -69,7 +69,7 @@ impl<'f> RegionLayout<'f> {
             tensors.push((offset as usize, tensor));
             offset += tensor.bytes.next_multiple_of(ALIGNMENT);
         }
-        Self { tensors, content: Content { fingerprint: digest.finalize().into(), bytes: offset } }
+        Self { tensors, content: RegionContent { fingerprint: digest.finalize().into(), bytes: offset } }
     }
 }
 
@@ -135,9 +135,9 @@ impl Weights {
     }
 
     /// Maps a region that the supervisor keeps. If that fails, the caller creates a new region.
-    fn take_over(&mut self, content: &Content, gpu: &CudaGpu) -> Option<SharedRegion> {
+    fn take_over(&mut self, content: &RegionContent, gpu: &CudaGpu) -> Option<SharedRegion> {
         let found = self.kept_regions.iter().position(|region| region.content == *content)?;
-        let weights::Region { file, .. } = self.kept_regions.swap_remove(found);
+        let weights::WeightRegion { file, .. } = self.kept_regions.swap_remove(found);
         let region = SharedRegion::import(gpu, file, usize::try_from(content.bytes).ok()?);
         let lost = |error: &CudaError| {
             self.unshared = Some(format!(
@@ -152,7 +152,7 @@ impl Weights {
         &mut self,
         form: &OptimisedForm,
         tensors: &[(usize, &StoredTensor)],
-        content: &Content,
+        content: &RegionContent,
         gpu: &CudaGpu,
     ) -> Result<SharedRegion, WeightsError> {
         let bytes =

@@ -1,7 +1,7 @@
 //! Keeps one daemon and its server alive, and sends their commands: one task, so that no two
 //! commands run at the same time.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -187,7 +187,7 @@ impl Keeper {
                 Err(error) => {
                     tracing::error!(
                         error = errors::chain(&error),
-                        pause_ms = logged::ms(*pause),
+                        pause_ms = rounding::ms(*pause),
                         "cannot restart MPS; trying again after the pause"
                     );
                 }
@@ -318,7 +318,7 @@ impl Keeper {
         {
             tracing::info!(
                 server,
-                took_ms = logged::ms(since.elapsed()),
+                took_ms = rounding::ms(since.elapsed()),
                 "the MPS server accepts clients again"
             );
             self.fault = None;
@@ -327,7 +327,7 @@ impl Keeper {
         }
         let limit = self.control.limits.fault;
         (since.elapsed() > limit)
-            .then(|| format!("the MPS server did not recover within {}", logged::span(limit)))
+            .then(|| format!("the MPS server did not recover within {}", rounding::duration(limit)))
     }
 
     fn take_clients(&self, server: i32) {

@@ -12,7 +12,7 @@ mod keeper;
 mod limits;
 mod place;
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -414,7 +414,7 @@ impl GpuBackend for MpsGpu {
                 Err(_) => {
                     tracing::warn!(
                         pid,
-                        limit_ms = logged::ms(limit),
+                        limit_ms = rounding::ms(limit),
                         "timed out waiting for a worker's work to leave the GPU"
                     )
                 }

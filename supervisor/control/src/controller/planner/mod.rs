@@ -14,14 +14,14 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{
     AdmissionPolicy, Choice, ModelSnapshot, ModelSpec, Policy, PolicyInput, PolicyName, ShareChange,
 };
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::watch;
@@ -32,7 +32,7 @@ use super::{Cause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
 use recent::Recent;
-use shadowslice_config::{Controller as Settings, Model};
+use shadowslice_config::{ControllerConfig as Settings, ModelConfig};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::Total;
 
@@ -52,7 +52,7 @@ pub struct Planner {
     act: bool,
     interval: Duration,
     clock: Clock,
-    gpus: Vec<Gpu>,
+    gpus: Vec<SharedGpu>,
     /// The models that the policy knows, by their numbers, and what it was told of them.
     ids: Vec<usize>,
     terms: Vec<ModelSpec>,
@@ -74,7 +74,7 @@ struct Kept {
 impl Served {
     /// What the policy is told of the model; its largest batch is known only once it is loaded.
     fn terms(&self) -> ModelSpec {
-        let terms = self.model.terms(|share| self.sms(share));
+        let terms = self.model.spec(|share| self.sms(share));
         match self.pipeline.metadata() {
             Some(metadata) => ModelSpec { max_batch: metadata.max_batch.max(1), ..terms },
             None => terms,
@@ -83,7 +83,7 @@ impl Served {
 
     /// The smallest share that comes to these SMs; `at` if that share does.
     fn share(&self, sms: Sms, at: Percent) -> Percent {
-        if self.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.sms(share)) }
+        if self.sms(at) == sms { at } else { self.model.smallest_share_for(sms, |share| self.sms(share)) }
     }
 
     /// The SMs that a share comes to, by the means by which it is changed.
@@ -94,29 +94,37 @@ impl Served {
 
 /// The shares that the models' first workers start with: those of the policy, where its decisions
 /// are carried out, else the configured ones.
-pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &[Model]) -> Vec<Percent> {
-    let configured = |model: &Model| model.share.initial;
-    let Some(choice) = settings.acts() else {
+pub fn first_shares(
+    settings: &Settings,
+    gpus: &[Arc<dyn GpuBackend>],
+    models: &[ModelConfig],
+) -> Vec<Percent> {
+    let configured = |model: &ModelConfig| model.share.initial;
+    let Some(choice) = settings.acting_policy() else {
         return models.iter().map(configured).collect();
     };
-    let sms_of = |model: &Model| {
+    let sms_of = |model: &ModelConfig| {
         let gpu = Arc::clone(&gpus[model.gpu]);
         move |share: Percent| gpu.sms(share)
     };
-    let terms: Vec<ModelSpec> = models.iter().map(|model| model.terms(sms_of(model))).collect();
+    let terms: Vec<ModelSpec> = models.iter().map(|model| model.spec(sms_of(model))).collect();
     let wanted = Policy::new(choice, &shapes(gpus), &terms).initial();
-    let share = |(model, (terms, sms)): (&Model, (&ModelSpec, Sms))| {
+    let share = |(model, (terms, sms)): (&ModelConfig, (&ModelSpec, Sms))| {
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
         let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;
-        if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
+        if chosen || sms == terms.initial {
+            model.share.initial
+        } else {
+            model.smallest_share_for(sms, sms_of(model))
+        }
     };
     models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
 }
 
 /// The SMs that a worker can have of each GPU, and the groups of them.
-fn shapes(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Gpu> {
-    let shape = |gpu: &Arc<dyn GpuBackend>| Gpu {
+fn shapes(gpus: &[Arc<dyn GpuBackend>]) -> Vec<SharedGpu> {
+    let shape = |gpu: &Arc<dyn GpuBackend>| SharedGpu {
         sms: gpu.sms(Percent::WHOLE),
         division: gpu.division().ok().map(|division| Division::clone(division)),
     };
@@ -132,7 +140,7 @@ impl Planner {
         sharers: watch::Receiver<Vec<Served>>,
         moving: watch::Receiver<bool>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
-        let choice = settings.decides()?;
+        let choice = settings.deciding_policy()?;
         let gpus = shapes(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
         let report = PlanReport::nothing_yet(settings);
@@ -263,10 +271,10 @@ impl Planner {
             to_sms = sharer.sms(to).0,
             cause = Cause::Policy.name(),
             verdict,
-            arrival_rate = logged::rounded(figures.arrival_rate),
-            p99_ms = logged::rounded(figures.p99_ms),
-            attainment = logged::part(figures.attainment),
-            busy = logged::rounded(figures.busy),
+            arrival_rate = rounding::round(figures.arrival_rate),
+            p99_ms = rounding::round(figures.p99_ms),
+            attainment = rounding::fraction(figures.attainment),
+            busy = rounding::round(figures.busy),
             "the policy changes a share"
         );
         Ok(())

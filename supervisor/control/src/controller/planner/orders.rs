@@ -1,6 +1,6 @@
 //! The planner's orders to one controller: one at a time, with a pause after a failure.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
@@ -87,7 +87,7 @@ impl Orders {
         tracing::warn!(
             model,
             why,
-            pause_ms = logged::ms(pause),
+            pause_ms = rounding::ms(pause),
             "a share change by the policy failed; trying again after the pause"
         );
         self.failed = Some(Failed { until: now + pause, pause, why });

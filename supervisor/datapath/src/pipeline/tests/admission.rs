@@ -13,7 +13,7 @@ const OPEN: AdmissionPolicy = AdmissionPolicy::accept_all(u32::MAX);
 /// Returns a pipeline that refuses late requests. One row takes 1 s on 60 SMs, and eight rows take
 /// 100 s.
 fn stage(slo: Duration) -> Stage {
-    let row = |batch, ms| Row { batch, ms: vec![ms] };
+    let row = |batch, ms| ExecutionRow { batch, ms: vec![ms] };
     let rows = vec![row(1, 1e3), row(8, 1e5)];
     let execution = Execution::new(vec![Sms(60)], rows).unwrap();
     let profile = Profile { execution, ..slow_profile() };
@@ -105,7 +105,7 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     let batch = worker.batch().await;
     let late = stage.request();
     stage.until((1, 1)).await;
-    let slo = Slo { latency: EASY, percentile: 99.0 };
+    let slo = SloTarget { latency: EASY, percentile: 99.0 };
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true });
     let others = [stage.request(), stage.request()];
     stage.until((3, 1)).await;
@@ -165,7 +165,7 @@ async fn outages_deaths_and_hand_overs_do_not_make_requests_late() {
 
 #[tokio::test]
 async fn a_stalled_worker_does_not_make_requests_late() {
-    let execution = Execution::new(vec![Sms(60)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
+    let execution = Execution::new(vec![Sms(60)], vec![ExecutionRow { batch: 1, ms: vec![1.0] }]).unwrap();
     let stage = Stage::with(|settings| {
         settings.live.slo.latency = Duration::from_micros(500);
         settings.live.reject_late = true;
@@ -228,7 +228,7 @@ async fn an_observation_covers_the_time_since_the_previous_one() {
     let first = stage.request();
     let batch = worker.batch().await;
     stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
-    let slo = |latency| Slo { latency, percentile: 99.0 };
+    let slo = |latency| SloTarget { latency, percentile: 99.0 };
     let rules = |latency| LiveSettings { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
     stage.pipeline.set_live_settings(rules(HOPELESS));
     refused(stage.request(), "SLO").await;

@@ -68,7 +68,7 @@ async fn an_answer_counts_with_its_whole_time_when_it_has_been_written() {
 }
 
 fn set_unreachable_slo(stage: &Stage) {
-    let slo = Slo { latency: Duration::from_nanos(1), ..settings().live.slo };
+    let slo = SloTarget { latency: Duration::from_nanos(1), ..settings().live.slo };
     stage.pipeline.set_live_settings(LiveSettings { slo, ..settings().live });
 }
 

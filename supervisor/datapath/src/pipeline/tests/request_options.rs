@@ -69,7 +69,7 @@ async fn lower_priorities_are_served_first_and_share_no_batch_with_others() {
 async fn within_a_priority_the_earlier_timeout_is_served_first() {
     let stage = Stage::with(|settings| {
         settings.max_requests = 16;
-        settings.live.slo = Slo { latency: Duration::from_secs(60), ..settings.live.slo };
+        settings.live.slo = SloTarget { latency: Duration::from_secs(60), ..settings.live.slo };
     });
     let (worker, first) = busy(&stage).await;
     let patient = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(50)) };

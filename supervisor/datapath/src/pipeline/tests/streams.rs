@@ -38,11 +38,16 @@ impl Actor {
     /// Sends one answer of a stream, which more answers follow.
     fn answer_with_more(&self, id: u64) {
         self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
-        let outputs = vec![WireOutput { shape: vec![1], parts: vec![Extent { offset: 0, len: 4 }] }];
-        self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result: Ok(outputs), more: true }));
+        let outputs = vec![BatchOutput { shape: vec![1], parts: vec![Extent { offset: 0, len: 4 }] }];
+        self.report(&WorkerMessage::Answer(BatchAnswer {
+            id,
+            execution_us: 10,
+            result: Ok(outputs),
+            more: true,
+        }));
     }
 
-    async fn step(&self) -> batch::Step {
+    async fn step(&self) -> batch::StreamStep {
         match self.command().await {
             Command::Next(step) => step,
             other => panic!("{other:?} instead of a step"),

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::doctor::facts::{HostFacts, PartitionMeasurement, Problem};
-use shadowslice_config::{CudaDevice, Gpu, Partitioning};
+use shadowslice_config::{CudaDevice, GpuConfig, Partitioning};
 use shadowslice_control::host;
 
 pub(in crate::doctor) fn partitions(
@@ -27,7 +27,7 @@ fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>
         finding: format!("cannot create a folder for the MPS daemon: {error}"),
         advice: "make the temporary directory writable, or set TMPDIR".to_owned(),
     })?;
-    let gpu = Gpu::Cuda { device, partition: Partitioning::Mps };
+    let gpu = GpuConfig::Cuda { device, partition: Partitioning::Mps };
     let gpus = host::gpus(&[gpu], private.path(), worker, false, &[]).map_err(|error| Problem::of(&error))?;
     let division = gpus.first().map(|gpu| gpu.division().map(|division| division.sizes().to_vec()));
     let Some(division) = division else { return Ok(Err("no GPU was found".to_owned())) };

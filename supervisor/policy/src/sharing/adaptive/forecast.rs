@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
+use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::Sms;
 
@@ -63,7 +63,7 @@ impl Forecast {
 }
 
 /// Forecasts a layout.
-pub(super) fn forecast(layout: &Layout, demands: &[Demand<'_>], gpu: &Gpu) -> Forecast {
+pub(super) fn forecast(layout: &Layout, demands: &[Demand<'_>], gpu: &SharedGpu) -> Forecast {
     let own: Vec<Occupant> = demands.iter().map(|demand| occupant(layout, demand, gpu)).collect();
     let mut states: Vec<Steady> =
         demands.iter().map(|_| Steady { rows: 1, busy: 0.5, kept_per_s: 0.0, stress: 0.0 }).collect();
@@ -91,7 +91,7 @@ pub(super) fn forecast(layout: &Layout, demands: &[Demand<'_>], gpu: &Gpu) -> Fo
     Forecast { missed: priorities.iter().map(part_missed).collect(), stress: stress / offered.max(1.0) }
 }
 
-fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &Gpu) -> Occupant {
+fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &SharedGpu) -> Occupant {
     let part = layout.part_of(demand.tenant.model);
     let own = match &gpu.division {
         Some(division) => gpu.occupant(division.groups_in(part)),
@@ -100,7 +100,7 @@ fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &Gpu) -> Occupant {
             Occupant::anywhere(Sms(sms as u32))
         }
     };
-    own.with(ClientPriority::of(demand.tenant.priority))
+    own.with_priority(ClientPriority::of(demand.tenant.priority))
 }
 
 /// Returns the model as its neighbours meet it: executing for its part of the time.
@@ -112,7 +112,7 @@ fn steady(
     demand: &Demand<'_>,
     own: Occupant,
     beside: impl Iterator<Item = Occupant> + Clone,
-    gpu: &Gpu,
+    gpu: &SharedGpu,
 ) -> Steady {
     let time = |rows: u32| gpu.time(demand.execution, rows, own, beside.clone()).as_secs_f64().max(1e-6);
     let slo = demand.slo.as_secs_f64();
@@ -137,7 +137,7 @@ fn steady(
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::profile::Row;
+    use shadowslice_shared::profile::ExecutionRow;
 
     use super::super::super::layout::candidates;
     use super::*;
@@ -147,7 +147,7 @@ mod tests {
     /// Returns the times of a model whose row takes `ms` on all SMs, and twice that on half of
     /// them. Rows run one after another.
     fn execution(ms: f64, kernels: u32) -> Execution {
-        let row = |batch: u32| Row {
+        let row = |batch: u32| ExecutionRow {
             batch,
             ms: [4.0, 2.0, 1.0].map(|times| times * ms * f64::from(batch)).to_vec(),
         };
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_model_alone_keeps_what_it_carries() {
         let execution = execution(1.0, 100);
-        let gpu = Gpu::new(GPU);
+        let gpu = SharedGpu::new(GPU);
         let missed = |rate| forecast(&Layout::AT_REST, &[demand(0, 1, 40, rate, &execution)], &gpu).missed[0];
         assert_eq!(missed(400.0), 0.0);
         assert!((missed(1700.0) - 0.5).abs() < 0.01, "the model carries 850 rows per second");
@@ -179,7 +179,7 @@ mod tests {
     fn many_short_kernels_are_better_off_apart_from_few_long_ones() {
         let (short, long) = (execution(0.5, 400), execution(2.0, 40));
         let demands = [demand(0, 1, 8, 300.0, &short), demand(1, 1, 200, 300.0, &long)];
-        let gpu = Gpu::new(GPU);
+        let gpu = SharedGpu::new(GPU);
         let at_rest = forecast(&Layout::AT_REST, &demands, &gpu);
         let tenants: Vec<LayoutTenant> = demands.iter().map(|demand| demand.tenant).collect();
         let best = candidates(&tenants, &tenants, Some(tenants[0]))
@@ -196,7 +196,7 @@ mod tests {
         let (short, long) = (execution(0.5, 400), execution(2.0, 40));
         let missed = |first: f64, second: f64| {
             let demands = [demand(0, 1, 8, first, &short), demand(1, 2, 200, second, &long)];
-            forecast(&Layout::AT_REST, &demands, &Gpu::new(GPU)).missed
+            forecast(&Layout::AT_REST, &demands, &SharedGpu::new(GPU)).missed
         };
         let [first, second] = missed(300.0, 300.0)[..] else { panic!("two priorities") };
         assert!(first < 0.05 && second < 0.05, "{first} {second}");

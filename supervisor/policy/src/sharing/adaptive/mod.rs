@@ -24,7 +24,7 @@ mod window;
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
@@ -55,11 +55,11 @@ const MAX_TRIED_BY_SHADOW: usize = 2;
 pub(super) struct Adaptive {
     windows: Vec<ObservationWindow>,
     gpus: Vec<GpuState>,
-    shapes: Vec<Gpu>,
+    shapes: Vec<SharedGpu>,
 }
 
 impl Adaptive {
-    pub(super) fn new(shapes: &[Gpu], specs: &[ModelSpec]) -> Self {
+    pub(super) fn new(shapes: &[SharedGpu], specs: &[ModelSpec]) -> Self {
         Self {
             windows: vec![ObservationWindow::default(); specs.len()],
             gpus: vec![GpuState::default(); shapes.len()],
@@ -292,7 +292,7 @@ fn on_gpu(gpu: usize, specs: &[ModelSpec]) -> impl Iterator<Item = usize> {
 fn tenants(
     windows: &[ObservationWindow],
     gpu: usize,
-    shape: &Gpu,
+    shape: &SharedGpu,
     specs: &[ModelSpec],
     input: &PolicyInput,
 ) -> Vec<LayoutTenant> {
@@ -337,7 +337,7 @@ fn shortlist(
     all: Vec<Layout>,
     demands: Option<&[Demand<'_>]>,
     (present, missed): (&Layout, f64),
-    shape: &Gpu,
+    shape: &SharedGpu,
 ) -> Vec<Layout> {
     let mut firsts: Vec<Layout> = Vec::new();
     for layout in &all {

@@ -2,7 +2,7 @@ mod shortlist;
 
 use std::time::Duration;
 
-use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow};
 use shadowslice_shared::units::Timestamp;
 
 use super::super::changes::plan_changes;
@@ -35,7 +35,7 @@ impl World {
     }
 
     fn of(specs: Vec<ModelSpec>) -> Self {
-        let policy = Adaptive::new(&[Gpu::new(GPU), Gpu::new(GPU)], &specs);
+        let policy = Adaptive::new(&[SharedGpu::new(GPU), SharedGpu::new(GPU)], &specs);
         let shares = policy.shares(&specs);
         let groups = vec![Some(Groups::WHOLE); specs.len()];
         Self {
@@ -296,7 +296,7 @@ fn misses_that_more_sms_cannot_prevent_change_nothing() {
 #[test]
 fn a_model_that_cannot_keep_its_objective_alone_causes_nothing_and_says_so() {
     let mut world = World::new(&[1, 2]);
-    let row = Row { batch: 1, ms: vec![6.0] };
+    let row = ExecutionRow { batch: 1, ms: vec![6.0] };
     world.execution = Some(Execution::new(vec![GPU], vec![row]).unwrap());
     let slow = |missed| Observation { batches: Vec::new(), ..observation(missed) };
     let admissions = world.pass(100, |_| vec![slow(40), slow(0)]);
@@ -385,7 +385,7 @@ fn models_keep_their_parts_when_they_have_other_indices() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
     let specs: Vec<ModelSpec> = world.specs.iter().rev().cloned().collect();
-    let mut policy = Adaptive::new(&[Gpu::new(GPU)], &specs);
+    let mut policy = Adaptive::new(&[SharedGpu::new(GPU)], &specs);
     policy.remember(&world.policy, 0, &specs, |model| Some(1 - model));
     let shares = policy.shares(&specs);
     assert!(is_half(shares[0]) && shares[1] == GPU, "{shares:?}");

@@ -1,7 +1,7 @@
 //! A policy that keeps one layout of the adaptive policy's family on each GPU: the reference for
 //! the choice among layouts.
 
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 
 use super::super::changes::ShareTarget;
@@ -12,7 +12,7 @@ use super::super::{AdmissionPolicy, ModelSpec, PolicyInput, VerdictReason};
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedLayouts {
     layouts: Vec<Layout>,
-    shapes: Vec<Gpu>,
+    shapes: Vec<SharedGpu>,
 }
 
 impl FixedLayouts {
@@ -20,7 +20,12 @@ impl FixedLayouts {
     /// shares at rest.
     ///
     /// `work` is the part of its GPU that each model's requests take, 0 to 1.
-    pub(in super::super) fn new(pattern: Pattern, shapes: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Self {
+    pub(in super::super) fn new(
+        pattern: Pattern,
+        shapes: &[SharedGpu],
+        specs: &[ModelSpec],
+        work: &[f64],
+    ) -> Self {
         let of = |gpu: usize| {
             let mut all = family(gpu, specs, work).into_iter();
             all.find(|layout| layout.pattern == pattern).unwrap_or(Layout::AT_REST)
@@ -74,7 +79,7 @@ fn family(gpu: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Layout> {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::groups::{Groups, Part};
+    use shadowslice_shared::groups::{GpuPart, Groups};
     use shadowslice_shared::units::Timestamp;
 
     use super::super::super::ModelSnapshot;
@@ -90,8 +95,8 @@ mod tests {
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()
     }
 
-    fn gpus() -> Vec<Gpu> {
-        vec![Gpu::new(SMS); 2]
+    fn gpus() -> Vec<SharedGpu> {
+        vec![SharedGpu::new(SMS); 2]
     }
 
     fn decided(pattern: Pattern, groups: Option<Groups>) -> Vec<ShareTarget> {
@@ -108,8 +113,8 @@ mod tests {
 
     #[test]
     fn each_model_keeps_its_part_and_a_gpu_without_need_stays_at_rest() {
-        let division = Gpu::new(SMS).division.unwrap();
-        let half = |piece| Some(division.groups_in(Part::new(piece, 1, 2)));
+        let division = SharedGpu::new(SMS).division.unwrap();
+        let half = |piece| Some(division.groups_in(GpuPart::new(piece, 1, 2)));
         let inside: Vec<_> = decided(Pattern::LowerHalves, Some(Groups::WHOLE));
         let groups: Vec<_> = inside.iter().map(|target| target.groups).collect();
         assert_eq!(groups, [None, half(0), half(1), None]);

@@ -55,7 +55,7 @@ impl Gslice {
             let here: Vec<usize> = (0..specs.len()).filter(|&model| specs[model].gpu == gpu).collect();
             let percent = |model: usize| {
                 let snapshot = &input.models[model];
-                wanted(Percent::yielding(snapshot.share, sms).get(), &specs[model], snapshot)
+                wanted(Percent::smallest_for(snapshot.share, sms).get(), &specs[model], snapshot)
             };
             let wants: Vec<u32> = here.iter().map(|&model| percent(model)).collect();
             for (&model, granted) in here.iter().zip(max_min(&wants, 100)) {

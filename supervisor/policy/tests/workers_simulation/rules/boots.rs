@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Launch, LifecycleEvent, StartFailure, WorkersState};
-use shadowslice_shared::boot::{BootRefusal, Purpose};
+use shadowslice_shared::boot::{BootRefusal, WorkerPurpose};
 use shadowslice_shared::units::Timestamp;
 
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
@@ -65,7 +65,7 @@ impl RuleChecker {
                     return;
                 }
                 let lacks = matches!(refusal, BootRefusal::NoOperator(_));
-                let first = seen.launch.purpose == Purpose::Reference && self.settings.on_gpu;
+                let first = seen.launch.purpose == WorkerPurpose::Reference && self.settings.on_gpu;
                 self.boots.no_operator |= lacks && first;
                 let passing =
                     matches!(refusal, BootRefusal::Setup(_) | BootRefusal::Library(_)) || (lacks && first);
@@ -79,8 +79,8 @@ impl RuleChecker {
     /// Checks that this worker may start now, for this purpose.
     pub(super) fn boots(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
         let written = self.reference_is_written();
-        rule(written == (launch.purpose == Purpose::Serve), "the reference answers come first")?;
-        let device = launch.purpose == Purpose::DeviceReference;
+        rule(written == (launch.purpose == WorkerPurpose::Serve), "the reference answers come first")?;
+        let device = launch.purpose == WorkerPurpose::DeviceReference;
         rule(
             device == (self.boots.no_operator && !written),
             "the device writes the reference answers if the processor cannot",

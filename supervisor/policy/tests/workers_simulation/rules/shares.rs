@@ -3,7 +3,7 @@
 use shadowslice_policy::workers::{
     Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
 };
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -122,7 +122,7 @@ impl RuleChecker {
         for action in step.actions {
             if let Action::Start(launch) = action
                 && !launch.low_priority
-                && launch.purpose == Purpose::Serve
+                && launch.purpose == WorkerPurpose::Serve
             {
                 self.booted_at(launch.share, step)?;
             }

@@ -2,7 +2,7 @@
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Action, HandoverMode, Launch, LifecycleEvent, WorkersState};
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -25,7 +25,7 @@ impl RuleChecker {
         let started = if shadow { self.answers.begun_at().unwrap_or(step.now) } else { step.now };
         self.workers.insert(worker, WorkerRecord::new(*launch, started + self.settings.timeouts.spawn));
         match launch.purpose {
-            Purpose::DeviceReference => self.note("the device writes the reference answers"),
+            WorkerPurpose::DeviceReference => self.note("the device writes the reference answers"),
             _ if shadow && started < step.now => self.note("a shadow waits for memory"),
             _ => {}
         }
@@ -53,7 +53,7 @@ impl RuleChecker {
         rule(seen.warm, "a lane is attached after its worker is warm")?;
         rule(!seen.attached, "a lane is attached once")?;
         rule(!seen.leaves(), "an exiting worker gets no lane")?;
-        rule(seen.launch.purpose == Purpose::Serve, "a reference worker has no lane")?;
+        rule(seen.launch.purpose == WorkerPurpose::Serve, "a reference worker has no lane")?;
         rule(share == seen.launch.share, "a lane has the share of its worker")?;
         let first = seen.first.unwrap_or(Groups::WHOLE);
         rule(slice.groups == first, "the first batches run on the partition that is ready")?;

@@ -1,12 +1,12 @@
 //! Tests of the list of layouts to try, and of its order.
 
-use shadowslice_shared::groups::Part;
+use shadowslice_shared::groups::GpuPart;
 
 use super::*;
 
 #[test]
 fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_are_not() {
-    let row = |batch: u32| Row { batch, ms: vec![f64::from(batch), f64::from(batch) / 4.0] };
+    let row = |batch: u32| ExecutionRow { batch, ms: vec![f64::from(batch), f64::from(batch) / 4.0] };
     let execution = Execution::new(vec![Sms(33), GPU], vec![row(1), row(16)]).unwrap();
     let tenant = |model: usize, priority: u32| LayoutTenant { model, priority, work: 0.4 };
     let all = [tenant(0, 1), tenant(1, 2), tenant(2, 2)];
@@ -18,7 +18,7 @@ fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_ar
         execution: &execution,
     };
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
-    let (layouts, shape) = (candidates(&all, &all, Some(all[0])), Gpu::new(GPU));
+    let (layouts, shape) = (candidates(&all, &all, Some(all[0])), SharedGpu::new(GPU));
     let listed = |missed: f64| shortlist(layouts.clone(), Some(&demands), (&Layout::AT_REST, missed), &shape);
     let loss = |layout: &Layout| forecast(layout, &demands, &shape).loss();
     let all = listed(f64::INFINITY);
@@ -40,7 +40,7 @@ fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_ar
 
 #[test]
 fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
-    let family: Vec<Part> = Part::family().collect();
+    let family: Vec<GpuPart> = GpuPart::family().collect();
     for models in 2..8_usize {
         let tenant = |model: usize| LayoutTenant {
             model,
@@ -50,14 +50,14 @@ fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
         let tenants: Vec<LayoutTenant> = (0..models).map(tenant).collect();
         for layout in candidates(&tenants, &tenants, tenants.first().copied()) {
             let parts = (0..models).map(|model| layout.part_of(model));
-            assert!(parts.clone().all(|part| part == Part::WHOLE || family.contains(&part)), "{layout:?}");
+            assert!(parts.clone().all(|part| part == GpuPart::WHOLE || family.contains(&part)), "{layout:?}");
         }
     }
 }
 
 #[test]
 fn many_short_kernels_are_kept_apart_from_few_long_ones() {
-    let row = |batch: u32| Row { batch, ms: vec![2.0 * f64::from(batch), f64::from(batch)] };
+    let row = |batch: u32| ExecutionRow { batch, ms: vec![2.0 * f64::from(batch), f64::from(batch)] };
     let execution = |kernels: u32| {
         Execution::new(vec![Sms(66), GPU], vec![row(1), row(8)]).unwrap().with_kernels(kernels)
     };
@@ -72,7 +72,7 @@ fn many_short_kernels_are_kept_apart_from_few_long_ones() {
     };
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
     let layouts = candidates(&all, &all, Some(all[0]));
-    let list = shortlist(layouts, Some(&demands), (&Layout::AT_REST, 1.0), &Gpu::new(GPU));
+    let list = shortlist(layouts, Some(&demands), (&Layout::AT_REST, 1.0), &SharedGpu::new(GPU));
     let halves: Vec<&Layout> = list.iter().filter(|layout| layout.pattern == Pattern::LowerHalves).collect();
     let [by_work, best] = halves[..] else { panic!("{list:?}") };
     assert!(by_work.part_of(1) == by_work.part_of(2));

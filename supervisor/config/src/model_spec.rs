@@ -1,14 +1,14 @@
-//! The terms that a policy gets of a configured model.
+//! The description of a configured model for the sharing policy.
 
 use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::types::{HandoverMode, Model};
+use super::types::{HandoverMode, ModelConfig};
 
-impl Model {
-    /// `sms` says to how many SMs a share comes. A model whose share never changes has no other
-    /// share.
-    pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {
+impl ModelConfig {
+    /// Returns the description of this model for the policy. `sms` returns the SMs of a share. A model
+    /// whose share never changes has only its initial share.
+    pub fn spec(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {
             HandoverMode::Never => vec![initial],
@@ -29,9 +29,9 @@ impl Model {
         }
     }
 
-    /// The smallest share that comes to `wanted` SMs or more, else the largest that the model may
-    /// have.
-    pub fn yielding(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
+    /// Returns the model's smallest share that gives `wanted` SMs or more, or its largest share if none
+    /// does. `sms` returns the SMs of a share.
+    pub fn smallest_share_for(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
         self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
     }
 

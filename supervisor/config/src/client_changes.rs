@@ -1,44 +1,52 @@
-//! A model's configuration, changed by a client as JSON; the client may set some of its keys.
+//! Changes to a model's configuration by a client, as JSON. A client may set some keys.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use super::faults::{Fault, FaultLog};
+use super::faults::{ConfigFault, FaultLog};
 use super::host::AnyHost;
 use super::reader::Value;
-use super::types::{Config, Model, Share};
-use super::yaml::{self, Node};
+use super::types::{Config, ModelConfig, ShareConfig};
+use super::yaml::{self, YamlNode};
 use super::{Context, EXAMPLE, bounds, document, render};
 
-/// No key among them decides which program or file is run.
+/// The keys that a client may set. None of them decides which program or file the supervisor runs.
 const KEYS: [&str; 8] = ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup"];
 
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The model's files are looked at again, and the model is checked beside the rest of `config`, which
-/// is in force; it stays within `written`, the same model as the operator's file has it. An error
-/// lists every fault.
-pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Model, String> {
+/// Returns a model's configuration with the changes in `json`.
+///
+/// The model and its files are checked together with the rest of `config`, the current configuration.
+/// The result stays within the bounds of `written`, the model in the operator's file.
+///
+/// # Errors
+///
+/// A text that lists every fault.
+pub fn apply_client_changes(
+    config: &Config,
+    written: &ModelConfig,
+    json: &str,
+) -> Result<ModelConfig, String> {
     if json.len() > MAX_BYTES {
-        return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
+        return Err(format!("the configuration has {} bytes; at most {MAX_BYTES} are allowed", json.len()));
     }
     let log = FaultLog::new(Path::new("config"));
     let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
-    // A key that is there twice is a fault, and there is a document all the same.
+    // A duplicate key is a fault, but there is still a document.
     let faults = log.into_sorted();
     let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
     let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
-        .ok_or("the configuration in force cannot be read back; please report this")?;
-    let place =
-        config.models.iter().position(|model| model.name == written.name).ok_or("there is no such model")?;
+        .ok_or("the current configuration cannot be parsed again; please report this bug")?;
+    let place = config.models.iter().position(|model| model.name == written.name).ok_or("model not found")?;
     let models = Rc::make_mut(&mut whole).get_mut("models");
     if let Some(model) = models.and_then(|models| models.item_mut(place)) {
         change(model, &changes);
     }
     let log = FaultLog::new(Path::new("config"));
     check_keys(&Value::root(&changes, &log));
-    // A rendered configuration has absolute paths, so that neither folder nor environment matters.
+    // A rendered configuration has absolute paths, so the folder and the environment do not matter.
     let context = Context {
         dir: Path::new(""),
         env: &|_| None,
@@ -54,14 +62,14 @@ pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Mod
         return Err(listed(faults));
     }
     let mut model = read.models.swap_remove(place);
-    // A client cannot set it, and where it is `auto` it was not read.
+    // A client cannot change the GPU. For `gpu: auto` the reader returns 0, not the current GPU.
     model.gpu = config.models[place].gpu;
     if !names_initial(&changes) {
-        // Without this, the model would get an equal part of the SMs that other models leave, and
-        // their shares may have changed meanwhile.
+        // Otherwise the model would get an equal part of the share that other models leave, which may
+        // have changed since.
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
-        model.share = Share { initial, given: old.given, ..share };
+        model.share = ShareConfig { initial, given: old.given, ..share };
     }
     let beyond = bounds::beyond(&config.models[place], &model, written);
     if !beyond.is_empty() {
@@ -70,14 +78,14 @@ pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Mod
     Ok(model)
 }
 
-fn names_initial(changes: &Node) -> bool {
+fn names_initial(changes: &YamlNode) -> bool {
     changes.get("share").is_some_and(|share| share.is_scalar() || share.get("initial").is_some())
 }
 
 fn check_keys(changes: &Value<'_>) {
     for (key, value) in changes.any_fields() {
         if !KEYS.contains(&key) {
-            value.fault(format!("cannot be set by a client; these can: {}", KEYS.join(", ")));
+            value.fault(format!("a client cannot set this key; use one of {}", KEYS.join(", ")));
         }
         if key == "warmup" {
             check_files(&value);
@@ -85,7 +93,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// The supervisor reads these files, which a client may not be allowed to.
+/// Refuses files for the warm-up. The supervisor would read them, but the client may have no permission
+/// to read them.
 fn check_files(warmup: &Value<'_>) {
     const WHY: &str = "a client cannot name a file; give `values` or a `range`";
     if warmup.is_scalar() {
@@ -96,18 +105,20 @@ fn check_files(warmup: &Value<'_>) {
     files.for_each(|file| file.fault(WHY));
 }
 
-/// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
-/// without `sizes` drops the old sizes, and an input's new values drop its file.
-fn change(model: &mut Node, changes: &Node) {
+/// Merges the changes into the model.
+///
+/// A scalar `share` is the initial share, and a scalar `slo` is the latency. A new largest batch size
+/// without `sizes` removes the old sizes, and new values of an input remove its file.
+fn change(model: &mut YamlNode, changes: &YamlNode) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {
         if let Some(value) = changes.get_mut(key).filter(|value| value.is_scalar()) {
             value.wrap(within);
         }
     }
-    let said = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
-    if said("max")
-        && !said("sizes")
+    let gives = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
+    if gives("max")
+        && !gives("sizes")
         && let Some(batch) = model.get_mut("batch")
     {
         batch.remove("sizes");
@@ -116,8 +127,8 @@ fn change(model: &mut Node, changes: &Node) {
     model.merge(&changes);
 }
 
-/// Removes the files of inputs that the client gives otherwise.
-fn leave_files(model: &mut Node, changes: &Node) {
+/// Removes the files of inputs whose values the client gives.
+fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
     for name in given.keys() {
         if let Some(input) = warmup.get_mut(name) {
@@ -126,9 +137,9 @@ fn leave_files(model: &mut Node, changes: &Node) {
     }
 }
 
-/// Leaves out the position of a fault: it lies in a rendered text that the client has not seen.
-fn listed(faults: Vec<Fault>) -> String {
-    let line = |Fault { path, message, .. }: &Fault| {
+/// Returns the faults without their positions, which lie in a rendered text that the client has not seen.
+fn listed(faults: Vec<ConfigFault>) -> String {
+    let line = |ConfigFault { path, message, .. }: &ConfigFault| {
         if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
     };
     faults.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -156,9 +167,9 @@ mod tests {
         (dir, config)
     }
 
-    fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
+    fn apply_client_changes(config: &Config, name: &str, json: &str) -> Result<ModelConfig, String> {
         let written = config.models.iter().find(|model| model.name == name).unwrap();
-        super::changed_model(config, written, json)
+        super::apply_client_changes(config, written, json)
     }
 
     #[test]
@@ -178,19 +189,21 @@ mod tests {
         let model = &mut config.models[0];
         (model.share.max, model.priority) = (Percent::new(80).unwrap(), 5);
         for json in keys {
-            let refused = changed_model(&config, "a", json).unwrap_err();
+            let refused = apply_client_changes(&config, "a", json).unwrap_err();
             assert!(refused.contains("a client may only set"), "{json}: {refused}");
         }
         assert!(
-            changed_model(&config, "a", r#"{"cpus": [0]}"#).unwrap_err().starts_with("cpus: cannot be set")
+            apply_client_changes(&config, "a", r#"{"cpus": [0]}"#)
+                .unwrap_err()
+                .starts_with("cpus: a client cannot set this key")
         );
         let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
             "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
-        changed_model(&config, "a", less).unwrap();
-        // What another load has lowered comes back, and no more than that.
+        apply_client_changes(&config, "a", less).unwrap();
+        // A client can raise what another load has lowered, but only up to what the operator wrote.
         let written = config.models[0].clone();
         config.models[0].priority = 9;
-        let again = |json| super::changed_model(&config, &written, json);
+        let again = |json| super::apply_client_changes(&config, &written, json);
         assert_eq!(again(r#"{"priority": 5}"#).unwrap().priority, 5);
         assert!(again(r#"{"priority": 4}"#).unwrap_err().starts_with("priority: "));
         let both = again(r#"{"priority": 1, "standby": "always"}"#).unwrap_err();
@@ -198,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_stays() {
+    fn missing_keys_stay_unchanged() {
         let (_dir, config) = config();
-        assert_eq!(changed_model(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
-        let changed = changed_model(
+        assert_eq!(apply_client_changes(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
+        let changed = apply_client_changes(
             &config,
             "a",
             r#"{"share": "40%", "batch": {"max": 8}, "handover": "restart", "slo": "5ms"}"#,
@@ -214,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn a_share_that_is_not_named_stays_whatever_others_have_got() {
+    fn a_missing_share_stays_unchanged_beside_other_models() {
         let (_dir, mut config) = config();
         let equal = config.models[1].share;
         assert!(!equal.given);
         config.models[0].share.initial = Percent::new(20).unwrap();
         config.models[0].share.given = true;
-        let share = |json| changed_model(&config, "b", json).unwrap().share;
+        let share = |json| apply_client_changes(&config, "b", json).unwrap().share;
         assert_eq!(share("{}"), equal);
         assert_eq!(share(r#"{"slo": "5ms"}"#), equal);
         assert_eq!(share(r#"{"share": {"max": "60%"}}"#).initial.get(), 60);
@@ -231,20 +244,20 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_alone_leaves_the_percentile() {
+    fn a_latency_alone_keeps_the_percentile() {
         let (_dir, mut config) = config();
         config.models[0].slo.percentile = 99.9;
-        let slo = |json| changed_model(&config, "a", json).unwrap().slo;
+        let slo = |json| apply_client_changes(&config, "a", json).unwrap().slo;
         let latency = std::time::Duration::from_millis(5);
-        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::Slo { latency, percentile: 99.9 });
+        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::SloTarget { latency, percentile: 99.9 });
         assert_eq!(
             slo(r#"{"slo": {"percentile": 90}}"#),
-            crate::Slo { percentile: 90.0, ..config.models[0].slo }
+            crate::SloTarget { percentile: 90.0, ..config.models[0].slo }
         );
     }
 
     #[test]
-    fn values_of_a_client_stand_in_for_those_of_a_file() {
+    fn values_of_a_client_replace_those_of_a_file() {
         let (dir, config) = config();
         let written = std::fs::read_to_string(dir.path().join("config.yaml")).unwrap();
         let file = dir.path().join("with-file.yaml");
@@ -253,7 +266,7 @@ mod tests {
             std::fs::write(&file, written.replace("name: a,", &format!("name: a, warmup: {warmup},")))
                 .unwrap();
             let config = crate::load(&file, &|_| None, false).unwrap();
-            let warmup = |json| changed_model(&config, "a", json).unwrap().warmup;
+            let warmup = |json| apply_client_changes(&config, "a", json).unwrap().warmup;
             assert_eq!(warmup("{}"), config.models[0].warmup);
             let values = warmup(r#"{"warmup": {"x": {"range": [0, 1]}}}"#);
             assert_eq!(values.files().count(), 0);
@@ -263,13 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_named_and_a_client_cannot_say_what_is_run() {
+    fn every_fault_is_reported_and_a_client_cannot_choose_what_runs() {
         let (_dir, config) = config();
         for (json, words) in [
-            (r#"{"path": "/etc/passwd"}"#, "path: cannot be set"),
-            (r#"{"name": "c"}"#, "name: cannot be set"),
+            (r#"{"path": "/etc/passwd"}"#, "path: a client cannot set"),
+            (r#"{"name": "c"}"#, "name: a client cannot set"),
             (r#"{"share": "400%"}"#, "share.initial"),
-            (r#"{"share": {"min": "60%"}}"#, "share.min of 110%"),
+            (r#"{"share": {"min": "60%"}}"#, "add up to 110%"),
             (r#"{"batch": {"mux": 8}}"#, "mux"),
             (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
             (r#"{"warmup": "/etc/x.json"}"#, "warmup: a client cannot name a file"),
@@ -279,10 +292,10 @@ mod tests {
             ("{", "config"),
             ("", ""),
         ] {
-            let refused = changed_model(&config, "a", json).unwrap_err();
+            let refused = apply_client_changes(&config, "a", json).unwrap_err();
             assert!(refused.contains(words) || words == "config", "{json}: {refused}");
         }
-        let both = changed_model(&config, "a", r#"{"slo": "x", "priority": 0}"#).unwrap_err();
+        let both = apply_client_changes(&config, "a", r#"{"slo": "x", "priority": 0}"#).unwrap_err();
         assert!(both.contains("slo") && both.contains("priority"), "{both}");
     }
 }

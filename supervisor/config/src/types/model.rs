@@ -1,0 +1,242 @@
+//! The settings of a model.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use shadowslice_policy::workers::HandoverMode;
+use shadowslice_shared::boot::{EchoTensor, InputValues};
+use shadowslice_shared::profile::Profile;
+use shadowslice_shared::units::Percent;
+
+use crate::arrays::ArrayFile;
+
+/// A model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The name, by which clients request the model.
+    pub name: String,
+    /// The engine that runs the model.
+    pub engine: EngineConfig,
+    /// The index in [`Config::gpus`](super::Config::gpus).
+    pub gpu: usize,
+    /// True if the supervisor chooses the GPU. `gpu` is 0 until then.
+    pub gpu_auto: bool,
+    /// The profile, or `None` if the configuration has none or the profile is faulty.
+    pub profile: Option<Profile>,
+    /// The absolute path of the profile.
+    pub profile_path: Option<PathBuf>,
+    /// The model's share of the GPU.
+    pub share: ShareConfig,
+    /// The latency objective.
+    pub slo: SloTarget,
+    /// The settings of batching.
+    pub batch: BatchConfig,
+    /// The settings of the request queue.
+    pub queue: QueueConfig,
+    /// The priority; 1 is the highest.
+    pub priority: u32,
+    /// The way in which the model's share changes.
+    pub handover: HandoverMode,
+    /// True if the supervisor keeps a second worker warm at the current share, which takes over if the
+    /// first one dies.
+    pub standby: bool,
+    /// The CPU cores to which workers are pinned, or empty for all cores.
+    pub cpus: Vec<usize>,
+    /// The limit on a worker's GPU memory in bytes. It has an effect on real GPUs only.
+    pub memory_limit: Option<u64>,
+    /// The inputs for the warm-up.
+    pub warmup: WarmupConfig,
+    /// The first fault of the model's own files, if they have one. Such a model stays unready.
+    pub broken: Option<String>,
+}
+
+/// The engine that runs a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EngineConfig {
+    /// ONNX Runtime.
+    OnnxRuntime {
+        /// The absolute path of the model's file.
+        path: PathBuf,
+        /// The number of CPU threads within one operator.
+        threads: u32,
+        /// The execution providers, the preferred one first; empty on an emulated GPU.
+        providers: Vec<ProviderKind>,
+    },
+    /// A class in a Python file.
+    Python {
+        /// The absolute path of the file, or of a folder with `model.py`.
+        path: PathBuf,
+        /// The absolute path of the Python interpreter.
+        interpreter: PathBuf,
+        /// The number of threads that the model's libraries use within one operator.
+        threads: u32,
+    },
+    /// An engine that answers with its inputs after the time in the profile.
+    Emulated {
+        /// The inputs and the outputs that repeat them.
+        tensors: Vec<EchoTensor>,
+    },
+}
+
+impl EngineConfig {
+    /// Returns whether the model may run on TensorRT.
+    pub fn has_tensorrt(&self) -> bool {
+        matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&ProviderKind::TensorRt))
+    }
+}
+
+/// An execution provider of ONNX Runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProviderKind {
+    /// ONNX Runtime's CUDA provider.
+    Cuda,
+    /// TensorRT.
+    TensorRt,
+}
+
+/// A model's share of its GPU: `min <= initial <= max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShareConfig {
+    /// The share at the start.
+    pub initial: Percent,
+    /// True if the configuration gives `initial`. Then no policy starts the model with another share.
+    pub given: bool,
+    /// The smallest share.
+    pub min: Percent,
+    /// The largest share.
+    pub max: Percent,
+}
+
+/// The latency objective of a model: `percentile` percent of the requests are answered within
+/// `latency`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SloTarget {
+    /// The time within which a request must be answered, above zero.
+    pub latency: Duration,
+    /// The percentage of requests, above 0 and below 100.
+    pub percentile: f64,
+}
+
+/// The inputs of a model's warm-up that the operator gives.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct WarmupConfig {
+    /// The absolute path of the file with all inputs, if there is one.
+    pub file: Option<PathBuf>,
+    /// The given inputs by name.
+    pub inputs: BTreeMap<String, WarmupInput>,
+}
+
+impl WarmupConfig {
+    /// Returns the files that values come from.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let of_inputs = self.inputs.values().filter_map(|input| match &input.values {
+            Some(WarmupValues::File(file)) if self.file.is_none() => Some(file.path.as_path()),
+            _ => None,
+        });
+        self.file.as_deref().into_iter().chain(of_inputs)
+    }
+}
+
+/// The shape and the values of an input in the warm-up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WarmupInput {
+    /// The shape without the batch axis. `None` for the model's shape, in which the worker chooses a
+    /// length that works for each free axis.
+    pub shape: Option<Vec<i64>>,
+    /// The values, or `None` for values that the worker makes up.
+    pub values: Option<WarmupValues>,
+}
+
+impl WarmupInput {
+    /// Returns the shape in the configuration, or the shape of the array in a file, which includes the
+    /// batch axis.
+    pub(crate) fn given_shape(&self) -> Option<&[i64]> {
+        match (&self.shape, &self.values) {
+            (Some(shape), _) => Some(shape),
+            (None, Some(WarmupValues::File(file))) => file.array.as_ref().map(|array| array.shape()),
+            (None, _) => None,
+        }
+    }
+}
+
+/// The values of an input in the warm-up.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WarmupValues {
+    /// Values in the configuration.
+    Written(InputValues),
+    /// An array in a file, which also gives the shape.
+    File(ArrayFile),
+}
+
+/// The settings of batching.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchConfig {
+    /// The largest batch in rows; 0 for a model without a batch axis. If `None`, it depends on whether
+    /// the model has a batch axis: see [`BatchConfig::resolve`].
+    pub max: Option<u32>,
+    /// The batch sizes to warm up, ascending to `max`. `None` for powers of two.
+    pub sizes: Option<Vec<u32>>,
+    /// The time for which a batch that could run waits for more requests.
+    pub max_delay: Duration,
+}
+
+impl BatchConfig {
+    /// The largest batch in rows if the configuration gives none and the model has a batch axis.
+    pub const DEFAULT_MAX: u32 = 32;
+
+    /// Returns the largest batch in rows (0 without a batch axis) and the sizes to warm up.
+    pub fn resolve(&self, has_batch_axis: bool) -> (u32, Vec<u32>) {
+        let max = self.max.unwrap_or(if has_batch_axis { Self::DEFAULT_MAX } else { 0 });
+        (max, self.sizes.clone().unwrap_or_else(|| batch_sizes(max)))
+    }
+}
+
+/// Returns the powers of two below `max`, and `max` itself. For a model without a batch axis (`max` 0)
+/// this is only 1.
+pub fn batch_sizes(max: u32) -> Vec<u32> {
+    let powers = std::iter::successors(Some(1_u32), |size| size.checked_mul(2));
+    powers.take_while(|&size| size < max).chain([max.max(1)]).collect()
+}
+
+/// The settings of a model's request queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// The largest number of requests that wait or run. The supervisor refuses more.
+    pub max_requests: usize,
+    /// The size of the model's request slab in bytes. At least one request of the largest size fits.
+    pub memory: u64,
+    /// The treatment of late requests.
+    pub on_late: OnLate,
+}
+
+/// The treatment of a request that cannot meet its deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLate {
+    /// The supervisor rejects the request.
+    Reject,
+    /// The model runs the request anyway.
+    Serve,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batch_sizes_are_powers_of_two_and_the_maximum() {
+        assert_eq!(batch_sizes(0), [1], "no batch axis");
+        assert_eq!(batch_sizes(1), [1]);
+        assert_eq!(batch_sizes(6), [1, 2, 4, 6]);
+        assert_eq!(batch_sizes(8), [1, 2, 4, 8]);
+        assert_eq!(batch_sizes(u32::MAX).len(), 33);
+    }
+
+    #[test]
+    fn the_batch_axis_decides_what_the_configuration_leaves_open() {
+        let batch = |max, sizes| BatchConfig { max, sizes, max_delay: Duration::ZERO };
+        assert_eq!(batch(None, None).resolve(true), (32, vec![1, 2, 4, 8, 16, 32]));
+        assert_eq!(batch(None, None).resolve(false), (0, vec![1]));
+        assert_eq!(batch(Some(4), Some(vec![3, 4])).resolve(true), (4, vec![3, 4]));
+    }
+}
