@@ -10,24 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from shadowslice_fleet import report, settings, wish
-from shadowslice_fleet.moves import Refused
+from shadowslice_fleet import report, settings
+from shadowslice_fleet import spec as specs
+from shadowslice_fleet.moves import CommandRefused
+from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
-from shadowslice_fleet.state import StateFault
 
 OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
-ANSWERED_WITHIN = 20.0  # seconds
-UP_WITHIN = 600.0
-LOOKED_EVERY = 0.5
+REPLY_TIMEOUT = 20.0  # seconds
+WAIT_TIMEOUT = 600.0
+POLL_INTERVAL = 0.5
 # With its defaults Ray tries for a quarter of an hour to reach a head that is away; so for 15 s.
-RAY_GIVES_UP = {
+RAY_TIMEOUTS = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_py_gcs_connect_timeout_s": "3",
     "RAY_gcs_server_request_timeout_seconds": "5",
 }
 
 
-class NotAsWished(Exception):
+class NotInDesiredState(Exception):
     """The fleet is not as it should be; the text says where."""
 
 
@@ -40,10 +41,10 @@ def main() -> None:
     arguments.out = _own_output()
     try:
         sys.exit(arguments.run(arguments))
-    except (NotAsWished, PlaceFailed, Refused, StateFault) as why:
+    except (NotInDesiredState, PlaceFailed, CommandRefused, StateFault) as why:
         print(f"error: {why}", file=sys.stderr)
         sys.exit(REFUSED)
-    except (wish.WishFaults, settings.SettingsFault) as fault:
+    except (specs.SpecFaults, settings.SettingsFault) as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(CONFIG)
     except NoFleet as fault:
@@ -81,10 +82,10 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     up = command("up", _up, "Have the fleet serve these models, and wait until it does")
-    up.add_argument("wish", type=Path, metavar="WISH.yaml")
+    up.add_argument("spec", type=Path, metavar="SPEC.yaml")
     _bounded(up)
     plan = command("plan", _plan, "Say what `up` would change, and change nothing")
-    plan.add_argument("wish", type=Path, metavar="WISH.yaml")
+    plan.add_argument("spec", type=Path, metavar="SPEC.yaml")
     status = command("status", _status, "Say what is served where, and what is not as wished")
     status.add_argument("--json", action="store_true")
     move = command("move", _move, "Move a copy of a model to another host or GPU")
@@ -112,7 +113,13 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--temp-dir", type=Path, default=Path("/tmp/ray"))
     _with_settings(node)
     controller = command("controller", _controller, "Keep the fleet where KubeRay runs Ray")
-    controller.add_argument("--wish", type=Path, help="a file that the fleet is to go by")
+    controller.add_argument(
+        "--wish",
+        dest="spec",
+        type=Path,
+        metavar="SPEC.yaml",
+        help="a file that the fleet is to go by",
+    )
     gateway = command(
         "gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs"
     )
@@ -128,7 +135,7 @@ def _with_settings(command: argparse.ArgumentParser) -> None:
 
 def _bounded(command: argparse.ArgumentParser) -> None:
     text = "seconds until it gives up waiting; the fleet goes on (%(default)g)"
-    command.add_argument("--within", type=_seconds, default=UP_WITHIN, help=text)
+    command.add_argument("--within", type=_seconds, default=WAIT_TIMEOUT, help=text)
 
 
 def _seconds(text: str) -> float:
@@ -139,31 +146,33 @@ def _seconds(text: str) -> float:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    wished = wish.load(arguments.wish)
+    spec = specs.load(arguments.spec)
     fleet = _Fleet(arguments.ray)
-    fleet.ask("wish", wished.document)
-    status = _until(fleet, arguments)
-    there = status["models"]  # another operator may have wished for others meanwhile
-    lacking = [
-        name for name in wished.models if name not in there or not report.suffices(there[name])
+    fleet.call("apply_spec", spec.document)
+    status = _wait_until_settled(fleet, arguments)
+    current = status["models"]  # another operator may have wished for others meanwhile
+    missing = [
+        name
+        for name in spec.models
+        if name not in current or not report.is_sufficient(current[name])
     ]
-    if lacking:
-        raise NotAsWished(f"not as wished: {', '.join(lacking)}")
+    if missing:
+        raise NotInDesiredState(f"not as wished: {', '.join(missing)}")
     return OK
 
 
 def _down(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
-    fleet.ask("wish", {"models": []})
-    _until(fleet, arguments)
+    fleet.call("apply_spec", {"models": []})
+    _wait_until_settled(fleet, arguments)
     return OK
 
 
-def _until(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
+def _wait_until_settled(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
     """Shows what changes until all is as wished, or cannot be. Raises NotAsWished."""
     deadline, shown = time.monotonic() + arguments.within, ""
     while True:
-        status: report.Status = fleet.ask("status")
+        status: report.Status = fleet.call("status")
         now = "\n".join(report.lines(status))
         if now != shown:
             print(now, end="\n\n", flush=True, file=arguments.out)
@@ -171,21 +180,23 @@ def _until(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
         if status["settled"]:
             return status
         if time.monotonic() > deadline:
-            raise NotAsWished(f"not all is as wished after {arguments.within:g} s; see `status`")
-        time.sleep(LOOKED_EVERY)
+            raise NotInDesiredState(
+                f"not all is as wished after {arguments.within:g} s; see `status`"
+            )
+        time.sleep(POLL_INTERVAL)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    wished = wish.load(arguments.wish)
-    changes = _Fleet(arguments.ray).ask("plan", wished.document)
+    spec = specs.load(arguments.spec)
+    changes = _Fleet(arguments.ray).call("plan", spec.document)
     print("\n".join(changes) or "nothing changes", file=arguments.out)
     return OK
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    status = _Fleet(arguments.ray).ask("status")
-    said = json.dumps(status) if arguments.json else "\n".join(report.lines(status))
-    print(said, file=arguments.out, flush=True)
+    status = _Fleet(arguments.ray).call("status")
+    text = json.dumps(status) if arguments.json else "\n".join(report.lines(status))
+    print(text, file=arguments.out, flush=True)
     return OK
 
 
@@ -195,27 +206,29 @@ def _move(arguments: argparse.Namespace) -> int:
         print(f"error: '{gpu}' is no GPU's number; write HOST:0, say", file=sys.stderr)
         return USAGE
     fleet = _Fleet(arguments.ray)
-    fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
-    status = _until(fleet, arguments)
+    fleet.call("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
+    status = _wait_until_settled(fleet, arguments)
     model = status["models"].get(arguments.model)
     if model is None:
-        raise NotAsWished(f"'{arguments.model}' is wished no more")
+        raise NotInDesiredState(f"'{arguments.model}' is wished no more")
     if host in model["failing"]:
         why = model["failures"][host]
-        raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {why}")
+        raise NotInDesiredState(f"'{arguments.model}' did not move to {arguments.to}: {why}")
     return OK
 
 
 def _drain(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
-    fleet.ask("drain", arguments.host, arguments.drained)
-    status = _until(fleet, arguments)
+    fleet.call("drain", arguments.host, arguments.drained)
+    status = _wait_until_settled(fleet, arguments)
     host = status["hosts"].get(arguments.host)
     stay = host["models"] if host and host["answers"] else []
     if arguments.drained and stay:
-        there = status["models"]
-        why = "; ".join(f"{name}: {report.reason(there[name])}" for name in stay if name in there)
-        raise NotAsWished(f"models stay on '{arguments.host}': {why}")
+        current = status["models"]
+        why = "; ".join(
+            f"{name}: {report.reason(current[name])}" for name in stay if name in current
+        )
+        raise NotInDesiredState(f"models stay on '{arguments.host}': {why}")
     return OK
 
 
@@ -238,7 +251,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
-        node.controller(arguments.ray, arguments.wish)
+        node.controller(arguments.ray, arguments.spec)
     except node.HeadFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
     return UNAVAILABLE
@@ -250,7 +263,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
     os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     try:
         return gateway_process.run(settings.gateway())
-    except gateway_process.NoEnvoy as missing:
+    except gateway_process.EnvoyMissing as missing:
         print(f"error: {missing}", file=sys.stderr)
         return UNAVAILABLE
 
@@ -260,7 +273,7 @@ class _Fleet:
 
     def __init__(self, address: str) -> None:
         """Raises NoFleet."""
-        for variable, value in RAY_GIVES_UP.items():
+        for variable, value in RAY_TIMEOUTS.items():
             os.environ.setdefault(variable, value)
         import ray
 
@@ -277,10 +290,12 @@ class _Fleet:
             why = f"no fleet answers at {address}; is its head's unit running? ({error})"
             raise NoFleet(why) from error
 
-    def ask(self, what: str, *given: object) -> Any:
+    def call(self, method: str, *arguments: object) -> Any:
         """Raises NoFleet, and what the actor raises."""
         try:
-            return self.ray.get(getattr(self.actor, what).remote(*given), timeout=ANSWERED_WITHIN)
+            return self.ray.get(
+                getattr(self.actor, method).remote(*arguments), timeout=REPLY_TIMEOUT
+            )
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause or error from None
         except self.ray.exceptions.RayError as error:

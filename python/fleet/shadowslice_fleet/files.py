@@ -10,10 +10,10 @@ from pathlib import Path
 
 import fsspec
 
-from shadowslice_fleet.wish import SHA256, Files
+from shadowslice_fleet.spec import SHA256, Files
 
 CHUNK = 1 << 20  # bytes
-COMING = ".coming-"  # what is not whole: it is being fetched, or removed
+PARTIAL = ".coming-"  # what is not whole: it is being fetched, or removed
 
 
 class FetchFailed(Exception):
@@ -22,32 +22,32 @@ class FetchFailed(Exception):
 
 def fetch(files: Files, folder: Path) -> Path:
     """The folder that has the file, or all that lies under the URL. Raises FetchFailed."""
-    there = folder / files.key
-    if there.is_dir():
-        used(there)
-        return there
+    target = folder / files.key
+    if target.is_dir():
+        mark_used(target)
+        return target
     folder.mkdir(parents=True, exist_ok=True)
-    coming = Path(tempfile.mkdtemp(prefix=f"{COMING}{files.key}-", dir=folder))
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{files.key}-", dir=folder))
     try:
-        _copy(files.url, coming)
-        _verify(files, coming)
-        _flush(coming)
-        coming.chmod(0o755)
-        os.replace(coming, there)
+        _copy(files.url, partial)
+        _verify(files, partial)
+        _flush(partial)
+        partial.chmod(0o755)
+        os.replace(partial, target)
     except Exception as error:  # each file system of fsspec has errors of its own
-        raise FetchFailed(_public(f"files: {files.url} cannot be fetched: {error}")) from error
+        raise FetchFailed(_redact(f"files: {files.url} cannot be fetched: {error}")) from error
     finally:
-        shutil.rmtree(coming, ignore_errors=True)
-    return there
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
 
 
 def fetched(folder: Path) -> frozenset[str]:
     """Keys of the files that are there."""
-    there = folder.iterdir() if folder.is_dir() else ()
-    return frozenset(path.name for path in there if SHA256.fullmatch(path.name))
+    target = folder.iterdir() if folder.is_dir() else ()
+    return frozenset(path.name for path in target if SHA256.fullmatch(path.name))
 
 
-def used(path: Path) -> None:
+def mark_used(path: Path) -> None:
     """When it was used last is its time of change, which outlives the actor. Read-only files, which
     others provide, have no such time; nor can they be removed."""
     with suppress(OSError):
@@ -87,7 +87,7 @@ def _flush(folder: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def _public(text: str) -> str:
+def _redact(text: str) -> str:
     """Without what URLs have of users, passwords and signatures: all may read why it failed."""
     return re.sub(r"\?[^\s'\"]+", "?...", re.sub(r"://[^/@\s]*@", "://...@", text))
 

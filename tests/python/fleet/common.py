@@ -33,7 +33,7 @@ def emulated(name: str, datatype: str, size: int, **more: Any) -> dict[str, Any]
     return {"name": name, "engine": "emulated", "tensors": tensors, "slo": "200ms"} | more
 
 
-def wished(options: Options) -> list[dict[str, Any]]:
+def spec_models(options: Options) -> list[dict[str, Any]]:
     """Seven models, of which clients ask six all the time; they all fit on two GPUs."""
     models = [
         emulated("echo", "FP32", 4, need=need(16)),
@@ -83,7 +83,7 @@ def load(rig: Rig, options: Options, streams: bool = False, more: Sequence[Serve
 
 
 def up_all(rig: Rig, options: Options) -> None:
-    rig.cli("up", str(rig.wish(wished(options))), "--within", "90")
+    rig.cli("up", str(rig.write_spec(spec_models(options))), "--within", "90")
 
 
 def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from common import Options, a_move, emulated, load, need, none_lost, up_all, wished
+from common import Options, a_move, emulated, load, need, none_lost, spec_models, up_all
 from load import echo
 from rig import GPUS, Rig
 
@@ -11,7 +11,7 @@ from rig import GPUS, Rig
 def moves(rig: Rig, options: Options) -> None:
     """Host to host, GPU to GPU; none lost. A copy that cannot start leaves the old one serving."""
     single = emulated("single", "FP32", 8, copies=1, need=need(8))
-    rig.cli("up", str(rig.wish([*wished(options), single])), "--within", "60")
+    rig.cli("up", str(rig.write_spec([*spec_models(options), single])), "--within", "60")
     moved, took = 0, []
     with load(rig, options, streams=True, more=[echo("single", "FP32", 8)]) as told:
         while moved < options.times(16, 100, 100):
@@ -19,7 +19,7 @@ def moves(rig: Rig, options: Options) -> None:
             moved += many_moves(rig)
             took.append(time.monotonic() - began)
     none_lost(told, f"{moved} moves, of all models at once in {statistics.median(took):.1f} s")
-    changed_wish(rig, options)
+    changed_spec(rig, options)
     aborted_move(rig, options)
     drained_host(rig, options)
 
@@ -27,24 +27,24 @@ def moves(rig: Rig, options: Options) -> None:
 def many_moves(rig: Rig) -> int:
     """One of each model, at the same time."""
     status = rig.status()
-    asked = [a_move(status, name) for name in status["models"]]
+    requested = [a_move(status, name) for name in status["models"]]
     rig.cli_at_once(
-        [["move", model, to, "--from", source, "--within", "60"] for model, to, source in asked]
+        [["move", model, to, "--from", source, "--within", "60"] for model, to, source in requested]
     )
     after = rig.status()["models"]
-    for model, to, _ in asked:
+    for model, to, _ in requested:
         table = [f"{copy['host']}:{copy['gpu']}" for copy in after[model]["copies"]]
         assert to in table, (model, to, table)
-    return len(asked)
+    return len(requested)
 
 
-def changed_wish(rig: Rig, options: Options) -> None:
+def changed_spec(rig: Rig, options: Options) -> None:
     """A model that is replaced on its hosts, and one that changes in place."""
-    models = wished(options)
+    models = spec_models(options)
     models[0] |= {"batch": {"max": 4}}
     models[1] |= {"slo": "300ms"}
     with load(rig, options, streams=True) as told:
-        rig.cli("up", str(rig.wish(models)), "--within", "60")
+        rig.cli("up", str(rig.write_spec(models)), "--within", "60")
         time.sleep(1)
     none_lost(told, "a changed wish")
     slos = {

@@ -139,7 +139,7 @@ class Rig:
         status: dict[str, Any] = json.loads(self.cli("status", "--json").stdout)
         return status
 
-    def wish(self, models: list[dict[str, Any]], name: str = "wish.yaml") -> Path:
+    def write_spec(self, models: list[dict[str, Any]], name: str = "wish.yaml") -> Path:
         path = self.folder / name
         path.write_text(yaml.safe_dump({"models": models}))
         return path

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from common import Options, emulated, none_lost, settled, up_all, wished
+from common import Options, emulated, none_lost, settled, spec_models, up_all
 from load import Load, echo
 from rig import GRPC, HTTP, Rig
 from units import kill, wait_until
@@ -96,7 +96,7 @@ def scale(rig: Rig, options: Options) -> None:
     hot = emulated(
         "hot", "FP32", 4, copies=1, most=2, profile=PROFILE, slo="100ms", batch={"max": 4}
     )
-    rig.cli("up", str(rig.wish([*wished(options), hot])), "--within", "60")
+    rig.cli("up", str(rig.write_spec([*spec_models(options), hot])), "--within", "60")
     with Load(rig.address("gw"), HTTP, GRPC, [echo("echo", "FP32", 4)]) as others:
         with Paced(rig, MUCH) as much:
             took = wait_until(lambda: copies(rig) == 2, GROWN_WITHIN, "a copy more")

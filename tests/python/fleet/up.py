@@ -9,13 +9,13 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from common import Options, emulated, load, need, none_lost, up_all, wished
+from common import Options, emulated, load, need, none_lost, spec_models, up_all
 from rig import GRPC, HTTP, Rig
 
 
 def up(rig: Rig, options: Options) -> None:
     """From nothing to seven models; faults are told all at once; `plan` changes nothing."""
-    faulty = rig.wish(
+    faulty = rig.write_spec(
         [{"name": "a b", "gpu": 1}, {"name": "x", "copies": 0, "slo": "1ms", "need": {}}],
         "bad.yaml",
     )
@@ -23,8 +23,10 @@ def up(rig: Rig, options: Options) -> None:
     assert done.returncode == 78, done
     for part in ("models[0].name:", "models[0].gpu:", "models[1].copies:", "models[1].need:"):
         assert part in done.stderr, done.stderr
-    wish = rig.wish([*wished(options), emulated("planned", "FP32", 2, need=need(16))], "plan.yaml")
-    planned = rig.cli("plan", str(wish)).stdout
+    spec = rig.write_spec(
+        [*spec_models(options), emulated("planned", "FP32", 2, need=need(16))], "plan.yaml"
+    )
+    planned = rig.cli("plan", str(spec)).stdout
     assert "planned: comes to" in planned and "planned" not in rig.status()["models"], planned
     status = rig.status()
     assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), (
@@ -57,9 +59,9 @@ def broken_models(rig: Rig, options: Options) -> None:
         "fails": fails | {"name": "fails"},
         "changed": fails | {"name": "changed", "files": changed},
     }
-    wish = rig.wish([*wished(options), *models.values()])
+    spec = rig.write_spec([*spec_models(options), *models.values()])
     with load(rig, options) as told:
-        done = rig.cli("up", str(wish), "--within", "30", check=False)
+        done = rig.cli("up", str(spec), "--within", "30", check=False)
     none_lost(told, "models that cannot be served")
     assert done.returncode == 1, done
     for line in ("faulty on [abc]: tensors: ", "fails on [abc]: ", "changed on [abc]: .* digest"):

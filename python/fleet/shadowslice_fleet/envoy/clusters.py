@@ -11,12 +11,12 @@ from shadowslice_fleet.envoy.common import (
     file_source,
     resource_file,
 )
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.spec import Model
 
 HEALTH_INTERVAL = "0.25s"
 HEALTH_TIMEOUT = "0.5s"
 UNHEALTHY_AFTER = 2  # answers in a row
-UNREACHED = 2  # connections refused, reset or timed out in a row; one may be an idle one's end
+EJECT_AFTER = 2  # connections refused, reset or timed out in a row; one may be an idle one's end
 EJECTED_FOR = "0.5s"  # by then the readiness checks know better
 CONNECT_TIMEOUT = "0.5s"
 # A supervisor closes connections that are idle for `limits.keep_alive`, 75 s by default.
@@ -109,7 +109,7 @@ def _ejection() -> Config:
     again and again, until two readiness checks have failed. The next good check takes it back."""
     return {
         "split_external_local_origin_errors": True,
-        "consecutive_local_origin_failure": UNREACHED,
+        "consecutive_local_origin_failure": EJECT_AFTER,
         "enforcing_consecutive_local_origin_failure": 100,
         "enforcing_consecutive_5xx": 0,
         "enforcing_success_rate": 0,

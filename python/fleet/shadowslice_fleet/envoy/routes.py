@@ -3,10 +3,10 @@
 import json
 
 from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.spec import Model
 
 MODEL_HEADER = "x-shadowslice-model"
-MOST_RETRIES = 3  # by the third a copy that cannot be reached is ejected
+MAX_RETRIES = 3  # by the third a copy that cannot be reached is ejected
 # What has never run, and so may always be tried again.
 NOT_RUN = "connect-failure,refused-stream,reset-before-request"
 # Loads and unloads by clients would change one host of several.
@@ -63,7 +63,7 @@ def _route(match: Config, cluster: str, model: Model | None) -> Config:
         "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy takes no exponents
         "retry_policy": {
             "retry_on": again,
-            "num_retries": MOST_RETRIES,
+            "num_retries": MAX_RETRIES,
             "retry_host_predicate": [
                 {
                     "name": "envoy.retry_host_predicates.previous_hosts",

@@ -9,8 +9,8 @@ from typing import Any
 from unittest import mock
 
 from shadowslice_fleet import cli
+from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
-from shadowslice_fleet.state import StateFault
 
 WISH = "models: [{name: m, need: {sms: 8, memory: 1Gi}}]"
 
@@ -34,7 +34,7 @@ class Commands(unittest.TestCase):
         """The exit code, and what is told as an error."""
         errors = io.StringIO()
         fleet = mock.Mock()
-        fleet.ask.side_effect = answers if callable(answers) else lambda *_: answers
+        fleet.call.side_effect = answers if callable(answers) else lambda *_: answers
         with (
             mock.patch.object(cli, "_Fleet", lambda _: fleet),
             mock.patch.object(cli, "_own_output", io.StringIO),

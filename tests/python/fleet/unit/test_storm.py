@@ -32,8 +32,8 @@ class Storms(unittest.TestCase):
         actions = there.actions
         if actions.apply or actions.fetch or actions.drain or actions.undrain:
             return False
-        names = {name for facts in there.hosts.values() for name in facts.copies}
-        return names == there.wish.models.keys() and all(
+        names = {name for observed in there.hosts.values() for name in observed.copies}
+        return names == there.spec.models.keys() and all(
             there.table(name) == set(there.memory.placement[name])
             and there.serving(name)
             == there.published(name)

@@ -5,12 +5,12 @@ from typing import Any
 
 from shadowslice_fleet import load
 from shadowslice_fleet.load import Load
-from shadowslice_fleet.wish import Document, Files, Model
+from shadowslice_fleet.spec import Document, Files, Model
 
-HEARD_FOR = 2.0  # seconds for which facts count as heard just now
-GONE_AFTER = 3.0  # seconds without a host that serves nothing until its copies are placed anew
+FRESH_FOR = 2.0  # seconds for which facts count as heard just now
+LOST_AFTER = 3.0  # seconds without a host that serves nothing until its copies are placed anew
 # The same if Envoy reaches its copies: its unit of the fleet may only be restarting.
-SILENT_FOR = 300.0
+LOST_AFTER_SERVING = 300.0
 
 
 @dataclass(frozen=True, order=True)
@@ -25,7 +25,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Order:
+class Assignment:
     """One model as a host is to have it."""
 
     model: Model
@@ -37,10 +37,10 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Orders:
+class Assignments:
     """All that a host is to have; models in `keep` stay as they are."""
 
-    new: tuple[Order, ...]
+    new: tuple[Assignment, ...]
     keep: tuple[str, ...]
 
 
@@ -49,7 +49,7 @@ class Refusal:
     """Why what was asked for has not been done; each trial has a number of its own."""
 
     why: str
-    trial: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Copy:
     why: str | None
     drained: bool
     gpu: int
-    under_way: int  # requests that wait or run
+    in_flight: int  # requests that wait or run
     accepted: int
     load: Load | None = None
 
@@ -78,7 +78,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Host:
+class ObservedHost:
     name: str
     address: str
     http_port: int
@@ -86,12 +86,12 @@ class Host:
     why: str | None  # its supervisor does not answer
     gpus: tuple[Gpu, ...] = ()
     copies: dict[str, Copy] = field(default_factory=dict)
-    ordered: dict[str, str] = field(
+    assigned: dict[str, str] = field(
         default_factory=dict
     )  # model: digest, as the served file has it
-    refused: dict[str, Refusal] = field(default_factory=dict)  # by an order's digest
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # by an order's digest
     fetched: frozenset[str] = frozenset()  # keys of files
-    unfetched: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
+    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
     busy: bool = False  # an order is being carried out
     interrupted: bool = False  # the supervisor does not go by all of its file; to be repeated
 
@@ -130,25 +130,27 @@ def copies(status: Document) -> dict[str, Copy]:
     }
 
 
-def unfetched(order: Order, host: Host) -> Files | None:
+def files_to_fetch(assignment: Assignment, host: ObservedHost) -> Files | None:
     """What the host has to fetch before it can carry out the order."""
-    files = order.model.files
+    files = assignment.model.files
     return files if files and files.key not in host.fetched else None
 
 
 @dataclass
-class Heard:
+class HostRecord:
     """What was heard of a host last; times are of the monotonic clock."""
 
-    facts: Host
+    observed: ObservedHost
     at: float  # of the last facts from a supervisor that answered
     why: str | None = None  # the supervisor does not answer
 
 
-def there(heard: dict[str, Heard], serving: set[str], now: float) -> dict[str, Host]:
+def current_hosts(
+    records: dict[str, HostRecord], serving: set[str], now: float
+) -> dict[str, ObservedHost]:
     """Hosts whose copies stay where they are; Envoy sends requests to those in `serving`."""
     return {
-        name: each.facts
-        for name, each in heard.items()
-        if now - each.at < (SILENT_FOR if name in serving else GONE_AFTER)
+        name: each.observed
+        for name, each in records.items()
+        if now - each.at < (LOST_AFTER_SERVING if name in serving else LOST_AFTER)
     }

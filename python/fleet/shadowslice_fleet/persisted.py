@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from shadowslice_fleet import wish
-from shadowslice_fleet.facts import Slot
-from shadowslice_fleet.states import Placement
-from shadowslice_fleet.wish import Wish
+from shadowslice_fleet import spec as specs
+from shadowslice_fleet.loop_state import Placement
+from shadowslice_fleet.observed import Slot
+from shadowslice_fleet.spec import Spec
 
 
 class StateFault(Exception):
@@ -18,8 +18,8 @@ class StateFault(Exception):
 
 
 @dataclass(frozen=True)
-class State:
-    wish: Wish | None = None  # None: nothing was ever wished, so that nothing is removed
+class PersistedState:
+    spec: Spec | None = None  # None: nothing was ever wished, so that nothing is removed
     placement: Placement = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
     extra: dict[str, int] = field(default_factory=dict)  # copies beyond the wish, by model
@@ -28,16 +28,16 @@ class State:
 def lock(folder: Path) -> IO[str] | None:
     """Held by the one Fleet actor that may write; None while another one holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = (folder / "lock").open("w")
+    lock_file = (folder / "lock").open("w")
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        held.close()
+        lock_file.close()
         return None
-    return held
+    return lock_file
 
 
-def load(folder: Path) -> State:
+def load(folder: Path) -> PersistedState:
     """Raises StateFault."""
     path = folder / "fleet.json"
     try:
@@ -46,21 +46,21 @@ def load(folder: Path) -> State:
             name: tuple(Slot(host, gpu) for host, gpu in slots)
             for name, slots in kept["placement"].items()
         }
-        wished = wish.parse(kept["wish"], str(path)) if kept["wish"] is not None else None
-        return State(wished, placement, frozenset(kept["drained"]), dict(kept["extra"]))
+        spec = specs.parse(kept["wish"], str(path)) if kept["wish"] is not None else None
+        return PersistedState(spec, placement, frozenset(kept["drained"]), dict(kept["extra"]))
     except FileNotFoundError:
-        return State()
-    except (OSError, ValueError, KeyError, TypeError, wish.WishFaults) as error:
+        return PersistedState()
+    except (OSError, ValueError, KeyError, TypeError, specs.SpecFaults) as error:
         raise StateFault(f"{path} cannot be read; mend or remove it: {error}") from error
 
 
-def save(folder: Path, state: State) -> None:
+def save(folder: Path, state: PersistedState) -> None:
     """Raises StateFault."""
     slots = {
         name: [(slot.host, slot.gpu) for slot in slots] for name, slots in state.placement.items()
     }
     document = {
-        "wish": state.wish.document if state.wish else None,
+        "wish": state.spec.document if state.spec else None,
         "placement": slots,
         "drained": sorted(state.drained),
         "extra": state.extra,

@@ -6,29 +6,29 @@ import tempfile
 from pathlib import Path
 
 from shadowslice_fleet import files
-from shadowslice_fleet.wish import SHA256
+from shadowslice_fleet.spec import SHA256
 
 PROFILES = ".profiles"  # the folder of profiles, which come with orders
-AFTER = 86400.0  # seconds from the last use
+EXPIRE_AFTER = 86400.0  # seconds from the last use
 
 
-def find(folder: Path, configuration: str, now: float) -> set[Path]:
+def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
     """What was fetched, or left half fetched, and profiles, that the configuration's text has not
     named for a day; what it names is marked as used. `now` is of the wall clock, in seconds."""
-    ours = [path for path in _in(folder) if SHA256.fullmatch(path.name) or _half(path)]
+    ours = [path for path in _in(folder) if SHA256.fullmatch(path.name) or _is_partial(path)]
     found = set()
     for path in [*ours, *_in(folder / PROFILES)]:
         age = now - path.stat().st_mtime
         if path.name in configuration or age < 0:
-            files.used(path)
-        elif age > AFTER:
+            files.mark_used(path)
+        elif age > EXPIRE_AFTER:
             found.add(path)
     return found
 
 
-def set_aside(path: Path) -> Path:
+def move_aside(path: Path) -> Path:
     """At once, so that what has its name is whole. Returns where it is. Raises OSError."""
-    aside = Path(tempfile.mkdtemp(prefix=f"{files.COMING}{path.name}-", dir=path.parent))
+    aside = Path(tempfile.mkdtemp(prefix=f"{files.PARTIAL}{path.name}-", dir=path.parent))
     os.replace(path, aside if path.is_dir() else aside / path.name)
     return aside
 
@@ -42,5 +42,5 @@ def _in(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _half(path: Path) -> bool:
-    return path.name.startswith(files.COMING)
+def _is_partial(path: Path) -> bool:
+    return path.name.startswith(files.PARTIAL)

@@ -8,20 +8,22 @@ import json
 import re
 from pathlib import Path
 
-from shadowslice_fleet.facts import Order, Orders
-from shadowslice_fleet.wish import Document
+from shadowslice_fleet.observed import Assignment, Assignments
+from shadowslice_fleet.spec import Document
 
 MARK = "# shadowslice-fleet "
 
 
-def render(base: Document, orders: Orders, before: str, files: Path, profiles: Path) -> str:
+def render(
+    base: Document, assignments: Assignments, before: str, files: Path, profiles: Path
+) -> str:
     """`before` is the file as it is: it has the models that are kept."""
-    digests, entries = ordered(before), _entries(before)
-    kept = [name for name in orders.keep if name in digests and name in entries]
+    digests, entries = assigned(before), _entries(before)
+    kept = [name for name in assignments.keep if name in digests and name in entries]
     models = [entries[name] for name in kept]
-    models += [entry(order, files, profiles) for order in orders.new]
+    models += [entry(assignment, files, profiles) for assignment in assignments.new]
     now = {name: digests[name] for name in kept}
-    now |= {order.model.name: order.digest for order in orders.new}
+    now |= {assignment.model.name: assignment.digest for assignment in assignments.new}
     document = json.dumps(base | {"models": models}, indent=1)
     return f"{MARK}{json.dumps(now)}\n{document}\n"
 
@@ -32,27 +34,27 @@ def _entries(text: str) -> dict[str, Document]:
     return {each["name"]: each for each in json.loads(text.partition("\n")[2])["models"]}
 
 
-def names(text: str) -> list[str]:
+def model_names(text: str) -> list[str]:
     """In their order in the file, by which faults name them."""
     return list(_entries(text))
 
 
-def entry(order: Order, files: Path, profiles: Path) -> Document:
+def entry(assignment: Assignment, files: Path, profiles: Path) -> Document:
     """One model as the supervisor reads it: relative paths lie in the fetched files."""
-    model = order.model
-    own = model.keys | {"gpu": order.gpu, "priority": model.priority}
+    model = assignment.model
+    own = model.keys | {"gpu": assignment.gpu, "priority": model.priority}
     if model.files and "path" in own:
         own["path"] = str(files / model.files.key / str(own["path"]))
     if model.profile is not None:
-        own["profile"] = str(profile(order, profiles))
+        own["profile"] = str(profile(assignment, profiles))
     return own
 
 
-def profile(order: Order, profiles: Path) -> Path:
-    return profiles / f"{order.model.name}-{order.model.digest}.json"
+def profile(assignment: Assignment, profiles: Path) -> Path:
+    return profiles / f"{assignment.model.name}-{assignment.model.digest}.json"
 
 
-def ordered(text: str) -> dict[str, str]:
+def assigned(text: str) -> dict[str, str]:
     """The digest of each order in a served file, by model; none in a file of other origin."""
     first = text.partition("\n")[0]
     if not first.startswith(MARK):
@@ -64,7 +66,7 @@ def ordered(text: str) -> dict[str, str]:
     return {str(name): str(digest) for name, digest in digests.items()}
 
 
-def blamed(faults: list[str], models: list[str]) -> tuple[dict[str, str], list[str]]:
+def faults_by_model(faults: list[str], models: list[str]) -> tuple[dict[str, str], list[str]]:
     """Faults by model, and those that belong to none: the base configuration's."""
     by_model: dict[str, str] = {}
     others = []

@@ -15,15 +15,15 @@ import yaml
 from shadowslice_fleet import values
 
 Document = dict[str, Any]
-Read = TypeVar("Read")
+Value = TypeVar("Value")
 
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-MOST_MODELS = 256
-MOST_COPIES = 64
-SHORTEST, LONGEST = 1e-3, 86400.0  # seconds, of a request
+MAX_MODELS = 256
+MAX_COPIES = 64
+MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86400.0  # seconds, of a request
 # The last three: what YAML has and JSON does not, as keys of bytes and anchors of themselves.
-UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
+READ_ERRORS = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
 # Keys of a model in the supervisor's configuration, without those above; a test compares them.
 SUPERVISOR_KEYS = {
@@ -47,7 +47,7 @@ SUPERVISOR_KEYS = {
 }
 
 
-class WishFaults(Exception):
+class SpecFaults(Exception):
     """The wish cannot be read; `faults` has all of them, as `FILE: models[0].copies: ...`."""
 
     def __init__(self, faults: list[str]) -> None:
@@ -83,7 +83,7 @@ class Need:
 class Model:
     name: str
     copies: int
-    most: int | None  # with those that load makes necessary; None: as many as there are hosts
+    max_copies: int | None  # with those that load makes necessary; None: as many as there are hosts
     priority: int
     rate: float | None  # requests a second
     files: Files | None
@@ -102,7 +102,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Spec:
     models: dict[str, Model]
     document: Document  # from which it can be read again, profiles included
 
@@ -111,12 +111,12 @@ class Wish:
         return hashlib.sha256(json.dumps(self.document, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def load(path: Path) -> Wish:
+def load(path: Path) -> Spec:
     """Reads the operator's file; profiles that it names are read, too. Raises WishFaults."""
     try:
         document = _read(path)
-    except UNREADABLE as error:
-        raise WishFaults([f"{path}: cannot be read as YAML: {error}"]) from error
+    except READ_ERRORS as error:
+        raise SpecFaults([f"{path}: cannot be read as YAML: {error}"]) from error
     faults: list[str] = []
     models = document.get("models") if isinstance(document, dict) else None
     for at, model in enumerate(models if isinstance(models, list) else []):
@@ -124,16 +124,16 @@ def load(path: Path) -> Wish:
             named = path.parent / model["profile"]
             try:
                 model["profile"] = _read(named)
-            except UNREADABLE as error:
+            except READ_ERRORS as error:
                 faults.append(f"{path}: models[{at}].profile: {named} cannot be read: {error}")
                 del model["profile"]
     try:
-        wish = parse(document, str(path))
-    except WishFaults as found:
-        raise WishFaults(faults + found.faults) from found
+        spec = parse(document, str(path))
+    except SpecFaults as found:
+        raise SpecFaults(faults + found.faults) from found
     if faults:
-        raise WishFaults(faults)
-    return wish
+        raise SpecFaults(faults)
+    return spec
 
 
 def _read(path: Path) -> Any:
@@ -141,16 +141,16 @@ def _read(path: Path) -> Any:
     return json.loads(json.dumps(yaml.safe_load(path.read_text()), default=str))
 
 
-def parse(document: object, file: str) -> Wish:
+def parse(document: object, file: str) -> Spec:
     """Reads a document whose profiles are written out. Raises WishFaults with all faults."""
     if not isinstance(document, dict):
-        raise WishFaults([f"{file}: a map with `models` is needed"])
+        raise SpecFaults([f"{file}: a map with `models` is needed"])
     faults = [f"{file}: {_unknown(key, {'models'})}" for key in document if key != "models"]
     entries = document.get("models")
     if not isinstance(entries, list):
-        raise WishFaults([*faults, f"{file}: models: a list of models is needed"])
-    if len(entries) > MOST_MODELS:
-        faults.append(f"{file}: models: there are more than {MOST_MODELS}")
+        raise SpecFaults([*faults, f"{file}: models: a list of models is needed"])
+    if len(entries) > MAX_MODELS:
+        faults.append(f"{file}: models: there are more than {MAX_MODELS}")
     models: dict[str, Model] = {}
     for at, entry in enumerate(entries):
         reader = _Reader(f"{file}: models[{at}]", entry, faults)
@@ -160,8 +160,8 @@ def parse(document: object, file: str) -> Wish:
         elif model:
             models[model.name] = model
     if faults:
-        raise WishFaults(faults)
-    return Wish(models, document)
+        raise SpecFaults(faults)
+    return Spec(models, document)
 
 
 def _unknown(key: str, known: set[str]) -> str:
@@ -196,15 +196,15 @@ class _Reader:
         if profile is not None and not isinstance(profile, dict):
             self.fault(".profile", "a path, or a map as in a profile's file, is needed")
         name = self.value("name", self.name, "")
-        copies = self.value("copies", lambda x: values.whole(x, 1, MOST_COPIES), 2)
+        copies = self.value("copies", lambda x: values.integer(x, 1, MAX_COPIES), 2)
         model = Model(
             name=name or "",
             copies=copies,
-            most=self.value("most", lambda x: values.whole(x, copies, MOST_COPIES), None),
-            priority=self.value("priority", lambda x: values.whole(x, 1, 1000), 1),
+            max_copies=self.value("most", lambda x: values.integer(x, copies, MAX_COPIES), None),
+            priority=self.value("priority", lambda x: values.integer(x, 1, 1000), 1),
             rate=self.value("rate", lambda x: values.number(x, 0, 1e9), None),
             files=files,
-            retry=self.value("retry", values.flag, True),
+            retry=self.value("retry", values.boolean, True),
             timeout_s=self.value("timeout", self.timeout, 60.0),
             need=need,
             profile=profile,
@@ -215,7 +215,7 @@ class _Reader:
     def fault(self, key: str, why: str) -> None:
         self.faults.append(f"{self.where}{key}: {why}")
 
-    def value(self, key: str, read: Callable[[object], Read], default: Any) -> Any:
+    def value(self, key: str, read: Callable[[object], Value], default: Any) -> Any:
         if key not in self.entry:  # type: ignore[operator]
             if key == "name":
                 self.fault(".name", "is missing")
@@ -239,7 +239,7 @@ class _Reader:
     @staticmethod
     def timeout(value: object) -> float:
         found = values.duration_s(value)
-        if not SHORTEST <= found <= LONGEST:
+        if not MIN_TIMEOUT <= found <= MAX_TIMEOUT:
             raise values.ValueFault(f"{value!r} is no duration from 1ms to 24h")
         return found
 
@@ -266,7 +266,7 @@ class _Reader:
             return None
         read: dict[str, int] = {}
         for key, reader in (
-            ("sms", lambda x: values.whole(x, 1, 1024)),
+            ("sms", lambda x: values.integer(x, 1, 1024)),
             ("memory", values.size_mib),
         ):
             try:
