@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import Tensor
-from ._faults import Faulty, line_of, told
+from ._errors import ModelError, describe, line_of
 
 
 def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Tensor] | None:
@@ -23,8 +23,8 @@ def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Ten
             return None
         annotated = typing.get_type_hints(fields, include_extras=True)
     except Exception as error:
-        raise Faulty(
-            f"{where}: the annotations of `{method.__name__}` cannot be read: {told(error)}"
+        raise ModelError(
+            f"{where}: the annotations of `{method.__name__}` cannot be read: {describe(error)}"
         ) from error
     return {name: tensor(name, hint, fields, where) for name, hint in annotated.items()}
 
@@ -33,7 +33,7 @@ def tensor(name: str, hint: Any, fields: type, where: str) -> Tensor:
     """The field's."""
     found = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Tensor)]
     if not found:
-        raise Faulty(
+        raise ModelError(
             f"{where}: field {name!r} of {fields.__name__} has no Tensor; write "
             f'`{name}: Annotated[np.ndarray, Tensor("FP32", [-1, 16])]`'
         )

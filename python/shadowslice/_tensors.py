@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import Tensor, _foreign
+from . import Tensor, _interop
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -33,7 +33,7 @@ DTYPES: dict[str, np.dtype] = {
 NAMES = (*DTYPES, "BF16")
 
 
-def known(datatype: str) -> bool:
+def is_known(datatype: str) -> bool:
     """Whether there is this datatype. Raises ImportError if a package lacks that has it."""
     if datatype == "BF16" and datatype not in DTYPES:
         import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
@@ -42,18 +42,18 @@ def known(datatype: str) -> bool:
     return datatype in DTYPES
 
 
-def read(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
+def decode(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
     """The elements that the protocol's bytes hold."""
     if datatype == "BYTES":
-        elements = np.empty(len(_split(data)), dtype=np.object_)
-        elements[:] = _split(data)
+        elements = np.empty(len(_split_elements(data)), dtype=np.object_)
+        elements[:] = _split_elements(data)
         return elements.reshape(shape)
     array = np.frombuffer(data, dtype=DTYPES[datatype]).reshape(shape)
     array.flags.writeable = False
     return array
 
 
-def _split(data: memoryview) -> list[bytes]:
+def _split_elements(data: memoryview) -> list[bytes]:
     elements, at = [], 0
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
@@ -62,9 +62,7 @@ def _split(data: memoryview) -> list[bytes]:
     return elements
 
 
-def checked(
-    which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None
-) -> np.ndarray:
+def check(which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> np.ndarray:
     """The value as an array of the datatype and shape that the class declares."""
     if type(value) is np.ndarray:
         array = value
@@ -72,7 +70,7 @@ def checked(
         # NumPy's own strings end before their zeros.
         array = np.asarray(value, dtype=np.object_)
     else:
-        array = _foreign.array(value, DTYPES)
+        array = _interop.array(value, DTYPES)
     wanted = DTYPES[tensor.datatype]
     if tensor.datatype == "BYTES":
         if array.dtype.kind not in "OSU":
@@ -92,7 +90,7 @@ def checked(
     return array
 
 
-def written(datatype: str, array: np.ndarray) -> np.ndarray:
+def encode(datatype: str, array: np.ndarray) -> np.ndarray:
     """The protocol's bytes, in one piece."""
     if datatype == "BOOL":
         # A byte of a `bool` may be another one than 0 and 1, and clients would see it.

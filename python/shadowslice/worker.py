@@ -17,7 +17,7 @@ def missing(error: ImportError) -> str:
     return f"{error}: `{sys.executable} -m pip install {error.name or 'numpy'}` installs it"
 
 
-class Missing:
+class MissingPackage:
     """In the place of a `Runner` that cannot be imported."""
 
     def __init__(self, error: ImportError) -> None:
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     try:
         from ._runner import Runner
     except ImportError as error:
-        return _worker.serve(Missing(error), user)
+        return _worker.serve(MissingPackage(error), user)
     runner = Runner()
     code = _worker.serve(runner, user)
     runner.unload()

@@ -675,10 +675,10 @@ class Bytes(unittest.TestCase):
         sys.path.append(str(Path(__file__).parents[2] / "python"))
         from shadowslice import _tensors
         truths = np.array([[2, 0], [0, 255]], np.uint8).view(np.bool_)
-        self.assertEqual(_tensors.written("BOOL", truths.T).tobytes(), bytes([1, 0, 0, 1]))
+        self.assertEqual(_tensors.encode("BOOL", truths.T).tobytes(), bytes([1, 0, 0, 1]))
         elements = np.empty(1, np.object_)
         elements[0] = memoryview(np.array([7], np.int32))
-        self.assertEqual(_tensors.written("BYTES", elements).tobytes(), bytes([4, 0, 0, 0, 7, 0, 0, 0]))
+        self.assertEqual(_tensors.encode("BYTES", elements).tobytes(), bytes([4, 0, 0, 0, 7, 0, 0, 0]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from . import Tensor, _tensors
 Recording: TypeAlias = tuple[int, list[int], list[tuple[list[int], int, int]]]
 """The graph, the inputs' addresses, and of each output a row's shape, its address, its bytes."""
 
-TRIES = 3
+WARMUP_RUNS = 3
 """Runs before a recording, in which libraries choose their kernels."""
 
 
@@ -45,7 +45,7 @@ class Recorder:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(TRIES):
+            for _ in range(WARMUP_RUNS):
                 answer(batch)
         # cuBLAS keeps memory for each stream; a recording's must be its own.
         torch.cuda.synchronize()
@@ -54,13 +54,13 @@ class Recorder:
         with torch.cuda.graph(
             graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"
         ):
-            answered = answer(batch)
-            whole = {name: on_gpu(torch, name, answered[name]) for name in outputs}
+            result = answer(batch)
+            whole = {name: on_gpu(torch, name, result[name]) for name in outputs}
         torch._C._cuda_clearCublasWorkspaces()
         rows = [shapes[0][0]] if batched else None
         for name, value in whole.items():
             # Its bytes go to clients as they are.
-            _tensors.checked("output", name, outputs[name], value, rows)
+            _tensors.check("output", name, outputs[name], value, rows)
         self.kept.append((graph, batch, whole))
         return (
             graph.raw_cuda_graph(),

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def lead_to(cache: Path | None, on_gpu: bool) -> None:
+def redirect_to(cache: Path | None, on_gpu: bool) -> None:
     """Points temporary files, caches and the home folder to `cache`, before libraries are imported.
 
     Most libraries derive their own folders from these: numba, Matplotlib, Hugging Face, PyTorch's

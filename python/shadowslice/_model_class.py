@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from . import Tensor, _annotations, _tensors
-from ._faults import Faulty, line_in, line_of
+from ._errors import ModelError, line_in, line_of
 
 FILE = "model.py"
 """In a model's folder."""
@@ -24,15 +24,15 @@ MAX_STREAMS = 1024
 MAX_AXIS = 2**31 - 1
 
 
-def source(path: Path) -> Path:
+def find_source(path: Path) -> Path:
     """The model's file."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
-        raise Faulty(f"there is no {file}")
+        raise ModelError(f"there is no {file}")
     return file
 
 
-def imported(file: Path) -> ModuleType:
+def load_module(file: Path) -> ModuleType:
     """The module. What it imports may lie in its own folder, which hides no package."""
     name = file.stem.replace(".", "_")
     if importlib.util.find_spec(name) is not None:
@@ -40,17 +40,17 @@ def imported(file: Path) -> ModuleType:
     sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise Faulty(f"{file} is no Python file; its name must end with .py")
+        raise ModelError(f"{file} is no Python file; its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         where = f"{error.filename or file}:{error.lineno or 0}"
-        raise Faulty(f"{where}: {error.msg}") from error
+        raise ModelError(f"{where}: {error.msg}") from error
     except ModuleNotFoundError as error:
         line = line_in(file, error)
-        raise Faulty(
+        raise ModelError(
             f"{file}:{line}: there is no package {error.name!r} for {sys.executable}; "
             "install it there, or have `python: {executable: ...}` name the interpreter that has it"
         ) from error
@@ -65,20 +65,20 @@ def model_class(module: ModuleType, file: Path) -> Any:
         if found.__module__ == module.__name__ and methods(found)
     ]
     if not own:
-        raise Faulty(
+        raise ModelError(
             f"{file}: no class has a method `infer(self, batch)` or `generate(self, request)`; "
             "write one"
         )
     if len(own) > 1:
         names = ", ".join(found.__name__ for found in own)
-        raise Faulty(
+        raise ModelError(
             f"{file}: several classes have `infer` or `generate` ({names}); "
             "leave one, or import the others"
         )
     found: Any = own[0]
     if len(methods(found)) > 1:
         line = line_of(found)
-        raise Faulty(
+        raise ModelError(
             f"{file}:{line}: class {found.__name__} has both `infer` and `generate`; leave one"
         )
     (name,) = methods(found)
@@ -88,7 +88,7 @@ def model_class(module: ModuleType, file: Path) -> Any:
         inspect.signature(method).bind(None, {})
     except TypeError as error:
         line = line_of(method, found)
-        raise Faulty(
+        raise ModelError(
             f"{file}:{line}: `{name}` must take one {takes}, as `{name}(self, {takes})`: {error}"
         ) from error
     return found
@@ -106,7 +106,7 @@ def streams(found: Any, file: Path) -> int:
     most = getattr(found, "streams", STREAMS)
     if not isinstance(most, int) or not 0 < most <= MAX_STREAMS:
         line = line_of(found)
-        raise Faulty(
+        raise ModelError(
             f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; "
             f"it must be 1 to {MAX_STREAMS}"
         )
@@ -122,32 +122,32 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
         (method,) = methods(found)
         declared = _annotations.tensors(getattr(found, method), which, file)
     if not isinstance(declared, Mapping) or not declared:
-        raise Faulty(
+        raise ModelError(
             f"{file}:{line}: class {found.__name__} does not say its {which}; write {example}, "
             "or annotate its method with a TypedDict"
         )
     for name, tensor in declared.items():
         if not is_name(name) or not isinstance(tensor, Tensor):
-            raise Faulty(
+            raise ModelError(
                 f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; "
                 f"write {example}"
             )
         try:
-            is_known = _tensors.known(tensor.datatype)
+            is_known = _tensors.is_known(tensor.datatype)
         except ImportError as error:
-            raise Faulty(
+            raise ModelError(
                 f"{file}:{line}: {name!r} is BF16, which NumPy has by another package: {error}; "
                 f"`{sys.executable} -m pip install ml_dtypes` installs it"
             ) from error
         if not is_known:
-            known = ", ".join(_tensors.NAMES)
-            raise Faulty(
-                f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {known}"
+            names = ", ".join(_tensors.NAMES)
+            raise ModelError(
+                f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {names}"
             )
         if not all(
             isinstance(axis, int) and (axis == -1 or 0 < axis <= MAX_AXIS) for axis in tensor.shape
         ):
-            raise Faulty(
+            raise ModelError(
                 f"{file}:{line}: {name!r} has shape {tensor.shape!r}; "
                 f"an axis is -1 or 1 to {MAX_AXIS}"
             )

@@ -18,7 +18,7 @@ def reason(error: BaseException) -> str | None:
     """Returns what the sandbox has refused, if the exception or one of its causes comes of that."""
     for each in causes(error):
         if isinstance(each, OSError):
-            if found := of_system(each):
+            if found := reason_of_os_error(each):
                 return found
         elif type(each).__name__ == "OfflineModeIsEnabled":
             return PROCESSES
@@ -35,7 +35,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
-def of_system(error: OSError) -> str | None:
+def reason_of_os_error(error: OSError) -> str | None:
     """Returns what the sandbox has refused, if the system's answer is one of the sandbox's."""
     if type(error).__name__ == "OfflineModeIsEnabled" or isinstance(error, socket.gaierror):
         # Names are looked up over the network.
@@ -44,11 +44,11 @@ def of_system(error: OSError) -> str | None:
     if error.errno == errno.EPERM and error.filename is None:
         return PROCESSES
     if error.errno == errno.EACCES and isinstance(error.filename, (str, bytes)):
-        return FILES if only_the_sandbox_refuses(os.fsdecode(error.filename)) else None
+        return FILES if is_writable_by_mode(os.fsdecode(error.filename)) else None
     return None
 
 
-def only_the_sandbox_refuses(file: str) -> bool:
+def is_writable_by_mode(file: str) -> bool:
     """Whether the file's mode would let this process write it; `access` does not ask Landlock."""
     place = file if os.path.lexists(file) else os.path.dirname(os.path.abspath(file))
     return os.access(place, os.W_OK)

@@ -16,7 +16,7 @@ def array(value: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
     """What lies on a GPU is copied on the library's current stream."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return of_torch(torch, value, dtypes)
+        return from_torch(torch, value, dtypes)
     if not hasattr(value, "__dlpack__"):
         return np.asarray(value)
     device = int(value.__dlpack_device__()[0])
@@ -28,11 +28,11 @@ def array(value: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
     if device in HOST:
         return np.from_dlpack(value)
     if torch is not None:
-        return of_torch(torch, torch.from_dlpack(value), dtypes)
+        return from_torch(torch, torch.from_dlpack(value), dtypes)
     raise TypeError(f"{type(value).__name__} lies on DLPack's device {device}; copy it to the host")
 
 
-def of_torch(torch: Any, tensor: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
+def from_torch(torch: Any, tensor: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
     """Returns the array, also of a tensor with a gradient, or of bfloat16, unknown to NumPy."""
     on_host = tensor.detach().cpu()
     if on_host.dtype == torch.bfloat16 and "BF16" in dtypes:
