@@ -1,4 +1,4 @@
-"""Inputs and outputs that the annotations of a model's method say."""
+"""Reads a model's inputs and outputs from the annotations of its method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from ._errors import ModelError, describe, line_of
 
 
 def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Tensor] | None:
-    """Those of the batch, or of what is returned; ``None`` if no `TypedDict` says them."""
+    """Returns the tensors that the annotations of `method` declare.
+
+    `which` is ``inputs`` for the annotation of the batch, or ``outputs`` for that of the returned
+    value. Returns ``None`` if that annotation is not a `TypedDict`.
+    """
     where = f"{file}:{line_of(method)}"
     try:
         hints = typing.get_type_hints(method, include_extras=True)
@@ -24,13 +28,13 @@ def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Ten
         annotated = typing.get_type_hints(fields, include_extras=True)
     except Exception as error:
         raise ModelError(
-            f"{where}: the annotations of `{method.__name__}` cannot be read: {describe(error)}"
+            f"{where}: cannot read the annotations of `{method.__name__}`: {describe(error)}"
         ) from error
     return {name: tensor(name, hint, fields, where) for name, hint in annotated.items()}
 
 
 def tensor(name: str, hint: Any, fields: type, where: str) -> Tensor:
-    """The field's."""
+    """Returns the `Tensor` in the annotation of a field."""
     found = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Tensor)]
     if not found:
         raise ModelError(

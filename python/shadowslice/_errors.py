@@ -1,4 +1,4 @@
-"""What is wrong with a model, told to whoever runs it."""
+"""Errors of models, and their texts for the operator."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from . import _sandbox_errors
 
 TRACEBACK_LINES = 40
-"""Of a traceback, the last lines, are logged."""
+"""The number of lines of a traceback that are logged; these are the last ones."""
 
 CHARACTERS = 2000
-"""The most of a line of a traceback, and of an exception's text."""
+"""The maximum length of a line of a traceback, and of an exception's text."""
 
 NEXT_LINE = "\x1f"
-"""Stands for a line's end inside a record of the log: the supervisor logs each line as a record."""
+"""The line separator inside a log record. The supervisor logs each line as its own record."""
 
 
 class ModelError(Exception):
-    """The model cannot be loaded; the text says why."""
+    """The model cannot be loaded. The text has the reason."""
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, with what the sandbox has to do with it."""
+    """Returns the text of an exception, and the sandbox's rule if that caused it."""
     if isinstance(error, SystemExit):
         return "the model called sys.exit"
     text = escape_surrogates(truncate("".join(traceback.format_exception_only(error)).strip()))
@@ -34,17 +34,17 @@ def describe(error: BaseException) -> str:
 
 
 def truncate(text: str) -> str:
-    """The text, or its beginning."""
+    """Returns the text, or its first `CHARACTERS` characters."""
     return text if len(text) <= CHARACTERS else text[:CHARACTERS] + " ..."
 
 
 def escape_surrogates(text: str) -> str:
-    """The text as UTF-8 can have it."""
+    """Returns the text with surrogates escaped, which UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def line_of(*objects: Any) -> int:
-    """Returns the line of the first of these, such as a method and its class, that has a source."""
+    """Returns the line of the first object that has source code, such as a method or its class."""
     for each in objects:
         try:
             return inspect.getsourcelines(each)[1]
@@ -54,7 +54,7 @@ def line_of(*objects: Any) -> int:
 
 
 def line_in(file: Path, error: BaseException) -> int:
-    """The last line of the file on the way to the error."""
+    """Returns the line of `file` in the traceback of the error that is closest to its origin."""
     frames = traceback.extract_tb(error.__traceback__)
     return next(
         (frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0
@@ -62,7 +62,7 @@ def line_in(file: Path, error: BaseException) -> int:
 
 
 def log_traceback() -> None:
-    """Writes the exception that is handled to the worker's log, as one record."""
+    """Writes the exception that is being handled to the worker's log, as one record."""
     lines = traceback.format_exc().rstrip().splitlines()
     record = NEXT_LINE.join(map(truncate, lines[-TRACEBACK_LINES:]))
     print(record, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a model's class may have besides: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
+"""Optional members of a model's class: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from . import Tensor, _tensors
 from ._errors import ModelError, describe, line_in, line_of, log_traceback
 
 WarmupInput: TypeAlias = tuple[list[int], bytes]
-"""An input's whole shape and its bytes in the protocol."""
+"""The whole shape of an input, and its bytes in the protocol's encoding."""
 
 CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "warmup": ("warmup(self)", (None,)),
     "reference": ("reference(self, batch)", (None, {})),
 }
-"""How each method is written, and what it is called with."""
+"""The signature of each method, and arguments that fit it."""
 
 
 def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises `Faulty` for what the class has otherwise than it should."""
+    """Checks the optional members of a class. Raises `ModelError` for an invalid one."""
     for name, (written, arguments) in CALLS.items():
         method = getattr(found, name, None)
         if method is None:
@@ -37,26 +37,25 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
         value = getattr(found, name, False)
         if not isinstance(value, bool):
             raise ModelError(
-                f"{where}: `{name}` of class {found.__name__} is {value!r}, "
-                "and must be True or False"
+                f"{where}: `{name}` of class {found.__name__} is {value!r}; use True or False"
             )
     if getattr(found, "cuda_graph", False):
         if hasattr(found, "generate"):
             raise ModelError(
-                f"{where}: a stream cannot be recorded; "
-                f"leave out `cuda_graph` of class {found.__name__}"
+                f"{where}: CUDA graphs do not support streams; "
+                f"remove `cuda_graph` from class {found.__name__}"
             )
         texts = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
         if texts:
             raise ModelError(
-                f"{where}: {texts[0]!r} is BYTES, which no GPU computes; leave out `cuda_graph`"
+                f"{where}: CUDA graphs do not support BYTES ({texts[0]!r}); remove `cuda_graph`"
             )
 
 
 def warmup_inputs(
     model: Any, file: Path, inputs: dict[str, Tensor], batched: bool
 ) -> list[WarmupInput]:
-    """What `warmup` returns, checked: one row of each input if they are batched."""
+    """Calls `warmup` and returns its inputs after checking them: one row each if batched."""
     where = f"{file}:{line_of(model.warmup, type(model))}: `warmup` of class {type(model).__name__}"
     try:
         returned = model.warmup()
@@ -66,15 +65,17 @@ def warmup_inputs(
             f"{where} failed at line {line_in(file, error)}: {describe(error)}"
         ) from error
     if not isinstance(returned, Mapping):
-        raise ModelError(
-            f"{where} returned {type(returned).__name__}, and must return a dict of arrays"
-        )
+        raise ModelError(f"{where} returned {type(returned).__name__}; return a dict of arrays")
     unknown = [name for name in returned if name not in inputs]
     if unknown:
-        raise ModelError(f"{where} returned {unknown[0]!r}, and there is no such input")
+        raise ModelError(
+            f"{where} returned unknown input {unknown[0]!r}; the inputs are {list(inputs)}"
+        )
     missing = [name for name in inputs if name not in returned]
     if missing:
-        raise ModelError(f"{where} returned no input {missing[0]!r}; it returned {list(returned)}")
+        raise ModelError(
+            f"{where} returned no array for input {missing[0]!r}, only for {list(returned)}"
+        )
     rows = [1] if batched else None
     try:
         return [encode(name, tensor, returned[name], rows) for name, tensor in inputs.items()]
@@ -83,6 +84,6 @@ def warmup_inputs(
 
 
 def encode(name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> WarmupInput:
-    """An input's shape and bytes."""
+    """Returns an input's shape and bytes, after checking its value."""
     array = _tensors.check("input", name, tensor, value, rows)
     return list(array.shape), _tensors.encode(tensor.datatype, array).tobytes()

@@ -1,8 +1,7 @@
-"""Says why a model cannot be loaded, as far as its class tells:
-``PYTHON -m shadowslice.check PATH [FOLDER]``.
+"""Checks a model's class: ``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-The file is imported in a worker's sandbox, with the folder for temporary files and caches; no
-object is made.
+It imports the file in a worker's sandbox, with FOLDER for temporary files and caches, and prints
+why the model cannot be loaded. It creates no object of the class.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from . import _environment, _worker, worker
 
 
 def fault(path: Path) -> str | None:
-    """What is wrong with the model."""
+    """Returns the reason why the model cannot be loaded, or ``None``."""
     try:
         from . import _errors, _model_class, _options
     except ImportError as error:

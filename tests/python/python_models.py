@@ -202,7 +202,7 @@ class Foreign:
 """
 
 
-PROCESSES = "the sandbox refuses this: models may not start processes or reach the network"
+PROCESSES = "the sandbox does not allow this: models cannot start processes or use the network"
 
 
 def doubled(more, answer="2 * batch['x']"):
@@ -219,17 +219,17 @@ FAULTY = {
     "syntax": ("class A\n", "{}:1: expected ':'"),
     "binary": ("class A:\0\n", "source code string cannot contain null bytes"),
     "axis": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1 << 62])}\n"
-             "    def infer(self, batch): pass\n", "{}:2: 'x' has shape [4611686018427387904]; an axis is -1 or 1 to 2147483647"),
+             "    def infer(self, batch): pass\n", "{}:2: 'x' has shape [4611686018427387904]; each axis must be -1, or from 1 to 2147483647"),
     "name": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'\\ud800': Tensor('FP32', [1])}\n"
-             "    def infer(self, batch): pass\n", "{}:2: inputs of class A: '\\ud800' is none; write"),
+             "    def infer(self, batch): pass\n", "{}:2: inputs of class A: invalid entry '\\ud800'; use"),
     "unspeakable": ("raise OSError('\\ud800')\n", "OSError: \\ud800"),
-    "made": ("exec('class A:\\n def infer(self, batch): pass', globals())\n", "{}:0: class A does not say its inputs"),
-    "package": ("\nimport no_such_package\n", "{}:2: there is no package 'no_such_package'"),
-    "inside": ("from no_such_package.sub import x\n", "{}:1: there is no package 'no_such_package'"),
-    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one batch"),
-    "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not say its inputs"),
+    "made": ("exec('class A:\\n def infer(self, batch): pass', globals())\n", "{}:0: class A does not declare its inputs"),
+    "package": ("\nimport no_such_package\n", f"{{}}:2: {sys.executable} has no package 'no_such_package'"),
+    "inside": ("from no_such_package.sub import x\n", f"{{}}:1: {sys.executable} has no package 'no_such_package'"),
+    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one argument"),
+    "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not declare its inputs"),
     "datatype": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP31', [1])}\n"
-                 "    def infer(self, batch): pass\n", "{}:2: 'x' has datatype 'FP31'"),
+                 "    def infer(self, batch): pass\n", "{}:2: 'x' has unknown datatype 'FP31'"),
     "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer` or `generate` (A, B)"),
     "exits": ("import sys\nsys.exit(0)\n", "the model called sys.exit"),
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
@@ -238,42 +238,42 @@ FAULTY = {
     "made_up": (doubled("", "1 // 0"), "add a method `warmup`"),
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
-    "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
+    "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, but float32 is declared"),
     "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "add a method `warmup`"),
     "imports": ("import os\nos.fork()\n", PROCESSES),
     "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
                "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
                "the stream ended without an answer, so it proves nothing; if the model cannot run on made-up values, add"),
     "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
-    "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
-    "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
-    "warmup_lacks": (doubled("def warmup(self): return {}"), "{}:7: `warmup` of class A returned no input 'x'"),
+    "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType; return a dict"),
+    "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned unknown input 'y'; the"),
+    "warmup_lacks": (doubled("def warmup(self): return {}"), "{}:7: `warmup` of class A returned no array for input 'x'"),
     "warmup_dtype": (doubled("def warmup(self): return {'x': np.zeros((1, 4))}"),
-                     "{}:7: `warmup` of class A: input 'x' has dtype float64, and must have float32"),
+                     "{}:7: `warmup` of class A: input 'x' has dtype float64, but float32 is declared"),
     "warmup_rows": (doubled("def warmup(self): return {'x': np.zeros((2, 4), 'float32')}"),
-                    "{}:7: `warmup` of class A: input 'x' has shape [2, 4], and must have [1, 4]"),
+                    "{}:7: `warmup` of class A: input 'x' has shape [2, 4], but expected [1, 4]"),
     "warmup_raises": (doubled("def warmup(self):\n    open('none')"),
                       "{}:7: `warmup` of class A failed at line 8: FileNotFoundError"),
     "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "answers are wrong"),
     "no_reference": (doubled("def reference(self): pass"), "{}:7: `reference` must be a method `reference(self, batch)`"),
     "lost": (doubled("class Lost:\n    def __dlpack__(self): pass\n    def __dlpack_device__(self): return 2, 0", "self.Lost()"),
-             "TypeError: Lost lies on DLPack's device 2; copy it to the host"),
+             "TypeError: Lost is on DLPack device 2; copy it to the host"),
     "bf16": ("import sys\nfrom shadowslice import Tensor\nsys.modules['ml_dtypes'] = None\nclass A:\n"
              "    inputs = outputs = {'x': Tensor('BF16', [1])}\n    def infer(self, batch): return batch\n",
-             "-m pip install ml_dtypes` installs it"),
+             "-m pip install ml_dtypes`"),
     "no_field": ("from typing import TypedDict\nclass In(TypedDict):\n    x: int\nclass A:\n"
                  "    def infer(self, batch: In) -> In: return batch\n", "{}:5: field 'x' of In has no Tensor"),
     "no_annotation": ("class A:\n    def infer(self, batch: 'Missing'): return batch\n",
-                      "{}:2: the annotations of `infer` cannot be read: NameError: name 'Missing' is not defined"),
-    "graph": (doubled("cuda_graph = 1"), "{}:3: `cuda_graph` of class A is 1, and must be True or False"),
-    "graph_of_arrays": (doubled("cuda_graph = True"), "{}:3: class A has `cuda_graph`, and uses no PyTorch"),
+                      "{}:2: cannot read the annotations of `infer`: NameError: name 'Missing' is not defined"),
+    "graph": (doubled("cuda_graph = 1"), "{}:3: `cuda_graph` of class A is 1; use True or False"),
+    "graph_of_arrays": (doubled("cuda_graph = True"), "{}:3: class A has `cuda_graph`, but does not use PyTorch"),
     "graph_of_texts": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
                        "    inputs = outputs = {'x': Tensor('BYTES', [1])}\n    def infer(self, batch): return batch\n",
-                       "{}:3: 'x' is BYTES, which no GPU computes; leave out `cuda_graph`"),
+                       "{}:3: CUDA graphs do not support BYTES ('x'); remove `cuda_graph`"),
     "graph_of_streams": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
                          "    inputs = outputs = {'x': Tensor('FP32', [1])}\n    def generate(self, request): yield request\n",
-                         "{}:3: a stream cannot be recorded; leave out `cuda_graph` of class A"),
-    "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
+                         "{}:3: CUDA graphs do not support streams; remove `cuda_graph` from class A"),
+    "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no'; use True or False"),
 }
 
 # Other values of the inputs may help against these alone.
@@ -437,14 +437,14 @@ class PythonModels(unittest.TestCase):
             "connects": (PROCESSES, "INTERNAL"),
             "resolves": (PROCESSES, "INTERNAL"),
             "fetches": (PROCESSES, "INTERNAL"),
-            "writes": ("Permission denied: '/tmp/written': the sandbox refuses this: models may only write files in", "INTERNAL"),
+            "writes": ("Permission denied: '/tmp/written': the sandbox does not allow this: models can write files only in", "INTERNAL"),
             "reads": ("No such file or directory: '/nowhere/weights'", "INTERNAL"),
-            "nothing": ("infer returned int, which is no dict", "INTERNAL"),
+            "nothing": ("infer returned int, not a dict", "INTERNAL"),
             "lacks": ("infer returned no output 'text'", "INTERNAL"),
-            "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
+            "dtype": ("output 'y' has dtype float64, but float32 is declared", "INTERNAL"),
             "number": ("a bytes-like object is required, not 'int'", "INTERNAL"),
-            "rows": ("output 'y' has shape [0, 2], and must have [1, -1]", "INTERNAL"),
-            "axes": ("output 'y' has shape [2], and must have [1, -1]", "INTERNAL"),
+            "rows": ("output 'y' has shape [0, 2], but expected [1, -1]", "INTERNAL"),
+            "axes": ("output 'y' has shape [2], but expected [1, -1]", "INTERNAL"),
             "huge": ("raise limits.response_bytes", "INTERNAL"),
         }
         for mood, (why, code) in wrong.items():
