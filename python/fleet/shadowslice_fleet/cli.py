@@ -1,4 +1,4 @@
-"""`shadowslice-fleet`: the command line."""
+"""The command line of `shadowslice-fleet`."""
 
 import argparse
 import json
@@ -17,10 +17,10 @@ from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
 
 OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
-REPLY_TIMEOUT = 20.0  # seconds
-WAIT_TIMEOUT = 600.0
-POLL_INTERVAL = 0.5
-# With its defaults Ray tries for a quarter of an hour to reach a head that is away; so for 15 s.
+REPLY_TIMEOUT = 20.0  # seconds, for a reply of the Fleet actor
+WAIT_TIMEOUT = 600.0  # seconds, the default of --within
+POLL_INTERVAL = 0.5  # seconds
+# By default, Ray tries for 15 minutes to reach a head that does not answer; with these, for 15 s.
 RAY_TIMEOUTS = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_py_gcs_connect_timeout_s": "3",
@@ -29,14 +29,15 @@ RAY_TIMEOUTS = {
 
 
 class NotInDesiredState(Exception):
-    """The fleet is not as it should be; the text says where."""
+    """The fleet is not in the desired state. The text names the difference."""
 
 
 class NoFleet(Exception):
-    """No fleet answers."""
+    """The Fleet actor does not answer."""
 
 
 def main() -> None:
+    """Runs the command of the command line, and exits with its exit code."""
     arguments = _parser().parse_args()
     arguments.out = _own_output()
     try:
@@ -51,12 +52,12 @@ def main() -> None:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(UNAVAILABLE)
     except KeyboardInterrupt:
-        print("note: what was asked of the fleet goes on; see `status`", file=sys.stderr)
+        print("note: the fleet continues with the command; see `status`", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
 def _own_output() -> TextIO:
-    """Standard output for what commands say; what Ray writes there goes to standard error."""
+    """Returns a copy of standard output, then sends standard output, used by Ray, to stderr."""
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return own
@@ -72,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="shadowslice-fleet", description=sys.modules["shadowslice_fleet"].__doc__)
     parser.add_argument(
-        "--ray", default="auto", metavar="HOST:PORT", help="Ray's head; this node's by default"
+        "--ray", default="auto", metavar="HOST:PORT", help="Ray's head (default: this node's)"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -81,48 +82,56 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    up = command("up", _up, "Have the fleet serve these models, and wait until it does")
+    up = command("up", _up, "Serve exactly the models of a spec, and wait until they are ready")
     up.add_argument("spec", type=Path, metavar="SPEC.yaml")
     _bounded(up)
-    plan = command("plan", _plan, "Say what `up` would change, and change nothing")
+    plan = command("plan", _plan, "Show what `up` would change, without changing it")
     plan.add_argument("spec", type=Path, metavar="SPEC.yaml")
-    status = command("status", _status, "Say what is served where, and what is not as wished")
-    status.add_argument("--json", action="store_true")
-    move = command("move", _move, "Move a copy of a model to another host or GPU")
-    move.add_argument("model")
-    move.add_argument("to", metavar="HOST[:GPU]")
-    move.add_argument("--from", dest="source", metavar="HOST")
+    status = command("status", _status, "Show copies, hosts, GPUs and differences from the spec")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    move = command("move", _move, "Move a copy of a model to another host or GPU, and wait")
+    move.add_argument("model", metavar="MODEL")
+    move.add_argument("to", metavar="HOST[:GPU]", help="the new host (default: its first free GPU)")
+    move.add_argument(
+        "--from", dest="source", metavar="HOST", help="the host that the copy leaves, if several"
+    )
     _bounded(move)
     for name, text in (
-        ("drain", "Have all models leave a host"),
-        ("undrain", "Have models come to a host again"),
+        ("drain", "Move all models away from a host, and wait"),
+        ("undrain", "Admit models to a host again"),
     ):
         host = command(name, _drain, text)
-        host.add_argument("host")
+        host.add_argument("host", metavar="HOST")
         _bounded(host)
         host.set_defaults(drained=name == "drain")
-    down = command("down", _down, "Have the fleet serve no models")
+    down = command("down", _down, "Remove all models from the fleet, and wait")
     _bounded(down)
-    node = command("node", _node, "Run this node until it is stopped: what its unit runs")
+    node = command("node", _node, "Run Ray on this node until it is stopped (for the node's unit)")
     part = node.add_mutually_exclusive_group(required=True)
-    part.add_argument("--head", action="store_true", help="the fleet's head, beside the gateway")
-    part.add_argument("--join", metavar="HOST:PORT", help="a host of the fleet with this head")
-    node.add_argument("--port", type=int, default=6379, help="of the head (%(default)s)")
-    node.add_argument("--address", help="this node's own")
-    node.add_argument("--host", action="store_true", help="the head has a supervisor, too")
-    node.add_argument("--temp-dir", type=Path, default=Path("/tmp/ray"))
+    part.add_argument("--head", action="store_true", help="run the fleet's head")
+    part.add_argument("--join", metavar="HOST:PORT", help="join the fleet with this head")
+    node.add_argument("--port", type=int, default=6379, help="the head's port (%(default)s)")
+    node.add_argument("--address", metavar="IP", help="this node's address")
+    node.add_argument("--host", action="store_true", help="the head also has a supervisor")
+    node.add_argument(
+        "--temp-dir",
+        type=Path,
+        default=Path("/tmp/ray"),
+        metavar="FOLDER",
+        help="Ray's folder for temporary files (%(default)s)",
+    )
     _with_settings(node)
-    controller = command("controller", _controller, "Keep the fleet where KubeRay runs Ray")
+    controller = command(
+        "controller", _controller, "Run the Fleet actor in a Ray cluster that KubeRay started"
+    )
     controller.add_argument(
         "--wish",
         dest="spec",
         type=Path,
         metavar="SPEC.yaml",
-        help="a file that the fleet is to go by",
+        help="the spec, applied again after each change",
     )
-    gateway = command(
-        "gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs"
-    )
+    gateway = command("gateway", _gateway, "Run Envoy until it is stopped (for the gateway's unit)")
     _with_settings(gateway)
     return parser
 
@@ -134,8 +143,10 @@ def _with_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _bounded(command: argparse.ArgumentParser) -> None:
-    text = "seconds until it gives up waiting; the fleet goes on (%(default)g)"
-    command.add_argument("--within", type=_seconds, default=WAIT_TIMEOUT, help=text)
+    text = "how long to wait (%(default)g); the fleet continues afterwards"
+    command.add_argument(
+        "--within", type=_seconds, default=WAIT_TIMEOUT, metavar="SECONDS", help=text
+    )
 
 
 def _seconds(text: str) -> float:
@@ -150,14 +161,16 @@ def _up(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.call("apply_spec", spec.document)
     status = _wait_until_settled(fleet, arguments)
-    current = status["models"]  # another operator may have wished for others meanwhile
+    current = status["models"]  # Another operator may have changed the spec meanwhile.
     missing = [
         name
         for name in spec.models
         if name not in current or not report.is_sufficient(current[name])
     ]
     if missing:
-        raise NotInDesiredState(f"not as wished: {', '.join(missing)}")
+        raise NotInDesiredState(
+            f"these models are not in the desired state: {', '.join(missing)}; see `status`"
+        )
     return OK
 
 
@@ -169,7 +182,10 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _wait_until_settled(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
-    """Shows what changes until all is as wished, or cannot be. Raises NotAsWished."""
+    """Prints the status after each change until the fleet is settled.
+
+    Raises NotInDesiredState if that takes too long.
+    """
     deadline, shown = time.monotonic() + arguments.within, ""
     while True:
         status: report.Status = fleet.call("status")
@@ -189,7 +205,7 @@ def _wait_until_settled(fleet: "_Fleet", arguments: argparse.Namespace) -> repor
 def _plan(arguments: argparse.Namespace) -> int:
     spec = specs.load(arguments.spec)
     changes = _Fleet(arguments.ray).call("plan", spec.document)
-    print("\n".join(changes) or "nothing changes", file=arguments.out)
+    print("\n".join(changes) or "no changes", file=arguments.out)
     return OK
 
 
@@ -203,17 +219,17 @@ def _status(arguments: argparse.Namespace) -> int:
 def _move(arguments: argparse.Namespace) -> int:
     host, _, gpu = arguments.to.partition(":")
     if gpu and not gpu.isdecimal():
-        print(f"error: '{gpu}' is no GPU's number; write HOST:0, say", file=sys.stderr)
+        print(f"error: invalid GPU '{gpu}'; use for example HOST:0", file=sys.stderr)
         return USAGE
     fleet = _Fleet(arguments.ray)
     fleet.call("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
     status = _wait_until_settled(fleet, arguments)
     model = status["models"].get(arguments.model)
     if model is None:
-        raise NotInDesiredState(f"'{arguments.model}' is wished no more")
+        raise NotInDesiredState(f"model '{arguments.model}' is no longer in the spec")
     if host in model["failing"]:
         why = model["failures"][host]
-        raise NotInDesiredState(f"'{arguments.model}' did not move to {arguments.to}: {why}")
+        raise NotInDesiredState(f"model '{arguments.model}' did not move to {arguments.to}: {why}")
     return OK
 
 
@@ -228,14 +244,14 @@ def _drain(arguments: argparse.Namespace) -> int:
         why = "; ".join(
             f"{name}: {report.reason(current[name])}" for name in stay if name in current
         )
-        raise NotInDesiredState(f"models stay on '{arguments.host}': {why}")
+        raise NotInDesiredState(f"cannot drain host '{arguments.host}': {why}")
     return OK
 
 
 def _node(arguments: argparse.Namespace) -> int:
     from shadowslice_fleet import node
 
-    # The actors that Ray starts on this node read it.
+    # The actors that Ray starts on this node read the variable.
     os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     if arguments.join:
         node.join(arguments.join, arguments.address, arguments.temp_dir)
@@ -269,10 +285,10 @@ def _gateway(arguments: argparse.Namespace) -> int:
 
 
 class _Fleet:
-    """The Fleet actor, asked with bounds."""
+    """A client of the Fleet actor, whose calls time out."""
 
     def __init__(self, address: str) -> None:
-        """Raises NoFleet."""
+        """Connects to Ray. Raises NoFleet."""
         for variable, value in RAY_TIMEOUTS.items():
             os.environ.setdefault(variable, value)
         import ray
@@ -287,11 +303,11 @@ class _Fleet:
             )
             self.actor = ray.get_actor(FLEET)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            why = f"no fleet answers at {address}; is its head's unit running? ({error})"
+            why = f"cannot reach the fleet at {address}; start its head's unit ({error})"
             raise NoFleet(why) from error
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Raises NoFleet, and what the actor raises."""
+        """Calls a method of the actor. Raises NoFleet, and the actor's exceptions."""
         try:
             return self.ray.get(
                 getattr(self.actor, method).remote(*arguments), timeout=REPLY_TIMEOUT

@@ -1,7 +1,7 @@
-"""The file that a supervisor serves: the host's base configuration and the models ordered. Pure.
+"""The configuration of a supervisor: the host's base configuration and the assigned models. Pure.
 
-Its first line is a comment with the digest of each order, so that what a host was told is where the
-supervisor finds it, in one file that is replaced at once.
+The first line is a comment with the digest of each assignment. So one file, which is replaced
+atomically, has both the assignments and the configuration.
 """
 
 import json
@@ -17,7 +17,7 @@ MARK = "# shadowslice-fleet "
 def render(
     base: Document, assignments: Assignments, before: str, files: Path, profiles: Path
 ) -> str:
-    """`before` is the file as it is: it has the models that are kept."""
+    """Returns the new text. `before` is the present text, which has the models to keep."""
     digests, entries = assigned(before), _entries(before)
     kept = [name for name in assignments.keep if name in digests and name in entries]
     models = [entries[name] for name in kept]
@@ -35,12 +35,12 @@ def _entries(text: str) -> dict[str, Document]:
 
 
 def model_names(text: str) -> list[str]:
-    """In their order in the file, by which faults name them."""
+    """Returns the models' names in the order of the file; faults contain their indexes."""
     return list(_entries(text))
 
 
 def entry(assignment: Assignment, files: Path, profiles: Path) -> Document:
-    """One model as the supervisor reads it: relative paths lie in the fetched files."""
+    """Returns the configuration of a model, whose relative paths are in the fetched files."""
     model = assignment.model
     own = model.keys | {"gpu": assignment.gpu, "priority": model.priority}
     if model.files and "path" in own:
@@ -51,11 +51,12 @@ def entry(assignment: Assignment, files: Path, profiles: Path) -> Document:
 
 
 def profile(assignment: Assignment, profiles: Path) -> Path:
+    """Returns the path of a model's profile."""
     return profiles / f"{assignment.model.name}-{assignment.model.digest}.json"
 
 
 def assigned(text: str) -> dict[str, str]:
-    """The digest of each order in a served file, by model; none in a file of other origin."""
+    """Returns the digest of each assignment, by model; empty for files of another origin."""
     first = text.partition("\n")[0]
     if not first.startswith(MARK):
         return {}
@@ -67,7 +68,7 @@ def assigned(text: str) -> dict[str, str]:
 
 
 def faults_by_model(faults: list[str], models: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Faults by model, and those that belong to none: the base configuration's."""
+    """Returns the faults by model, and those of the base configuration."""
     by_model: dict[str, str] = {}
     others = []
     for fault in faults:

@@ -1,8 +1,8 @@
-"""One pass over all models: each copy comes, stays or goes. Pure.
+"""One pass over all models, which adds, keeps or removes each copy. Pure.
 
-A copy comes: the host is ordered to have it, it is ready there, it is published, Envoy sends it
-requests. A copy goes, once enough others are so far: it is drained, unpublished, Envoy has let go
-of it, its requests are answered, the host is ordered not to have it.
+To add a copy, the fleet assigns it to the host; when it is ready, it is published, and Envoy sends
+it requests. To remove a copy, once enough others serve, the fleet drains it and unpublishes it;
+when Envoy has released it and its requests are answered, the host's assignments omit it.
 """
 
 from dataclasses import replace
@@ -19,13 +19,15 @@ from shadowslice_fleet.observed import (
 )
 from shadowslice_fleet.spec import Files, Model, Spec
 
-IDLE_FOR = 1.0  # seconds from Envoy's letting go of a copy until it is removed
+IDLE_FOR = 1.0  # seconds from the time at which Envoy released a copy until it is removed
 IDLE_TIMEOUT = (
     60.0  # seconds; then requests under way are left to the supervisor, for as long again
 )
 
 
 class Pass:
+    """A pass over all models of the spec, the hosts and the gateway."""
+
     def __init__(
         self, spec: Spec, observation: Observation, memory: Memory, now: float, start_budget: int
     ) -> None:
@@ -40,6 +42,7 @@ class Pass:
         self.fetch: list[tuple[str, Files]] = []
 
     def model(self, name: str) -> None:
+        """Adds the actions for a model."""
         model = self.spec.models.get(name)
         slots = {slot.host: slot for slot in self.before.placement.get(name, ())} if model else {}
         there = [
@@ -59,6 +62,7 @@ class Pass:
             self.published[name] = tuple(sorted(endpoints.values()))
 
     def actions(self) -> Actions:
+        """Returns the actions for all models."""
         apply = {}
         for name, host in self.observation.hosts.items():
             assignments = Assignments(tuple(self.new[name]), tuple(self.keep[name]))
@@ -67,10 +71,11 @@ class Pass:
         return Actions(apply, self.fetch, self.drain, self.undrain)
 
     def memory(self) -> Memory:
+        """Returns the memory for the next round."""
         return replace(self.before, published=self.published, released_at=self.released_at)
 
     def _live(self, name: str) -> set[str]:
-        """Hosts that serve the model and to which Envoy sends its requests."""
+        """Returns the hosts that serve the model and to which Envoy sends its requests."""
         envoy_health = (self.observation.envoy_health or {}).get(name, {})
         return {
             host for host, healthy in envoy_health.items() if healthy and self._ready(name, host)
@@ -89,7 +94,7 @@ class Pass:
         return failure is not None and failure.until > self.now
 
     def _leaving(self, name: str, slots: dict[str, Slot], there: list[str]) -> set[str]:
-        """Copies without a place, as far as enough others serve."""
+        """Returns the hosts of copies without a slot, if enough other copies serve."""
         live, leaving = self._live(name), set()
         for host in sorted(set(there) - slots.keys()):
             if slots and len(live - {host}) >= len(slots):
@@ -108,7 +113,7 @@ class Pass:
             self.keep[host].append(name)
 
     def _idle(self, name: str, host: str, copy: Copy | None) -> bool:
-        """Whether Envoy has let go of the copy for long enough, and its requests are answered."""
+        """Checks whether Envoy released the copy long enough ago, and its requests are answered."""
         if self.observation.envoy_health is None or host in self.observation.envoy_health.get(
             name, {}
         ):
@@ -140,7 +145,7 @@ class Pass:
             )
 
     def _start(self, model: Model, slots: dict[str, Slot], there: list[str]) -> None:
-        """One after the other where copies serve; else as many as may start in the fleet."""
+        """Starts copies within the fleet's budget; one at a time if the model already serves."""
         name = model.name
         starting = [host for host in slots if host in there and not self._ready(name, host)]
         serves = bool(self._live(name))
@@ -170,15 +175,15 @@ class Pass:
         there: list[str],
         endpoints: dict[str, Endpoint],
     ) -> None:
-        """Endpoints of hosts that are gone, or have lost the model, once enough others serve."""
+        """Drops endpoints of hosts that are lost or lack the model, once enough others serve."""
         for host in endpoints.keys() - set(there):
-            others = len(self._live(name))  # it is none of them
+            others = len(self._live(name))  # These never include `host`.
             if name not in self.spec.models or (slots and others >= len(slots)):
                 del endpoints[host]
 
 
 def _differs(assignments: Assignments, host: ObservedHost) -> bool:
-    """Whether the host has other models than ordered, or has not read the order."""
+    """Checks whether the host's models differ from its assignments, or are not in force."""
     digests = {assignment.model.name: assignment.digest for assignment in assignments.new}
     digests |= {name: host.assigned[name] for name in assignments.keep}
     return digests != host.assigned or host.interrupted or not host.copies.keys() >= digests.keys()

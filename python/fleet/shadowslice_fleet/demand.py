@@ -1,4 +1,4 @@
-"""What placing is asked for: how many copies of each model, and what each of them takes. Pure."""
+"""The demand of each model: the number of copies, and the resources of each. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -7,23 +7,23 @@ from shadowslice_fleet.loop_state import Placement
 from shadowslice_fleet.observed import ObservedHost, Slot
 from shadowslice_fleet.spec import Model, Spec
 
-UNKNOWN = "a `profile`, or `need: {sms: 24, memory: 4Gi}` is needed to place it"
+UNKNOWN = "cannot place the model; add a `profile`, or `need: {sms: 24, memory: 4Gi}`"
 
 
 @dataclass(frozen=True)
 class View:
-    """What placing goes by. `hosts` is what each host said last, whether it answers or not."""
+    """The input of a placement. `hosts` has the last observation of each host."""
 
     spec: Spec
     placement: Placement
     hosts: dict[str, ObservedHost]
     usable: frozenset[Slot]
-    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the wish, by model
+    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the spec, by model
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a copy takes of a GPU."""
+    """The resources of a GPU that a copy needs."""
 
     sms: int
     memory_mib: int
@@ -33,13 +33,15 @@ class Resources:
 
 @dataclass(frozen=True)
 class Demand:
+    """The demand of a model."""
+
     copies: int
-    rate: float  # rows a second of all copies, where a profile says what they take
-    resources: Resources | None  # of each copy, where none does
+    rate: float  # rows per second of all copies, for models with a profile
+    resources: Resources | None  # of each copy, for models without a profile
 
 
 def demands(view: View) -> dict[str, Demand]:
-    """Of all models that can be placed."""
+    """Returns the demand of all models that can be placed."""
     found = {}
     for name, model in view.spec.models.items():
         resources = _resources(model, view.hosts)
@@ -50,23 +52,24 @@ def demands(view: View) -> dict[str, Demand]:
 
 
 def copies(model: Model, view: View) -> int:
+    """Returns the number of copies that the model should have."""
     return min(model.copies + view.extra.get(model.name, 0), max_copies(model, view))
 
 
 def extra_copies(view: View) -> dict[str, int]:
-    """Copies beyond the wish, as many as may be."""
+    """Returns the copies beyond the spec, as far as the limits allow."""
     beyond = {name: copies(model, view) - model.copies for name, model in view.spec.models.items()}
     return {name: count for name, count in beyond.items() if count > 0}
 
 
 def max_copies(model: Model, view: View) -> int:
-    """Copies that the model may have; a host has one at most."""
+    """Returns the maximum number of copies; each host has at most one."""
     hosts = len({slot.host for slot in view.usable})
     return max(model.copies, hosts if model.max_copies is None else min(model.max_copies, hosts))
 
 
 def unplaceable(spec: Spec, hosts: dict[str, ObservedHost]) -> list[str]:
-    """Models of which neither the wish nor a copy says what they take."""
+    """Returns the models whose resources neither the spec nor a copy reports."""
     return [
         name
         for name, model in spec.models.items()

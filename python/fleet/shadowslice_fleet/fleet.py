@@ -1,4 +1,4 @@
-"""The Fleet actor: hears the hosts, places, reconciles, acts; each 0.5 s."""
+"""The Fleet actor: every 0.5 s it observes the hosts, places models, and takes the next steps."""
 
 import logging
 import threading
@@ -33,25 +33,28 @@ from shadowslice_fleet.spec import Spec
 
 ROUND_INTERVAL = 0.5  # seconds
 POLL_TIMEOUT = 0.4  # seconds of each round
-# Joined raylets notice a head's death, end, and join again; until then the files stand.
+# Seconds. Joined raylets notice the head's death, end, and join again. Envoy's files stay unchanged
+# until then.
 ADOPTION_TIMEOUT = 30.0
 LOCK_TIMEOUT = 30.0
-CHECKS_PER_SETTLE = 12  # at the load of copies, in the time that a change has to settle
-EMPTY_SPEC = specs.parse({"models": []}, "no wish")
+CHECKS_PER_SETTLE = 12  # checks of the copies' load within `settle`
+EMPTY_SPEC = specs.parse({"models": []}, "no spec")
 log = logging.getLogger(__name__)
 
 
-# What a placement is computed from: the wish's digest, and the GPUs that may be used.
+# The inputs of a placement: the spec's digest, and the usable GPUs.
 PlacementKey = tuple[str, frozenset[Slot]]
 
 
 class Fleet:
+    """The Fleet actor. Its public methods are the commands of the command line."""
+
     def __init__(self) -> None:
-        """Raises SettingsFault and StateFault."""
+        """Starts the control loop. Raises SettingsFault and StateFault."""
         self.settings = settings.gateway()
         self.folder = Path(self.settings.state)
         self.lock_file = _locked(self.folder)
-        self.lock = threading.Lock()  # of all below
+        self.lock = threading.Lock()  # guards all fields below
         self.state = persisted.load(self.folder)
         ours = self.settings
         self.gateway = Gateway(
@@ -70,12 +73,15 @@ class Fleet:
 
     @property
     def spec(self) -> Spec:
+        """The spec in force; empty before the first `up`."""
         return self.state.spec or EMPTY_SPEC
 
-    # What the command line asks
-
+    # Commands
     def apply_spec(self, document: specs.Document) -> None:
-        """Raises WishFaults, and PlaceFailed: what cannot be placed would hold up all models."""
+        """Replaces the spec.
+
+        Raises SpecFaults, or PlaceFailed if `place` refuses the spec, which would block all models.
+        """
         new = self._parsed(document)
         if new.models:
             self._try_placement(new)
@@ -85,6 +91,7 @@ class Fleet:
             self._place_again()
 
     def status(self) -> report.Status:
+        """Returns the state of all models and hosts."""
         with self.lock:
             snapshot = report.Snapshot(
                 self.state,
@@ -99,17 +106,17 @@ class Fleet:
         return report.status(snapshot, time.monotonic())
 
     def plan(self, document: specs.Document) -> list[str]:
-        """What would change. Raises WishFaults and PlaceFailed."""
+        """Returns the changes that a spec would cause. Raises SpecFaults and PlaceFailed."""
         new = self._parsed(document)
         before, slots = self.spec, self.memory.placement
         return report.changes(before, new, slots, self._try_placement(new))
 
     def move(self, model: str, to: str, gpu: int | None, source: str | None) -> None:
-        """Raises Refused."""
+        """Moves a copy to another host or GPU. Raises CommandRefused."""
         with self.lock:
             slots = self.memory.placement.get(model)
             if not slots or model not in self.spec.models:
-                raise CommandRefused(f"the fleet has no model '{model}'; ask `status`")
+                raise CommandRefused(f"model '{model}' not found; `status` lists all models")
             view = self._view(LOST_AFTER)
             slot = moves.find_slot(view.hosts, view.usable, to, gpu)
             new_slots = moves.move_copy(slots, slot, source)
@@ -118,12 +125,12 @@ class Fleet:
             self._save(replace(self.state, placement=self.memory.placement))
 
     def drain(self, host: str, drained: bool) -> None:
-        """Raises Refused."""
+        """Drains a host, or admits models to it again. Raises CommandRefused."""
         with self.lock:
             known = self.hosts.records.keys() | self.state.drained
             if host not in known:
                 names = ", ".join(sorted(known)) or "none"
-                raise CommandRefused(f"there is no host '{host}'; there are: {names}")
+                raise CommandRefused(f"host '{host}' not found; the hosts are: {names}")
             hosts = self.state.drained | {host} if drained else self.state.drained - {host}
             self._save(replace(self.state, drained=hosts))
             self._retry_all()
@@ -138,8 +145,8 @@ class Fleet:
                 self.hosts.poll(POLL_TIMEOUT)
                 self._round()
                 self.troubles.pop("fleet", None)
-            except Exception as error:  # the loop goes on, whatever a round meets
-                log.exception("a round failed")
+            except Exception as error:  # The loop must survive any error of a round.
+                log.exception("a round of the control loop failed")
                 self.troubles["fleet"] = f"{type(error).__name__}: {error}"
             time.sleep(max(0.0, ROUND_INTERVAL - (time.monotonic() - started)))
 
@@ -152,7 +159,9 @@ class Fleet:
             self.troubles["gateway"] = str(failed)
         duplicates = ", ".join(sorted(self.hosts.duplicates))
         if duplicates:
-            self.troubles["hosts"] = f"several nodes have these names: {duplicates}; see host.yaml"
+            self.troubles["hosts"] = (
+                f"several nodes have these names: {duplicates}; set `name` in their host.yaml"
+            )
         else:
             self.troubles.pop("hosts", None)
         with self.lock:
@@ -169,7 +178,7 @@ class Fleet:
         self._send(actions)
 
     def _is_adopting(self) -> bool:
-        """Nothing is done before all hosts that are known from before were heard, or a bound."""
+        """Checks whether the actor still waits for the hosts that were known before it started."""
         known = {each.host for them in self.memory.published.values() for each in them}
         known |= {slot.host for slots in self.memory.placement.values() for slot in slots}
         if known <= self.hosts.fresh().keys() or time.monotonic() - self.started > ADOPTION_TIMEOUT:
@@ -193,7 +202,7 @@ class Fleet:
         self.placed_for = asked
 
     def _scale(self, now: float) -> None:
-        """A copy more or less of one model, when all hosts were heard just now."""
+        """Adds or removes a copy of one model, if all hosts have replied recently."""
         view = self._view(FRESH_FOR)
         heard = {slot.host for slot in view.usable} <= view.hosts.keys()
         if now < self.next_check or not heard or self._placement_key() != self.placed_for:
@@ -209,7 +218,11 @@ class Fleet:
             self.troubles["scaling"] = str(failed)
             return
         if change:
-            log.info("%s: %s", change.model, change.extra.get(change.model, "as wished"))
+            log.info(
+                "changing the number of copies of %s: %d beyond the spec",
+                change.model,
+                change.extra.get(change.model, 0),
+            )
             self._use_placement(change.found, change.extra)
 
     def _use_placement(self, found: placement.PlacementResult, extra: dict[str, int]) -> None:
@@ -218,7 +231,7 @@ class Fleet:
         self._save(replace(self.state, placement=found.slots, extra=extra))
 
     def _view(self, heard_for: float = float("inf")) -> View:
-        """With the hosts that were heard in so many seconds."""
+        """Returns the input of a placement, with the hosts that replied in the last seconds."""
         hosts = self.hosts.newer_than(heard_for)
         return View(self.spec, self.memory.placement, hosts, self._usable(), self.state.extra)
 
@@ -230,28 +243,28 @@ class Fleet:
         return placement.usable(known, self.state.drained)
 
     def _parsed(self, document: specs.Document) -> Spec:
-        """Raises WishFaults."""
-        new = specs.parse(document, "the wish")
+        """Parses a spec. Raises SpecFaults, also for models whose resources are unknown."""
+        new = specs.parse(document, "the spec")
         unknown = demand.unplaceable(new, self.hosts.newer_than(float("inf")))
         if unknown:
             raise specs.SpecFaults(
-                [f"the wish: model '{name}': {demand.UNKNOWN}" for name in unknown]
+                [f"the spec: model '{name}': {demand.UNKNOWN}" for name in unknown]
             )
         return new
 
     def _try_placement(self, new: Spec) -> placement.PlacementResult:
-        """Raises PlaceFailed."""
+        """Computes a placement without using it. Raises PlaceFailed."""
         with self.lock:
             view = replace(self._view(), spec=new)
         return placement.place_all(self.settings.binary, view)[0]
 
     def _place_again(self) -> None:
-        """A copy that did not come has its old place, which may not be usable: it leaves that."""
+        """Computes the placement again, as a failed copy may have a slot that is not usable."""
         if self.placed_for:
             self.placed_for = (self.placed_for[0], frozenset())
 
     def _retry_all(self) -> None:
-        """What an operator asks for is tried at once, whatever has failed."""
+        """Lets copies that failed start at once, after a command of the operator."""
         failures = {at: replace(each, until=0.0) for at, each in self.memory.failures.items()}
         self.memory = replace(self.memory, failures=failures)
 
@@ -259,7 +272,7 @@ class Fleet:
         return self.spec.digest, self._usable()
 
     def _send(self, actions: Actions) -> None:
-        """Nothing is waited for: what came of it is seen in the next facts."""
+        """Sends actions to the hosts without waiting; the next observations show the results."""
         for model, host in actions.drain:
             self.hosts.drain(host, model)
         for model, host in actions.undrain:
@@ -275,12 +288,12 @@ class Fleet:
 
 
 def _locked(folder: Path) -> Any:
-    """The actor before this one may still be ending. Raises StateFault."""
+    """Locks the state's folder, once the previous actor has ended. Raises StateFault."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         lock_file = persisted.lock(folder)
         if lock_file:
             return lock_file
         if time.monotonic() > deadline:
-            raise persisted.StateFault(f"{folder} is used by another Fleet actor; end that one")
+            raise persisted.StateFault(f"another Fleet actor uses {folder}; stop that one")
         time.sleep(0.1)

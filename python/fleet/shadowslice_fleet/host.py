@@ -1,6 +1,8 @@
-"""The Host actor, one a node. It asks the node's supervisor and carries out orders; what it knows
-is on disk or in the supervisor, so that it may die at any time. It starts no supervisor: a child of
-a raylet ends with it."""
+"""The Host actor, one per node: observes the node's supervisor and changes its configuration.
+
+All of its state is on disk or in the supervisor, so it may die at any time. It does not start the
+supervisor, because a child of a raylet ends with the raylet.
+"""
 
 import json
 import logging
@@ -22,39 +24,41 @@ from shadowslice_fleet.observed import Assignments, Refusal
 from shadowslice_fleet.spec import Document, Files
 from shadowslice_fleet.supervisor import CommandFailed, Supervisor
 
-MAX_FETCHES = 2  # at a time
-FETCH_TIMEOUT = 3600.0  # seconds; one that hangs is left alone
-# Seconds from one look for unused files to the next. By the next one no order is under way that was
-# given before they were found.
+MAX_FETCHES = 2  # concurrent fetches
+FETCH_TIMEOUT = 3600.0  # seconds; the thread of a fetch that hangs stays
+# Seconds from one garbage collection to the next. By then, every command that was sent before the
+# previous one has ended.
 GC_INTERVAL = 600.0
-REPEAT_AFTER = 60.0  # seconds until an order is repeated by which models have not gone
+REPEAT_AFTER = 60.0  # seconds until a failed change that should have removed models is repeated
 log = logging.getLogger(__name__)
 
 
 class BaseFault(Exception):
-    """The host's base configuration cannot be used."""
+    """The host's base configuration is invalid."""
 
 
 @dataclass
 class SharedWork:
-    """What the actor's threads share, under `lock`."""
+    """The state that the actor's threads share; `lock` guards it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     applying: bool = False
-    refusals: dict[str, Refusal] = field(default_factory=dict)  # by an order's digest
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # by the assignment's digest
     fetching: set[str] = field(default_factory=set)
     fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
-    expiring: set[Path] = field(default_factory=set)  # unused files, which count as not fetched
+    expiring: set[Path] = field(default_factory=set)  # unused files, reported as not fetched
 
 
 class Host:
+    """The Host actor."""
+
     def __init__(self, address: str) -> None:
-        """`address` is Ray's of the node. Raises SettingsFault."""
+        """Starts the garbage collection. `address` is Ray's for the node. Raises SettingsFault."""
         self.settings = settings.host()
         self.address = self.settings.address or address
         self.config = Path(self.settings.config)
         self.pending = self.config.with_name(f".{self.config.name}.pending")  # not reloaded yet
-        # Not all of the served file is in force: models may be as the ones before it had them.
+        # Exists while parts of the served file are not in force: models may run as before it.
         self.mixed = self.config.with_name(f".{self.config.name}.mixed")
         self.files = Path(self.settings.files)
         self.supervisor = Supervisor(self.settings.binary, Path(self.settings.run_dir))
@@ -62,6 +66,7 @@ class Host:
         threading.Thread(target=self._run_gc, daemon=True).start()
 
     def observe(self) -> observed.ObservedHost:
+        """Returns the state of the host and of its supervisor."""
         ours = self.settings
         try:
             status: Document | None = self.supervisor.status()
@@ -90,13 +95,16 @@ class Host:
             )
 
     def _has_leftovers(self, models: set[str]) -> bool:
-        """Whether these should have gone with an order that failed a while ago."""
+        """Checks whether a change that failed `REPEAT_AFTER` ago should have removed models."""
         if not models or not self.mixed.exists():
             return False
         return time.time() - self.mixed.stat().st_mtime > REPEAT_AFTER
 
     def apply(self, assignments: Assignments) -> bool:
-        """Has the supervisor serve these models; the facts tell how it went. False: it is busy."""
+        """Starts to make the supervisor serve these models. Returns False if the host is busy.
+
+        `observe` reports the result.
+        """
         with self.work.lock:
             if self.work.applying:
                 return False
@@ -105,7 +113,10 @@ class Host:
         return True
 
     def fetch(self, wanted: Files) -> bool:
-        """Fetches in the background; the facts tell how it went. False: too many are under way."""
+        """Starts to fetch files. Returns False if too many fetches run.
+
+        `observe` reports the result.
+        """
         with self.work.lock:
             if wanted.key in self.work.fetching or len(self.work.fetching) >= MAX_FETCHES:
                 return False
@@ -116,14 +127,16 @@ class Host:
         return True
 
     def drain(self, model: str) -> str | None:
+        """Drains a model. Returns the reason of a failure."""
         return self._run_command(lambda: self.supervisor.drain(model))
 
     def undrain(self, model: str) -> str | None:
+        """Ends the draining of a model. Returns the reason of a failure."""
         return self._run_command(lambda: self.supervisor.undrain(model))
 
     @staticmethod
     def _run_command(assignment: Callable[[], None]) -> str | None:
-        """Why it failed, or nothing."""
+        """Runs a command. Returns the reason of a failure."""
         try:
             assignment()
         except CommandFailed as failed:
@@ -140,11 +153,12 @@ class Host:
         try:
             why = ended.get(timeout=FETCH_TIMEOUT)
         except Empty:
-            why = f"files: they have not come within {FETCH_TIMEOUT:g} s; see to where they are"
+            # The URL may contain a password, so the text omits it.
+            why = f"files: the fetch timed out after {FETCH_TIMEOUT:g} s; check the URL in the spec"
         with self.work.lock:
             self.work.fetching.discard(wanted.key)
             if why:
-                log.warning("%s", why)
+                log.warning("cannot fetch files: %s", why)
                 self.work.fetch_failures[wanted.key] = Refusal(why, time.time_ns())
 
     def _apply(self, assignments: Assignments) -> None:
@@ -152,10 +166,10 @@ class Host:
         try:
             refused = self._put_in_force(assignments)
         except (CommandFailed, BaseFault, OSError) as failed:
-            log.warning("an order failed: %s", failed)
+            log.warning("cannot apply a configuration: %s", failed)
             refused = {assignment.digest: str(failed) for assignment in assignments.new}
-        except Exception as error:  # an order that comes to nothing is told, whatever it met
-            log.exception("an order failed")
+        except Exception as error:  # `observe` must report every failure.
+            log.exception("cannot apply a configuration")
             refused = {
                 assignment.digest: f"{type(error).__name__}: {error}"
                 for assignment in assignments.new
@@ -167,7 +181,10 @@ class Host:
                 self.work.applying = False
 
     def _put_in_force(self, assignments: Assignments) -> dict[str, str]:
-        """Writes and reloads. Returns by digest why orders are not in force."""
+        """Writes the configuration and reloads it.
+
+        Returns why assignments are not in force, by their digests.
+        """
         profiles = self.files / gc.PROFILES
         profiles.mkdir(parents=True, exist_ok=True)
         for assignment in assignments.new:
@@ -198,13 +215,15 @@ class Host:
             try:
                 self.collect_garbage(time.time())
             except (OSError, UnicodeDecodeError, CommandFailed) as error:
-                log.warning("unused files cannot be removed: %s", error)
+                log.warning("cannot remove unused files: %s", error)
             time.sleep(GC_INTERVAL)
 
     def collect_garbage(self, now: float) -> None:
-        """Removes what it found unused the last time, too: since then that counted as not fetched.
-        `now` is of the wall clock, in seconds. Raises OSError, UnicodeDecodeError and
-        CommandFailed."""
+        """Removes files that this and the previous collection found unused.
+
+        Between the two, `observe` reports them as not fetched. `now` is the wall clock's time in
+        seconds. Raises OSError, UnicodeDecodeError and CommandFailed.
+        """
         if not self._is_config_in_force(now):
             return
         with self.work.lock:
@@ -219,7 +238,7 @@ class Host:
             gc.remove(path)
 
     def _is_config_in_force(self, now: float) -> bool:
-        """Whether the supervisor goes by its file alone, as one does that began after it."""
+        """Checks whether all of the file is in force, as in a supervisor that started after it."""
         if self.pending.exists():
             return False
         if not self.mixed.exists():
@@ -228,7 +247,10 @@ class Host:
         return now - age > self.mixed.stat().st_mtime
 
     def _valid_config(self, assignments: Assignments, profiles: Path) -> tuple[str, dict[str, str]]:
-        """A configuration that `check` finds no fault in: a model with faults stays as it is."""
+        """Returns a configuration without faults: models with faults stay as they were.
+
+        Also returns the faults, by the digests of the assignments.
+        """
         base, before = self._base(), _read_text(self.config)
         text = config_file.render(base, assignments, before, self.files, profiles)
         by_model, others = config_file.faults_by_model(
@@ -258,19 +280,19 @@ class Host:
         try:
             base = yaml.safe_load(Path(self.settings.base).read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BaseFault(f"{self.settings.base} cannot be read: {error}") from error
+            raise BaseFault(f"cannot read {self.settings.base}: {error}") from error
         if not isinstance(base, dict):
-            raise BaseFault(f"{self.settings.base}: a map is needed")
+            raise BaseFault(f"{self.settings.base}: expected a map, as `key: value`")
         return base
 
 
 def _fetch_error(wanted: Files, folder: Path) -> str | None:
-    """Why the files cannot be fetched, or nothing."""
+    """Fetches files. Returns the reason of a failure."""
     try:
         files.fetch(wanted, folder)
     except files.FetchFailed as failed:
         return str(failed)
-    except Exception as error:  # it is told, whatever a fetch meets
+    except Exception as error:  # `observe` must report every failure.
         return f"files: {type(error).__name__}: {error}"
     return None
 
@@ -283,12 +305,15 @@ def _read_text(path: Path) -> str:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Atomically; the mode stays, and the owner where that may be set: the supervisor reads it."""
+    """Replaces a file atomically, and keeps its mode and, if possible, its owner.
+
+    The supervisor, which may run as another user, must be able to read the file.
+    """
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     if path.exists():
         there = path.stat()
-        with suppress(PermissionError):
+        with suppress(PermissionError):  # Only root may change the owner.
             os.chown(draft, there.st_uid, there.st_gid)
         shutil.copymode(path, draft)
     os.replace(draft, path)

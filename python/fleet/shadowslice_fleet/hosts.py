@@ -1,4 +1,4 @@
-"""The hosts as the fleet hears them through Ray: an actor for each node, asked again and again."""
+"""Polls the hosts through Ray, with a Host actor on each node."""
 
 import logging
 import time
@@ -14,32 +14,34 @@ from shadowslice_fleet.spec import Files
 
 NAMESPACE = "shadowslice"
 HOST_RESOURCE = "shadowslice_host"
-THREADS = 8  # calls at a time in one Host actor
-REPLY_TIMEOUT = 5.0  # seconds after which a host without an answer is asked again
-# Pods have names of their own, so that hosts which are away for good are ever more. Until then what
-# their copies took is known.
-FORGET_AFTER = 86400.0  # seconds without node and answer
+THREADS = 8  # concurrent calls in one Host actor
+REPLY_TIMEOUT = 5.0  # seconds after which a host that has not replied is polled again
+# New pods have new names, so records of lost hosts would accumulate. Until they are forgotten, they
+# provide the resources that a model's copies used.
+FORGET_AFTER = 86400.0  # seconds without a node and a reply
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Node:
+    """A Ray node with a Host actor, and the poll that it has not answered yet."""
+
     actor: Any
     pending: Any = None
     sent_at: float = 0.0
 
 
 class Hosts:
-    """Not for several threads."""
+    """The hosts of the fleet. One thread may use this at a time."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}  # by Ray's id
         self.records: dict[str, HostRecord] = {}  # by the host's name
         self.node_of: dict[str, Node] = {}  # by the host's name
-        self.duplicates: set[str] = set()  # names that two nodes have
+        self.duplicates: set[str] = set()  # names that several nodes have
 
     def poll(self, newer_than: float) -> None:
-        """Asks those that have answered, and takes what comes within so many seconds."""
+        """Polls the nodes without a pending poll, and takes the replies within some seconds."""
         self._refresh_nodes()
         now = time.monotonic()
         for node in self.nodes.values():
@@ -48,7 +50,7 @@ class Hosts:
         pending = {node.pending: node for node in self.nodes.values()}
         if not pending:
             return
-        # One that has stopped answering does not hold up the others.
+        # A node that has stopped replying must not delay the others.
         recent = [ref for ref, node in pending.items() if now - node.sent_at < newer_than]
         if recent:
             ray.wait(recent, num_returns=len(recent), timeout=newer_than)
@@ -58,10 +60,11 @@ class Hosts:
             self._record(pending[ref], ref)
 
     def fresh(self) -> dict[str, ObservedHost]:
-        """Those heard just now, whose supervisors answer."""
+        """Returns the hosts whose supervisors replied in the last `FRESH_FOR` seconds."""
         return self.newer_than(FRESH_FOR)
 
     def newer_than(self, seconds: float) -> dict[str, ObservedHost]:
+        """Returns the hosts whose supervisors replied in the last `seconds`."""
         now = time.monotonic()
         return {
             name: each.observed
@@ -70,15 +73,19 @@ class Hosts:
         }
 
     def apply(self, host: str, assignments: Assignments) -> None:
+        """Sends a host its assignments."""
         self.node_of[host].actor.apply.remote(assignments)
 
     def fetch(self, host: str, files: Files) -> None:
+        """Makes a host fetch files."""
         self.node_of[host].actor.fetch.remote(files)
 
     def drain(self, host: str, model: str) -> None:
+        """Makes a host drain a model."""
         self.node_of[host].actor.drain.remote(model)
 
     def undrain(self, host: str, model: str) -> None:
+        """Makes a host end the draining of a model."""
         self.node_of[host].actor.undrain.remote(model)
 
     def _refresh_nodes(self) -> None:
@@ -108,7 +115,7 @@ class Hosts:
         try:
             observed: ObservedHost = ray.get(ref, timeout=0)
         except ray.exceptions.RayError as error:
-            log.info("a host does not answer: %s", error)
+            log.info("a Host actor does not reply: %s", error)
             return
         owner = self.node_of.setdefault(observed.name, node)
         if owner is not node and owner in self.nodes.values():

@@ -1,4 +1,4 @@
-"""What reconciliation goes by, and what it asks for."""
+"""The observation, memory and actions of the control loop."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,20 +17,20 @@ class CopyKey(NamedTuple):
 
 Placement = dict[str, tuple[Slot, ...]]
 Published = dict[str, tuple[Endpoint, ...]]
-EnvoyHealth = dict[str, dict[str, bool]]  # model: host: whether Envoy sends requests there
+EnvoyHealth = dict[str, dict[str, bool]]  # model: host: True if Envoy sends requests there
 
 
 @dataclass(frozen=True)
 class Observation:
-    """`hosts` are those heard just now."""
+    """The observation of a round: the hosts that have replied recently, and Envoy's view."""
 
     hosts: dict[str, ObservedHost]
-    envoy_health: EnvoyHealth | None  # None: Envoy does not answer
+    envoy_health: EnvoyHealth | None  # None: Envoy does not reply
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A copy that did not come; until `until` it is not tried again."""
+    """A copy that did not start. The next attempt is not before `until`."""
 
     assignment: str  # digest
     why: str
@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the next step needs; times are in seconds of the caller's clock."""
+    """The state that one round leaves to the next. Times are in seconds of the caller's clock."""
 
     placement: Placement
     published: Published
@@ -52,6 +52,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Actions:
+    """The actions of a round."""
+
     apply: dict[str, Assignments]
     fetch: list[tuple[str, Files]]
     drain: list[CopyKey]
@@ -59,13 +61,13 @@ class Actions:
 
 
 def serving(envoy_health: EnvoyHealth | None) -> set[str]:
-    """Hosts to which Envoy sends requests."""
+    """Returns the hosts to which Envoy sends requests."""
     hosts = (envoy_health or {}).values()
     return {host for them in hosts for host, healthy in them.items() if healthy}
 
 
 def desired_copies(spec: Spec, placement: Placement) -> dict[CopyKey, Assignment]:
-    """The copies that should be."""
+    """Returns the copies that the placement demands."""
     return {
         CopyKey(name, slot.host): Assignment(model, slot.gpu)
         for name, model in spec.models.items()

@@ -1,4 +1,4 @@
-"""What the fleet keeps on its head's disk: the wish, where copies are placed, drained hosts."""
+"""The state on the head's disk: the spec, the placement and the drained hosts."""
 
 import fcntl
 import json
@@ -14,19 +14,21 @@ from shadowslice_fleet.spec import Spec
 
 
 class StateFault(Exception):
-    """The state folder cannot be used."""
+    """The state's folder cannot be read or written, or another actor uses it."""
 
 
 @dataclass(frozen=True)
 class PersistedState:
-    spec: Spec | None = None  # None: nothing was ever wished, so that nothing is removed
+    """The state that survives the Fleet actor."""
+
+    spec: Spec | None = None  # None: no spec was ever applied, so the fleet removes no models
     placement: Placement = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
-    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the wish, by model
+    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the spec, by model
 
 
 def lock(folder: Path) -> IO[str] | None:
-    """Held by the one Fleet actor that may write; None while another one holds it."""
+    """Locks the folder for the one Fleet actor that may write. Returns None if it is locked."""
     folder.mkdir(parents=True, exist_ok=True)
     lock_file = (folder / "lock").open("w")
     try:
@@ -38,7 +40,7 @@ def lock(folder: Path) -> IO[str] | None:
 
 
 def load(folder: Path) -> PersistedState:
-    """Raises StateFault."""
+    """Reads the state. Raises StateFault."""
     path = folder / "fleet.json"
     try:
         kept = json.loads(path.read_text())
@@ -51,11 +53,11 @@ def load(folder: Path) -> PersistedState:
     except FileNotFoundError:
         return PersistedState()
     except (OSError, ValueError, KeyError, TypeError, specs.SpecFaults) as error:
-        raise StateFault(f"{path} cannot be read; mend or remove it: {error}") from error
+        raise StateFault(f"cannot read {path}; repair or remove it: {error}") from error
 
 
 def save(folder: Path, state: PersistedState) -> None:
-    """Raises StateFault."""
+    """Writes the state. Raises StateFault."""
     slots = {
         name: [(slot.host, slot.gpu) for slot in slots] for name, slots in state.placement.items()
     }
@@ -68,10 +70,10 @@ def save(folder: Path, state: PersistedState) -> None:
     draft = folder / ".fleet.json.draft"
     try:
         with draft.open("w") as file:
-            os.fchmod(file.fileno(), 0o600)  # URLs of files may have passwords
+            os.fchmod(file.fileno(), 0o600)  # URLs of files may contain passwords.
             json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, folder / "fleet.json")
     except OSError as error:
-        raise StateFault(f"{folder} cannot be written: {error}") from error
+        raise StateFault(f"cannot write to {folder}: {error}") from error

@@ -1,4 +1,4 @@
-"""Which GPUs have which models: `shadowslice place` decides, this asks it."""
+"""Places models on GPUs with the command `shadowslice place`."""
 
 import json
 import tempfile
@@ -15,27 +15,27 @@ from shadowslice_fleet.supervisor import CommandFailed, run
 
 PLACE_TIMEOUT = 60.0  # seconds
 FAULTY_SLO_MS = 1000.0
-# More may be offered than all copies serve, and then `place` gives them no place. So it is asked
-# with less and less, and at last with what the wish plans.
+# If the rate exceeds the capacity of all copies, `place` gives them no slots. So the request is
+# repeated with lower and lower rates, and at last with the rate in the spec.
 RATE_FACTOR, MAX_REDUCTIONS = 0.75, 8
 
 
 class PlaceFailed(Exception):
-    """No placement could be computed."""
+    """The command `place` failed."""
 
 
 @dataclass(frozen=True)
 class PlacementResult:
+    """The slots of all models, and the copies without a slot."""
+
     slots: Placement
-    missing: dict[str, str]  # model: how many copies are missing, and why
-    missing_counts: dict[str, int] = field(default_factory=dict)  # the same as numbers
-    unsatisfied: frozenset[str] = (
-        frozenset()
-    )  # models of which no copy keeps up with what was asked
+    missing: dict[str, str]  # model: the number of missing copies, and the reason
+    missing_counts: dict[str, int] = field(default_factory=dict)  # the numbers alone
+    unsatisfied: frozenset[str] = frozenset()  # models whose copies cannot serve the demanded rate
 
 
 def is_stale(view: View) -> bool:
-    """Whether a copy lacks a place, or its place is gone."""
+    """Checks whether a copy has no slot, or its slot is not usable."""
     return any(
         len(view.placement.get(name, ())) < model.copies
         or not view.usable.issuperset(view.placement[name])
@@ -44,6 +44,7 @@ def is_stale(view: View) -> bool:
 
 
 def usable(hosts: dict[str, ObservedHost], drained: frozenset[str]) -> frozenset[Slot]:
+    """Returns the GPUs that accept workers, on hosts that are not drained."""
     return frozenset(
         Slot(name, gpu.index)
         for name, host in hosts.items()
@@ -54,7 +55,7 @@ def usable(hosts: dict[str, ObservedHost], drained: frozenset[str]) -> frozenset
 
 
 def current_slots(view: View) -> Placement:
-    """Where copies are: their places as far as they are usable, else where they run."""
+    """Returns the usable slots of all copies: those of the placement, or else where copies run."""
     running: Placement = {
         model: tuple(
             Slot(name, host.copies[model].gpu)
@@ -68,8 +69,10 @@ def current_slots(view: View) -> Placement:
 
 
 def place_all(binary: str, view: View) -> tuple[PlacementResult, dict[str, int]]:
-    """All models, and which of them have more copies than wished: those that had, if no wished copy
-    lacks a place for that. Raises PlaceFailed."""
+    """Places all models. Returns the result, and the copies beyond the spec by model.
+
+    Models keep such copies if all copies of the spec still get slots. Raises PlaceFailed.
+    """
     least = place(binary, view, demands(replace(view, extra={})))
     if not view.extra:
         return least, {}
@@ -80,11 +83,12 @@ def place_all(binary: str, view: View) -> tuple[PlacementResult, dict[str, int]]
 
 
 def has_more_missing(found: PlacementResult, before: dict[str, int]) -> bool:
+    """Checks whether a model has more copies without a slot than before."""
     return any(count > before.get(name, 0) for name, count in found.missing_counts.items())
 
 
 def place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementResult:
-    """Asks the binary; of what is offered as much as copies can serve. Raises PlaceFailed."""
+    """Runs `place`, with rates that the copies can serve. Raises PlaceFailed."""
     models, found = view.spec.models, _run_place(binary, view, wanted)
     unsatisfied = found.unsatisfied
     for left in range(MAX_REDUCTIONS, 0, -1):
@@ -117,11 +121,12 @@ def _run_place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementR
         try:
             answer = json.loads(run(binary, ["place", "-"], PLACE_TIMEOUT, json.dumps(question)))
         except (CommandFailed, ValueError) as error:
-            raise PlaceFailed(f"the models cannot be placed: {error}") from error
+            raise PlaceFailed(f"cannot place the models: {error}") from error
     return parse_reply(answer)
 
 
 def request(view: View, wanted: dict[str, Demand], profiles: Path) -> dict[str, Any]:
+    """Returns the input of `place`."""
     gpus = [
         {"host": name, "gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib}
         for name, host in sorted(view.hosts.items())
@@ -153,11 +158,12 @@ def _model(model: Model, demand: Demand, on: tuple[Slot, ...], profiles: Path) -
     try:
         asked["slo_ms"] = values.duration_s(latency) * 1000
     except values.ValueFault:
-        asked["slo_ms"] = FAULTY_SLO_MS  # the supervisor will name the fault
+        asked["slo_ms"] = FAULTY_SLO_MS  # The supervisor reports the fault.
     return asked | ({"max_batch": most} if isinstance(most, int) and most > 0 else {})
 
 
 def parse_reply(answer: dict[str, Any]) -> PlacementResult:
+    """Parses the output of `place`."""
     slots: Placement = {}
     missing: dict[str, str] = {}
     missing_counts: dict[str, int] = {}

@@ -1,5 +1,8 @@
-"""From what is wished, placed and observed to what is done next. Pure, and by level: nothing is
-remembered that could not be observed again, but for waits and failures, which then begin anew."""
+"""Decides the next actions from the spec, the placement and the observation. Pure.
+
+The loop is level-triggered: after a restart, it observes everything again, except for waits and
+failures, which then start from zero.
+"""
 
 from dataclasses import replace
 
@@ -16,14 +19,15 @@ from shadowslice_fleet.loop_state import (
 from shadowslice_fleet.observed import Assignment, ObservedHost, Slot
 from shadowslice_fleet.spec import Spec
 
-MAX_STARTING = 8  # copies that are not ready yet, in the fleet
-READY_TIMEOUT = 330.0  # seconds; a supervisor's `timeouts.warm` and `timeouts.spawn` are less
-RETRY_AFTER, RETRY_MAX = 15.0, 600.0  # seconds from a failure to the next trial; doubles
+MAX_STARTING = 8  # copies in the fleet that are not ready yet
+READY_TIMEOUT = 330.0  # seconds; longer than a supervisor's `timeouts.warm` and `timeouts.spawn`
+RETRY_AFTER, RETRY_MAX = 15.0, 600.0  # seconds from a failure to the next attempt; doubles
 
 
 def decide(
     spec: Spec, observation: Observation, memory: Memory, now: float
 ) -> tuple[Actions, Memory]:
+    """Returns the actions of this round, and the memory for the next."""
     failures = _failures(spec, observation, memory, now)
     placement = _revert_failed(spec, observation, memory.placement, failures, now)
     copies = desired_copies(spec, placement)
@@ -50,7 +54,7 @@ def _is_starting(key: CopyKey, host: ObservedHost | None) -> bool:
 def _failures(
     spec: Spec, observation: Observation, memory: Memory, now: float
 ) -> dict[CopyKey, Failure]:
-    """Those of models that are wished as they were, and new ones."""
+    """Returns the earlier failures of models that are unchanged in the spec, and new failures."""
     kept = {
         key: failure
         for key, failure in memory.failures.items()
@@ -72,7 +76,7 @@ def _failures(
 
 
 def _has_recovered(key: CopyKey, failure: Failure, observation: Observation) -> bool:
-    """Whether the copy is there at last."""
+    """Checks whether the copy has become ready."""
     host = observation.hosts.get(key.host)
     if (
         host is None
@@ -87,7 +91,7 @@ def _has_recovered(key: CopyKey, failure: Failure, observation: Observation) -> 
 def _failure_cause(
     key: CopyKey, assignment: Assignment, host: ObservedHost, memory: Memory, now: float
 ) -> tuple[str, int] | None:
-    """Why the copy does not come, and the host's trial (0: the copy itself says so)."""
+    """Returns why the copy does not start, and the host's attempt (0: the copy has failed)."""
     files = assignment.model.files
     refusal = host.refusals.get(assignment.digest) or (
         host.fetch_failures.get(files.key) if files else None
@@ -99,9 +103,9 @@ def _failure_cause(
         return None
     copy = host.copies.get(key.model)
     if copy and copy.state == "unready":
-        return copy.why or "it is unready", 0
+        return copy.why or "the copy is unready", 0
     if now - memory.starting.get(key, now) > READY_TIMEOUT:
-        return f"it was not ready within {READY_TIMEOUT:g} s", 0
+        return f"the copy was not ready within {READY_TIMEOUT:g} s", 0
     return None
 
 
@@ -112,7 +116,7 @@ def _revert_failed(
     failures: dict[CopyKey, Failure],
     now: float,
 ) -> Placement:
-    """A copy that cannot come has its place where an old one serves."""
+    """Returns the placement in which failed copies get the slots of old copies that still serve."""
     reverted = dict(placement)
     for key, assignment in desired_copies(spec, placement).items():
         failure = failures.get(key)
@@ -129,7 +133,7 @@ def _revert_failed(
 def _serving_slot(
     key: CopyKey, assignment: Assignment, observation: Observation, placed_on: set[str]
 ) -> Slot | None:
-    """Where the model serves besides its places: on another GPU of the host, or on another host."""
+    """Returns a slot outside the placement where the model serves, first on the same host."""
     name = key.model
     for host in [key.host, *sorted(observation.hosts.keys() - placed_on)]:
         observed = observation.hosts.get(host)

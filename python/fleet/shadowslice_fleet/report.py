@@ -1,4 +1,4 @@
-"""What the fleet says of itself. Pure."""
+"""The fleet's status, and the changes that a spec would cause. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -11,33 +11,39 @@ from shadowslice_fleet.spec import Spec
 
 
 class CopyStatus(TypedDict):
+    """The status of a copy."""
+
     host: str
     gpu: int | None
-    state: str  # of the supervisor, or `gone`, `coming`
+    state: str  # the supervisor's, or `gone`, `coming`
     placed: bool
     published: bool
     served: bool  # Envoy sends requests there
     as_wished: bool
-    rate: float | None  # rows offered each second; this and the next two over a minute or two
+    rate: float | None  # rows per second; this and the next two over one or two minutes
     attainment: float | None
     slack: float | None
 
 
 class ModelStatus(TypedDict):
-    wished: int  # with `extra`
-    extra: int  # copies beyond the wish, for the load
-    no_more: str | None  # why there is no copy more, though its objective is missed
+    """The status of a model."""
+
+    wished: int  # the desired number of copies, including `extra`
+    extra: int  # copies beyond the spec, due to load
+    no_more: str | None  # why the model gets no further copy, though it violates its SLO
     served: int
     copies: list[CopyStatus]
     missing: str | None
-    failures: dict[str, str]  # by host; the last ones
-    failing: list[str]  # hosts where it is not tried at present
+    failures: dict[str, str]  # the last failure on each host
+    failing: list[str]  # hosts where the fleet waits before the next attempt
     settled: bool
 
 
 class HostStatus(TypedDict):
+    """The status of a host."""
+
     answers: bool
-    age_s: float | None  # since it was heard
+    age_s: float | None  # since the last reply
     why: str | None
     drained: bool
     gpus: list[dict[str, Any]]
@@ -46,7 +52,7 @@ class HostStatus(TypedDict):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the fleet knows."""
+    """The state of the Fleet actor from which the status is made."""
 
     state: PersistedState
     memory: Memory
@@ -54,18 +60,21 @@ class Snapshot:
     envoy_health: EnvoyHealth | None
     missing: dict[str, str]
     troubles: dict[str, str]
-    placed: bool  # for the wish and the hosts as they are
+    placed: bool  # the placement fits the present spec and hosts
     no_more: dict[str, str]
 
 
 class Status(TypedDict):
-    settled: bool  # all that can be is as wished
+    """The status of the fleet."""
+
+    settled: bool  # every model is in the desired state, as far as possible
     models: dict[str, ModelStatus]
     hosts: dict[str, HostStatus]
     troubles: dict[str, str]
 
 
 def status(snapshot: Snapshot, now: float) -> Status:
+    """Returns the status of the fleet."""
     running = {name for each in snapshot.records.values() for name in each.observed.assigned}
     wished = snapshot.state.spec.models if snapshot.state.spec else {}
     names = sorted(wished.keys() | running)
@@ -111,7 +120,7 @@ def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
 
 
 def _done(copy: CopyStatus, failing: list[str]) -> bool:
-    """Whether nothing more is to happen to it at present; what a lost host had may never come."""
+    """Checks whether the copy needs no action at present; copies of lost hosts may never return."""
     if copy["placed"]:
         return copy["as_wished"] or copy["host"] in failing
     return copy["state"] == "gone" and not copy["published"]
@@ -158,7 +167,7 @@ def _host(name: str, record: HostRecord, state: PersistedState, now: float) -> H
     return HostStatus(
         answers=fresh,
         age_s=round(now - record.at, 1) if record.at != float("-inf") else None,
-        why=None if fresh else record.why or "it is not heard",
+        why=None if fresh else record.why or "the host does not reply",
         drained=name in state.drained,
         gpus=[
             {"gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib, "why": gpu.why}
@@ -169,27 +178,27 @@ def _host(name: str, record: HostRecord, state: PersistedState, now: float) -> H
 
 
 def is_sufficient(model: ModelStatus) -> bool:
-    """Whether all copies serve that hosts have room for, and one at least."""
+    """Checks whether at least one copy has a slot, and all copies with a slot serve."""
     placed = [each for each in model["copies"] if each["placed"]]
     return bool(placed) and all(each["as_wished"] for each in placed)
 
 
 def reason(model: ModelStatus) -> str:
-    """Why not all copies are where they should be."""
+    """Returns why copies are not in their slots."""
     return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
 
 
 def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -> list[str]:
-    """A line for each model that would change."""
-    lines = [f"{name}: goes" for name in sorted(before.models.keys() - new.models.keys())]
+    """Returns a line for each model that would change."""
+    lines = [f"{name}: removed" for name in sorted(before.models.keys() - new.models.keys())]
     for name, model in new.models.items():
         there, then = set(slots.get(name, ())), set(found.slots.get(name, ()))
         coming = ", ".join(str(slot) for slot in sorted(then - there))
         going = ", ".join(str(slot) for slot in sorted(there - then))
-        parts = [f"comes to {coming}" if coming else "", f"leaves {going}" if going else ""]
+        parts = [f"added on {coming}" if coming else "", f"removed from {going}" if going else ""]
         old = before.models.get(name)
         if old and old.digest != model.digest and then & there:
-            parts.append("changes in place")
+            parts.append("changed in place")
         parts.append(found.missing.get(name, ""))
         said = "; ".join(part for part in parts if part)
         if said:
@@ -198,7 +207,7 @@ def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -
 
 
 def lines(status: Status) -> list[str]:
-    """A table for people."""
+    """Returns the status as a table for operators."""
     table = [f"{'MODEL':20} {'COPIES':>7} ON"]
     for name, model in status["models"].items():
         on = [
@@ -215,7 +224,7 @@ def lines(status: Status) -> list[str]:
         table.append(row + (f" ({why})" if why else ""))
     for name, model in status["models"].items():
         if model["extra"]:
-            table.append(f"{name}: {model['extra']} of its copies beyond the wish, for its load")
+            table.append(f"{name}: {model['extra']} extra copies due to load")
         table += [f"{name}: {why}" for why in (model["missing"], model["no_more"]) if why]
         table += [f"{name} on {host}: {why}" for host, why in model["failures"].items()]
     table += [f"{what}: {why}" for what, why in status["troubles"].items()]

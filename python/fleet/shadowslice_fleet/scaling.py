@@ -1,5 +1,7 @@
-"""Copies beyond the wish: they come where load makes them necessary, and go with it. Pure, but for
-`shadowslice place`, which is asked through a function."""
+"""Adds copies beyond the spec under load, and removes them afterwards.
+
+Pure, except for the function that runs `shadowslice place`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,25 +12,33 @@ from shadowslice_fleet.observed import ObservedHost, Slot
 from shadowslice_fleet.placement import PlacementResult, has_more_missing
 from shadowslice_fleet.spec import Model
 
-MAX_DONORS = 8  # copies of other models that may make room for one
-HEADROOM = 1.25  # times what is offered; fewer copies must serve as much
-STABLE_STATES = ("unready", "ready", "moved")  # states of copies that are not on their way
+MAX_DONORS = 8  # extra copies of other models that may be removed to make room for one
+HEADROOM = 1.25  # times the present rate, which the remaining copies must be able to serve
+STABLE_STATES = (
+    "unready",
+    "ready",
+    "moved",
+)  # states of copies that are neither starting nor stopping
 
 Place = Callable[[View, dict[str, Demand]], PlacementResult]  # raises PlaceFailed
 
 
 @dataclass(frozen=True)
 class History:
-    """Times in seconds of the caller's clock, by model."""
+    """The times of earlier changes and violations, in seconds of the caller's clock, by model."""
 
     began: float
-    changed: dict[str, float] = field(default_factory=dict)  # its number of copies, last
-    violated: dict[str, float] = field(default_factory=dict)  # its objective, last
-    blocked: dict[str, str] = field(default_factory=dict)  # why it has no copy more
+    changed: dict[str, float] = field(
+        default_factory=dict
+    )  # the last change of the number of copies
+    violated: dict[str, float] = field(default_factory=dict)  # the last SLO violation
+    blocked: dict[str, str] = field(default_factory=dict)  # why the model gets no further copy
 
 
 @dataclass(frozen=True)
 class Change:
+    """A change of the number of copies of one model, and the placement with it."""
+
     model: str
     found: PlacementResult
     extra: dict[str, int]
@@ -37,8 +47,10 @@ class Change:
 def decide(
     view: View, history: History, now: float, settle: float, place: Place
 ) -> tuple[Change | None, History]:
-    """One model at a time, of those that miss the one of the highest priority first; `view.hosts`
-    are those heard just now. Raises PlaceFailed."""
+    """Decides about at most one model, by priority.
+
+    `view.hosts` are the hosts that have replied recently. Raises PlaceFailed.
+    """
     history = _update(view, history, now)
     blocked: dict[str, str] = {}
     change = None
@@ -57,7 +69,7 @@ def decide(
 
 
 def _update(view: View, history: History, now: float) -> History:
-    """Models that are wished no more are forgotten."""
+    """Returns the history with new violations, and without models that left the spec."""
     models = view.spec.models
     violated = {name: at for name, at in history.violated.items() if name in models}
     violated |= {name: now for name in models if violates_slo(_copy_loads(view, name))}
@@ -80,7 +92,7 @@ def _has_waited(
 
 
 def _is_settled(view: View, model: Model) -> bool:
-    """Whether no copy is on its way."""
+    """Checks whether all copies are stable."""
     on = [view.hosts.get(slot.host) for slot in view.placement.get(model.name, ())]
     there = [host.copies.get(model.name) for host in on if host]
     return (
@@ -96,8 +108,11 @@ def _changed(view: View, change: Change) -> set[str]:
 
 
 def needs_copy(view: View, model: Model) -> bool:
-    """Whether the model misses its objective, and cannot keep it where its copies are: more is
-    offered than a copy serves, or models need more of its GPU than that has."""
+    """Checks whether the model violates its SLO, and cannot meet it where its copies are.
+
+    That is so if the rate exceeds the capacity of a copy, or if the models on its GPU need more SMs
+    than the GPU has.
+    """
     loads = copy_loads(model.name, view.placement, view.hosts)
     if not violates_slo(list(loads.values())):
         return False
@@ -113,7 +128,7 @@ def _total_sms(view: View, slot: Slot) -> int:
 
 
 def _needed_sms(view: View, slot: Slot, without: str | None = None) -> int:
-    """SMs that the models on a GPU need together."""
+    """Returns the SMs that the models on a GPU need together."""
     there: ObservedHost = view.hosts[slot.host]
     return sum(
         sms_needed(copy.load, _total_sms(view, slot))
@@ -123,11 +138,14 @@ def _needed_sms(view: View, slot: Slot, without: str | None = None) -> int:
 
 
 def add_copy(view: View, model: Model, place: Place, blocked: dict[str, str]) -> Change | None:
-    """A copy more. Without room it takes the place of further copies of models of lower priority,
-    and of no copy that is wished; `refused` then says why it does not come."""
+    """Adds a copy.
+
+    If no GPU has room, extra copies of models of lower priority are removed, but no copies of the
+    spec. If that does not suffice either, `blocked` gets the reason.
+    """
     name, count = model.name, copies(model, view)
     if count >= max_copies(model, view):
-        blocked[name] = f"it misses its objective with all {count} copies that it may have"
+        blocked[name] = f"the model violates its SLO with its maximum of {count} copies"
         return None
     before = _missing_counts(view)
     extra = view.extra | {name: count + 1 - model.copies}
@@ -140,12 +158,12 @@ def add_copy(view: View, model: Model, place: Place, blocked: dict[str, str]) ->
         if not has_more_missing(found, before):
             return Change(name, found, extra)
     why = found.missing.get(name) if found else None
-    blocked[name] = f"it misses its objective, and no GPU has room for a copy more ({why})"
+    blocked[name] = f"the model violates its SLO, and no GPU has room for another copy ({why})"
     return None
 
 
 def _missing_counts(view: View) -> dict[str, int]:
-    """Copies without a place, before anything changes."""
+    """Returns the number of copies without a slot before the change, by model."""
     return {
         name: copies(model, view) - len(view.placement.get(name, ()))
         for name, model in view.spec.models.items()
@@ -153,7 +171,7 @@ def _missing_counts(view: View) -> dict[str, int]:
 
 
 def _donors(view: View, model: Model) -> list[str]:
-    """Models of lower priority, each as often as it has further copies; the lowest first."""
+    """Returns models of lower priority, each once per extra copy; the lowest priority first."""
     lower = [each for each in reversed(_by_priority(view)) if each.priority > model.priority]
     return [each.name for each in lower for _ in range(view.extra.get(each.name, 0))][:MAX_DONORS]
 
@@ -164,7 +182,7 @@ def _without_one(extra: dict[str, int], name: str) -> dict[str, int]:
 
 
 def remove_copy(view: View, model: Model, place: Place) -> Change | None:
-    """A copy less, if those that stay would serve a quarter more than is offered."""
+    """Removes a copy, if the others can serve `HEADROOM` times the present rate."""
     name = model.name
     if not view.extra.get(name):
         return None
@@ -183,8 +201,11 @@ def remove_copy(view: View, model: Model, place: Place) -> Change | None:
 
 
 def _has_headroom(view: View, model: Model) -> bool:
-    """By what its copies execute, for models without a profile: batches take as many SMs times
-    seconds on other GPUs, and the GPUs with most to spare may be those that go."""
+    """Checks whether the other copies have headroom, for models without a profile.
+
+    The estimate assumes that batches take as many SM-seconds on other GPUs, and that the copy on
+    the GPU with the most free SMs is removed.
+    """
     loads = copy_loads(model.name, view.placement, view.hosts)
     if any(load.overloaded for load in loads.values()):
         return False

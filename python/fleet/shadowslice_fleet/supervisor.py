@@ -1,4 +1,4 @@
-"""The commands of the `shadowslice` binary that ask one supervisor."""
+"""Runs commands of the `shadowslice` binary, most of them for one supervisor."""
 
 import json
 import subprocess
@@ -10,32 +10,38 @@ from shadowslice_fleet.spec import Document
 STATUS_TIMEOUT = 2.0  # seconds
 DRAIN_TIMEOUT = 5.0
 CHECK_TIMEOUT = 20.0
-# A reload returns when all models are in force; loading and proving one may take 5 minutes.
+# A reload returns when all changes are in force. Loading and proving a model may take 5 minutes.
 RELOAD_TIMEOUT = 900.0
 
 EXIT_REFUSED, EXIT_FAULTY = 1, 78  # exit codes
 
 
 class CommandFailed(Exception):
-    """A command of the binary did not do what was asked; the text has its reason."""
+    """A command of the binary failed. The text has the reason."""
 
     def __init__(self, command: str, code: int | None, why: str, output: str = "") -> None:
         super().__init__(f"`shadowslice {command}` failed: {why}")
-        self.code = code  # None: it could not be run, or took too long
+        self.code = code  # None: the command did not start, or timed out
         self.why = why
-        self.output = output  # on the standard output
+        self.output = output  # standard output
 
 
 @dataclass(frozen=True)
 class Supervisor:
+    """The supervisor of a host."""
+
     binary: str
     run_dir: Path
 
     def status(self) -> Document:
+        """Returns the reply of `shadowslice status --json`."""
         return self._json("status", STATUS_TIMEOUT)
 
     def reload(self) -> dict[str, str]:
-        """Returns when all is in force, but for models that it returns, with the reasons."""
+        """Reloads the configuration, and waits until it is in force.
+
+        Returns the models whose change is not in force, with the reasons.
+        """
         try:
             report = self._json("reload", RELOAD_TIMEOUT)
         except CommandFailed as failed:
@@ -45,13 +51,15 @@ class Supervisor:
         return {each["name"]: each["why"] for each in report["models"] if each["why"]}
 
     def drain(self, model: str) -> None:
+        """Drains a model. Raises CommandFailed."""
         self._run(["drain", model], DRAIN_TIMEOUT)
 
     def undrain(self, model: str) -> None:
+        """Ends the draining of a model. Raises CommandFailed."""
         self._run(["undrain", model], DRAIN_TIMEOUT)
 
     def faults(self, file: Path) -> list[str]:
-        """What `check` finds in a configuration; it asks no supervisor."""
+        """Returns the faults that `check` finds in a configuration; needs no supervisor."""
         try:
             run(self.binary, ["check", "--no-import", str(file)], CHECK_TIMEOUT)
         except CommandFailed as failed:
@@ -68,12 +76,15 @@ class Supervisor:
         try:
             document: Document = json.loads(output)
         except ValueError as error:
-            raise CommandFailed(command, None, f"it printed no JSON: {output[:200]}") from error
+            raise CommandFailed(command, None, f"invalid JSON: {output[:200]}") from error
         return document
 
 
 def run(binary: str, arguments: list[str], timeout: float, given: str | None = None) -> str:
-    """Its standard output. Raises CommandFailed. `within` is in seconds."""
+    """Runs a command. Returns its standard output.
+
+    `timeout` is in seconds, and `given` is the standard input. Raises CommandFailed.
+    """
     try:
         done = subprocess.run(
             [binary, *arguments],
@@ -85,7 +96,7 @@ def run(binary: str, arguments: list[str], timeout: float, given: str | None = N
             stdin=subprocess.DEVNULL if given is None else None,
         )
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(arguments[0], None, f"no end within {timeout:g} s") from error
+        raise CommandFailed(arguments[0], None, f"timed out after {timeout:g} s") from error
     except OSError as error:
         raise CommandFailed(arguments[0], None, f"{binary}: {error.strerror}") from error
     if done.returncode != 0:

@@ -63,7 +63,10 @@ def known_needs(rig: Rig, options: Options) -> None:
     rig.cli("up", str(rig.write_spec(models)), "--within", "60")
     new = emulated("new", "FP32", 2)
     done = rig.cli("up", str(rig.write_spec([*models, new])), check=False)
-    assert done.returncode == 78 and "'new': a `profile`, or `need:" in done.stderr, done
+    assert (
+        done.returncode == 78
+        and "'new': cannot place the model; add a `profile`, or `need:" in done.stderr
+    ), done
     new |= {"need": need(8)}
     rig.cli("up", str(rig.write_spec([*models, new])), "--within", "60")
     del new["need"]

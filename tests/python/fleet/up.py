@@ -27,7 +27,7 @@ def up(rig: Rig, options: Options) -> None:
         [*spec_models(options), emulated("planned", "FP32", 2, need=need(16))], "plan.yaml"
     )
     planned = rig.cli("plan", str(spec)).stdout
-    assert "planned: comes to" in planned and "planned" not in rig.status()["models"], planned
+    assert "planned: added on" in planned and "planned" not in rig.status()["models"], planned
     status = rig.status()
     assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), (
         status

@@ -42,8 +42,8 @@ class Specs(unittest.TestCase):
         for part in (
             "F: models[0].name:",
             "F: models[0].gpu:",
-            "F: models[1].name: is missing",
-            "F: models[1].copies: 0 is no whole number",
+            "F: models[1].name: missing",
+            "F: models[1].copies: 0 is not an integer",
             "F: models[1].files.sha256:",
             "F: models[1].need:",
             "F: models[2].proirity: unknown key; did you mean `priority`?",
@@ -52,8 +52,8 @@ class Specs(unittest.TestCase):
             "F: models[4].need.memory:",
             "F: models[2].path: a relative path needs `files`",
             "F: models[2].retry:",
-            "F: models[2].timeout: '20' is no duration",
-            "F: models[3]: a map is needed",
+            "F: models[2].timeout: invalid duration '20'",
+            "F: models[3]: expected a map",
         ):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
 
@@ -62,7 +62,7 @@ class Specs(unittest.TestCase):
             specs.parse({"model": [], "hosts": 1}, "F")
         told = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
         self.assertEqual(raised.exception.faults[:2], list(told))
-        self.assertIn("F: models: a list", raised.exception.faults[2])
+        self.assertIn("F: models: expected a list", raised.exception.faults[2])
 
     def test_a_key_in_the_wrong_case_is_recognised(self) -> None:
         with self.assertRaises(specs.SpecFaults) as raised:
@@ -103,7 +103,7 @@ class Specs(unittest.TestCase):
         path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "w.yaml"
         for text in ("&a [*a]", "{!!binary AQ==: 1}", "[" * 500, "{? [a] : b}", "a: \xff"):
             path.write_bytes(text.encode("latin-1"))
-            with self.assertRaisesRegex(specs.SpecFaults, "cannot be read"):
+            with self.assertRaisesRegex(specs.SpecFaults, "cannot read"):
                 specs.load(path)
 
     def test_a_name_is_there_once(self) -> None:
@@ -120,7 +120,7 @@ class Specs(unittest.TestCase):
             again = specs.parse(read.document, "kept")
             self.assertEqual(again.models["a"].profile, {"execution_ms": {"sms": [1], "1": [2.0]}})
             self.assertEqual(again.digest, read.digest)
-            with self.assertRaisesRegex(specs.SpecFaults, r"models\[0\].profile: .*cannot be read"):
+            with self.assertRaisesRegex(specs.SpecFaults, r"models\[0\].profile: cannot read"):
                 specs.load(Path(folder) / "w.yaml")
 
     def test_sizes_and_durations(self) -> None:
@@ -145,7 +145,7 @@ class Settings(unittest.TestCase):
         self.assertEqual(self.read("").settle, 120.0)
         with self.assertRaises(settings.SettingsFault) as raised:
             self.read("{settle: 60, http_port: 0, adress: x}")
-        for part in ("settle: 60 is no duration", "http_port: 0 is no", "adress: unknown key"):
+        for part in ("settle: invalid duration 60", "http_port: 0 is not", "adress: unknown key"):
             self.assertIn(part, str(raised.exception))
 
     def test_files_lie_where_the_operator_says(self) -> None:
@@ -167,7 +167,7 @@ class Settings(unittest.TestCase):
             path.write_text("{address: gpu-1.example, http_port: 0}")
             with self.assertRaises(settings.SettingsFault) as raised:
                 settings.host()
-            for part in ("'gpu-1.example' is no IP address", "http_port: 0 is no whole number"):
+            for part in ("'gpu-1.example' is not an IP address", "http_port: 0 is not an integer"):
                 self.assertIn(part, str(raised.exception))
             path.write_text("address: 10.0.0.7")
             self.assertEqual(settings.host().address, "10.0.0.7")
@@ -270,7 +270,7 @@ class Files(unittest.TestCase):
         self.addCleanup(store.store.clear)
         store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 may have it
         wanted = specs.Files("memory://bucket/m", None)
-        with self.assertRaisesRegex(files.FetchFailed, "would lie elsewhere"):
+        with self.assertRaisesRegex(files.FetchFailed, "leads out of the folder"):
             files.fetch(wanted, self.folder / "files")
         self.assertEqual([path.name for path in self.folder.rglob("out")], [])
 

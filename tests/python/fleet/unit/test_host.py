@@ -245,7 +245,7 @@ class Told(Rig):
         with fetches, bound, self.assertLogs("shadowslice_fleet.host"):
             self.assertTrue(self.host.fetch(wanted))
             self.until(lambda: not self.host.work.fetching)
-        self.assertIn("within 0.05 s", self.host.observe().fetch_failures[wanted.key].why)
+        self.assertIn("timed out after 0.05 s", self.host.observe().fetch_failures[wanted.key].why)
 
     def test_an_order_that_meets_a_file_that_cannot_be_read_is_told(self) -> None:
         assignment = self.assignment("1")

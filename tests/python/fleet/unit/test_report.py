@@ -105,7 +105,11 @@ class Statuses(unittest.TestCase):
         lines = report.changes(spec("m", "old"), spec("m", "n"), {"m": (A, B)}, found)
         self.assertEqual(
             lines,
-            ["old: goes", "m: comes to c:0; leaves b:0", "n: comes to b:0; 1 missing: no room"],
+            [
+                "old: removed",
+                "m: added on c:0; removed from b:0",
+                "n: added on b:0; 1 missing: no room",
+            ],
         )
 
 
@@ -117,9 +121,9 @@ class Moves(unittest.TestCase):
 
     def test_what_is_refused(self) -> None:
         for slots, to, source, why in (
-            ((A, B), C0, None, "say --from"),
-            ((A, B), C0, "c", "no copy on 'c'"),
-            ((A, B), B, "a", "has a copy of it already"),
+            ((A, B), C0, None, "add --from"),
+            ((A, B), C0, "c", "host 'c' has no copy"),
+            ((A, B), B, "a", "already has a copy"),
         ):
             self.assertRaisesRegex(moves.CommandRefused, why, moves.move_copy, slots, to, source)
         hosts = {"a": host("a"), "c": host("c", 2)}

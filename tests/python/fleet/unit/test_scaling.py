@@ -111,13 +111,13 @@ class Growth(unittest.TestCase):
         spec = spec_of({"name": "m", "most": 1})
         change, history = self.decide(view(spec, {"m": {"a": OVERLOADED}}), History(0.0), 999.0)
         self.assertIsNone(change)
-        self.assertIn("all 1 copies", history.blocked["m"])
+        self.assertIn("maximum of 1 copies", history.blocked["m"])
         self.assertEqual(max_copies(self.spec.models["m"], self.short), 3)
 
     def test_without_room_the_reason_is_kept_until_it_is_none_any_more(self) -> None:
         change, history = self.decide(self.short, History(0.0), 999.0, room=1)
         self.assertIsNone(change)
-        self.assertIn("no GPU has room for a copy more (no room)", history.blocked["m"])
+        self.assertIn("no GPU has room for another copy (no room)", history.blocked["m"])
         self.assertEqual(
             self.decide(view(self.spec, {"m": {"a": WELL}}), history, 1000.0)[1].blocked, {}
         )
