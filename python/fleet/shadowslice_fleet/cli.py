@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print JSON")
     move = command("move", _move, "Move a copy of a model to another host or GPU, and wait")
     move.add_argument("model", metavar="MODEL")
-    move.add_argument("to", metavar="HOST[:GPU]", help="the new host (default: its first free GPU)")
+    move.add_argument(
+        "to", metavar="HOST[:GPU]", help="the new place (default: the first usable GPU)"
+    )
     move.add_argument(
         "--from", dest="source", metavar="HOST", help="the host that the copy leaves, if several"
     )
@@ -197,7 +199,7 @@ def _wait_until_settled(fleet: "_Fleet", arguments: argparse.Namespace) -> repor
             return status
         if time.monotonic() > deadline:
             raise NotInDesiredState(
-                f"not all is as wished after {arguments.within:g} s; see `status`"
+                f"not in the desired state after {arguments.within:g} s; see `status`"
             )
         time.sleep(POLL_INTERVAL)
 

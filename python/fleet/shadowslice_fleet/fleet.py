@@ -186,12 +186,12 @@ class Fleet:
         return self.adopting
 
     def _place(self) -> None:
-        asked = self._placement_key()
-        if asked == self.placed_for:
+        key = self._placement_key()
+        if key == self.placed_for:
             return
         view = self._view()
-        new_wish = self.placed_for is not None and asked[0] != self.placed_for[0]
-        if new_wish or placement.is_stale(view):
+        has_new_spec = self.placed_for is not None and key[0] != self.placed_for[0]
+        if has_new_spec or placement.is_stale(view):
             try:
                 found, extra = placement.place_all(self.settings.binary, view)
                 self.troubles.pop("placement", None)
@@ -199,13 +199,13 @@ class Fleet:
                 self.troubles["placement"] = str(failed)
                 return
             self._use_placement(found, extra)
-        self.placed_for = asked
+        self.placed_for = key
 
     def _scale(self, now: float) -> None:
         """Adds or removes a copy of one model, if all hosts have replied recently."""
         view = self._view(FRESH_FOR)
-        heard = {slot.host for slot in view.usable} <= view.hosts.keys()
-        if now < self.next_check or not heard or self._placement_key() != self.placed_for:
+        all_recent = {slot.host for slot in view.usable} <= view.hosts.keys()
+        if now < self.next_check or not all_recent or self._placement_key() != self.placed_for:
             return
         settle, binary = self.settings.settle, self.settings.binary
         self.next_check = now + settle / CHECKS_PER_SETTLE
@@ -230,17 +230,17 @@ class Fleet:
         self.missing = found.missing
         self._save(replace(self.state, placement=found.slots, extra=extra))
 
-    def _view(self, heard_for: float = float("inf")) -> View:
+    def _view(self, max_age: float = float("inf")) -> View:
         """Returns the input of a placement, with the hosts that replied in the last seconds."""
-        hosts = self.hosts.newer_than(heard_for)
+        hosts = self.hosts.newer_than(max_age)
         return View(self.spec, self.memory.placement, hosts, self._usable(), self.state.extra)
 
     def _usable(self) -> frozenset[Slot]:
-        heard = dict(self.hosts.records)
-        known = observed.current_hosts(
-            heard, loop_state.serving(self.envoy_health), time.monotonic()
+        records = dict(self.hosts.records)
+        hosts = observed.current_hosts(
+            records, loop_state.serving(self.envoy_health), time.monotonic()
         )
-        return placement.usable(known, self.state.drained)
+        return placement.usable(hosts, self.state.drained)
 
     def _parsed(self, document: specs.Document) -> Spec:
         """Parses a spec. Raises SpecFaults, also for models whose resources are unknown."""

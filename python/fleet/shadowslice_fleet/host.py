@@ -263,11 +263,9 @@ class Host:
         fit = tuple(
             assignment for assignment in assignments.new if assignment.model.name not in by_model
         )
-        orders_fit = Assignments(
-            fit, assignments.keep + tuple(by_model.keys() - set(assignments.keep))
-        )
+        valid = Assignments(fit, assignments.keep + tuple(by_model.keys() - set(assignments.keep)))
         faulty = [assignment for assignment in assignments.new if assignment.model.name in by_model]
-        text = config_file.render(base, orders_fit, before, self.files, profiles)
+        text = config_file.render(base, valid, before, self.files, profiles)
         return text, {assignment.digest: by_model[assignment.model.name] for assignment in faulty}
 
     def _faults(self, text: str) -> list[str]:

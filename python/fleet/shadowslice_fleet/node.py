@@ -93,6 +93,7 @@ def head(port: int, own_address: str | None, host: bool, temp_dir: Path) -> int:
 
 def controller(address: str, spec_file: Path | None) -> NoReturn:
     """Runs the Fleet actor in the Ray cluster at this address, and applies changes of the spec.
+
     Raises HeadFailed when the actor has not replied for `HEAD_TIMEOUT`.
     """
     _connect(address, None)

@@ -114,12 +114,12 @@ def place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementResult
 
 def _run_place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementResult:
     with tempfile.TemporaryDirectory(prefix="shadowslice-fleet-") as folder:
-        question = request(view, wanted, Path(folder))
+        stdin = request(view, wanted, Path(folder))
         for name, model in view.spec.models.items():
             if model.profile is not None:
                 (Path(folder) / f"{name}.json").write_text(json.dumps(model.profile))
         try:
-            answer = json.loads(run(binary, ["place", "-"], PLACE_TIMEOUT, json.dumps(question)))
+            answer = json.loads(run(binary, ["place", "-"], PLACE_TIMEOUT, json.dumps(stdin)))
         except (CommandFailed, ValueError) as error:
             raise PlaceFailed(f"cannot place the models: {error}") from error
     return parse_reply(answer)
@@ -142,24 +142,26 @@ def request(view: View, wanted: dict[str, Demand], profiles: Path) -> dict[str, 
 
 
 def _model(model: Model, demand: Demand, on: tuple[Slot, ...], profiles: Path) -> dict[str, Any]:
-    asked: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "name": model.name,
         "copies": demand.copies,
         "priority": model.priority,
         "on": [{"host": slot.host, "gpu": slot.gpu} for slot in on],
     }
     if demand.resources:
-        return asked | asdict(demand.resources)
+        return entry | asdict(demand.resources)
     slo = model.keys.get("slo")
     latency = slo.get("latency") if isinstance(slo, dict) else slo
     batch = model.keys.get("batch")
-    most = batch.get("max") if isinstance(batch, dict) else None
-    asked |= {"profile": str(profiles / f"{model.name}.json"), "rate": demand.rate}
+    max_batch = batch.get("max") if isinstance(batch, dict) else None
+    entry |= {"profile": str(profiles / f"{model.name}.json"), "rate": demand.rate}
     try:
-        asked["slo_ms"] = values.duration_s(latency) * 1000
+        entry["slo_ms"] = values.duration_s(latency) * 1000
     except values.ValueFault:
-        asked["slo_ms"] = FAULTY_SLO_MS  # The supervisor reports the fault.
-    return asked | ({"max_batch": most} if isinstance(most, int) and most > 0 else {})
+        entry["slo_ms"] = FAULTY_SLO_MS  # The supervisor reports the fault.
+    return entry | (
+        {"max_batch": max_batch} if isinstance(max_batch, int) and max_batch > 0 else {}
+    )
 
 
 def parse_reply(answer: dict[str, Any]) -> PlacementResult:

@@ -76,8 +76,8 @@ class Status(TypedDict):
 def status(snapshot: Snapshot, now: float) -> Status:
     """Returns the status of the fleet."""
     running = {name for each in snapshot.records.values() for name in each.observed.assigned}
-    wished = snapshot.state.spec.models if snapshot.state.spec else {}
-    names = sorted(wished.keys() | running)
+    desired = snapshot.state.spec.models if snapshot.state.spec else {}
+    names = sorted(desired.keys() | running)
     models = {name: _model(name, snapshot, now) for name in names}
     hosts = {
         name: _host(name, each, snapshot.state, now) for name, each in snapshot.records.items()
@@ -92,27 +92,27 @@ def status(snapshot: Snapshot, now: float) -> Status:
 
 
 def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
-    wished = snapshot.state.spec.models.get(name) if snapshot.state.spec else None
-    slots = {slot.host: slot for slot in snapshot.memory.placement.get(name, ())} if wished else {}
+    model = snapshot.state.spec.models.get(name) if snapshot.state.spec else None
+    slots = {slot.host: slot for slot in snapshot.memory.placement.get(name, ())} if model else {}
     published = {each.host for each in snapshot.memory.published.get(name, ())}
     there = {host for host, each in snapshot.records.items() if name in each.observed.assigned}
     failures = {
         key.host: each for key, each in snapshot.memory.failures.items() if key.model == name
     }
     failing = sorted(host for host, each in failures.items() if each.until > now)
-    extra = snapshot.state.extra.get(name, 0) if wished else 0
+    extra = snapshot.state.extra.get(name, 0) if model else 0
     copies = []
     for host in sorted(slots.keys() | published | there):
-        assignment = Assignment(wished, slots[host].gpu) if wished and host in slots else None
+        assignment = Assignment(model, slots[host].gpu) if model and host in slots else None
         copies.append(_copy(name, host, assignment, host in published, snapshot, now))
-    settled = bool(slots) == (wished is not None) and all(_done(each, failing) for each in copies)
+    settled = bool(slots) == (model is not None) and all(_done(each, failing) for each in copies)
     return ModelStatus(
-        wished=wished.copies + extra if wished else 0,
+        wished=model.copies + extra if model else 0,
         extra=extra,
         no_more=snapshot.no_more.get(name),
         served=sum(each["served"] for each in copies),
         copies=copies,
-        missing=snapshot.missing.get(name) if wished else None,
+        missing=snapshot.missing.get(name) if model else None,
         failures={host: each.why for host, each in failures.items()},
         failing=failing,
         settled=settled,
