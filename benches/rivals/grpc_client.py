@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Triton's gRPC client for Python in a closed loop on one connection, every answer's bytes compared.
+"""Runs Triton's gRPC client for Python in a closed loop on one connection, and compares the bytes of every response.
 
 Usage: grpc_client.py, then on standard input a line for each round: ADDRESS MODEL ELEMENTS SECONDS
 
-Says what it is made of in a first line, and answers each with a line of JSON: requests, p50_us and p99_us. What is
-wrong ends it with 1.
+The first line of output has the versions. Then each round prints a line of JSON with requests, p50_us and p99_us. The
+exit code is 1 after a wrong response.
 """
 
 import json
@@ -17,13 +17,13 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 WARM_UP = 0.2  # seconds
-TURNS = 2  # tensors sent in turn, so that no answer can pass for the next one's
+TURNS = 2  # tensors sent in turn, so a late response of the previous request counts as wrong
 
 
 def ask(client, model, given, expected):
     answer = client.infer(model, [given]).as_numpy("y")
     if answer.shape != expected.shape or answer.tobytes() != expected.tobytes():
-        sys.exit(f"a wrong answer of {model}")
+        sys.exit(f"wrong response of model {model}")
 
 
 def measure(address, model, elements, seconds):

@@ -1,11 +1,12 @@
-"""Triton's side of the comparison: runs model.onnx, which lies beside this file, in ONNX Runtime on one thread, all
-requests at hand as one batch."""
+"""Triton's side of the comparison: runs the model.onnx beside this file in ONNX Runtime, on one thread.
 
+All requests of a call are one batch.
+"""
 import os
 import sys
 from pathlib import Path
 
-# Triton's stub ignores PYTHONPATH. These packages come before the interpreter's: under NumPy 2 the stub answers with
+# Triton's stub ignores PYTHONPATH. These packages come before the interpreter's, because under NumPy 2 the stub returns
 # empty tensors.
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 

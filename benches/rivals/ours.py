@@ -1,4 +1,4 @@
-"""This server's side of the comparison by `engine: python`: what model.py does for Triton."""
+"""The side of shadowslice in the comparison, with `engine: python`; model.py is Triton's side."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models in Python, as Triton's clients see them, and what becomes of those that misbehave.
+"""Tests Python models, also faulty ones, with Triton's clients.
 
 Usage: python_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -49,7 +49,7 @@ from shadowslice import InvalidInput, Tensor
 class Moods:
     inputs = {"mood": Tensor("BYTES", [-1, 1])}
     outputs = {"y": Tensor("FP32", [-1, -1]), "text": Tensor("BYTES", [-1, 1])}
-    deterministic = False  # `y` tells the rows of the batch.
+    deterministic = False  # `y` is the number of rows in the batch.
 
     def load(self, context):
         self.context, self.kept = context, []
@@ -88,7 +88,7 @@ class Moods:
             try: outcomes.append(self.writes(None))
             except OSError as error: outcomes.append(error.strerror)
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(write)
-        # A library's handler runs in the thread that has the signal, not in Python's first.
+        # A C handler runs in the thread that gets the signal, not in Python's main thread.
         libc.signal(signal.SIGUSR1, handler)
         others = [int(thread) for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
         for thread in others: libc.tgkill(os.getpid(), thread, signal.SIGUSR1)
@@ -108,7 +108,7 @@ class Moods:
     def strided(self, answer): return answer | {"y": np.arange(8, dtype=np.float32).reshape(2, 4).T[:1]}
 """
 
-# Values that are made up break it, and so do those of another worker's `warmup`.
+# Generated values make this model fail, and so do those of another worker's `warmup`.
 PICKY = """
 import json
 import numpy as np
@@ -145,7 +145,7 @@ class Random:
         return {"y": np.random.rand(len(batch["x"]), np.random.randint(1, 1000)).astype(np.float32)}
 """
 
-# Without a batch axis, with `warmup`.
+# A model without a batch axis, with `warmup`.
 WHOLE = """
 import numpy as np
 from shadowslice import Tensor
@@ -159,10 +159,10 @@ class Whole:
         return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
 """
 
-# The configuration names a file of values that it takes.
+# A model without `warmup`: the configuration names a file with valid values.
 GIVEN = WHOLE.replace("    def warmup(self): return {\"x\": np.arange(7, dtype=np.int32)}\n", "")
 
-# Tensors as CuPy, JAX and others have them, the first two on a GPU.
+# Tensors that behave like those of CuPy, JAX and other libraries, the first two on a GPU.
 FOREIGN = """
 from __future__ import annotations
 from typing import Annotated, TypedDict
@@ -206,14 +206,14 @@ PROCESSES = "the sandbox does not allow this: models cannot start processes or u
 
 
 def doubled(more, answer="2 * batch['x']"):
-    """A model's text; `more` begins at line 7."""
+    """Returns a model's source; `more` starts at line 7."""
     text = "import numpy as np\nfrom shadowslice import Tensor\nclass A:\n" \
            "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n" \
            f"    def infer(self, batch): return {{'x': {answer}}}\n\n"
     return text + "".join(f"    {each}\n" for each in more.split("\n"))
 
 
-# Why each is unready; the model's own file stands for {}.
+# Sources of faulty models, and the reason why each is unready; {} is the model's file.
 FAULTY = {
     "empty": ("# nothing\n", "{}: no class has a method `infer(self, batch)`"),
     "syntax": ("class A\n", "{}:1: expected ':'"),
@@ -276,7 +276,7 @@ FAULTY = {
     "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no'; use True or False"),
 }
 
-# Other values of the inputs may help against these alone.
+# The faults that other values of the inputs may prevent.
 HELPED_BY_WARMUP = {"made_up", "silent", "output_shape"}
 
 # A batch of two rows takes longer than twice the SLO.
@@ -293,7 +293,7 @@ class Slow:
         return {"y": batch["x"]}
 """
 
-# The answer to a row depends on the first row of its batch.
+# The output of a row depends on the first row of its batch.
 BESIDE = """
 import numpy as np
 from shadowslice import Tensor
@@ -306,7 +306,7 @@ class Beside:
         return {{"y": batch["x"] == batch["x"][0]}}
 """
 
-# The same, by the length of a text.
+# The output of a row depends on the longest text of its batch.
 LONGEST = """
 import numpy as np
 from shadowslice import Tensor
@@ -325,7 +325,7 @@ DEPENDENT = {"beside_int64": BESIDE.format("INT64"), "beside_text": BESIDE.forma
 SMALL = {**DEPENDENT, "foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
-# Those whose class alone tells.
+# The faults that `check` finds in the class, without an object.
 SEEN = ["no_warmup", "no_reference", "deterministic", "graph", "graph_of_texts", "graph_of_streams", "bf16", "no_field",
         "no_annotation"]
 
@@ -533,7 +533,7 @@ class PythonModels(unittest.TestCase):
                 self.assertIn(why.format(path), checked.stdout)
                 self.assertEqual(checked.returncode, 1)
 
-    def test_a_check_imports_models_that_write_temporary_files_and_none_if_told_so(self):
+    def test_a_check_imports_models_that_write_temporary_files_unless_no_import_is_set(self):
         known = {"writes": "import tempfile\ntempfile.TemporaryFile().write(b'x')\n" + SMALL["picky"], "fails": "1 / 0\n"}
         config = SERVER.folder / "checked.yaml"
         for name, options, code in (("writes", [], 0), ("fails", [], 78), ("fails", ["--no-import"], 0)):

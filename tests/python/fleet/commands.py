@@ -1,8 +1,11 @@
-"""Runs commands of `shadowslice-fleet` on the gateway's host. Ray is imported once, which is most
-of a command's time; each command is a process of its own, and those of one line run at once.
+"""Runs commands of `shadowslice-fleet` on the gateway's host.
+
+Importing Ray takes most of a command's time, so this process imports it once, and forks for each
+command. Commands of one line run at the same time.
 
 Standard input: lines with a list of commands, each a list of arguments. Standard output: lines with
-their results, `{"code", "out", "errors"}`, in the same order."""
+their results, `{"code", "out", "errors"}`, in the same order.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Moves, changes and drained hosts under load."""
+"""Moves, changes and drains under load."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from rig import GPUS, Rig
 
 
 def moves(rig: Rig, options: Options) -> None:
-    """Host to host, GPU to GPU; none lost. A copy that cannot start leaves the old one serving."""
+    """Moves between hosts and GPUs lose no request; if a move fails, the old copy continues."""
     single = emulated("single", "FP32", 8, copies=1, need=need(8))
     rig.cli("up", str(rig.write_spec([*spec_models(options), single])), "--within", "60")
     moved, took = 0, []
@@ -25,7 +25,7 @@ def moves(rig: Rig, options: Options) -> None:
 
 
 def many_moves(rig: Rig) -> int:
-    """One of each model, at the same time."""
+    """Moves one copy of each model, at the same time."""
     status = rig.status()
     requested = [a_move(status, name) for name in status["models"]]
     rig.cli_at_once(
@@ -39,14 +39,14 @@ def many_moves(rig: Rig) -> int:
 
 
 def changed_spec(rig: Rig, options: Options) -> None:
-    """A model that is replaced on its hosts, and one that changes in place."""
+    """Applies a spec that replaces one model, and changes another in place."""
     models = spec_models(options)
     models[0] |= {"batch": {"max": 4}}
     models[1] |= {"slo": "300ms"}
     with load(rig, options, streams=True) as told:
         rig.cli("up", str(rig.write_spec(models)), "--within", "60")
         time.sleep(1)
-    none_lost(told, "a changed wish")
+    none_lost(told, "a changed spec")
     slos = {
         model["name"]: model["slo"]["latency_ms"]
         for host in GPUS
@@ -79,7 +79,7 @@ def aborted_move(rig: Rig, options: Options) -> None:
 
 
 def drained_host(rig: Rig, options: Options) -> None:
-    """All copies leave a host, and may come again."""
+    """Drains a host, and admits models to it again."""
     host = max(GPUS, key=lambda host: len(rig.status()["hosts"][host]["models"]))
     with load(rig, options, streams=True) as told:
         began = time.monotonic()

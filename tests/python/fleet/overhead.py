@@ -1,4 +1,4 @@
-"""What the gateway costs a request."""
+"""Measures the latency that the gateway adds to a request."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ from rig import GRPC, HTTP, Rig
 
 
 def overhead(rig: Rig, options: Options) -> None:
-    """p50 direct and through Envoy, side by side; told, not judged."""
+    """Prints the median latency with and without Envoy; there is no limit."""
     host = rig.status()["models"]["echo"]["copies"][0]["host"]
     asked = options.times(1000, 3000, 3000)
     for kind, ask in (("HTTP", asks_http), ("gRPC", asks_grpc)):

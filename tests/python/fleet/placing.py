@@ -1,4 +1,4 @@
-"""What the fleet asks `shadowslice place`, answered by the real one."""
+"""Tests the fleet's placements with the real command `shadowslice place`."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ WIDE = {**PROFILE, "execution_ms": {"sms": [124, 132], "1": [60, 20], "4": [70, 
 
 
 def placing(rig: Rig, options: Options) -> None:
-    """Overload beyond all GPUs takes no place away; priority makes room; needs may be unknown."""
+    """Overload removes no copies; priorities make room; a running copy reports its needs."""
     overload(rig)
     priority(rig)
     known_needs(rig, options)
@@ -34,10 +34,12 @@ def overload(rig: Rig) -> None:
     assert found.unsatisfied == {"hot"}, found
     there = view([hot(rate=5000)], {"hot": {"a": OVERLOADED}})
     found, _ = placement.place_all(rig.binary, there)
-    assert "a copy serves" in found.missing["hot"], "what the wish plans is not lowered"
+    assert "a copy serves" in found.missing["hot"], "the rate in the spec is not reduced"
     there = view([hot(copies=2), hot(name="other")], {"hot": {"a": WELL, "b": WELL}})
     found, extra = placement.place_all(rig.binary, replace(there, extra={"hot": 1}))
-    assert extra == {} and len(found.slots["hot"]) == 2, "wished copies come before others"
+    assert extra == {} and len(found.slots["hot"]) == 2, (
+        "copies of the spec come before extra copies"
+    )
 
 
 def priority(rig: Rig) -> None:
@@ -57,7 +59,7 @@ def priority(rig: Rig) -> None:
 
 
 def known_needs(rig: Rig, options: Options) -> None:
-    """A model that runs says itself what it takes."""
+    """A running model reports the resources that it needs."""
     models = spec_models(options)
     del models[0]["need"]
     rig.cli("up", str(rig.write_spec(models)), "--within", "60")
@@ -76,13 +78,13 @@ def known_needs(rig: Rig, options: Options) -> None:
 
 
 def hot(**more: Any) -> dict[str, Any]:
-    """A copy takes a whole GPU."""
+    """Returns a model of which a copy needs a whole GPU."""
     entry = {"name": "hot", "copies": 1, "profile": WIDE, "slo": "100ms", "batch": {"max": 4}}
     return entry | more
 
 
 def view(models: list[dict[str, Any]], on: dict[str, dict[str, Load]], **more: Any) -> View:
-    """Three hosts of one GPU."""
+    """Returns a view of three hosts with one GPU each."""
     hosts = {}
     for at, name in enumerate("abc"):
         copies = {

@@ -1,4 +1,4 @@
-"""A gateway and three hosts."""
+"""A fleet of a gateway and three hosts on this machine."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Rig:
             self.nodes[host].start()
 
     def stop(self) -> None:
-        """All units, then what they left; returns nothing and leaves nothing."""
+        """Stops all units, and removes the network and the folder."""
         nodes = [self.nodes[name] for name in (*GPUS, "gw") if name in self.nodes]
         for unit in [*nodes, *self.supervisors.values(), self.gateway]:
             if unit:
@@ -66,12 +66,12 @@ class Rig:
         return self.network.address(name)
 
     def kill_host(self, name: str) -> None:
-        """kill -9 of the supervisor, its workers and the raylet with all that it started."""
+        """Kills the supervisor with its workers, and the raylet with its processes."""
         self.supervisors[name].kill_all()
         self.nodes[name].kill_all()
 
     def reload_gateway(self) -> None:
-        """The next Envoy takes over."""
+        """Makes the next Envoy take over."""
         assert self.gateway and self.gateway.process
         self.gateway.process.send_signal(signal.SIGHUP)
 
@@ -79,7 +79,7 @@ class Rig:
         return self.cli_at_once([list(arguments)], check)[0]
 
     def cli_at_once(self, commands: list[list[str]], check: bool = True) -> list[Done]:
-        """Runs them beside each other."""
+        """Runs commands at the same time."""
         asked = self._commands()
         assert asked.stdin and asked.stdout
         all_given = [[*self._ray(), *arguments] for arguments in commands]
@@ -139,7 +139,7 @@ class Rig:
         status: dict[str, Any] = json.loads(self.cli("status", "--json").stdout)
         return status
 
-    def write_spec(self, models: list[dict[str, Any]], name: str = "wish.yaml") -> Path:
+    def write_spec(self, models: list[dict[str, Any]], name: str = "spec.yaml") -> Path:
         path = self.folder / name
         path.write_text(yaml.safe_dump({"models": models}))
         return path
@@ -209,7 +209,7 @@ class Rig:
             "timeouts": {"lame_duck": "2s"},
             "models": [],
         }
-        # Without aliases for the GPUs that are alike.
+        # JSON, because YAML would write aliases for the equal GPUs.
         (folder / "base.yaml").write_text(json.dumps(base))
         (folder / "shadowslice.yaml").write_text(json.dumps(base))
         settings = {
@@ -227,7 +227,7 @@ class Rig:
 
 
 def left_behind(rig: Rig) -> list[str]:
-    """Processes, files and what belongs to the network."""
+    """Returns processes, files and network devices that are left after the stop."""
     mark = f"SHADOWSLICE_TEST_UNIT={rig.tag}-".encode()
     found = [command_of(pid) for pid in pids() if mark in environment_of(pid)]
     return found + rig.network.left_behind() + ([str(rig.folder)] if rig.folder.exists() else [])

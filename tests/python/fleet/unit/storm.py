@@ -1,4 +1,4 @@
-"""The simulated world with all that may happen to it, in an order that a seed draws."""
+"""The simulated world with random events, drawn from a seed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,10 +17,10 @@ class Storm(World):
     entries: dict[str, dict[str, object]] = field(default_factory=dict)
     unfetchable: set[str] = field(default_factory=set)  # hosts
     refusing: set[tuple[str, str]] = field(default_factory=set)  # model, host
-    before: dict[str, dict[str, str]] = field(default_factory=dict)  # orders of an older file
+    before: dict[str, dict[str, str]] = field(default_factory=dict)  # assignments of an older file
     placed_for: object = None
     attempts: int = 0
-    faults: list[str] = field(default_factory=list)  # what must never be
+    faults: list[str] = field(default_factory=list)  # violations of invariants
 
     def act(self) -> None:
         self._place()
@@ -38,7 +38,7 @@ class Storm(World):
                     self.faults.append(f"{self.now}: {name} is published on {new} unready")
 
     def _fully(self, model: str) -> set[str]:
-        """Hosts that are published and take new requests."""
+        """Returns published hosts that accept new requests."""
         return {name for name in self.published(model) if self.answers(model, name)}
 
     def _apply(self, name: str, assignments: Assignments) -> None:
@@ -79,7 +79,7 @@ class Storm(World):
         ]
 
     def _place(self) -> None:
-        """Stands for `place`: what has a usable place keeps it, what lacks one gets it by lot."""
+        """Replaces `place`: copies keep usable slots, and others get random slots."""
         usable = self._usable()
         if (self.spec.digest, usable) == self.placed_for:
             return
@@ -113,7 +113,7 @@ class Storm(World):
         self.dead.clear()
 
     def supervisor_restarts(self, name: str, _: str) -> None:
-        """Perhaps with a file that is older."""
+        """Restarts a supervisor, perhaps with an older file."""
         observed = self.hosts[name]
         assigned = self.chance.choice([observed.assigned, self.before.get(name, observed.assigned)])
         copies = {model: copy(int(digest[-1]), "loading") for model, digest in assigned.items()}

@@ -1,4 +1,4 @@
-"""What the command line says, and its exit codes, whatever the fleet answers."""
+"""Tests the messages and exit codes of the command line for various replies of the fleet."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def host(answers: bool, *models: str) -> dict[str, Any]:
 
 class Commands(unittest.TestCase):
     def run_cli(self, *arguments: str, answers: Any) -> tuple[int, str]:
-        """The exit code, and what is told as an error."""
+        """Runs a command. Returns the exit code and standard error."""
         errors = io.StringIO()
         fleet = mock.Mock()
         fleet.call.side_effect = answers if callable(answers) else lambda *_: answers
@@ -50,7 +50,7 @@ class Commands(unittest.TestCase):
         path.write_text(WISH)
         return self.run_cli("up", str(path), answers=answers)
 
-    def test_another_operator_s_wish_is_no_crash(self) -> None:
+    def test_the_spec_of_another_operator_is_reported(self) -> None:
         self.assertEqual(
             self.up(status()),
             (1, "error: these models are not in the desired state: m; see `status`\n"),
@@ -65,11 +65,11 @@ class Commands(unittest.TestCase):
         code, told = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
         self.assertEqual((code, told), (1, "error: cannot drain host 'a': \n"))
 
-    def test_what_the_fleet_raises_is_told(self) -> None:
+    def test_exceptions_of_the_fleet_are_reported(self) -> None:
         for error in (StateFault("the disk is full"), PlaceFailed("no profile")):
             self.assertEqual(self.up(mock.Mock(side_effect=error)), (1, f"error: {error}\n"))
 
-    def test_an_interrupt_ends_the_wait_alone(self) -> None:
+    def test_an_interrupt_ends_only_the_wait(self) -> None:
         code, told = self.up(mock.Mock(side_effect=KeyboardInterrupt))
         self.assertEqual(code, 130)
         self.assertIn("the fleet continues", told)

@@ -1,4 +1,4 @@
-"""What one pass does with a model's copies, and when a copy that failed is tried again."""
+"""Tests the actions of a pass for a model's copies, and the retries of failed copies."""
 
 import unittest
 from dataclasses import replace
@@ -13,7 +13,7 @@ A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 class Case(unittest.TestCase):
     def there(self, *slots: Slot, copies: int = 1) -> World:
-        """A model that serves in these places."""
+        """Returns a world where a model serves in these slots."""
         there = world(spec("m", copies=copies), {"m": slots})
         there.steps(10)
         self.assertEqual(there.table("m"), set(slots))
@@ -23,7 +23,7 @@ class Case(unittest.TestCase):
         there.memory = replace(there.memory, placement={"m": slots})
 
     def change(self, there: World, **more: object) -> Model:
-        """The model is wished in another way."""
+        """Changes the model in the spec."""
         changed = replace(there.spec.models["m"], keys={"name": "m", "slo": "1s"}, **more)  # type: ignore[arg-type]
         there.spec = replace(there.spec, models={"m": changed})
         return changed
@@ -43,7 +43,7 @@ class Serving(Case):
             there.step()
         self.place(there, A)
         tell = there._drain
-        lost = [("m", "a", False)]  # what is asked of a host may come to nothing
+        lost = [("m", "a", False)]  # commands to a host may be lost
         there._drain = lambda *asked: None if asked in lost else tell(*asked)  # type: ignore[method-assign]
         for _ in range(8):
             there.step()
@@ -72,7 +72,7 @@ class Serving(Case):
             self.assertTrue(all(each.ready for each in copies))
         self.assertEqual(there.published("m"), {"a", "b"})
 
-    def test_while_envoy_does_not_answer_no_copy_is_taken_for_idle(self) -> None:
+    def test_without_envoy_no_copy_counts_as_idle(self) -> None:
         there = self.there(A)
         self.place(there, B)
         while "a" in there.published("m"):
@@ -84,7 +84,7 @@ class Serving(Case):
         there.steps(10)
         self.assertEqual(there.table("m"), {B})
 
-    def test_while_envoy_does_not_answer_no_copy_of_an_unwished_model_goes(self) -> None:
+    def test_without_envoy_no_copy_of_a_removed_model_is_removed(self) -> None:
         there = self.there(A)
         there.spec, there.deaf = spec(), True
         there.steps(20)
@@ -110,7 +110,7 @@ class Serving(Case):
         self.assertEqual(there.table("m"), {A})
         self.assertEqual(there.memory.failures[("m", "a")].assignment, f"{changed.digest}-0")
 
-    def test_without_a_place_the_last_endpoint_stays(self) -> None:
+    def test_without_a_slot_the_last_endpoint_stays(self) -> None:
         there = self.there(A)
         there.dead.add("a")
         self.place(there)
@@ -120,7 +120,7 @@ class Serving(Case):
         there.steps(10)
         self.assertEqual(there.serving("m"), {"a"})
 
-    def test_of_a_model_that_is_not_wished_nothing_stays(self) -> None:
+    def test_a_removed_model_leaves_nothing_behind(self) -> None:
         there = self.there(A, B, copies=2)
         there.dead.add("a")
         there.spec = spec()
@@ -132,7 +132,7 @@ class Serving(Case):
 
 
 class Commands(Case):
-    def test_where_a_copy_serves_others_come_one_after_the_other(self) -> None:
+    def test_further_copies_of_a_serving_model_start_one_at_a_time(self) -> None:
         there = self.there(A)
         there.spec = spec("m", copies=3)
         self.place(there, A, B, C0)
@@ -142,7 +142,7 @@ class Commands(Case):
             self.assertLessEqual(sum(each.state == "loading" for each in copies), 1)
         self.assertEqual(there.table("m"), {A, B, C0})
 
-    def test_an_order_is_given_again_as_long_as_the_supervisor_has_not_read_it(self) -> None:
+    def test_an_assignment_is_repeated_until_the_supervisor_has_read_it(self) -> None:
         there = self.there(A)
         observed = there.hosts["a"]
         for unread in (replace(observed, interrupted=True), replace(observed, copies={})):
@@ -153,14 +153,14 @@ class Commands(Case):
             there.step()
             self.assertEqual(there.actions.apply, {})
 
-    def test_a_host_that_has_what_it_should_gets_no_orders(self) -> None:
+    def test_a_host_in_the_desired_state_gets_no_assignments(self) -> None:
         there = self.there(A)
         there.step()
         self.assertEqual(there.actions, replace(there.actions, apply={}, fetch=[], drain=[]))
 
 
 class Failures(Case):
-    def test_pauses_double_up_to_a_bound(self) -> None:
+    def test_waits_double_up_to_a_maximum(self) -> None:
         there = world(spec("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))
         waits, last = [], 0.0
@@ -190,7 +190,7 @@ class Failures(Case):
         there.steps(10)
         self.assertEqual(there.serving("m"), {"a"})
 
-    def test_a_move_that_failed_can_be_asked_for_again(self) -> None:
+    def test_a_failed_move_can_be_commanded_again(self) -> None:
         there = self.there(A)
         there.broken.add(("m", "b"))
         self.place(there, B)
@@ -203,7 +203,7 @@ class Failures(Case):
         there.steps(20)
         self.assertEqual((there.table("m"), there.memory.failures), ({B}, {}))
 
-    def test_a_copy_that_serves_under_an_old_order_has_not_come(self) -> None:
+    def test_a_copy_with_an_old_assignment_has_not_recovered(self) -> None:
         there = self.there(A)
         self.change(there)
         digest = assignment(there.spec, "m").digest
@@ -220,7 +220,7 @@ class Failures(Case):
         there.step()
         self.assertEqual(there.memory.failures, {})
 
-    def test_another_wish_is_tried_at_once(self) -> None:
+    def test_a_changed_spec_is_tried_at_once(self) -> None:
         there = world(spec("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))
         there.steps(5)
@@ -231,7 +231,7 @@ class Failures(Case):
         self.assertEqual(there.table("m"), {A})
         self.assertEqual(there.memory.failures, {})
 
-    def test_files_that_cannot_be_fetched_are_told_and_tried_again(self) -> None:
+    def test_failed_fetches_are_reported_and_retried(self) -> None:
         there = world(spec("m", copies=1), {"m": (A,)})
         files = self.change(there, files=Files("s3://m/2", None)).files
         assert files
@@ -243,7 +243,7 @@ class Failures(Case):
         there.steps(int(RETRY_AFTER / STEP))
         self.assertEqual(there.actions.fetch, [("a", files)])
 
-    def test_a_copy_that_never_ends_loading_fails(self) -> None:
+    def test_a_copy_that_loads_forever_fails(self) -> None:
         there = world(spec("m", copies=1), {"m": (A,)}, loads=9999)
         there.steps(int(READY_TIMEOUT / STEP))
         self.assertEqual((there.table("m"), there.memory.failures), ({A}, {}))
@@ -251,7 +251,7 @@ class Failures(Case):
         self.assertIn("not ready within", there.memory.failures[("m", "a")].why)
         self.assertEqual(there.table("m"), set())
 
-    def test_a_failed_move_between_gpus_of_a_host_gives_the_old_one_its_place(self) -> None:
+    def test_a_failed_move_between_gpus_of_a_host_keeps_the_old_slot(self) -> None:
         there = self.there(C0)
         self.place(there, C1)
         refusals = {assignment(there.spec, "m", 1).digest: Refusal("no", 1)}

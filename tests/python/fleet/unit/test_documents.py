@@ -1,4 +1,4 @@
-"""What is read and written: wishes, served files, Envoy's files, placements, fetched files."""
+"""Tests files and messages: specs, configurations, Envoy's files, placements, fetched files."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ class Specs(unittest.TestCase):
             specs.parse({"models": list(models)}, "F")
         return raised.exception.faults
 
-    def test_all_faults_are_told_at_once(self) -> None:
+    def test_all_faults_are_reported_at_once(self) -> None:
         found = self.faults(
             {"name": "a b", "gpu": 0, "need": NEED},
             {"copies": 0, "files": {"url": "x", "sha256": "12"}, "need": {"sms": 1}},
@@ -57,7 +57,7 @@ class Specs(unittest.TestCase):
         ):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
 
-    def test_faults_beside_the_models_are_told_with_theirs(self) -> None:
+    def test_faults_outside_the_models_are_reported_too(self) -> None:
         with self.assertRaises(specs.SpecFaults) as raised:
             specs.parse({"model": [], "hosts": 1}, "F")
         told = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
@@ -77,7 +77,7 @@ class Specs(unittest.TestCase):
         keys = set(re.findall(r'"(\w+)"', written[1])) if written else set()
         self.assertEqual(keys - specs.FLEET_KEYS, specs.SUPERVISOR_KEYS)
 
-    def test_what_yaml_makes_of_a_name_is_none(self) -> None:
+    def test_names_of_other_yaml_types_are_faults(self) -> None:
         for name in (None, True, 1.1, 8, ".", "..", "", "a\n", "n" * 129):
             found = self.faults({"name": name, "need": NEED})
             self.assertTrue(found[0].startswith("F: models[0].name:"), (name, found))
@@ -99,19 +99,19 @@ class Specs(unittest.TestCase):
             for written in re.findall(r'"timeout": "(.*)"', envoy.routes(models)):
                 self.assertRegex(written, r"^\d+(\.\d{1,9})?s$")
 
-    def test_what_json_cannot_have_is_a_fault(self) -> None:
+    def test_yaml_that_json_cannot_express_is_a_fault(self) -> None:
         path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "w.yaml"
         for text in ("&a [*a]", "{!!binary AQ==: 1}", "[" * 500, "{? [a] : b}", "a: \xff"):
             path.write_bytes(text.encode("latin-1"))
             with self.assertRaisesRegex(specs.SpecFaults, "cannot read"):
                 specs.load(path)
 
-    def test_a_name_is_there_once(self) -> None:
+    def test_names_are_unique(self) -> None:
         self.assertIn(
             "twice", self.faults({"name": "a", "need": NEED}, {"name": "a", "need": NEED})[0]
         )
 
-    def test_a_profile_s_file_is_read_and_goes_with_the_wish(self) -> None:
+    def test_a_profile_s_file_becomes_part_of_the_spec(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "p.yaml").write_text("execution_ms: {sms: [1], 1: [2.0]}")
             (Path(folder) / "w.yaml").write_text("models: [{name: a, profile: p.yaml, slo: 1s}]")
@@ -139,7 +139,7 @@ class Settings(unittest.TestCase):
         with mock.patch.dict(os.environ, {settings.GATEWAY_VARIABLE: str(path)}):
             return settings.gateway()
 
-    def test_they_are_read_by_their_kinds(self) -> None:
+    def test_settings_are_parsed_by_type(self) -> None:
         read = self.read("{settle: 1m, http_port: 9, address: 10.0.0.1}")
         self.assertEqual((read.settle, read.http_port, read.address), (60.0, 9, "10.0.0.1"))
         self.assertEqual(self.read("").settle, 120.0)
@@ -198,7 +198,7 @@ class ConfigFile(unittest.TestCase):
         self.assertEqual(made["path"], f"/files/{hashlib.sha256(b's3://b/a').hexdigest()}/x/a.onnx")
         self.assertFalse({"need", "files", "copies"} & made.keys())
 
-    def test_faults_are_their_model_s(self) -> None:
+    def test_faults_are_assigned_to_models(self) -> None:
         found = config_file.faults_by_model(
             [
                 "/t/d.yaml:3:4: models[1].path: /x: y cannot be used",
@@ -212,7 +212,7 @@ class ConfigFile(unittest.TestCase):
 
 
 class Placing(unittest.TestCase):
-    def test_what_is_missing_is_told(self) -> None:
+    def test_missing_copies_are_reported(self) -> None:
         on = [{"host": "c", "gpu": 1}]
         answer = {
             "name": "m",
@@ -224,7 +224,7 @@ class Placing(unittest.TestCase):
         self.assertEqual(read.slots, {"m": (Slot("c", 1),), "n": (Slot("c", 1),)})
         self.assertEqual(read.missing, {"m": "1 missing: no host is left without a copy of it"})
 
-    def test_what_is_asked(self) -> None:
+    def test_the_request_to_place(self) -> None:
         hosts = {"a": host("a"), "c": host("c", 2)}
         usable = placement.usable(hosts, frozenset("a"))
         self.assertEqual(usable, {Slot("c", 0), Slot("c", 1)})
@@ -235,7 +235,7 @@ class Placing(unittest.TestCase):
         self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in asked["gpus"]], [("c", 0), ("c", 1)])
         self.assertEqual(asked["models"][0]["on"], [{"host": "c", "gpu": 1}])
 
-    def test_it_is_stale_when_a_place_is_gone_or_lacks(self) -> None:
+    def test_a_placement_is_stale_without_a_usable_slot(self) -> None:
         both = frozenset({Slot("a", 0), Slot("b", 0)})
         there: Placement = {"m": (Slot("a", 0), Slot("b", 0))}
         view = View(spec("m"), there, {}, both)
@@ -268,7 +268,7 @@ class Files(unittest.TestCase):
         store = fsspec.filesystem("memory")
         store.pipe({"/bucket/m/a": b"a", "/bucket/m/b": b"b"})
         self.addCleanup(store.store.clear)
-        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 may have it
+        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 allows
         wanted = specs.Files("memory://bucket/m", None)
         with self.assertRaisesRegex(files.FetchFailed, "leads out of the folder"):
             files.fetch(wanted, self.folder / "files")
@@ -282,7 +282,7 @@ class Files(unittest.TestCase):
         (self.folder / "empty" / "a").write_text("a")
         self.assertTrue((files.fetch(wanted, self.folder / "files") / "a").exists())
 
-    def test_why_it_failed_has_no_password(self) -> None:
+    def test_failure_reasons_have_no_password(self) -> None:
         for url in ("nothing://user:secret@host/m", "file:///nothing/m?signature=secret"):
             with self.assertRaises(files.FetchFailed) as raised:
                 files.fetch(specs.Files(url, None), self.folder / "files")
@@ -325,7 +325,7 @@ class Kept(unittest.TestCase):
         (self.folder / "fleet.json").write_text("{}")
         self.assertRaises(persisted.StateFault, persisted.load, self.folder)
 
-    def test_one_may_write(self) -> None:
+    def test_only_one_actor_may_write(self) -> None:
         lock_file = persisted.lock(self.folder)
         self.assertIsNone(persisted.lock(self.folder))
         assert lock_file
@@ -344,7 +344,7 @@ class Kept(unittest.TestCase):
         gateway.publish(list(spec("n").models.values()), {})
         self.assertEqual(gateway.published(), {"n": ()})
 
-    def test_models_that_may_not_be_tried_again_are_not(self) -> None:
+    def test_models_without_retry_are_not_retried(self) -> None:
         entries = [{"name": "once", "need": NEED, "retry": False}, {"name": "again", "need": NEED}]
         models = list(specs.parse({"models": entries}, "w").models.values())
         table = json.loads(envoy.routes(models))["resources"][0]["virtual_hosts"][0]["routes"]

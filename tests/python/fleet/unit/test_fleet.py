@@ -1,4 +1,4 @@
-"""What operators ask of the Fleet actor; neither Ray nor its loop runs."""
+"""Tests the commands of the Fleet actor; neither Ray nor the control loop runs."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from shadowslice_fleet.fleet import Fleet  # noqa: E402
 from shadowslice_fleet.hosts import FORGET_AFTER, Hosts, Node  # noqa: E402
 
 A, B, C0 = Slot("a", 0), Slot("b", 0), Slot("c", 0)
-# Stands for `place`: each model gets the hosts that are there, in their order; one is too large.
+# Replaces `place`: each model gets the first hosts; it fails for a model that is too large.
 PROGRAM = f"""#!{sys.executable}
 import json, sys
 asked = json.load(sys.stdin)
@@ -61,7 +61,7 @@ class Commands(unittest.TestCase):
     def places(self) -> tuple[Slot, ...]:
         return self.fleet.memory.placement["m"]
 
-    def test_a_wish_that_cannot_be_placed_is_refused(self) -> None:
+    def test_a_spec_that_cannot_be_placed_is_refused(self) -> None:
         large = {"name": "n", "need": {"sms": 8, "memory": "999999999999999Gi"}}
         document = {"models": [*spec("m").document["models"], large]}
         self.assertRaises((PlaceFailed, SpecFaults), self.fleet.apply_spec, document)
@@ -70,12 +70,12 @@ class Commands(unittest.TestCase):
         self.fleet.apply_spec({"models": []})
         self.assertEqual(self.fleet.spec.models, {})
 
-    def test_a_drain_that_failed_is_tried_again_when_it_is_asked_again(self) -> None:
+    def test_a_failed_drain_can_be_commanded_again(self) -> None:
         self.assertEqual(self.places, (A, B))
         self.fleet.drain("a", True)
         self.fleet._place()
         self.assertEqual(self.places, (B, C0))
-        # The copy on c did not come, and the old one has its place again.
+        # The copy on c did not start, and the old one has its slot again.
         self.fleet.memory = replace(self.fleet.memory, placement={"m": (A, B)})
         self.fleet._place()
         self.assertEqual(self.places, (A, B))
@@ -90,7 +90,7 @@ class Commands(unittest.TestCase):
         self.assertEqual(self.fleet.state.drained, frozenset())
         self.assertRaises(CommandRefused, self.fleet.drain, "a", False)
 
-    def test_copies_of_a_silent_host_move_if_they_do_not_serve_or_after_long(self) -> None:
+    def test_copies_of_a_silent_host_move_unless_they_serve(self) -> None:
         serves = {"m": {"a": True, "b": True}}
         for seconds, taken, places in (
             (LOST_AFTER - 1, None, (A, B)),
@@ -124,12 +124,12 @@ class KnownHosts(unittest.TestCase):
 
 
 def taken(*_: object) -> None:
-    """What Ray has for signals once it is connected."""
+    """Replaces Ray's signal handler."""
     raise RuntimeError("an abort")
 
 
 class Head(unittest.TestCase):
-    def test_a_head_that_did_not_start_is_not_waited_for(self) -> None:
+    def test_a_head_that_did_not_start_fails_at_once(self) -> None:
         with socket.socket() as gc:
             gc.bind(("127.0.0.1", 0))  # and does not listen
             address = f"127.0.0.1:{gc.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""A host's orders and files, with a program that stands for the supervisor's commands."""
+"""Tests the Host actor, with a program that replaces the supervisor's commands."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from shadowslice_fleet.host import REPEAT_AFTER, Host
 from shadowslice_fleet.observed import Assignment, Assignments
 from shadowslice_fleet.spec import Files
 
-# `check` finds no fault; `reload` and `status` say what files beside it have.
+# `check` succeeds; `reload` and `status` print the contents of files beside the program.
 PROGRAM = """#!/bin/sh
 case $1 in
   reload) cat "$0.reload"; exit "$(cat "$0.code")" ;;
@@ -61,7 +61,7 @@ class Rig(unittest.TestCase):
         Path(f"{self.program}.status").write_text(json.dumps(status))
 
     def assignment(self, version: str) -> Assignment:
-        """A model whose files are fetched."""
+        """Returns an assignment of a model whose files have been fetched."""
         source = self.folder / version
         source.write_text(version)
         digest = hashlib.sha256(version.encode()).hexdigest()
@@ -86,12 +86,12 @@ class Rig(unittest.TestCase):
             time.sleep(0.005)
 
     def later(self, *ages: float) -> None:
-        """Looks for unused files after so many seconds."""
+        """Collects garbage at these times, in seconds from now."""
         for age in ages:
             self.host.collect_garbage(time.time() + age)
 
     def there(self) -> set[str]:
-        """Contents of all fetched files."""
+        """Returns the contents of all fetched files."""
         found = (self.folder / "f").glob("*/*")
         return {path.read_text() for path in found if path.parent.name != ".profiles"}
 
@@ -109,7 +109,7 @@ class GarbageCollection(Rig):
         self.assertEqual(profiles, [f"m-{new.model.digest}.json"])
         self.assertEqual(self.host.observe().fetched, {new.model.files.key})  # type: ignore[union-attr]
 
-    def test_what_is_about_to_go_counts_as_not_fetched_and_stays_if_it_is_fetched(self) -> None:
+    def test_expiring_files_count_as_not_fetched_and_stay_if_fetched(self) -> None:
         files = self.assignment("1").model.files
         assert files
         self.later(EXPIRE_AFTER + MINUTE)
@@ -128,7 +128,7 @@ class GarbageCollection(Rig):
         self.later(0.0, 0.0)
         self.assertEqual(self.there(), {"1"})
 
-    def test_a_restarted_actor_begins_anew_and_knows_when_files_were_used(self) -> None:
+    def test_a_restarted_actor_knows_when_files_were_used(self) -> None:
         self.assignment("1")
         self.later(EXPIRE_AFTER + MINUTE)
         self.host = Host("10.0.0.1")
@@ -137,19 +137,19 @@ class GarbageCollection(Rig):
         self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), set())
 
-    def test_what_is_served_stays_at_any_time_of_the_clock(self) -> None:
+    def test_served_files_stay_at_any_time_of_the_clock(self) -> None:
         self.apply(self.assignment("1"))
         for days in (1000, 1000, -1000, 2000, 2000):
             self.later(days * EXPIRE_AFTER)
         self.assertEqual(self.there(), {"1"})
 
-    def test_a_clock_that_was_ahead_keeps_nothing_for_ever(self) -> None:
+    def test_a_clock_that_was_ahead_keeps_no_files_forever(self) -> None:
         key = self.assignment("1").model.files.key  # type: ignore[union-attr]
         os.utime(self.folder / "f" / key, (time.time() + 1000 * EXPIRE_AFTER,) * 2)
         self.later(0.0, EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), set())
 
-    def test_an_order_that_is_not_in_force_keeps_what_was_before_it(self) -> None:
+    def test_a_configuration_that_is_not_in_force_keeps_older_files(self) -> None:
         refusals = ((1, "it does not load"), (78, None))
         for code, late in refusals:
             self.reloads()
@@ -165,21 +165,21 @@ class GarbageCollection(Rig):
             self.later(3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER)
             self.assertEqual(self.there(), {f"{code} new"})
 
-    def test_an_order_that_an_actor_s_death_cut_short_keeps_what_was_before_it(self) -> None:
+    def test_a_change_cut_short_by_an_actor_s_death_keeps_older_files(self) -> None:
         self.apply(self.assignment("1"))
         self.apply(self.assignment("2"))
         self.host.pending.touch()
         self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1", "2"})
 
-    def test_while_an_order_is_carried_out_nothing_goes(self) -> None:
+    def test_during_a_change_no_files_are_removed(self) -> None:
         self.assignment("1")
         self.later(EXPIRE_AFTER + MINUTE)
         self.host.work.applying = True
         self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1"})
 
-    def test_what_a_dead_actor_left_half_fetched_goes_and_what_is_fetched_does_not(self) -> None:
+    def test_partial_fetches_of_a_dead_actor_are_removed(self) -> None:
         left, coming = "a" * 64, "b" * 64
         for key in (left, coming):
             half = self.folder / "f" / f".coming-{key}-x"
@@ -189,7 +189,7 @@ class GarbageCollection(Rig):
         self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {coming})
 
-    def test_what_is_not_the_fleet_s_stays(self) -> None:
+    def test_files_of_others_stay(self) -> None:
         (self.folder / "f" / "lost+found").mkdir(parents=True)
         self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertTrue((self.folder / "f" / "lost+found").exists())
@@ -215,7 +215,7 @@ class Repeated(Rig):
         super().setUp()
         self.enterContext(mock.patch("shadowslice_fleet.load.read", return_value=None))
 
-    def test_an_order_by_which_a_model_has_not_gone_is_repeated_after_a_while(self) -> None:
+    def test_a_failed_removal_of_a_model_is_repeated_after_a_while(self) -> None:
         self.apply(self.assignment("1"))
         self.serves("m")
         self.reloads(code=78)
@@ -226,7 +226,7 @@ class Repeated(Rig):
         self.serves()
         self.assertFalse(self.host.observe().interrupted)
 
-    def test_a_model_whose_change_failed_is_no_reason(self) -> None:
+    def test_a_failed_change_of_a_model_is_not_repeated(self) -> None:
         self.apply(self.assignment("1"))
         self.serves("m")
         self.reloads(code=1, late="no")
@@ -236,7 +236,7 @@ class Repeated(Rig):
 
 
 class Told(Rig):
-    def test_a_fetch_that_hangs_is_told_and_holds_up_no_others(self) -> None:
+    def test_a_fetch_that_hangs_is_reported_and_delays_no_others(self) -> None:
         hung = threading.Event()
         self.addCleanup(hung.set)
         wanted = Files("/never", None)
@@ -247,7 +247,7 @@ class Told(Rig):
             self.until(lambda: not self.host.work.fetching)
         self.assertIn("timed out after 0.05 s", self.host.observe().fetch_failures[wanted.key].why)
 
-    def test_an_order_that_meets_a_file_that_cannot_be_read_is_told(self) -> None:
+    def test_a_change_that_cannot_read_a_file_is_reported(self) -> None:
         assignment = self.assignment("1")
         (self.folder / "served.yaml").write_text('# shadowslice-fleet {"m": "x"}\n{broken')
         with self.assertLogs("shadowslice_fleet.host"):

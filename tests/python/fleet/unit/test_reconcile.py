@@ -1,4 +1,4 @@
-"""Moves lose no endpoint, whatever is lost or restarted; failures leave old copies serving."""
+"""Tests that moves keep enough endpoints in spite of losses, restarts and failures."""
 
 import random
 import unittest
@@ -55,7 +55,7 @@ class Moves(unittest.TestCase):
         self.assertEqual(set(self.world.memory.placement["m"]), {A, B})
         self.assertEqual(self.world.memory.failures[("m", "c")].why, "it is broken")
 
-    def test_between_gpus_of_a_host_the_order_changes_in_place(self) -> None:
+    def test_a_move_between_gpus_of_a_host_changes_in_place(self) -> None:
         place(self.world, "m", B, C0)
         self.watched(20)
         place(self.world, "m", B, C1)
@@ -72,7 +72,7 @@ class Moves(unittest.TestCase):
         self.world.steps(140)
         self.assertEqual(self.world.table("m"), {B, C0})
 
-    def test_without_envoy_nothing_goes(self) -> None:
+    def test_without_envoy_no_copy_is_removed(self) -> None:
         place(self.world, "m", B, C0)
         answers = self.world.answers
         self.world.answers = lambda model, name: False  # type: ignore[method-assign]
@@ -82,13 +82,13 @@ class Moves(unittest.TestCase):
         self.watched(20)
         self.assertEqual(self.world.table("m"), {B, C0})
 
-    def test_a_copy_stays_until_a_slow_envoy_has_let_go_of_it(self) -> None:
+    def test_a_copy_stays_until_a_slow_envoy_has_released_it(self) -> None:
         self.world.lag = 8
         place(self.world, "m", B, C0)
         self.watched(60)
         self.assertEqual(self.world.table("m"), {B, C0})
 
-    def test_what_is_lost_or_restarted_delays_a_move_and_costs_no_endpoint(self) -> None:
+    def test_losses_and_restarts_delay_moves_and_keep_endpoints(self) -> None:
         for seed in range(200):
             chance = random.Random(seed)
             self.world.chance, self.world.lossy = chance, 0.5
@@ -119,7 +119,7 @@ class Hosts(unittest.TestCase):
         there.steps(20)
         self.assertEqual(there.table("m"), {B})
 
-    def test_a_model_that_is_no_longer_wished_goes(self) -> None:
+    def test_a_model_that_left_the_spec_is_removed(self) -> None:
         there = world(spec("m", "n"), {"m": (A, B), "n": (A, B)})
         there.steps(10)
         there.spec = spec("n")
@@ -137,7 +137,7 @@ class Hosts(unittest.TestCase):
         self.assertEqual(there.published("m"), {"a", "b"})
         self.assertEqual([observed.copies for observed in there.hosts.values()], before)
 
-    def test_a_failed_copy_without_an_old_one_is_tried_again_after_its_pause(self) -> None:
+    def test_a_failed_copy_is_retried_after_its_wait(self) -> None:
         there = world(spec("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))
         there.steps(10)
@@ -161,7 +161,7 @@ class Hosts(unittest.TestCase):
         self.assertEqual(there.table("m"), {A})
         self.assertEqual(there.published("m"), {"a"})
 
-    def test_a_host_that_goes_while_a_copy_fails_there_stops_nothing(self) -> None:
+    def test_a_host_lost_during_a_failure_does_not_stop_others(self) -> None:
         there = world(spec("m", "n", copies=1), {"m": (A,), "n": (B,)})
         there.broken.add(("m", "a"))
         there.steps(5)

@@ -1,4 +1,4 @@
-"""What the fleet says of itself, and which moves by hand it refuses."""
+"""Tests the fleet's status, and the moves that it refuses."""
 
 import unittest
 from dataclasses import replace
@@ -13,7 +13,7 @@ A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 
 def status(there: World, unheard: str = "", **more: object) -> report.Status:
-    """As of now; hosts in `unheard` were heard a minute ago."""
+    """Returns the present status; the hosts in `unheard` last replied a minute ago."""
     records = {
         name: HostRecord(observed, there.now - (60 if name in unheard else 0))
         for name, observed in there.hosts.items()
@@ -28,12 +28,12 @@ class Statuses(unittest.TestCase):
         self.world = world(spec("m"), {"m": (A, B)})
         self.world.steps(10)
 
-    def test_all_is_as_wished(self) -> None:
+    def test_a_fleet_in_the_desired_state(self) -> None:
         told = status(self.world)
         self.assertTrue(told["settled"] and report.is_sufficient(told["models"]["m"]))
         self.assertEqual(told["models"]["m"]["served"], 2)
 
-    def test_a_host_that_is_not_heard_is_no_longer_as_wished(self) -> None:
+    def test_a_silent_host_is_not_in_the_desired_state(self) -> None:
         told = status(self.world, "b")
         self.assertFalse(told["settled"] or report.is_sufficient(told["models"]["m"]))
         self.assertIn("b:0 (gone)", "\n".join(report.lines(told)))
@@ -50,7 +50,7 @@ class Statuses(unittest.TestCase):
         self.assertEqual(seen[-1], True)
         self.assertTrue(report.is_sufficient(told["models"]["m"]))
 
-    def test_without_a_wish_for_its_model_a_lost_copy_is_not_waited_for(self) -> None:
+    def test_a_lost_copy_of_a_removed_model_is_not_waited_for(self) -> None:
         self.world.dead.add("b")
         self.world.spec = spec()
         self.world.steps(20)
@@ -65,7 +65,7 @@ class Statuses(unittest.TestCase):
         self.assertEqual(seen, sorted(seen))
         self.assertEqual(self.world.table("m") == {B, C0}, seen[-1])
 
-    def test_a_changed_model_is_not_settled_before_its_order(self) -> None:
+    def test_a_changed_model_is_not_settled_before_its_assignment(self) -> None:
         keys = {"name": "m", "need": {"sms": 8, "memory": "1Gi"}, "slo": "1s"}
         self.world.spec = type(self.world.spec)(
             {"m": replace(self.world.spec.models["m"], keys=keys)}, {"models": [keys]}
@@ -74,7 +74,7 @@ class Statuses(unittest.TestCase):
         self.world.steps(3)
         self.assertTrue(status(self.world)["settled"])
 
-    def test_a_copy_that_cannot_come_is_waited_for_no_longer_and_told(self) -> None:
+    def test_a_copy_that_cannot_start_is_reported_and_not_waited_for(self) -> None:
         self.world.broken.add(("m", "c"))
         self.world.memory = replace(self.world.memory, placement={"m": (A, B, C0)})
         self.world.steps(8)
@@ -85,7 +85,7 @@ class Statuses(unittest.TestCase):
         self.assertIn("m on c: it is broken", said)
         self.assertIn("c                      2/2   0", said, "its GPUs and models")
 
-    def test_what_is_not_known_to_be_as_wished_is_not_settled(self) -> None:
+    def test_an_unknown_state_is_not_settled(self) -> None:
         self.assertTrue(status(self.world)["settled"])
         for more in ({"placed": False}, {"envoy_health": None}, {"envoy_health": {}}):
             self.assertFalse(status(self.world, **more)["settled"], more)
@@ -95,12 +95,12 @@ class Statuses(unittest.TestCase):
             self.world.hosts["a"] = other
             self.assertFalse(status(self.world)["settled"])
 
-    def test_a_model_without_a_place_is_not_settled(self) -> None:
+    def test_a_model_without_a_slot_is_not_settled(self) -> None:
         there = world(spec("m"), {})
         there.steps(2)
         self.assertFalse(status(there)["settled"])
 
-    def test_what_would_change(self) -> None:
+    def test_changes_of_a_spec(self) -> None:
         found = PlacementResult({"m": (A, C0), "n": (B,)}, {"n": "1 missing: no room"})
         lines = report.changes(spec("m", "old"), spec("m", "n"), {"m": (A, B)}, found)
         self.assertEqual(
@@ -119,7 +119,7 @@ class Moves(unittest.TestCase):
         self.assertEqual(moves.move_copy((A, B), C0, "a"), (B, C0))
         self.assertEqual(moves.move_copy((A, C0), C1, None), (A, C1))
 
-    def test_what_is_refused(self) -> None:
+    def test_refused_moves(self) -> None:
         for slots, to, source, why in (
             ((A, B), C0, None, "add --from"),
             ((A, B), C0, "c", "host 'c' has no copy"),

@@ -1,4 +1,4 @@
-"""Copies come with load and go with it, without flapping, and take no wished copy's place."""
+"""Tests that load adds and removes copies without flapping, and spares copies of the spec."""
 
 import unittest
 from dataclasses import replace
@@ -24,7 +24,7 @@ def spec_of(*models: dict[str, Any]) -> Spec:
 
 
 def view(spec: Spec, on: dict[str, dict[str, Load]], **more: Any) -> View:
-    """Three hosts of one GPU; `on`: model: host: load."""
+    """Returns three hosts with one GPU each; `on` is model: host: load."""
     hosts: dict[str, ObservedHost] = {}
     for name in "abc":
         copies = {
@@ -38,7 +38,7 @@ def view(spec: Spec, on: dict[str, dict[str, Load]], **more: Any) -> View:
 
 
 class Room:
-    """Stands for `place`: the fleet has room for so many copies; those of high priority first."""
+    """A replacement for `place` with room for `room` copies, placed by priority."""
 
     def __init__(self, room: int) -> None:
         self.room, self.asked = room, 0
@@ -63,7 +63,7 @@ class Growth(unittest.TestCase):
     def decide(self, of: View, history: History, now: float, room: int = 9) -> Any:
         return scaling.decide(of, history, now, SETTLE, Room(room))
 
-    def test_an_overrun_model_that_misses_gets_one_copy_more(self) -> None:
+    def test_an_overloaded_model_that_violates_its_slo_gets_a_copy(self) -> None:
         change, history = self.decide(self.short, History(0.0), SETTLE)
         self.assertEqual((change.model, change.extra), ("m", {"m": 1}))
         self.assertEqual((history.changed, history.violated), ({"m": SETTLE}, {"m": SETTLE}))
@@ -74,47 +74,47 @@ class Growth(unittest.TestCase):
         self.assertIsNone(self.decide(grown, history, 10 + SETTLE - 1)[0])
         self.assertEqual(self.decide(grown, history, 10 + SETTLE)[0].extra, {"m": 2})
 
-    def test_one_that_misses_for_another_reason_gets_none(self) -> None:
+    def test_a_violation_with_another_cause_adds_none(self) -> None:
         for each in (replace(OVERLOADED, overloaded=False), replace(WELL, attainment=0.5)):
             self.assertIsNone(
                 self.decide(view(self.spec, {"m": {"a": each}}), History(0.0), 999.0)[0]
             )
 
-    def test_one_on_a_gpu_that_needs_more_than_it_has_gets_one(self) -> None:
+    def test_a_model_on_an_oversubscribed_gpu_gets_one(self) -> None:
         spec = spec_of({"name": "m"}, {"name": "n", "priority": 2})
         large = replace(WELL, sms=100)
         crowded = view(spec, {"m": {"a": replace(large, attainment=0.5)}, "n": {"a": large}})
         self.assertEqual(self.decide(crowded, History(0.0), 999.0)[0].extra, {"m": 1})
 
-    def test_one_whose_gpu_has_just_what_its_models_need_gets_none(self) -> None:
+    def test_a_model_on_an_exactly_full_gpu_gets_none(self) -> None:
         spec = spec_of({"name": "m"}, {"name": "n", "priority": 2})
         half = replace(WELL, sms=66, attainment=0.5)
         there = view(spec, {"m": {"a": half}, "n": {"a": half, "b": replace(WELL, sms=132)}})
         self.assertIsNone(self.decide(there, History(0.0), 999.0)[0])
 
-    def test_one_that_keeps_its_objective_gets_none(self) -> None:
+    def test_a_model_that_meets_its_slo_gets_none(self) -> None:
         there = view(self.spec, {"m": {"a": replace(OVERLOADED, attainment=1.0)}})
         self.assertIsNone(self.decide(there, History(0.0), 999.0)[0])
 
-    def test_models_that_are_wished_no_more_are_forgotten(self) -> None:
+    def test_models_that_left_the_spec_are_forgotten(self) -> None:
         history = History(0.0, changed={"x": 1.0}, violated={"x": 1.0})
         _, history = self.decide(view(self.spec, {"m": {"a": WELL}}), history, 2.0)
         self.assertEqual((history.changed, history.violated), ({}, {}))
 
-    def test_copies_on_their_way_are_waited_for(self) -> None:
+    def test_starting_copies_are_waited_for(self) -> None:
         loading = Copy("loading", None, False, 0, 0, 0, OVERLOADED)
         hosts = self.short.hosts | {"a": replace(self.short.hosts["a"], copies={"m": loading})}
         self.assertIsNone(self.decide(replace(self.short, hosts=hosts), History(0.0), 999.0)[0])
         self.assertIsNone(self.decide(replace(self.short, hosts={}), History(0.0), 999.0)[0])
 
-    def test_no_more_than_most_and_than_there_are_hosts(self) -> None:
+    def test_no_more_copies_than_the_maximum_and_hosts(self) -> None:
         spec = spec_of({"name": "m", "most": 1})
         change, history = self.decide(view(spec, {"m": {"a": OVERLOADED}}), History(0.0), 999.0)
         self.assertIsNone(change)
         self.assertIn("maximum of 1 copies", history.blocked["m"])
         self.assertEqual(max_copies(self.spec.models["m"], self.short), 3)
 
-    def test_without_room_the_reason_is_kept_until_it_is_none_any_more(self) -> None:
+    def test_without_room_the_reason_is_kept_while_it_applies(self) -> None:
         change, history = self.decide(self.short, History(0.0), 999.0, room=1)
         self.assertIsNone(change)
         self.assertIn("no GPU has room for another copy (no room)", history.blocked["m"])
@@ -158,10 +158,10 @@ class Priority(unittest.TestCase):
         alone = view(spec, {"m": {"a": OVERLOADED}, "equal": two}, extra={"equal": 1})
         self.assertIsNone(scaling.decide(alone, quiet, 999.0, SETTLE, Room(3))[0])
 
-    def test_wished_copies_do_not(self) -> None:
+    def test_copies_of_the_spec_make_no_room(self) -> None:
         self.assertIsNone(self.decide({"a": WELL}, {}, 2))
 
-    def test_not_those_of_higher_priority(self) -> None:
+    def test_copies_of_higher_priority_make_no_room(self) -> None:
         there = view(
             self.spec, {"high": {"a": WELL, "b": WELL}, "low": {"a": OVERLOADED}}, extra={"high": 1}
         )
@@ -174,13 +174,13 @@ class Return(unittest.TestCase):
         there = view(spec_of({"name": "m"}), {"m": {"a": each, "b": each}}, extra={"m": 1})
         return scaling.decide(there, history, now, SETTLE, Room(room))[0]
 
-    def test_a_copy_goes_when_the_others_have_a_quarter_to_spare(self) -> None:
+    def test_a_copy_is_removed_when_the_others_have_headroom(self) -> None:
         self.assertEqual(self.decide(WELL, History(0.0)).extra, {})
         just, over = replace(WELL, sms=132, busy=0.4), replace(WELL, sms=132, busy=0.41)
         self.assertEqual(self.decide(just, History(0.0)).extra, {})
         self.assertIsNone(self.decide(over, History(0.0)))
 
-    def test_not_soon_after_a_miss_or_a_change(self) -> None:
+    def test_no_copy_is_removed_soon_after_a_violation_or_a_change(self) -> None:
         self.assertIsNone(self.decide(WELL, History(0.0, violated={"m": 999.0 - SETTLE + 1})))
         self.assertIsNone(self.decide(WELL, History(0.0, changed={"m": 999.0 - SETTLE + 1})))
         self.assertIsNone(self.decide(WELL, History(990.0)), "the fleet has just started")
@@ -199,7 +199,7 @@ class Return(unittest.TestCase):
 
 
 class Demands(unittest.TestCase):
-    def test_the_larger_of_what_is_wished_and_offered(self) -> None:
+    def test_the_larger_of_the_planned_and_the_measured_rate(self) -> None:
         for rate, planned in ((150, 200.0), (900, 900.0)):
             entry = {"name": "m", "profile": {"execution_ms": {}}, "rate": rate, "need": None}
             there = view(spec_of(entry), {"m": {"a": WELL, "b": WELL}})
@@ -218,7 +218,7 @@ class Demands(unittest.TestCase):
         assert full
         self.assertEqual(full.sms, 132)
 
-    def test_no_more_copies_than_hosts_and_most_and_no_fewer_than_wished(self) -> None:
+    def test_limits_of_the_number_of_copies(self) -> None:
         spec = spec_of({"name": "m", "most": 2}, {"name": "n", "copies": 5})
         there = view(spec, {}, extra={"m": 9})
         self.assertEqual([copies(each, there) for each in spec.models.values()], [2, 5])

@@ -1,4 +1,4 @@
-"""Hosts and an Envoy without processes: orders take time, messages are lost, hosts die."""
+"""A simulation of hosts and Envoy: commands take time, messages are lost, hosts die."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -39,20 +39,20 @@ class World:
     memory: Memory
     hosts: dict[str, ObservedHost]
     loads: int = 2  # steps until a new copy is ready
-    lossy: float = 0.0  # the part of actions that come to nothing
+    lossy: float = 0.0  # the fraction of actions that are lost
     dead: set[str] = field(default_factory=set)
     broken: set[tuple[str, str]] = field(default_factory=set)  # copies that never become ready
     age: dict[tuple[str, str], int] = field(default_factory=dict)
     lag: int = 0  # steps by which Envoy's files and checks are behind
     views: list[dict[str, dict[str, bool]]] = field(default_factory=list)
     envoy_health: dict[str, dict[str, bool]] = field(default_factory=dict)
-    deaf: bool = False  # Envoy does not answer
+    deaf: bool = False  # Envoy does not reply
     actions: Actions = field(default_factory=lambda: Actions({}, [], [], []))
     now: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def step(self) -> None:
-        """Envoy reads its files, models load, the fleet decides, hosts act."""
+        """Simulates one step: Envoy reads its files, models load, the fleet decides, hosts act."""
         self.wait()
         self.act()
 
@@ -88,11 +88,11 @@ class World:
             self.step()
 
     def restart_fleet(self) -> None:
-        """What is on disk stays."""
+        """Restarts the Fleet actor, which keeps only the state on disk."""
         self.memory = Memory(self.memory.placement, self.memory.published)
 
     def answers(self, model: str, name: str) -> bool:
-        """Whether the copy is ready, as Envoy finds."""
+        """Checks whether the copy is ready from Envoy's point of view."""
         found = self.hosts[name].copies.get(model)
         return name not in self.dead and found is not None and found.ready and not found.drained
 
@@ -100,13 +100,13 @@ class World:
         return {each.host for each in self.memory.published.get(model, ())}
 
     def serving(self, model: str) -> set[str]:
-        """Hosts to which Envoy may send the model's requests and that answer, drained or not."""
+        """Returns published hosts that can serve the model, drained or not."""
         there = self.published(model) - self.dead
         copies = {name: self.hosts[name].copies.get(model) for name in there}
         return {name for name, each in copies.items() if each and each.ready}
 
     def astray(self, model: str) -> set[str]:
-        """Hosts to which Envoy sends the model's requests, and that do not have it."""
+        """Returns hosts without the model to which Envoy sends its requests."""
         sent = {name for name, healthy in self.envoy_health.get(model, {}).items() if healthy}
         return {name for name in sent - self.dead if model not in self.hosts[name].copies}
 
