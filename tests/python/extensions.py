@@ -427,7 +427,7 @@ class LoadMetrics(unittest.TestCase):
 
 
 class Absent(unittest.TestCase):
-    """Tests that the server refuses extensions that it lacks, like a Triton built without them."""
+    """Tests that the server refuses extensions without support, like a Triton built without them."""
 
     def test_tracing_and_logging(self):
         for module, port in ((grpcclient, SERVER.grpc_port), (httpclient, SERVER.http_port)):

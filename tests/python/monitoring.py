@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[2] / "packaging/monitoring"
 ALERTS, BOARD = FOLDER / "alerts.yaml", FOLDER / "grafana.json"
 # Metrics that only a GPU with NVML has.
 ON_A_GPU = {f"shadowslice_gpu_{what}" for what in ["memory_used_bytes", "memory_total_bytes", "utilization", "xid_errors_total"]}
-# Metrics without a value, as there is no access log, no TLS, and no waiting worker.
+# Metrics without a value here, without an access log, TLS and waiting workers.
 ELSEWHERE = {f"shadowslice_{what}" for what in
              ["access_log_lines_dropped_total", "certificate_expiry_timestamp_seconds", "workers_waiting"]}
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}

@@ -37,7 +37,7 @@ def make(folder):
 
 
 def make_with_one_in_trouble(folder):
-    (folder / "broken.onnx").write_text("this is no model")
+    (folder / "broken.onnx").write_text("not a model")
     return make(folder) | {"broken": "batch: {max: 8}"}
 
 

@@ -98,7 +98,7 @@ class Moods:
     def prints(self, _):
         for _ in range(200_000): print("x" * 80)
     def nothing(self, _): return 7
-    def lacks(self, answer): return {"y": answer["y"]}
+    def omits(self, answer): return {"y": answer["y"]}
     def dtype(self, answer): return answer | {"y": answer["y"].astype(np.float64)}
     def rows(self, answer): return answer | {"y": answer["y"][:0]}
     def number(self, answer): return answer | {"text": np.array([[5]], dtype=object)}
@@ -440,7 +440,7 @@ class PythonModels(unittest.TestCase):
             "writes": ("Permission denied: '/tmp/written': the sandbox does not allow this: models can write files only in", "INTERNAL"),
             "reads": ("No such file or directory: '/nowhere/weights'", "INTERNAL"),
             "nothing": ("infer returned int, not a dict", "INTERNAL"),
-            "lacks": ("infer returned no output 'text'", "INTERNAL"),
+            "omits": ("infer returned no output 'text'", "INTERNAL"),
             "dtype": ("output 'y' has dtype float64, but float32 is declared", "INTERNAL"),
             "number": ("a bytes-like object is required, not 'int'", "INTERNAL"),
             "rows": ("output 'y' has shape [0, 2], but expected [1, -1]", "INTERNAL"),

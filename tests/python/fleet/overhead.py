@@ -14,7 +14,7 @@ from rig import GRPC, HTTP, Rig
 
 
 def overhead(rig: Rig, options: Options) -> None:
-    """Prints the median latency with and without Envoy; there is no limit."""
+    """Prints the median latency with and without Envoy, without a check."""
     host = rig.status()["models"]["echo"]["copies"][0]["host"]
     asked = options.times(1000, 3000, 3000)
     for kind, ask in (("HTTP", asks_http), ("gRPC", asks_grpc)):
