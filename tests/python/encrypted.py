@@ -200,7 +200,7 @@ class OverHttp(unittest.TestCase):
         client.load_model("unbatched", headers=headers)
         wanted = ('action="load"', 'client="ci"', 'outcome="done"')
         # The server writes the log asynchronously.
-        wait_until(lambda: any(all(each in line for each in wanted) for line in SERVER.said().splitlines()))
+        wait_until(lambda: any(all(each in line for each in wanted) for line in SERVER.log_tail().splitlines()))
 
     def test_a_certificate_lets_its_client_in_and_names_it(self):
         certificate = SERVER.certificate_of_a_client("deployer.example")
@@ -295,7 +295,7 @@ class Others(unittest.TestCase):
         SERVER.tokens(f"ci {hashed(CI)}", f"guest {hashed(GUEST)}", f"late {hashed(LATER)}")
         wait_until(lambda: status(url, LATER) == 200)
         SERVER.tokens("late no hash")
-        wait_until(lambda: "cannot be used" in SERVER.said())
+        wait_until(lambda: "cannot be used" in SERVER.log_tail())
         self.assertEqual(status(url, LATER), 200, "what was read last stands")
         SERVER.tokens(f"ci {hashed(CI)}", f"guest {hashed(GUEST)}")
         wait_until(lambda: status(url, LATER) == 401)

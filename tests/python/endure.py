@@ -108,8 +108,8 @@ class Load:
         while True:
             try:
                 # The server refuses an input after several workers died while streaming for it.
-                asked = streams.counting(200, 0.001, int(draw.integers(1, 10_000)))
-                answers = stream.until_the_end("counter", asked)
+                inputs = streams.counting(200, 0.001, int(draw.integers(1, 10_000)))
+                answers = stream.until_the_end("counter", inputs)
                 yield "stream right" if [streams.counted(answer) for answer in answers] == [*range(200)] else "wrong"
             except InferenceServerException as error:
                 yield "stream broken off" if any(why in str(error) for why in BROKEN_OFF) else str(error)

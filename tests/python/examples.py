@@ -123,7 +123,7 @@ class ExamplesAnswer(unittest.TestCase):
         answer = infer("tensors", "x", x)
         np.testing.assert_array_equal(answer.as_numpy("gradient"), 3 * x)
         np.testing.assert_array_equal(answer.as_numpy("brains").astype(np.float32), 2 * x)
-        self.assertNotIn("not writable", SERVER.said())
+        self.assertNotIn("not writable", SERVER.log_tail())
 
     def test_configurations_are_sound(self):
         for name, program in {"scikit_learn": sys.executable, "pytorch": TORCH}.items():

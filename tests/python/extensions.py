@@ -254,9 +254,9 @@ class Terms(unittest.TestCase):
             self.assertLess(time.monotonic(), until, f"{what}: {self.status()}")
 
     def ask(self, name, **terms):
-        def tell(result, error):
+        def callback(result, error):
             self.done.put((name, result, error))
-        return self.client.async_infer("slow", tensor(grpcclient, numbers(2)), callback=tell, **terms)
+        return self.client.async_infer("slow", tensor(grpcclient, numbers(2)), callback=callback, **terms)
 
     def occupy(self, requests):
         for number in range(requests):

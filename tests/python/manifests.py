@@ -153,8 +153,8 @@ class Fleet(unittest.TestCase):
         self.assertIn(f"config={given['host.yaml']['config']}\n", supervisor["args"][0])
         lame_duck = int(given["base.yaml"]["timeouts"]["lame_duck"].removesuffix("s"))
         self.assertGreaterEqual(self.worker["spec"]["terminationGracePeriodSeconds"], STOP + lame_duck)
-        wished = {each["files"].split("/")[1] for each in given["wish.yaml"]["models"]}
-        self.assertLessEqual(wished, {mount["mountPath"].strip("/") for mount in supervisor["volumeMounts"]})
+        named = {each["files"].split("/")[1] for each in given["wish.yaml"]["models"]}
+        self.assertLessEqual(named, {mount["mountPath"].strip("/") for mount in supervisor["volumeMounts"]})
 
 
 class Configurations(unittest.TestCase):

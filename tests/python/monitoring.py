@@ -80,8 +80,8 @@ class Monitoring(unittest.TestCase):
         there = set(re.findall(r"^([a-z_]+)[{ ]", text, re.M)) | ON_A_GPU
         self.assertEqual(ELSEWHERE - set(re.findall(r"^# TYPE ([a-z_]+)", text, re.M)), set())
         there |= ELSEWHERE
-        asked = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
-        names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", asked))
+        used = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
+        names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", used))
         self.assertGreater(len(names), 15)
         self.assertEqual(names - there, set())
 

@@ -92,10 +92,10 @@ class Page(unittest.TestCase):
         self.addCleanup(page.close)
         page.set_default_timeout(TIMEOUT)
         expect.set_options(timeout=TIMEOUT)
-        self.asked, self.complaints = [], []
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
+        self.requested, self.errors = [], []
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
         page.goto(f"http://127.0.0.1:{self.metrics_port}/")
         return page
 
@@ -125,9 +125,9 @@ class Page(unittest.TestCase):
         expect(marks).to_contain_text("a worker died: ")
         self.sms_are_divided(page)
         self.picture(page, "page.png")
-        self.assertEqual(self.complaints, [])
+        self.assertEqual(self.errors, [])
         own = f"http://127.0.0.1:{self.metrics_port}/"
-        self.assertEqual({url for url in self.asked if not url.startswith((own, "data:"))}, set(), "it works offline")
+        self.assertEqual({url for url in self.requested if not url.startswith((own, "data:"))}, set(), "it works offline")
 
     def sms_are_divided(self, page):
         """Checks the colours at the right end of the chart: `busy` has all SMs but half of the 32 that it shares."""
@@ -161,7 +161,7 @@ class Page(unittest.TestCase):
         expect(page.locator("#tip")).to_be_hidden()
         page.get_by_role("button", name="1 h").click()
         expect(page.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
-        self.assertEqual(self.complaints, [])
+        self.assertEqual(self.errors, [])
 
     def test_models_are_filtered_and_those_in_trouble_come_first(self):
         server = self.serve(make=make_with_one_in_trouble)
@@ -180,7 +180,7 @@ class Page(unittest.TestCase):
         expect(names).to_have_count(3)
         expect(page.locator("#charts .card")).to_have_count(3)
         self.assertTrue(page.url.endswith("/"), page.url)
-        self.assertEqual(self.complaints, [])
+        self.assertEqual(self.errors, [])
 
     def test_a_narrow_screen_has_every_column(self):
         server = self.serve()

@@ -31,8 +31,8 @@ class Subject(Server):
 
     def write(self, folder):
         (folder / "counter.py").write_text(streams.COUNTER)
-        asked = {name: {"content": [value], "shape": [1]} for name, value in streams.TWENTY.items()}
-        (folder / "asked.json").write_text(json.dumps({"data": [asked]}))
+        load = {name: {"content": [value], "shape": [1]} for name, value in streams.TWENTY.items()}
+        (folder / "asked.json").write_text(json.dumps({"data": [load]}))
         return {}
 
     def configuration(self, _):
@@ -66,9 +66,9 @@ def stream(server, rivals, model, count, concurrency):
     return run(server, rivals, (model, count), "grpc", concurrency, more)
 
 
-def run(server, rivals, asked, protocol, concurrency, more):
+def run(server, rivals, load, protocol, concurrency, more):
     """Runs perf_analyzer once. Returns the reason of a failure."""
-    model, count = asked
+    model, count = load
     address = f"127.0.0.1:{server.http_port if protocol == 'http' else server.grpc_port}"
     command = [rivals / "perf/perf_analyzer", "-m", model, "-i", protocol, "-u", address,
                "--concurrency-range", str(concurrency), "--request-count", str(count), *more]

@@ -455,7 +455,7 @@ class PythonModels(unittest.TestCase):
             self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
             if mood == "raises":
                 record = r'Traceback \(most recent call last\):\\n .*, in raises\\n.*\\nRuntimeError: a broken model"'
-                wait_until(lambda: re.search(record, SERVER.said()))
+                wait_until(lambda: re.search(record, SERVER.log_tail()))
         self.assertEqual(SERVER.worker("moods"), before)
         self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
         np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
@@ -649,7 +649,7 @@ class Bounds(unittest.TestCase):
         worker = self.server.worker("hangs")
         self.client.async_infer("hangs", [self.ask(b"hang")], callback=lambda result, error: None)
         threads = Path(f"/proc/{worker}/task")
-        wait_until(lambda: "hangs now" in self.server.said())
+        wait_until(lambda: "hangs now" in self.server.log_tail())
         self.server.process.kill()
         self.server.process.wait()
         wait_until(lambda: not threads.exists())

@@ -59,7 +59,7 @@ class Server:
         deadline = time.monotonic() + READY_TIMEOUT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.said()}")
+                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log_tail()}")
             try:
                 if client.is_server_ready():
                     client.close()
@@ -67,7 +67,7 @@ class Server:
             except InferenceServerException:
                 pass
             time.sleep(0.1)
-        raise RuntimeError(f"the server was not ready within {READY_TIMEOUT} s:\n{self.said()}")
+        raise RuntimeError(f"the server was not ready within {READY_TIMEOUT} s:\n{self.log_tail()}")
 
     def command(self, *arguments):
         """Runs a command of the same binary for this server. Returns its output."""
@@ -80,7 +80,7 @@ class Server:
         workers = next(each["workers"] for each in models if each["name"] == model)
         return next((worker["pid"] for worker in workers if worker["phase"] == "serving"), None)
 
-    def said(self):
+    def log_tail(self):
         self.log.seek(0)
         return self.log.read()[-5000:]
 
@@ -90,7 +90,7 @@ class Server:
         status = self.process.wait(STOP_TIMEOUT)
         left = [path.name for path in self.run_dir.rglob("*") if path.is_socket()]
         if status != 0 or left:
-            raise RuntimeError(f"the server ended with {status}, sockets left: {left}:\n{self.said()}")
+            raise RuntimeError(f"the server ended with {status}, sockets left: {left}:\n{self.log_tail()}")
         self.log.close()
         shutil.rmtree(self.folder)
 

@@ -307,11 +307,11 @@ class Streams(unittest.TestCase):
         self.assertNotIn("model_transaction_policy", http.get_model_config("plain"))
 
     def test_a_client_that_leaves_ends_its_generator(self):
-        given_up = len(re.findall("given up at", SERVER.said()))
+        given_up = len(re.findall("given up at", SERVER.log_tail()))
         self.stream.ask("counter", counting(100_000, 0.001))
         self.assertEqual([counted(self.stream.answer()) for _ in range(5)], [0, 1, 2, 3, 4])
         self.stream.client.stop_stream(cancel_requests=True)
-        wait_until(lambda: len(re.findall("given up at", SERVER.said())) > given_up)
+        wait_until(lambda: len(re.findall("given up at", SERVER.log_tail())) > given_up)
 
     def test_a_client_that_does_not_read_holds_its_generator_back(self):
         channel = grpc.insecure_channel(f"localhost:{SERVER.grpc_port}")

@@ -19,11 +19,11 @@ from shadowslice_fleet import cli
 
 def main() -> None:
     for line in sys.stdin:
-        begun = [begin(arguments) for arguments in json.loads(line)]
-        print(json.dumps([result(*each) for each in begun]), flush=True)
+        children = [start(arguments) for arguments in json.loads(line)]
+        print(json.dumps([result(*each) for each in children]), flush=True)
 
 
-def begin(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
+def start(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
     out, errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
     pid = os.fork()
     if pid == 0:
@@ -37,12 +37,12 @@ def begin(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
 
 def result(pid: int, out: IO[str], errors: IO[str]) -> dict[str, Any]:
     _, ended = os.waitpid(pid, 0)
-    said = []
+    texts = []
     for file in (out, errors):
         file.seek(0)
-        said.append(file.read())
+        texts.append(file.read())
         file.close()
-    return {"code": os.waitstatus_to_exitcode(ended), "out": said[0], "errors": said[1]}
+    return {"code": os.waitstatus_to_exitcode(ended), "out": texts[0], "errors": texts[1]}
 
 
 if __name__ == "__main__":

@@ -91,23 +91,23 @@ def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
 
     said = ""
 
-    def is_so() -> bool:
+    def is_settled() -> bool:
         nonlocal said
         done = rig.cli("status", "--json", check=False)
         said = done.stdout or done.stderr
         if done.returncode != 0:
             return False
         status = json.loads(done.stdout)
-        heard = {name for name, host in status["hosts"].items() if host["answers"]}
-        return heard >= GPUS.keys() and status["settled"] and as_the_hosts_say(rig, status)
+        replying = {name for name, host in status["hosts"].items() if host["answers"]}
+        return replying >= GPUS.keys() and status["settled"] and matches_hosts(rig, status)
 
     try:
-        return wait_until(is_so, within, "the table equals the wish")
+        return wait_until(is_settled, within, "the fleet is in the desired state")
     except TimeoutError as late:
         raise TimeoutError(f"{late}; the fleet said: {said}") from late
 
 
-def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
+def matches_hosts(rig: Rig, status: dict[str, Any]) -> bool:
     table = {
         (name, copy["host"], copy["gpu"])
         for name, model in status["models"].items()
@@ -122,13 +122,13 @@ def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
     return table == found
 
 
-def none_lost(told: Load, what: str) -> None:
-    print(f"  {what}: {told.said()}", flush=True)
-    assert told.results, "no requests were sent"
-    assert not told.faults(), told.explain()
+def check_none_lost(clients: Load, what: str) -> None:
+    print(f"  {what}: {clients.summary()}", flush=True)
+    assert clients.results, "no requests were sent"
+    assert not clients.faults(), clients.explain()
 
 
-def a_move(status: dict[str, Any], name: str | None = None) -> tuple[str, str, str]:
+def random_move(status: dict[str, Any], name: str | None = None) -> tuple[str, str, str]:
     """Returns a random move: the model, the target, and the source host."""
     name = name or random.choice(sorted(status["models"]))
     copies = {copy["host"]: copy["gpu"] for copy in status["models"][name]["copies"]}

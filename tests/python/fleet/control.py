@@ -6,7 +6,7 @@ import subprocess
 import time
 from functools import partial
 
-from common import TABLE_WITHIN, Options, a_move, load, none_lost, settled
+from common import TABLE_WITHIN, Options, check_none_lost, load, random_move, settled
 from rig import GPUS, Rig
 from units import wait_until
 
@@ -20,7 +20,7 @@ def control(rig: Rig, options: Options) -> None:
         ("a", "ray::Host"),
         ("gw", "raylet/raylet"),
     ]
-    with load(rig, options) as told:
+    with load(rig, options) as clients:
         for at in range(options.times(2, 5, 15)):
             node, part = victims[at % len(victims)]
             in_move, before = begin_move(rig) if at % 2 else None, places(rig)
@@ -34,7 +34,7 @@ def control(rig: Rig, options: Options) -> None:
             assert in_move or places(rig) == before, "copies have moved without need"
             what = f"{part} on {node}{' in a move' if in_move else ''}"
             print(f"  kill -9 of {what}: table after {took:.0f} s", flush=True)
-    none_lost(told, "kills of control")
+    check_none_lost(clients, "kills of control")
 
 
 def runs_again(rig: Rig, node: str, part: str, killed: int) -> bool:
@@ -53,7 +53,7 @@ def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
 
 def begin_move(rig: Rig) -> "subprocess.Popen[str]":
     """Starts a move in the background, and returns during it."""
-    model, to, source = a_move(rig.status())
+    model, to, source = random_move(rig.status())
     moving = rig.cli_in_background("move", model, to, "--from", source, "--within", "20")
     time.sleep(random.uniform(1.8, 3.5))
     return moving
@@ -61,17 +61,17 @@ def begin_move(rig: Rig) -> "subprocess.Popen[str]":
 
 def rolling(rig: Rig, options: Options) -> None:
     """Restarts all supervisors, all nodes and Envoy, one after the other."""
-    with load(rig, options) as told:
+    with load(rig, options) as clients:
         for host in GPUS:
             rig.supervisors[host].restart()
             settled(rig)
-        none_lost(told, "supervisors")
+        check_none_lost(clients, "supervisors")
         for node in ("a", "b", "c", "gw"):
             rig.nodes[node].restart()
             settled(rig)
-        none_lost(told, "supervisors and nodes")
+        check_none_lost(clients, "supervisors and nodes")
         for _ in range(2):
             rig.reload_gateway()
             time.sleep(1)
             settled(rig)
-    none_lost(told, "supervisors, nodes and Envoy")
+    check_none_lost(clients, "supervisors, nodes and Envoy")

@@ -2,7 +2,7 @@
 
 import time
 
-from common import Options, load, none_lost, settled
+from common import Options, check_none_lost, load, settled
 from load import echo
 from rig import GPUS, Rig
 from units import wait_until
@@ -31,7 +31,7 @@ def with_copies(rig: Rig) -> set[str]:
 
 
 def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
-    with load(rig, options, more=BUSY) as told:
+    with load(rig, options, more=BUSY) as clients:
         time.sleep(1)
         if cut:
             rig.network.link(host, up=False)
@@ -47,9 +47,9 @@ def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
             rig.nodes[host].start()
         table = settled(rig)
     what = f"{'link of' if cut else 'kill -9 of'} {host}"
-    none_lost(told, f"{what}, copies back after {back:.1f} s, table after {table:.0f} s")
+    check_none_lost(clients, f"{what}, copies back after {back:.1f} s, table after {table:.0f} s")
     bound = LONGEST_CUT if cut else LONGEST
-    assert told.longest() < bound, f"{told.longest():.2f} s"
+    assert clients.longest() < bound, f"{clients.longest():.2f} s"
 
 
 def restored(rig: Rig, without: str) -> bool:

@@ -110,13 +110,13 @@ class Load:
         """Returns the longest latency, in seconds."""
         return max((each.took for each in self.results), default=0.0)
 
-    def said(self) -> str:
+    def summary(self) -> str:
         slow = sorted((each.took for each in self.results), reverse=True)[:3]
         kinds = Counter(each.kind for each in self.results)
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         longest = ", ".join(f"{each * 1000:.0f}" for each in slow)
-        asked, failed = len(self.results), len(self.faults())
-        return f"{asked} requests ({counts}), {failed} failed, longest {longest} ms"
+        count, failed = len(self.results), len(self.faults())
+        return f"{count} requests ({counts}), {failed} failed, longest {longest} ms"
 
     def explain(self) -> str:
         began = self.results[0].at if self.results else 0

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from common import Options, a_move, emulated, load, need, none_lost, spec_models, up_all
+from common import Options, check_none_lost, emulated, load, need, random_move, spec_models, up_all
 from load import echo
 from rig import GPUS, Rig
 
@@ -13,12 +13,14 @@ def moves(rig: Rig, options: Options) -> None:
     single = emulated("single", "FP32", 8, copies=1, need=need(8))
     rig.cli("up", str(rig.write_spec([*spec_models(options), single])), "--within", "60")
     moved, took = 0, []
-    with load(rig, options, streams=True, more=[echo("single", "FP32", 8)]) as told:
+    with load(rig, options, streams=True, more=[echo("single", "FP32", 8)]) as clients:
         while moved < options.times(16, 100, 100):
             began = time.monotonic()
             moved += many_moves(rig)
             took.append(time.monotonic() - began)
-    none_lost(told, f"{moved} moves, of all models at once in {statistics.median(took):.1f} s")
+    check_none_lost(
+        clients, f"{moved} moves, of all models at once in {statistics.median(took):.1f} s"
+    )
     changed_spec(rig, options)
     aborted_move(rig, options)
     drained_host(rig, options)
@@ -27,7 +29,7 @@ def moves(rig: Rig, options: Options) -> None:
 def many_moves(rig: Rig) -> int:
     """Moves one copy of each model, at the same time."""
     status = rig.status()
-    requested = [a_move(status, name) for name in status["models"]]
+    requested = [random_move(status, name) for name in status["models"]]
     rig.cli_at_once(
         [["move", model, to, "--from", source, "--within", "60"] for model, to, source in requested]
     )
@@ -43,10 +45,10 @@ def changed_spec(rig: Rig, options: Options) -> None:
     models = spec_models(options)
     models[0] |= {"batch": {"max": 4}}
     models[1] |= {"slo": "300ms"}
-    with load(rig, options, streams=True) as told:
+    with load(rig, options, streams=True) as clients:
         rig.cli("up", str(rig.write_spec(models)), "--within", "60")
         time.sleep(1)
-    none_lost(told, "a changed spec")
+    check_none_lost(clients, "a changed spec")
     slos = {
         model["name"]: model["slo"]["latency_ms"]
         for host in GPUS
@@ -67,12 +69,12 @@ def aborted_move(rig: Rig, options: Options) -> None:
     key = next((rig.folder / min(copies) / "files").glob("*/digits.onnx")).parent.name
     (fetched / key).mkdir(parents=True, exist_ok=True)
     (fetched / key / "digits.onnx").write_bytes(b"no model")
-    with load(rig, options) as told:
+    with load(rig, options) as clients:
         source = min(copies)
         done = rig.cli("move", "digits", target, "--from", source, "--within", "60", check=False)
         assert done.returncode == 1 and "did not move" in done.stderr, done
         time.sleep(1)
-    none_lost(told, f"an aborted move ({done.stderr.strip()[:150]})")
+    check_none_lost(clients, f"an aborted move ({done.stderr.strip()[:150]})")
     assert {copy["host"] for copy in rig.status()["models"]["digits"]["copies"]} == copies
     (fetched / key / "digits.onnx").unlink()
     (fetched / key).rmdir()
@@ -81,10 +83,10 @@ def aborted_move(rig: Rig, options: Options) -> None:
 def drained_host(rig: Rig, options: Options) -> None:
     """Drains a host, and admits models to it again."""
     host = max(GPUS, key=lambda host: len(rig.status()["hosts"][host]["models"]))
-    with load(rig, options, streams=True) as told:
+    with load(rig, options, streams=True) as clients:
         began = time.monotonic()
         rig.cli("drain", host, "--within", "90")
         took = time.monotonic() - began
         assert not rig.supervisor_status(host)["models"]
-    none_lost(told, f"a drained host, after {took:.0f} s")
+    check_none_lost(clients, f"a drained host, after {took:.0f} s")
     rig.cli("undrain", host)

@@ -80,22 +80,22 @@ class Rig:
 
     def cli_at_once(self, commands: list[list[str]], check: bool = True) -> list[Done]:
         """Runs commands at the same time."""
-        asked = self._commands()
-        assert asked.stdin and asked.stdout
+        process = self._commands()
+        assert process.stdin and process.stdout
         all_given = [[*self._ray(), *arguments] for arguments in commands]
-        late = threading.Timer(COMMAND_WITHIN, asked.kill)
+        late = threading.Timer(COMMAND_WITHIN, process.kill)
         late.start()
         try:
-            asked.stdin.write(json.dumps(all_given) + "\n")
-            asked.stdin.flush()
-            said = asked.stdout.readline()
+            process.stdin.write(json.dumps(all_given) + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
         finally:
             late.cancel()
-        if not said:
+        if not reply:
             raise TimeoutError(f"{commands} did not end within {COMMAND_WITHIN:g} s")
         done = [
             subprocess.CompletedProcess(given, each["code"], each["out"], each["errors"])
-            for given, each in zip(all_given, json.loads(said), strict=True)
+            for given, each in zip(all_given, json.loads(reply), strict=True)
         ]
         for each in done:
             if check and each.returncode != 0:
@@ -145,14 +145,14 @@ class Rig:
         return path
 
     def supervisor_status(self, host: str) -> dict[str, Any]:
-        said = subprocess.run(
+        reply = subprocess.run(
             [self.binary, "status", "--json", "--run-dir", str(self.folder / host / "run")],
             check=True,
             text=True,
             stdout=subprocess.PIPE,
             timeout=10,
         )
-        status: dict[str, Any] = json.loads(said.stdout)
+        status: dict[str, Any] = json.loads(reply.stdout)
         return status
 
     def _environment(self, name: str) -> dict[str, str]:

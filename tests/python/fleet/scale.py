@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from common import Options, emulated, none_lost, settled, spec_models, up_all
+from common import Options, check_none_lost, emulated, settled, spec_models, up_all
 from load import Load, echo
 from rig import GRPC, HTTP, Rig
 from units import kill, wait_until
@@ -104,7 +104,7 @@ def scale(rig: Rig, options: Options) -> None:
             time.sleep(WATCHED)
             after = much.in_time(WATCHED)
             kill_fleet(rig)
-        none_are_lost(
+        check_all_answered(
             much, f"a copy more after {took:.0f} s, {before:.1%} then {after:.1%} in time"
         )
         assert before < 0.9 < after, (before, after)
@@ -112,11 +112,11 @@ def scale(rig: Rig, options: Options) -> None:
         with Paced(rig, LITTLE) as little:
             took = wait_until(lambda: copies(rig) == 1, BACK_WITHIN, "a copy less")
             settled(rig)
-        none_are_lost(
+        check_all_answered(
             little, f"a copy less after {took:.0f} s, {little.in_time(WATCHED):.1%} in time"
         )
         assert little.statuses().keys() == {200}, little.statuses()
-    none_lost(others, "of another model")
+    check_none_lost(others, "of another model")
     up_all(rig, options)
 
 
@@ -139,8 +139,8 @@ def copies(rig: Rig) -> int:
     return int(model(rig)["served"])
 
 
-def none_are_lost(paced: Paced, what: str) -> None:
+def check_all_answered(paced: Paced, what: str) -> None:
     """Checks that all requests got a response, if only 503."""
-    said = ", ".join(f"{count} of {status}" for status, count in paced.statuses().items())
-    print(f"  {what}: {said}", flush=True)
+    summary = ", ".join(f"{count} of {status}" for status, count in paced.statuses().items())
+    print(f"  {what}: {summary}", flush=True)
     assert paced.statuses().keys() <= {200, 503}, paced.statuses()

@@ -9,7 +9,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from common import Options, emulated, load, need, none_lost, spec_models, up_all
+from common import Options, check_none_lost, emulated, load, need, spec_models, up_all
 from rig import GRPC, HTTP, Rig
 
 
@@ -32,9 +32,9 @@ def up(rig: Rig, options: Options) -> None:
     assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), (
         status
     )
-    with load(rig, options, streams=True) as told:
+    with load(rig, options, streams=True) as clients:
         time.sleep(2)
-    none_lost(told, "models through one address")
+    check_none_lost(clients, "models through one address")
     large_requests(rig)
     refused_loads(rig)
     url = f"http://{rig.address('gw')}:{HTTP}/v2/models"
@@ -60,9 +60,9 @@ def broken_models(rig: Rig, options: Options) -> None:
         "changed": fails | {"name": "changed", "files": changed},
     }
     spec = rig.write_spec([*spec_models(options), *models.values()])
-    with load(rig, options) as told:
+    with load(rig, options) as clients:
         done = rig.cli("up", str(spec), "--within", "30", check=False)
-    none_lost(told, "models that cannot be served")
+    check_none_lost(clients, "models that cannot be served")
     assert done.returncode == 1, done
     for line in ("faulty on [abc]: tensors: ", "fails on [abc]: ", "changed on [abc]: .* digest"):
         assert re.search(line, done.stdout), (line, done.stdout)

@@ -43,10 +43,16 @@ class Storm(World):
 
     def _apply(self, name: str, assignments: Assignments) -> None:
         observed = self.hosts[name]
-        told = {assignment.model.name for assignment in assignments.new} | set(assignments.keep)
+        assigned_models = {assignment.model.name for assignment in assignments.new} | set(
+            assignments.keep
+        )
         for model, each in observed.copies.items():
             sent = self.envoy_health.get(model, {}).get(name) and not self.deaf
-            if model not in told and each.ready and (sent or name in self.published(model)):
+            if (
+                model not in assigned_models
+                and each.ready
+                and (sent or name in self.published(model))
+            ):
                 self.faults.append(f"{self.now}: {model} is removed from {name} while it serves")
         self.before[name] = observed.assigned
         refusals = [each for each in assignments.new if (each.model.name, name) in self.refusing]
@@ -98,7 +104,7 @@ class Storm(World):
             {"name": name, "need": {"sms": 8, "memory": "1Gi"}} | keys
             for name, keys in self.entries.items()
         ]
-        self.spec = parse({"models": entries}, "wish")
+        self.spec = parse({"models": entries}, "spec")
 
     # Events
 

@@ -55,24 +55,24 @@ class Commands(unittest.TestCase):
             self.up(status()),
             (1, "error: these models are not in the desired state: m; see `status`\n"),
         )
-        code, told = self.run_cli("move", "m", "a", answers=status())
-        self.assertEqual((code, told), (1, "error: model 'm' is no longer in the spec\n"))
+        code, message = self.run_cli("move", "m", "a", answers=status())
+        self.assertEqual((code, message), (1, "error: model 'm' is no longer in the spec\n"))
 
     def test_a_drained_host_that_is_away_has_no_models(self) -> None:
         for there in ({}, {"a": host(False, "m")}):
             found = self.run_cli("drain", "a", answers=status(hosts=there))
             self.assertEqual(found, (0, ""))
-        code, told = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
-        self.assertEqual((code, told), (1, "error: cannot drain host 'a': \n"))
+        code, message = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
+        self.assertEqual((code, message), (1, "error: cannot drain host 'a': \n"))
 
     def test_exceptions_of_the_fleet_are_reported(self) -> None:
         for error in (StateFault("the disk is full"), PlaceFailed("no profile")):
             self.assertEqual(self.up(mock.Mock(side_effect=error)), (1, f"error: {error}\n"))
 
     def test_an_interrupt_ends_only_the_wait(self) -> None:
-        code, told = self.up(mock.Mock(side_effect=KeyboardInterrupt))
+        code, message = self.up(mock.Mock(side_effect=KeyboardInterrupt))
         self.assertEqual(code, 130)
-        self.assertIn("the fleet continues", told)
+        self.assertIn("the fleet continues", message)
 
     def test_wrong_usage(self) -> None:
         for arguments in (["down", "--within", "nan"], ["down", "--within", "-1"], ["move", "m"]):

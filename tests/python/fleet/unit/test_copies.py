@@ -42,13 +42,13 @@ class Serving(Case):
         while not there.hosts["a"].copies["m"].drained:
             there.step()
         self.place(there, A)
-        tell = there._drain
+        drain = there._drain
         lost = [("m", "a", False)]  # commands to a host may be lost
-        there._drain = lambda *asked: None if asked in lost else tell(*asked)  # type: ignore[method-assign]
+        there._drain = lambda *args: None if args in lost else drain(*args)  # type: ignore[method-assign]
         for _ in range(8):
             there.step()
             self.assertFalse(there.hosts["b"].copies["m"].drained)
-        there._drain = tell  # type: ignore[method-assign]
+        there._drain = drain  # type: ignore[method-assign]
         there.steps(40)
         self.assertEqual(there.table("m"), {A})
 

@@ -60,8 +60,8 @@ class Specs(unittest.TestCase):
     def test_faults_outside_the_models_are_reported_too(self) -> None:
         with self.assertRaises(specs.SpecFaults) as raised:
             specs.parse({"model": [], "hosts": 1}, "F")
-        told = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
-        self.assertEqual(raised.exception.faults[:2], list(told))
+        expected = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
+        self.assertEqual(raised.exception.faults[:2], list(expected))
         self.assertIn("F: models: expected a list", raised.exception.faults[2])
 
     def test_a_key_in_the_wrong_case_is_recognised(self) -> None:
@@ -231,9 +231,9 @@ class Placing(unittest.TestCase):
         lost = replace(hosts["c"], gpus=(replace(hosts["c"].gpus[0], why="lost"),))
         self.assertEqual(placement.usable({"c": lost}, frozenset()), frozenset())
         view = View(spec("m"), {"m": (Slot("a", 0), Slot("c", 1))}, hosts, usable)
-        asked = placement.request(view, demands(view), Path("/p"))
-        self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in asked["gpus"]], [("c", 0), ("c", 1)])
-        self.assertEqual(asked["models"][0]["on"], [{"host": "c", "gpu": 1}])
+        sent = placement.request(view, demands(view), Path("/p"))
+        self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in sent["gpus"]], [("c", 0), ("c", 1)])
+        self.assertEqual(sent["models"][0]["on"], [{"host": "c", "gpu": 1}])
 
     def test_a_placement_is_stale_without_a_usable_slot(self) -> None:
         both = frozenset({Slot("a", 0), Slot("b", 0)})

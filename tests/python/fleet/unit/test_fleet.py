@@ -31,12 +31,13 @@ A, B, C0 = Slot("a", 0), Slot("b", 0), Slot("c", 0)
 # Replaces `place`: each model gets the first hosts; it fails for a model that is too large.
 PROGRAM = f"""#!{sys.executable}
 import json, sys
-asked = json.load(sys.stdin)
-gpus = [dict(host=gpu["host"], gpu=gpu["gpu"]) for gpu in asked["gpus"]]
-if any(model["memory_mib"] > 1 << 40 for model in asked["models"]):
+request = json.load(sys.stdin)
+gpus = [dict(host=gpu["host"], gpu=gpu["gpu"]) for gpu in request["gpus"]]
+if any(model["memory_mib"] > 1 << 40 for model in request["models"]):
     sys.exit("too large")
 print(json.dumps(dict(models=[
-    dict(name=model["name"], on=gpus[:model["copies"]], missing=0) for model in asked["models"]])))
+    dict(name=model["name"], on=gpus[:model["copies"]], missing=0)
+    for model in request["models"]])))
 """
 
 

@@ -29,14 +29,14 @@ class Statuses(unittest.TestCase):
         self.world.steps(10)
 
     def test_a_fleet_in_the_desired_state(self) -> None:
-        told = status(self.world)
-        self.assertTrue(told["settled"] and report.is_sufficient(told["models"]["m"]))
-        self.assertEqual(told["models"]["m"]["served"], 2)
+        current = status(self.world)
+        self.assertTrue(current["settled"] and report.is_sufficient(current["models"]["m"]))
+        self.assertEqual(current["models"]["m"]["served"], 2)
 
     def test_a_silent_host_is_not_in_the_desired_state(self) -> None:
-        told = status(self.world, "b")
-        self.assertFalse(told["settled"] or report.is_sufficient(told["models"]["m"]))
-        self.assertIn("b:0 (gone)", "\n".join(report.lines(told)))
+        current = status(self.world, "b")
+        self.assertFalse(current["settled"] or report.is_sufficient(current["models"]["m"]))
+        self.assertIn("b:0 (gone)", "\n".join(report.lines(current)))
 
     def test_a_lost_host_is_waited_for_until_its_copies_serve_elsewhere(self) -> None:
         self.world.dead.add("b")
@@ -44,11 +44,11 @@ class Statuses(unittest.TestCase):
         seen = []
         for _ in range(20):
             self.world.step()
-            told = status(self.world, "b")
-            seen.append(told["settled"])
-            self.assertEqual(told["settled"], self.world.published("m") == {"a", "c"})
+            current = status(self.world, "b")
+            seen.append(current["settled"])
+            self.assertEqual(current["settled"], self.world.published("m") == {"a", "c"})
         self.assertEqual(seen[-1], True)
-        self.assertTrue(report.is_sufficient(told["models"]["m"]))
+        self.assertTrue(report.is_sufficient(current["models"]["m"]))
 
     def test_a_lost_copy_of_a_removed_model_is_not_waited_for(self) -> None:
         self.world.dead.add("b")
@@ -78,12 +78,12 @@ class Statuses(unittest.TestCase):
         self.world.broken.add(("m", "c"))
         self.world.memory = replace(self.world.memory, placement={"m": (A, B, C0)})
         self.world.steps(8)
-        told = status(self.world)
-        self.assertTrue(told["settled"])
-        self.assertFalse(report.is_sufficient(told["models"]["m"]))
-        said = report.lines(told)
-        self.assertIn("m on c: it is broken", said)
-        self.assertIn("c                      2/2   0", said, "its GPUs and models")
+        current = status(self.world)
+        self.assertTrue(current["settled"])
+        self.assertFalse(report.is_sufficient(current["models"]["m"]))
+        table = report.lines(current)
+        self.assertIn("m on c: it is broken", table)
+        self.assertIn("c                      2/2   0", table, "its GPUs and models")
 
     def test_an_unknown_state_is_not_settled(self) -> None:
         self.assertTrue(status(self.world)["settled"])

@@ -41,10 +41,10 @@ class Room:
     """A replacement for `place` with room for `room` copies, placed by priority."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.asked = room, 0
+        self.room, self.calls = room, 0
 
     def __call__(self, view: View, wanted: dict[str, Demand]) -> PlacementResult:
-        self.asked += 1
+        self.calls += 1
         left, slots, missing_counts = self.room, {}, {}
         for name in sorted(wanted, key=lambda name: view.spec.models[name].priority):
             count = min(left, wanted[name].copies)
@@ -188,14 +188,14 @@ class Return(unittest.TestCase):
     def test_with_a_profile_place_says_whether_the_others_keep_up(self) -> None:
         spec = spec_of({"name": "m", "profile": {"execution_ms": {}}, "need": None})
         there = view(spec, {"m": {"a": WELL, "b": WELL}}, extra={"m": 1})
-        asked = []
+        calls = []
 
         def ask(view: View, wanted: dict[str, Demand]) -> PlacementResult:
-            asked.append(wanted["m"])
+            calls.append(wanted["m"])
             return PlacementResult({"m": (Slot("a", 0),)}, {}, unsatisfied=frozenset({"m"}))
 
         self.assertIsNone(scaling.decide(there, History(0.0), 999.0, SETTLE, ask)[0])
-        self.assertEqual(asked, [Demand(1, 250.0, None)])
+        self.assertEqual(calls, [Demand(1, 250.0, None)])
 
 
 class Demands(unittest.TestCase):

@@ -15,7 +15,7 @@ def spec(*models: str, copies: int = 2) -> Spec:
     entries = [
         {"name": name, "copies": copies, "need": {"sms": 8, "memory": "1Gi"}} for name in models
     ]
-    return parse({"models": entries}, "wish")
+    return parse({"models": entries}, "spec")
 
 
 def host(name: str, gpus: int = 1) -> ObservedHost:
