@@ -114,24 +114,18 @@ class Pass:
 
     def _idle(self, name: str, host: str, copy: Copy | None) -> bool:
         """Checks whether Envoy released the copy long enough ago, and its requests are answered."""
-        if self.observation.envoy_health is None or host in self.observation.envoy_health.get(
-            name, {}
-        ):
+        health, key = self.observation.envoy_health, CopyKey(name, host)
+        if health is None or host in health.get(name, {}):
             return False
-        since = self.released_at[CopyKey(name, host)] = self.before.released_at.get(
-            CopyKey(name, host), self.now
-        )
+        since = self.released_at[key] = self.before.released_at.get(key, self.now)
         answered = copy is None or copy.in_flight == 0
         return self.now - since >= (IDLE_FOR if answered else IDLE_TIMEOUT)
 
     def _keep(
         self, model: Model, host: str, slot: Slot | None, endpoints: dict[str, Endpoint]
     ) -> None:
-        name, observed, copy = (
-            model.name,
-            self.observation.hosts[host],
-            self._copy(model.name, host),
-        )
+        name, observed = model.name, self.observation.hosts[host]
+        copy = self._copy(name, host)
         failed = self._failed(name, host)
         if slot and not failed:
             self._assign(Assignment(model, slot.gpu), observed)

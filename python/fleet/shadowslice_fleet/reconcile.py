@@ -38,10 +38,10 @@ def decide(
     }
     memory = replace(memory, placement=placement, failures=failures, starting=starting)
     running = {name for host in observation.hosts.values() for name in host.assigned}
-    step = Pass(spec, observation, memory, now, MAX_STARTING - len(starting))
+    one_pass = Pass(spec, observation, memory, now, MAX_STARTING - len(starting))
     for name in sorted(running | spec.models.keys() | memory.published.keys()):
-        step.model(name)
-    return step.actions(), step.memory()
+        one_pass.model(name)
+    return one_pass.actions(), one_pass.memory()
 
 
 def _is_starting(key: CopyKey, host: ObservedHost | None) -> bool:

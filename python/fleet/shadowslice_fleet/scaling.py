@@ -14,11 +14,8 @@ from shadowslice_fleet.spec import Model
 
 MAX_DONORS = 8  # extra copies of other models that may be removed to make room for one
 HEADROOM = 1.25  # times the present rate, which the remaining copies must be able to serve
-STABLE_STATES = (
-    "unready",
-    "ready",
-    "moved",
-)  # states of copies that are neither starting nor stopping
+# The states of copies that are neither starting nor stopping.
+STABLE_STATES = ("unready", "ready", "moved")
 
 Place = Callable[[View, dict[str, Demand]], PlacementResult]  # raises PlaceFailed
 
@@ -28,9 +25,7 @@ class History:
     """The times of earlier changes and violations, in seconds of the caller's clock, by model."""
 
     began: float
-    changed: dict[str, float] = field(
-        default_factory=dict
-    )  # the last change of the number of copies
+    changed: dict[str, float] = field(default_factory=dict)  # the last change of the copies
     violated: dict[str, float] = field(default_factory=dict)  # the last SLO violation
     blocked: dict[str, str] = field(default_factory=dict)  # why the model gets no further copy
 
