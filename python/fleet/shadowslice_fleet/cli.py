@@ -317,7 +317,7 @@ class _Fleet:
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause or error from None
         except self.ray.exceptions.RayError as error:
-            raise NoFleet(f"the Fleet actor does not answer; try again: {error}") from error
+            raise NoFleet(f"the Fleet actor does not reply; try again ({error})") from error
 
 
 if __name__ == "__main__":

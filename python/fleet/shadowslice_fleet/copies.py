@@ -20,9 +20,9 @@ from shadowslice_fleet.observed import (
 from shadowslice_fleet.spec import Files, Model, Spec
 
 IDLE_FOR = 1.0  # seconds from the time at which Envoy released a copy until it is removed
-IDLE_TIMEOUT = (
-    60.0  # seconds; then requests under way are left to the supervisor, for as long again
-)
+# Seconds after which the fleet removes a copy with requests in flight. The supervisor then waits as
+# long again for them.
+IDLE_TIMEOUT = 60.0
 
 
 class Pass:
@@ -41,7 +41,7 @@ class Pass:
         self.undrain: list[CopyKey] = []
         self.fetch: list[tuple[str, Files]] = []
 
-    def model(self, name: str) -> None:
+    def add_model(self, name: str) -> None:
         """Adds the actions for a model."""
         model = self.spec.models.get(name)
         slots = {slot.host: slot for slot in self.before.placement.get(name, ())} if model else {}
@@ -109,10 +109,10 @@ class Pass:
             self.keep[host].append(name)
             return
         endpoints.pop(host, None)
-        if not self._idle(name, host, copy):
+        if not self._is_idle(name, host, copy):
             self.keep[host].append(name)
 
-    def _idle(self, name: str, host: str, copy: Copy | None) -> bool:
+    def _is_idle(self, name: str, host: str, copy: Copy | None) -> bool:
         """Checks whether Envoy released the copy long enough ago, and its requests are answered."""
         health, key = self.observation.envoy_health, CopyKey(name, host)
         if health is None or host in health.get(name, {}):

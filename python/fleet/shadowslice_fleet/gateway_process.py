@@ -48,9 +48,8 @@ class Envoys:
         """Starts the next Envoy, unless two run already: a third one would end the first early."""
         if len(self.running) > 1 or self.epoch >= self.wanted_epochs:
             return
-        base = (
-            self.folder / "base-id"
-        )  # identifies the memory that an Envoy shares with the next one
+        # The file identifies the memory that an Envoy shares with the next one.
+        base = self.folder / "base-id"
         if self.epoch == 0:
             share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
         else:

@@ -40,7 +40,7 @@ def decide(
     running = {name for host in observation.hosts.values() for name in host.assigned}
     one_pass = Pass(spec, observation, memory, now, MAX_STARTING - len(starting))
     for name in sorted(running | spec.models.keys() | memory.published.keys()):
-        one_pass.model(name)
+        one_pass.add_model(name)
     return one_pass.actions(), one_pass.memory()
 
 
