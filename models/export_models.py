@@ -3,9 +3,9 @@
 
 Usage: export_models.py FOLDER [NAME ...]
 
-A name is a model's and a precision, fp32, fp16 or bf16, such as vit-fp16; without one, all in the list below. Those of half precision
-take and give FP32 all the same. A file that is there is kept. Needs torch and onnxscript, and timm, torchvision or transformers for
-their models.
+A NAME is a model and a precision (fp32, fp16 or bf16), such as vit-fp16. Without names, the script exports all models of the list
+below. The inputs and outputs are FP32, whatever the precision. The script skips files that exist. Needs torch and onnxscript, and
+timm, torchvision or transformers for their models.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-# The default of most users; and the first in which there are convolutions of BF16.
+# The default of most users; and the first opset with BF16 convolutions.
 OPSET, OPSET_BF16 = 18, 22
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,7 +30,7 @@ def torchvision(name, **settings):
 
 
 def transformers(name, settings=None, **more):
-    """A model of this kind with its default configuration, but for these settings."""
+    """Returns a function that builds a model of this kind with these settings."""
     def build():
         library = importlib.import_module("transformers")
         config = getattr(library, f"{name}Config")(**(settings or {}))
@@ -62,7 +62,7 @@ IMAGES = {
     "wide-resnet50": torchvision("wide_resnet50_2"),
 }
 
-# With the number of their tokens.
+# Models of text, with their number of tokens.
 TEXTS = {
     "albert": (128, transformers("Albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
                                             "num_hidden_layers": 6}, add_pooling_layer=False)),
@@ -82,7 +82,7 @@ ALL = ["vit-fp32", "convnext-fp32", "resnet-fp32", "bert-fp32", "vit-fp16", "res
 
 
 class Pooled(torch.nn.Module):
-    """The mean over all places of the last layer, as an embedding; or what a classifier gives."""
+    """A model whose output is the mean of its last layer as an embedding, or a classifier's logits."""
 
     def __init__(self, model, dtype):
         super().__init__()
@@ -97,7 +97,7 @@ class Pooled(torch.nn.Module):
 
 
 def fill_empty_weights(model):
-    """Some models start with a last layer of zeros, and would give the same answer to every input."""
+    """Draws weights for layers of zeros, with which the output would not depend on the input."""
     for weights in model.parameters():
         if weights.dim() > 1 and not weights.any():
             torch.nn.init.normal_(weights, std=0.02)
@@ -135,7 +135,7 @@ def main():
         try:
             export(name, path)
         except Exception as error:
-            print(f"error: {name} cannot be exported: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"error: cannot export {name}: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             print(f"{path}: {path.stat().st_size / 2**20:.0f} MiB", flush=True)
 

@@ -3,12 +3,13 @@
 
 Usage: make_gpu_models.py FOLDER [NAME ...]
 
-Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16; all of
-them if none is given. Those with a precision behind compute in it, and take and give FP32 all the same. What costs time on a
-GPU is there (layers, channels, kernels, strides), what only matters for trained weights is not: batch
-norms are folded into the convolutions before them. Weights are drawn from fixed seeds and scaled by the
-layers' inputs (He et al., 2015), so that signals neither vanish nor explode and answers can be compared.
-Every first axis is the batch. A file that is there is kept. Needs numpy and onnx alone.
+Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16; the
+default is all. Models with a precision in their name compute in it; their inputs and outputs are FP32.
+The models have everything that takes time on a GPU: layers, channels, kernels, strides. Batch norms,
+which matter only for trained weights, are folded into the convolutions before them. Weights are drawn
+from fixed seeds and scaled by the layers' inputs (He et al., 2015), so signals neither vanish nor
+explode, and outputs can be compared. Every first axis is the batch. The script skips files that exist.
+Needs only numpy and onnx.
 """
 
 import sys
@@ -19,26 +20,26 @@ import numpy as np
 from onnx import TensorProto, checker, helper, numpy_helper, save
 
 OPSET = 17
-# The first in which there are convolutions of BF16.
+# The first opset with BF16 convolutions.
 OPSET_BF16 = 22
 
-# What a model computes in, by the end of its name.
+# The element type in which a model computes, by the end of its name.
 PRECISIONS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 
 
 def precision(name):
-    """The element type that a model of this name computes in."""
+    """Returns the element type in which a model of this name computes."""
     return PRECISIONS.get(name.rsplit("-", 1)[-1], TensorProto.FLOAT)
 
 
 def rounded_to_bf16(values):
-    """The upper halves of FP32 values, rounded to the nearest."""
+    """Returns the upper halves of FP32 values, rounded to the nearest."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 class Graph:
-    """Collects an ONNX graph node by node; methods return the name of what they added."""
+    """Collects an ONNX graph node by node; methods return the name of the node's output."""
 
     def __init__(self, name):
         self.random = np.random.default_rng(zlib.crc32(name.encode()))
@@ -57,11 +58,11 @@ class Graph:
         return name
 
     def entered(self, x):
-        """A float input, as the model computes in it."""
+        """Adds an FP32 input, and casts it to the model's element type."""
         return x if self.element == TensorProto.FLOAT else self.add("Cast", x, to=self.element)
 
     def left(self, x, output):
-        """A float output under this name."""
+        """Adds an FP32 output with this name."""
         return self.add("Cast", x, output=output, to=TensorProto.FLOAT)
 
     def add(self, operator, *inputs, output=None, **attributes):
@@ -70,7 +71,7 @@ class Graph:
         return output
 
     def weight(self, shape, fan_in, gain):
-        """Normal weights that give their sums a variance of `gain` times the mean square of what comes in."""
+        """Draws normal weights whose sums have a variance of `gain` times the inputs' mean square."""
         values = self.random.standard_normal(shape, dtype=np.float32)
         return self.constant(values * np.float32((gain / fan_in) ** 0.5))
 
@@ -78,7 +79,7 @@ class Graph:
         return self.constant(self.random.standard_normal(width, dtype=np.float32) * np.float32(0.1))
 
     def conv(self, x, width, kernel, stride=1, pad=None, group=1, gain=2.0):
-        """A convolution with bias. A gain of 2 makes up for the half of its input that a ReLU took."""
+        """Adds a convolution with bias. A gain of 2 makes up for a ReLU, which zeroes half of the input."""
         depth = self.channels.get(x, 3) // group
         pads = [kernel // 2 if pad is None else pad] * 4
         weight = self.weight((width, depth, kernel, kernel), depth * kernel * kernel, gain)
@@ -88,7 +89,7 @@ class Graph:
         return y
 
     def keep(self, operator, *inputs, **attributes):
-        """An operator after which there are as many channels as before."""
+        """Adds an operator that keeps the number of channels."""
         y = self.add(operator, *inputs, **attributes)
         self.channels[y] = self.channels[inputs[0]]
         return y
@@ -120,13 +121,13 @@ class Graph:
         opset = OPSET_BF16 if self.element == TensorProto.BFLOAT16 else OPSET
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
         checker.check_model(model)
-        # Under another name first: a file that is there is whole.
+        # Renaming makes sure that a file with its final name is complete.
         save(model, path.with_suffix(".part"), format="protobuf")
         path.with_suffix(".part").rename(path)
 
 
 def image_model(path, body):
-    """A classifier of 3x224x224 images into 1000 classes; `body` adds it and names its logits `logits`."""
+    """Writes a classifier of 3x224x224 images; `body` adds its nodes, and names the output `logits`."""
     graph = Graph(path.stem)
     body(graph, graph.entered("image"))
     graph.save(path,
@@ -135,7 +136,7 @@ def image_model(path, body):
 
 
 def head(graph, x, hidden=()):
-    """Flattens, then dense layers; `x` is (name, elements)."""
+    """Adds a flattening and dense layers; `x` is (name, elements)."""
     x, elements = graph.add("Flatten", x[0], axis=1), x[1]
     for width in hidden:
         x, elements = graph.add("Relu", graph.dense(x, elements, width)), width
@@ -146,14 +147,14 @@ def head(graph, x, hidden=()):
 
 
 def resnet50(graph, x):
-    """He et al., 2016, with the stride in the 3x3 convolution."""
+    """Adds ResNet-50 (He et al., 2016), with the stride in the 3x3 convolution."""
     x = graph.pool(graph.relu(graph.conv(x, 64, 7, stride=2, gain=1.0)), 3, 2, pad=1)
     for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for block in range(blocks):
             step = stride if block == 0 else 1
             y = graph.relu(graph.conv(x, width, 1))
             y = graph.relu(graph.conv(y, width, 3, stride=step))
-            # A small part of each sum, or sixteen of them would explode.
+            # A small gain, as otherwise the sums of sixteen blocks would explode.
             y = graph.conv(y, 4 * width, 1, gain=0.5)
             short = graph.conv(x, 4 * width, 1, stride=step, gain=1.5) if block == 0 else x
             x = graph.relu(graph.keep("Add", y, short))
@@ -161,7 +162,7 @@ def resnet50(graph, x):
 
 
 def mobilenet_v2(graph, x):
-    """Sandler et al., 2018."""
+    """Adds MobileNetV2 (Sandler et al., 2018)."""
     x = graph.relu6(graph.conv(x, 32, 3, stride=2, gain=1.0))
     settings = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     for factor, width, blocks, stride in settings:
@@ -178,18 +179,18 @@ def mobilenet_v2(graph, x):
 
 
 def vgg19(graph, x):
-    """Simonyan and Zisserman, 2015."""
+    """Adds VGG-19 (Simonyan and Zisserman, 2015)."""
     gain = 1.0
     for width, layers in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         for _ in range(layers):
             x, gain = graph.relu(graph.conv(x, width, 3, gain=gain)), 2.0
-        # The largest of four is larger than they are on average.
+        # Pooling keeps the largest of four values, which is larger than their mean.
         x, gain = graph.pool(x, 2, 2), 1.0
     head(graph, (x, 512 * 7 * 7), hidden=(4096, 4096))
 
 
 def convnext(graph, x):
-    """Liu et al., 2022, the tiny one: convolutions without a pooling, of which ONNX Runtime has none of BF16."""
+    """Adds ConvNeXt-T (Liu et al., 2022), which needs no pooling; ONNX Runtime has none for BF16."""
     x = graph.conv(x, 96, 4, stride=4, pad=0, gain=1.0)
     for width, blocks in ((96, 3), (192, 3), (384, 9), (768, 3)):
         if width > 96:
@@ -203,7 +204,7 @@ def convnext(graph, x):
 
 
 def alexnet(graph, x):
-    """Krizhevsky, 2014, as torchvision has it."""
+    """Adds AlexNet (Krizhevsky, 2014), in torchvision's version."""
     x = graph.pool(graph.relu(graph.conv(x, 64, 11, stride=4, pad=2, gain=1.0)), 3, 2)
     x = graph.pool(graph.relu(graph.conv(x, 192, 5, gain=1.0)), 3, 2)
     for width, gain in ((384, 1.0), (256, 2.0), (256, 2.0)):
@@ -212,7 +213,7 @@ def alexnet(graph, x):
 
 
 def bert_base(path, layers=12, width=768, heads=12, length=128, vocabulary=30522):
-    """Devlin et al., 2019, on sequences of 128 tokens of one kind without padding, up to the pooled output."""
+    """Writes BERT base (Devlin et al., 2019): 128 tokens of one type, no padding, pooled output."""
     graph = Graph(path.stem)
     tokens = graph.weight((vocabulary, width), 1, 1.0)
     places = graph.weight((length, width), 1, 1.0)
@@ -257,7 +258,7 @@ MODELS = {
 def main(folder, names):
     unknown = [name for name in names if name not in MODELS]
     if unknown:
-        sys.exit(f"error: no such model: {', '.join(unknown)}; there are {' '.join(MODELS)}")
+        sys.exit(f"error: unknown models: {', '.join(unknown)}; use {' '.join(MODELS)}")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or MODELS:
         path = folder / f"{name}.onnx"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the demo's models, with inputs and the answers that ONNX Runtime gives when called directly.
+"""Makes the demo's models, with inputs and the outputs of ONNX Runtime, called directly.
 
 Usage: make_models.py FOLDER
 
 Writes NAME.onnx and NAME.json for each model. The JSON holds cases, each one request of one row:
 {"cases": [{"inputs": [TENSOR], "outputs": [TENSOR], "truth": 7}]}, where TENSOR is
-{"name", "datatype", "shape", "data"} in the Open Inference Protocol's words and `truth`, where there
-is one, is the true label. Seeds are fixed: every run makes the same models.
+{"name", "datatype", "shape", "data"} as in the Open Inference Protocol. `truth`, if present, is the
+true label. Seeds are fixed, so every run makes the same models.
 """
 
 import json
@@ -22,7 +22,7 @@ DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
 class Graph:
-    """Collects an ONNX graph node by node; each method returns the name of what it added."""
+    """Collects an ONNX graph node by node; each method returns the name of the node's output."""
 
     def __init__(self):
         self.nodes, self.constants = [], []
@@ -51,7 +51,10 @@ class Graph:
 
 
 def digits(path):
-    """A multi-layer perceptron on 8x8 images of digits (digits.txt); its cases are the held-out images."""
+    """Writes a multi-layer perceptron for 8x8 images of digits (digits.txt).
+
+    Its cases are the held-out images.
+    """
     table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",")
     table = np.random.default_rng(0).permutation(table)
     images, truths = table[:, :-1], table[:, -1].astype(int)
@@ -59,7 +62,7 @@ def digits(path):
     *hidden, last = trained(images[train] / 16, truths[train], [64, 64, 32, 10])
 
     graph = Graph()
-    layer = graph.add("Div", "image", graph.weight(16))  # pixels are 0 to 16
+    layer = graph.add("Div", "image", graph.weight(16))  # Pixels are from 0 to 16.
     for weight, bias in hidden:
         layer = graph.add("Relu", graph.linear(layer, weight, bias))
     logits = graph.linear(layer, *last)
@@ -75,7 +78,7 @@ def digits(path):
 
 
 def trained(images, truths, widths, epochs=60, rows=32, rate=0.05, momentum=0.9):
-    """Weights and biases of a perceptron's layers, by stochastic gradient descent."""
+    """Trains a perceptron by stochastic gradient descent. Returns the layers' weights and biases."""
     random = np.random.default_rng(0)
     weights = [random.normal(0, (2 / above) ** 0.5, (above, below)) for above, below in zip(widths, widths[1:])]
     layers = [(weight, np.zeros(weight.shape[1])) for weight in weights]
@@ -99,10 +102,10 @@ def trained(images, truths, widths, epochs=60, rows=32, rate=0.05, momentum=0.9)
 
 
 def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):
-    """A small transformer encoder with fixed random weights and a masked mean as its embedding.
+    """Writes a small transformer encoder with random weights, whose embedding is a masked mean.
 
-    Its cases are sequences of five lengths, so that not all of them can join one batch; half of them
-    end in padding.
+    Its cases are sequences of five lengths, so one batch cannot have all of them. Half of them end
+    in padding.
     """
     random = np.random.default_rng(7)
 
@@ -113,7 +116,7 @@ def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):
     mask = graph.add("Cast", "attention_mask", to=TensorProto.FLOAT)
     hidden = graph.add("Add", graph.add("Gather", graph.weight(random.normal(0, 1, (vocabulary, width))), "input_ids"),
                        positions(graph, width))
-    # 0 where a token may be attended to, a very negative number at padding.
+    # The bias is 0 for tokens, and a large negative number for padding.
     bias = graph.add("Mul", graph.add("Sub", mask, graph.weight(1)), graph.weight(1e9))
     bias = graph.add("Unsqueeze", bias, graph.constant([1, 2]))
     for _ in range(layers):
@@ -144,7 +147,7 @@ def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):
 
 
 def positions(graph, width):
-    """Sine and cosine positions for as many tokens as `input_ids` has."""
+    """Adds sine and cosine positions for the tokens of `input_ids`."""
     length = graph.add("Gather", graph.add("Shape", "input_ids"), graph.constant(1))
     steps = graph.add("Range", graph.constant(0), length, graph.constant(1))
     steps = graph.add("Unsqueeze", graph.add("Cast", steps, to=TensorProto.FLOAT), graph.constant([1]))
@@ -158,7 +161,7 @@ def normalised(graph, x, width):
 
 
 def attention(graph, x, bias, width, heads, weight):
-    """Multi-head self-attention; `bias` [batch, 1, 1, length] is added to the scores."""
+    """Adds multi-head self-attention, with `bias` [batch, 1, 1, length] added to the scores."""
     split = graph.constant([0, 0, heads, width // heads])
 
     def projected(order):
@@ -179,7 +182,7 @@ def tensor(name, value):
 
 
 def direct_answers(path, requests, truths):
-    """What ONNX Runtime answers to each request alone, called directly."""
+    """Yields a case for each request, with the outputs of ONNX Runtime, called directly."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     for request, truth in zip(requests, truths):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs Triton's gRPC client for Python in a closed loop on one connection, and compares all answers.
+"""Runs Triton's gRPC client for Python in a closed loop on one connection, and compares the bytes of every response.
 
 Usage: grpc_client.py, then on standard input a line for each round: ADDRESS MODEL ELEMENTS SECONDS
 
-Prints a line with its versions, then a line of JSON for each round: requests, p50_us and p99_us. Exits with 1 after
-a wrong answer.
+The first line of output has the versions. Then each round prints a line of JSON with requests, p50_us and p99_us. The
+exit code is 1 after a wrong response.
 """
 
 import json
@@ -17,13 +17,13 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 WARM_UP = 0.2  # seconds
-TURNS = 2  # number of tensors that are sent in turn, so that a repeated answer is detected
+TURNS = 2  # tensors sent in turn, so a late response of the previous request counts as wrong
 
 
 def exchange(client, model, given, expected):
     answer = client.infer(model, [given]).as_numpy("y")
     if answer.shape != expected.shape or answer.tobytes() != expected.tobytes():
-        sys.exit(f"error: model {model} gave a wrong answer")
+        sys.exit(f"wrong response of model {model}")
 
 
 def measure(address, model, elements, seconds):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the identity models of the comparison in the layout of Triton. shadowslice uses the same model.onnx.
+"""Makes the identity models of the comparison in Triton's layout; shadowslice reads the same model.onnx.
 
 Usage: make_models.py FOLDER
 
-Writes FOLDER/echo-BYTES: a model that returns its FP32 tensor `x` of BYTES bytes a row as `y`, in batches of up to
-32 rows.
+Writes FOLDER/echo-BYTES: a model that returns the FP32 tensor `x` of BYTES bytes per row as `y`, up to 32 rows per
+batch.
 """
 
 import shutil

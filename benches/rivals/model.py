@@ -1,6 +1,9 @@
 """The Triton model of the comparison. Runs the model.onnx next to this file in ONNX Runtime on one thread, with all
 pending requests in one batch."""
 
+All requests of a call are one batch.
+"""
+
 import os
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The shadowslice model of the comparison with `engine: python`, the counterpart of model.py."""
+"""The side of shadowslice in the comparison, with `engine: python`; model.py is Triton's side."""
 
 from pathlib import Path
 

@@ -15,11 +15,11 @@ __all__ = ["Context", "InvalidInput", "Model", "StreamingModel", "Tensor"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: its datatype, and its whole shape.
+    """The datatype and the whole shape of an input or output.
 
-    Datatypes are the protocol's: BOOL, UINT8 to UINT64, INT8 to INT64, FP16, BF16, FP32, FP64 and
-    BYTES; BF16 is ``ml_dtypes.bfloat16``. An axis of -1 has any size. Where the first axis of all
-    tensors is -1, it is the batch: the rows of several requests come together.
+    The datatypes are those of the protocol: BOOL, UINT8 to UINT64, INT8 to INT64, FP16, BF16, FP32,
+    FP64 and BYTES. BF16 is ``ml_dtypes.bfloat16``. An axis of -1 has any size. If the first axis of
+    all tensors is -1, it is the batch axis: the worker joins the rows of several requests.
     """
 
     datatype: str
@@ -28,25 +28,27 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Context:
-    """What a model may know of where it runs."""
+    """The environment of a model, passed to its method ``load``."""
 
     name: str
     """The model's name in the configuration."""
     folder: Path
-    """Where the model's file lies."""
+    """The folder that contains the model's file."""
     cache: Path | None
-    """The only folder that can be written, if there is one; also ``TMPDIR``, ``HOME`` and
-    ``XDG_CACHE_HOME``."""
+    """The only folder that the model can write to, or ``None``.
+
+    ``TMPDIR``, ``HOME`` and ``XDG_CACHE_HOME`` name the same folder.
+    """
     device: str
-    """``cuda`` if a GPU is there for the model, else ``cpu``."""
+    """``cuda`` if the model has a GPU, otherwise ``cpu``."""
 
 
 class InvalidInput(ValueError):
-    """Raised by :meth:`Model.infer` if the request is at fault: its client gets 400."""
+    """An invalid request. If :meth:`Model.infer` raises this, the client gets status 400."""
 
 
 class Model(Protocol):
-    """What a model's class has. It need not inherit from this one.
+    """The interface of a model's class, which need not inherit from this one.
 
     ::
 
@@ -60,45 +62,47 @@ class Model(Protocol):
     Instead of the two attributes, ``infer`` may be annotated with two ``TypedDict`` of fields such
     as ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
 
-    Each worker makes one object, without arguments. Optional methods are:
+    Each worker creates one object, without arguments. Optional methods are:
 
-    * ``load(context)``, called once before all else, and ``unload()``, called at the end;
-    * ``warmup()``, which returns an array for each input, of one row where there is a batch axis:
-      they are run before requests come, in place of values that are made up;
-    * ``reference(batch)``, which answers as ``infer`` should: the proof compares the two.
+    * ``load(context)``, called once before all others, and ``unload()``, called at the end.
+    * ``warmup()``, which returns an array for each input, with one row if there is a batch axis.
+      The worker runs them before it serves requests, instead of generated values.
+    * ``reference(batch)``, which returns the correct outputs for a batch. The proof compares them
+      with the outputs of ``infer``.
 
-    With ``deterministic = False`` answers to the same input may differ, and are not compared. With
-    ``cuda_graph = True`` a batch is tensors of PyTorch on the model's device, and on a GPU what
-    ``infer`` does is recorded and repeated.
+    With ``deterministic = False`` outputs for the same input may differ, and the proof does not
+    compare them. With ``cuda_graph = True`` a batch consists of PyTorch tensors on the model's
+    device. On a GPU the worker records what ``infer`` does as a CUDA graph, and replays it.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
 
     def infer(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, object]:
-        """Answers a batch: for each input an array, which is read-only and valid until the return.
+        """Returns the outputs for a batch, which has a read-only array for each input.
 
-        BYTES are arrays of objects, each a ``bytes``. Outputs may be tensors of other libraries, if
-        these speak DLPack; from a GPU they are copied to the host. An exception fails the batch; of
-        several requests, each is then tried alone.
+        The arrays are valid until this method returns. BYTES inputs are arrays of ``bytes``
+        objects. Outputs may be tensors of other libraries that support DLPack; the worker copies
+        those on a GPU to the host. An exception fails the batch. If the batch has several requests,
+        the worker then runs each of them alone.
         """
         ...
 
 
 class StreamingModel(Protocol):
-    """A model's class that gives many answers to a request. It need not inherit from this one.
+    """The interface of a class that yields several responses to a request.
 
-    A worker generates at most ``streams`` at a time, 16 if the class does not say; optional methods
-    are those of :class:`Model`.
+    The class need not inherit from this one. A worker runs at most ``streams`` requests at a time;
+    the default is 16. The optional methods are those of :class:`Model`.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
 
     def generate(self, request: Mapping[str, np.ndarray]) -> Iterator[Mapping[str, np.ndarray]]:
-        """Yields the answers to a request, whose arrays are the generator's to keep.
+        """Yields the responses to a request.
 
-        The next answer is asked for when the client can take it. A client that leaves raises
-        ``GeneratorExit`` at the ``yield``.
+        The generator may keep the request's arrays. It runs on when the client can take the next
+        response. If the client disconnects, the ``yield`` raises ``GeneratorExit``.
         """
         ...

@@ -1,4 +1,4 @@
-"""Inputs and outputs that the annotations of a model's method say."""
+"""Reads a model's inputs and outputs from the annotations of its method."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from . import Tensor
-from ._faults import Faulty, line_of, told
+from ._errors import ModelError, describe, line_of
 
 
 def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Tensor] | None:
-    """Those of the batch, or of what is returned; ``None`` if no `TypedDict` says them."""
+    """Returns the tensors that the annotations of `method` declare.
+
+    `which` is ``inputs`` for the annotation of the batch, or ``outputs`` for that of the returned
+    value. Returns ``None`` if that annotation is not a `TypedDict`.
+    """
     where = f"{file}:{line_of(method)}"
     try:
         hints = typing.get_type_hints(method, include_extras=True)
@@ -23,17 +27,17 @@ def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Ten
             return None
         annotated = typing.get_type_hints(fields, include_extras=True)
     except Exception as error:
-        raise Faulty(
-            f"{where}: the annotations of `{method.__name__}` cannot be read: {told(error)}"
+        raise ModelError(
+            f"{where}: cannot read the annotations of `{method.__name__}`: {describe(error)}"
         ) from error
     return {name: tensor(name, hint, fields, where) for name, hint in annotated.items()}
 
 
 def tensor(name: str, hint: Any, fields: type, where: str) -> Tensor:
-    """The field's."""
+    """Returns the `Tensor` in the annotation of a field."""
     found = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Tensor)]
     if not found:
-        raise Faulty(
+        raise ModelError(
             f"{where}: field {name!r} of {fields.__name__} has no Tensor; write "
             f'`{name}: Annotated[np.ndarray, Tensor("FP32", [-1, 16])]`'
         )

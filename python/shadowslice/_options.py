@@ -1,4 +1,4 @@
-"""What a model's class may have besides: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
+"""Optional members of a model's class: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from . import Tensor, _tensors
-from ._faults import Faulty, line_in, line_of, log_traceback, told
+from ._errors import ModelError, describe, line_in, line_of, log_traceback
 
-Given: TypeAlias = tuple[list[int], bytes]
-"""An input's whole shape and its bytes in the protocol."""
+WarmupInput: TypeAlias = tuple[list[int], bytes]
+"""The whole shape of an input, and its bytes in the protocol's encoding."""
 
 CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "warmup": ("warmup(self)", (None,)),
     "reference": ("reference(self, batch)", (None, {})),
 }
-"""How each method is written, and what it is called with."""
+"""The signature of each method, and arguments that fit it."""
 
 
 def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises `Faulty` for what the class has otherwise than it should."""
+    """Checks the optional members of a class. Raises `ModelError` for an invalid one."""
     for name, (written, arguments) in CALLS.items():
         method = getattr(found, name, None)
         if method is None:
@@ -29,56 +29,61 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:
-            raise Faulty(
+            raise ModelError(
                 f"{file}:{line_of(method, found)}: `{name}` must be a method `{written}`: {error}"
             ) from error
     where = f"{file}:{line_of(found)}"
     for name in ("deterministic", "cuda_graph"):
         value = getattr(found, name, False)
         if not isinstance(value, bool):
-            raise Faulty(
-                f"{where}: `{name}` of class {found.__name__} is {value!r}, "
-                "and must be True or False"
+            raise ModelError(
+                f"{where}: `{name}` of class {found.__name__} is {value!r}; use True or False"
             )
     if getattr(found, "cuda_graph", False):
         if hasattr(found, "generate"):
-            raise Faulty(
-                f"{where}: a stream cannot be recorded; "
-                f"leave out `cuda_graph` of class {found.__name__}"
+            raise ModelError(
+                f"{where}: CUDA graphs do not support streams; "
+                f"remove `cuda_graph` from class {found.__name__}"
             )
         texts = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
         if texts:
-            raise Faulty(
-                f"{where}: {texts[0]!r} is BYTES, which no GPU computes; leave out `cuda_graph`"
+            raise ModelError(
+                f"{where}: CUDA graphs do not support BYTES ({texts[0]!r}); remove `cuda_graph`"
             )
 
 
-def given(model: Any, file: Path, inputs: dict[str, Tensor], batched: bool) -> list[Given]:
-    """What `warmup` returns, checked: one row of each input if they are batched."""
+def warmup_inputs(
+    model: Any, file: Path, inputs: dict[str, Tensor], batched: bool
+) -> list[WarmupInput]:
+    """Calls `warmup` and returns its inputs after checking them: one row each if batched."""
     where = f"{file}:{line_of(model.warmup, type(model))}: `warmup` of class {type(model).__name__}"
     try:
         returned = model.warmup()
     except BaseException as error:
         log_traceback()
-        raise Faulty(f"{where} failed at line {line_in(file, error)}: {told(error)}") from error
+        raise ModelError(
+            f"{where} failed at line {line_in(file, error)}: {describe(error)}"
+        ) from error
     if not isinstance(returned, Mapping):
-        raise Faulty(
-            f"{where} returned {type(returned).__name__}, and must return a dict of arrays"
-        )
+        raise ModelError(f"{where} returned {type(returned).__name__}; return a dict of arrays")
     unknown = [name for name in returned if name not in inputs]
     if unknown:
-        raise Faulty(f"{where} returned {unknown[0]!r}, and there is no such input")
+        raise ModelError(
+            f"{where} returned unknown input {unknown[0]!r}; the inputs are {list(inputs)}"
+        )
     missing = [name for name in inputs if name not in returned]
     if missing:
-        raise Faulty(f"{where} returned no input {missing[0]!r}; it returned {list(returned)}")
+        raise ModelError(
+            f"{where} returned no array for input {missing[0]!r}, only for {list(returned)}"
+        )
     rows = [1] if batched else None
     try:
-        return [as_given(name, tensor, returned[name], rows) for name, tensor in inputs.items()]
+        return [encode(name, tensor, returned[name], rows) for name, tensor in inputs.items()]
     except (TypeError, ValueError) as error:
-        raise Faulty(f"{where}: {error}") from error
+        raise ModelError(f"{where}: {error}") from error
 
 
-def as_given(name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> Given:
-    """An input's shape and bytes."""
-    array = _tensors.checked("input", name, tensor, value, rows)
-    return list(array.shape), _tensors.written(tensor.datatype, array).tobytes()
+def encode(name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> WarmupInput:
+    """Returns an input's shape and bytes, after checking its value."""
+    array = _tensors.check("input", name, tensor, value, rows)
+    return list(array.shape), _tensors.encode(tensor.datatype, array).tobytes()

@@ -1,4 +1,4 @@
-"""Loads a model's class, and runs its batches. The worker calls it."""
+"""Loads a model's class and runs its batches. The worker, in Rust, calls it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,37 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import Context, InvalidInput, Tensor, _folders, _found, _graphs, _options, _refused, _tensors
-from ._faults import Faulty, line_in, line_of, log_traceback, speakable, told
+from . import (
+    Context,
+    InvalidInput,
+    Tensor,
+    _cuda_graphs,
+    _environment,
+    _model_class,
+    _options,
+    _sandbox_errors,
+    _tensors,
+)
+from ._errors import ModelError, describe, escape_surrogates, line_in, line_of, log_traceback
 
 Spec: TypeAlias = tuple[str, str, list[int]]
-"""Name, datatype, whole shape."""
+"""The name, datatype and whole shape of a tensor."""
 
-Answered: TypeAlias = tuple[list[int], list[tuple[int, int]]]
-"""An output: its shape without the batch axis, and each request's part as address and length."""
+OutputParts: TypeAlias = tuple[list[int], list[tuple[int, int]]]
+"""The shape of an output without the batch axis, and the address and length of each request's part.
+"""
 
-Told: TypeAlias = tuple[tuple[list[Answered], list[np.ndarray], bool] | None, bool, str]
-"""The outputs' shapes and the addresses of their parts, what keeps them, and whether there is more;
-or ``None``, whether the input is at fault, and why."""
+Reply: TypeAlias = tuple[tuple[list[OutputParts], list[np.ndarray], bool] | None, bool, str]
+"""A success or a failure of a batch, or of a step of a stream.
+
+A success starts with the outputs' parts, the arrays that own their memory, and whether the stream
+has more responses. A failure starts with ``None``, then has whether the request is invalid, and
+the reason.
+"""
 
 
-NEVER_BY_VALUES = (ImportError, NameError, NotImplementedError, SystemExit)
-"""Exceptions that other inputs do not prevent."""
+INDEPENDENT_OF_VALUES = (ImportError, NameError, NotImplementedError, SystemExit)
+"""Exceptions that occur whatever the values of the inputs are."""
 
 
 class Runner:
@@ -36,52 +51,55 @@ class Runner:
         self.model: Any = None
         self.file = Path()
         self.answer: Any = None
-        """The model's method that answers batches, or begins streams."""
+        """The model's method that runs a batch, or starts a stream."""
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.streams = 0
         self.device = "cpu"
-        self.recorder: _graphs.Recorder | None = None
-        """Of a model with ``cuda_graph``, which takes PyTorch's tensors."""
-        self.open: dict[int, Iterator[Any]] = {}
+        self.recorder: _cuda_graphs.Recorder | None = None
+        """The recorder of a model with ``cuda_graph``, whose batches are PyTorch tensors."""
+        self.open_streams: dict[int, Iterator[Any]] = {}
         self.proving = True
-        self.has_answered = False
-        """Whether the model's method has returned or yielded, and its answer is looked at."""
-        self.blames_values = False
-        """Whether what failed last may come of values that were made up."""
-        self.proved: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
-        """A batch of each size, of those that were proved on partitions."""
+        self.has_output = False
+        """True if the model's method has returned or yielded, and the worker checks the outputs."""
+        self.may_be_values = False
+        """True if generated input values may have caused the last failure."""
+        self.proof_batches: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
+        """A batch of each size that was proved on a CUDA stream."""
 
     def load(
         self, name: str, path: Path, cache: Path | None, on_gpu: bool
     ) -> tuple[tuple[list[Spec], list[Spec], int] | None, str]:
-        """Returns the inputs and outputs, each as name, datatype and shape, and how many streams it
-        generates at a time; or ``None`` and why not."""
+        """Loads the model.
+
+        Returns the inputs, the outputs and the maximum number of streams at a time, or ``None`` and
+        the reason.
+        """
         try:
-            file = _found.source(path)
+            file = _model_class.find_source(path)
             context = Context(
                 name=name,
                 folder=file.parent,
                 cache=cache,
                 device="cuda" if on_gpu else "cpu",
             )
-            _folders.lead_to(cache, on_gpu)
+            _environment.redirect_to(cache, on_gpu)
             self._load(file, context)
-        except Faulty as fault:
+        except ModelError as fault:
             return None, str(fault)
         except BaseException as error:
             log_traceback()
-            return None, told(error)
-        return (listed(self.inputs), listed(self.outputs), self.streams), ""
+            return None, describe(error)
+        return (specs(self.inputs), specs(self.outputs), self.streams), ""
 
     def _load(self, file: Path, context: Context) -> None:
-        found = _found.model_class(_found.imported(file), file)
-        self.inputs = _found.tensors(found, "inputs", file)
-        self.outputs = _found.tensors(found, "outputs", file)
-        self.streams = _found.streams(found, file)
+        found = _model_class.model_class(_model_class.load_module(file), file)
+        self.inputs = _model_class.tensors(found, "inputs", file)
+        self.outputs = _model_class.tensors(found, "outputs", file)
+        self.streams = _model_class.streams(found, file)
         _options.check(found, file, {**self.inputs, **self.outputs})
         if getattr(found, "cuda_graph", False):
-            self.recorder = _graphs.Recorder()
+            self.recorder = _cuda_graphs.Recorder()
         self.device = context.device
         self.file, self.model = file, found()
         self.answer = self.model.generate if self.streams else self.model.infer
@@ -89,36 +107,46 @@ class Runner:
             self.model.load(context)
         if self.recorder and "torch" not in sys.modules:
             where = f"{file}:{line_of(found)}"
-            raise Faulty(f"{where}: class {found.__name__} has `cuda_graph`, and uses no PyTorch")
+            raise ModelError(
+                f"{where}: class {found.__name__} has `cuda_graph`, but does not use PyTorch; "
+                "remove `cuda_graph`"
+            )
 
-    def basis(self) -> tuple[tuple[bool, list[_options.Given] | None] | None, str]:
-        """Whether the same input always has the same answer, and the inputs of `warmup`, if there
-        is one; or ``None`` and why not. From now on `reference` answers, if there is one."""
+    def basis(self) -> tuple[tuple[bool, list[_options.WarmupInput] | None] | None, str]:
+        """Prepares the reference run of the proof, in which `reference` runs if the class has it.
+
+        Returns whether the model is deterministic and the inputs of `warmup`, if the class has it;
+        or ``None`` and the reason.
+        """
         found = type(self.model)
         if getattr(found, "reference", None) is not None:
             self.answer = self.model.reference
         try:
-            given = None
+            warmup_inputs = None
             if getattr(found, "warmup", None) is not None:
-                given = _options.given(self.model, self.file, self.inputs, self.batched())
-        except Faulty as fault:
+                warmup_inputs = _options.warmup_inputs(
+                    self.model, self.file, self.inputs, self.batched()
+                )
+        except ModelError as fault:
             return None, str(fault)
-        return (getattr(found, "deterministic", True), given), ""
+        return (getattr(found, "deterministic", True), warmup_inputs), ""
 
     def batched(self) -> bool:
-        """Whether the first axis of all tensors is the batch."""
+        """Checks whether the first axis of all tensors is the batch axis."""
         tensors = [*self.inputs.values(), *self.outputs.values()]
         return not self.streams and all(
             tensor.shape and tensor.shape[0] == -1 for tensor in tensors
         )
 
     def movable(self) -> str | None:
-        """Why batches cannot be run on a CUDA stream that is given, if they cannot."""
-        return None if torch() else "of Python models only those that use PyTorch take a stream"
+        """Returns why the model cannot run on a given CUDA stream, or ``None`` if it can."""
+        return None if torch() else "only Python models that use PyTorch can run on a given stream"
 
-    def record(self, shapes: list[list[int]]) -> tuple[_graphs.Recording | None, str | None]:
-        """Returns what the worker starts in the place of `run` for inputs of these shapes, or why
-        there is no such thing; neither if the class does not ask for it."""
+    def record(self, shapes: list[list[int]]) -> tuple[_cuda_graphs.Recording | None, str | None]:
+        """Records the graph that the worker launches instead of `run` for inputs of these shapes.
+
+        Returns the recording, or the reason of a failure; neither if the class has no `cuda_graph`.
+        """
         if self.recorder is None:
             return None, None
         try:
@@ -126,37 +154,41 @@ class Runner:
             return self.recorder.record(self.answer, tensors, shapes, self.batched()), None
         except BaseException as error:
             log_traceback()
-            # What could not be recorded is told first, and then that the recording has failed.
+            # PyTorch raises a second error on leaving the recording; the first has the cause.
             cause = error.__context__ or error
             where = f"{self.file}:{line_in(self.file, cause)}"
-            what = told(cause).splitlines()[0]
-            return None, f"{where}: `cuda_graph` is True, but this cannot be recorded: {what}"
+            what = describe(cause).splitlines()[0]
+            return None, f"{where}: cannot record a CUDA graph (`cuda_graph = True`): {what}"
 
     def warmed_up(self) -> None:
-        """From now on it serves."""
+        """Ends the proof: the worker serves requests from now on."""
         self.proving = False
 
     def unfit(self, cuda: int) -> str | None:
-        """Returns why the model cannot run on this CUDA stream, as when a kernel needs more SMs."""
+        """Runs the proof's batches on this CUDA stream.
+
+        Returns why the model cannot run there, for example because a kernel needs more SMs, or
+        ``None`` if it can.
+        """
         try:
             with on(cuda):
-                for batch, rows in self.proved.values():
+                for batch, rows in self.proof_batches.values():
                     self._try(batch, rows)
         except BaseException as error:
-            return told(error)
+            return describe(error)
         return None
 
     def _try(self, batch: dict[str, np.ndarray], rows: list[int] | None) -> None:
         if not self.streams:
-            self._answered(batch, rows)
+            self._run_batch(batch, rows)
             return
         generator = self.answer({name: array.copy() for name, array in batch.items()})
-        for _, answered in zip(range(2), generator):
-            self._outputs(answered, None)
+        for _, result in zip(range(2), generator):
+            self._outputs(result, None)
         generator.close()
 
     def left(self) -> None:
-        """A stream is not used for a while: PyTorch keeps memory for each."""
+        """Frees the memory that PyTorch holds for CUDA streams that are not in use for a while."""
         if found := torch():
             found._C._cuda_clearCublasWorkspaces()
             found.cuda.empty_cache()
@@ -168,99 +200,101 @@ class Runner:
         rows: list[int] | None,
         cuda: int | None,
         stream: int,
-    ) -> Told:
-        """Answers a batch, or begins a stream of this number. The model computes on this CUDA
-        stream."""
-        self.has_answered = self.blames_values = False
+    ) -> Reply:
+        """Runs a batch, or starts the stream with the number `stream`.
+
+        `cuda` is the CUDA stream on which the model computes, or ``None``.
+        """
+        self.has_output = self.may_be_values = False
         try:
             batch = {
-                name: _tensors.read(tensor.datatype, shape, memoryview(view))
+                name: _tensors.decode(tensor.datatype, shape, memoryview(view))
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
             if self.proving and cuda is not None:
-                self.proved[str(shapes)] = (
+                self.proof_batches[str(shapes)] = (
                     {name: array.copy() for name, array in batch.items()},
                     rows,
                 )
             if self.streams:
-                # The memory of a request is another's once its stream has begun.
+                # The worker reuses the request's memory once its stream has started.
                 kept = {name: array.copy() for name, array in batch.items()}
-                self.open[stream] = iter(self.answer(kept))
+                self.open_streams[stream] = iter(self.answer(kept))
                 return self.step(stream, cuda)
             with on(cuda):
-                return (*self._answered(batch, rows), False), False, ""
+                return (*self._run_batch(batch, rows), False), False, ""
         except BaseException as error:
             return self._failed(error)
 
-    def step(self, stream: int, cuda: int | None) -> Told:
-        """The next answer of a stream."""
-        generator = self.open.pop(stream)
-        self.has_answered = self.blames_values = False
+    def step(self, stream: int, cuda: int | None) -> Reply:
+        """Returns the next response of a stream."""
+        generator = self.open_streams.pop(stream)
+        self.has_output = self.may_be_values = False
         try:
             with on(cuda):
                 outputs = self._outputs(next(generator), None)
         except StopIteration:
-            # A stream without any answer may come of the values, too.
-            self.blames_values = True
+            # The values of the inputs may also be why a stream has no responses.
+            self.may_be_values = True
             return ([], [], False), False, ""
         except BaseException as error:
             return self._failed(error)
-        self.open[stream] = generator
+        self.open_streams[stream] = generator
         return (*outputs, True), False, ""
 
     def close(self, stream: int) -> None:
-        """Nobody waits for the rest of a stream."""
-        generator: Any = self.open.pop(stream, None)
+        """Closes a stream whose client does not wait for the rest."""
+        generator: Any = self.open_streams.pop(stream, None)
         try:
             if hasattr(generator, "close"):
                 generator.close()
         except BaseException:
             log_traceback()
 
-    def _failed(self, error: BaseException) -> Told:
-        self.blames_values = values_may_matter(error, self.has_answered)
-        return failed(error)
+    def _failed(self, error: BaseException) -> Reply:
+        self.may_be_values = may_depend_on_values(error, self.has_output)
+        return failure(error)
 
     def may_need_warmup(self) -> bool:
-        """Whether a method `warmup` may help against what failed last."""
-        return self.blames_values
+        """Checks whether a method `warmup` may prevent the last failure."""
+        return self.may_be_values
 
-    def _answered(
+    def _run_batch(
         self, batch: dict[str, Any], rows: list[int] | None
-    ) -> tuple[list[Answered], list[np.ndarray]]:
+    ) -> tuple[list[OutputParts], list[np.ndarray]]:
         if self.recorder:
-            batch = {name: _graphs.tensor(array, self.device) for name, array in batch.items()}
+            batch = {name: _cuda_graphs.tensor(array, self.device) for name, array in batch.items()}
         return self._outputs(self.answer(batch), rows)
 
     def _outputs(
-        self, answered: Any, rows: list[int] | None
-    ) -> tuple[list[Answered], list[np.ndarray]]:
-        self.has_answered = True
-        # The abstract class is slow to ask.
-        if not isinstance(answered, dict) and not isinstance(answered, Mapping):
-            raise TypeError(f"{self._did()} {type(answered).__name__}, which is no dict of arrays")
-        missing = [name for name in self.outputs if name not in answered]
+        self, result: Any, rows: list[int] | None
+    ) -> tuple[list[OutputParts], list[np.ndarray]]:
+        self.has_output = True
+        # `isinstance` is slow for the abstract class, so `dict` comes first.
+        if not isinstance(result, dict) and not isinstance(result, Mapping):
+            raise TypeError(f"{self._verb()} {type(result).__name__}, not a dict of arrays")
+        missing = [name for name in self.outputs if name not in result]
         if missing:
-            raise KeyError(f"{self._did()} no output {missing[0]!r}, but {list(answered)}")
+            raise KeyError(f"{self._verb()} no output {missing[0]!r}, only {list(result)}")
         outputs, kept = [], []
         for name, tensor in self.outputs.items():
-            array = _tensors.checked("output", name, tensor, answered[name], rows)
+            array = _tensors.check("output", name, tensor, result[name], rows)
             parts = []
             for part in split(array, rows):
-                written = _tensors.written(tensor.datatype, part)
-                parts.append((written.__array_interface__["data"][0], written.nbytes))
-                kept.append(written)
+                encoded = _tensors.encode(tensor.datatype, part)
+                parts.append((encoded.__array_interface__["data"][0], encoded.nbytes))
+                kept.append(encoded)
             row_shape = array.shape if rows is None else array.shape[1:]
             outputs.append((list(row_shape), parts))
         return outputs, kept
 
-    def _did(self) -> str:
+    def _verb(self) -> str:
         name = getattr(self.answer, "__name__", "the model")
         return f"{name} yielded" if self.streams else f"{name} returned"
 
     def unload(self) -> None:
-        """The worker ends."""
-        for stream in list(self.open):
+        """Closes all streams and calls the model's `unload`, before the worker ends."""
+        for stream in list(self.open_streams):
             self.close(stream)
         try:
             if hasattr(self.model, "unload"):
@@ -270,13 +304,13 @@ class Runner:
 
 
 def torch() -> Any:
-    """PyTorch, if the model uses it on a GPU."""
+    """Returns the module `torch` if the model uses it on a GPU."""
     found = sys.modules.get("torch")
     return found if found and found.cuda.is_initialized() else None
 
 
 def on(cuda_stream: int | None) -> AbstractContextManager[Any]:
-    """Has PyTorch compute on this stream meanwhile."""
+    """Returns a context in which PyTorch computes on this CUDA stream."""
     if cuda_stream is None:
         return nullcontext()
     cuda = torch().cuda
@@ -284,29 +318,29 @@ def on(cuda_stream: int | None) -> AbstractContextManager[Any]:
     return context
 
 
-def listed(named: dict[str, Tensor]) -> list[tuple[str, str, list[int]]]:
-    """As the worker wants it."""
+def specs(named: dict[str, Tensor]) -> list[tuple[str, str, list[int]]]:
+    """Returns the tensors in the format that the worker expects."""
     return [(name, tensor.datatype, list(tensor.shape)) for name, tensor in named.items()]
 
 
-def failed(error: BaseException) -> Told:
-    """What comes of an exception of the model."""
+def failure(error: BaseException) -> Reply:
+    """Returns the reply for an exception of the model, and logs its traceback."""
     if isinstance(error, InvalidInput):
-        return None, True, speakable(str(error))
+        return None, True, escape_surrogates(str(error))
     log_traceback()
-    return None, False, told(error)
+    return None, False, describe(error)
 
 
-def values_may_matter(error: BaseException, has_answered: bool) -> bool:
-    """Whether the exception may come of the values of the inputs."""
-    if has_answered:
-        # Values may decide about the shape of an output, not about its name or datatype.
+def may_depend_on_values(error: BaseException, has_output: bool) -> bool:
+    """Checks whether the values of the inputs may have caused the exception."""
+    if has_output:
+        # The shape of an output may depend on values; its name and datatype do not.
         return isinstance(error, ValueError)
-    return not isinstance(error, NEVER_BY_VALUES) and _refused.reason(error) is None
+    return not isinstance(error, INDEPENDENT_OF_VALUES) and _sandbox_errors.reason(error) is None
 
 
 def split(array: np.ndarray, rows: list[int] | None) -> list[np.ndarray]:
-    """Each request's part."""
+    """Splits an output into the parts of the requests."""
     if rows is None or len(rows) == 1:
         return [array]
     ends = accumulate(rows)

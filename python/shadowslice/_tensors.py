@@ -1,4 +1,4 @@
-"""Tensors between the slabs' bytes and NumPy's arrays."""
+"""Converts tensors between the bytes in shared memory and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import Tensor, _foreign
+from . import Tensor, _interop
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -33,8 +33,8 @@ DTYPES: dict[str, np.dtype] = {
 NAMES = (*DTYPES, "BF16")
 
 
-def known(datatype: str) -> bool:
-    """Whether there is this datatype. Raises ImportError if a package lacks that has it."""
+def is_known(datatype: str) -> bool:
+    """Checks whether this datatype exists. Raises ImportError if BF16 needs a missing package."""
     if datatype == "BF16" and datatype not in DTYPES:
         import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
 
@@ -42,18 +42,18 @@ def known(datatype: str) -> bool:
     return datatype in DTYPES
 
 
-def read(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
-    """The elements that the protocol's bytes hold."""
+def decode(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
+    """Returns an array of the elements in the protocol's bytes."""
     if datatype == "BYTES":
-        elements = np.empty(len(_split(data)), dtype=np.object_)
-        elements[:] = _split(data)
+        elements = np.empty(len(_split_elements(data)), dtype=np.object_)
+        elements[:] = _split_elements(data)
         return elements.reshape(shape)
     array = np.frombuffer(data, dtype=DTYPES[datatype]).reshape(shape)
     array.flags.writeable = False
     return array
 
 
-def _split(data: memoryview) -> list[bytes]:
+def _split_elements(data: memoryview) -> list[bytes]:
     elements, at = [], 0
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
@@ -62,25 +62,24 @@ def _split(data: memoryview) -> list[bytes]:
     return elements
 
 
-def checked(
-    which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None
-) -> np.ndarray:
-    """The value as an array of the datatype and shape that the class declares."""
+def check(which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> np.ndarray:
+    """Returns the value as an array of the datatype and shape that the class declares.
+
+    Raises TypeError for another datatype, and ValueError for another shape.
+    """
     if type(value) is np.ndarray:
         array = value
     elif tensor.datatype == "BYTES" and isinstance(value, list):
-        # NumPy's own strings end before their zeros.
+        # NumPy's own string types drop trailing zero bytes.
         array = np.asarray(value, dtype=np.object_)
     else:
-        array = _foreign.array(value, DTYPES)
+        array = _interop.array(value, DTYPES)
     wanted = DTYPES[tensor.datatype]
     if tensor.datatype == "BYTES":
         if array.dtype.kind not in "OSU":
-            raise TypeError(
-                f"{which} {name!r} has dtype {array.dtype}, and BYTES need bytes or str"
-            )
+            raise TypeError(f"{which} {name!r} has dtype {array.dtype}; BYTES need bytes or str")
     elif array.dtype != wanted:
-        raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and must have {wanted}")
+        raise TypeError(f"{which} {name!r} has dtype {array.dtype}, but {wanted} is declared")
     shape = list(tensor.shape)
     if rows is not None:
         shape[0] = sum(rows)
@@ -88,20 +87,20 @@ def checked(
         axis in (-1, size) for axis, size in zip(shape, array.shape)
     )
     if not fits:
-        raise ValueError(f"{which} {name!r} has shape {list(array.shape)}, and must have {shape}")
+        raise ValueError(f"{which} {name!r} has shape {list(array.shape)}, but expected {shape}")
     return array
 
 
-def written(datatype: str, array: np.ndarray) -> np.ndarray:
-    """The protocol's bytes, in one piece."""
+def encode(datatype: str, array: np.ndarray) -> np.ndarray:
+    """Returns a contiguous array with the elements in the protocol's encoding."""
     if datatype == "BOOL":
-        # A byte of a `bool` may be another one than 0 and 1, and clients would see it.
+        # A byte of a NumPy `bool` may differ from 0 and 1; clients must not see such a byte.
         return np.not_equal(array.view(np.uint8), 0, order="C")
     if datatype != "BYTES":
         return np.ascontiguousarray(array)
     packed = bytearray()
     for element in array.reshape(-1):
-        # `bytes` of a number would be so many zeros.
+        # `bytes(n)` of an integer would give n zero bytes; `memoryview` raises TypeError.
         text = element.encode() if isinstance(element, str) else bytes(memoryview(element))
         packed += struct.pack("<I", len(text)) + text
     return np.frombuffer(bytes(packed), dtype=np.uint8)

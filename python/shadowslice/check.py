@@ -1,8 +1,7 @@
-"""Says why a model cannot be loaded, as far as its class tells:
-``PYTHON -m shadowslice.check PATH [FOLDER]``.
+"""Checks a model's class: ``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-The file is imported in a worker's sandbox, with the folder for temporary files and caches; no
-object is made.
+It imports the file in a worker's sandbox, with FOLDER for temporary files and caches, and prints
+why the model cannot be loaded. It creates no object of the class.
 """
 
 from __future__ import annotations
@@ -10,33 +9,33 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from . import _folders, _worker, worker
+from . import _environment, _worker, worker
 
 
 def fault(path: Path) -> str | None:
-    """What is wrong with the model."""
+    """Returns the reason why the model cannot be loaded, or ``None``."""
     try:
-        from . import _faults, _found, _options
+        from . import _errors, _model_class, _options
     except ImportError as error:
         return worker.missing(error)
     file = path
     try:
-        file = _found.source(path)
-        found = _found.model_class(_found.imported(file), file)
-        tensors = [_found.tensors(found, which, file) for which in ("inputs", "outputs")]
+        file = _model_class.find_source(path)
+        found = _model_class.model_class(_model_class.load_module(file), file)
+        tensors = [_model_class.tensors(found, which, file) for which in ("inputs", "outputs")]
         _options.check(found, file, {**tensors[0], **tensors[1]})
-        _found.streams(found, file)
-    except _faults.Faulty as fault:
+        _model_class.streams(found, file)
+    except _errors.ModelError as fault:
         return str(fault)
     except BaseException as error:
-        return f"{file}:{_faults.line_in(file, error)}: {_faults.told(error)}"
+        return f"{file}:{_errors.line_in(file, error)}: {_errors.describe(error)}"
     return None
 
 
 if __name__ == "__main__":
     folder = sys.argv[2:]
     _worker.enter_sandbox(folder)
-    _folders.lead_to(Path(folder[0]) if folder else None, on_gpu=False)
+    _environment.redirect_to(Path(folder[0]) if folder else None, on_gpu=False)
     why = fault(Path(sys.argv[1]))
     print(why or "", end="")
     sys.exit(why is not None)

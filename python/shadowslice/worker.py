@@ -9,42 +9,45 @@ import warnings
 from io import TextIOWrapper
 
 USAGE = 64
-"""As sysexits has it."""
+"""The exit code for wrong usage (EX_USAGE of sysexits.h)."""
 
 
 def missing(error: ImportError) -> str:
-    """Says what to do about a package that is needed here, which is NumPy."""
-    return f"{error}: `{sys.executable} -m pip install {error.name or 'numpy'}` installs it"
+    """Returns a text that tells the operator how to install a missing package, usually NumPy."""
+    return f"{error}; run `{sys.executable} -m pip install {error.name or 'numpy'}`"
 
 
-class Missing:
-    """In the place of a `Runner` that cannot be imported."""
+class MissingPackage:
+    """A replacement for `Runner` if a package that it imports is missing."""
 
     def __init__(self, error: ImportError) -> None:
         self.why = missing(error)
 
     def load(self, *_: object) -> tuple[None, str]:
-        """There is no model."""
+        """Returns no model, and the reason."""
         return None, self.why
 
 
 def main(arguments: list[str]) -> int:
-    """Serves until there is no more work; returns the exit code."""
+    """Serves until the supervisor closes the socket; returns the exit code."""
     match arguments:
         case ["--boot"]:
             user = None
         case ["--boot", number] if number.isdecimal():
             user = int(number)
         case _:
-            print("error: this program is started by the supervisor, not by hand", file=sys.stderr)
+            print(
+                "error: this is an internal program of the supervisor; run `shadowslice serve`",
+                file=sys.stderr,
+            )
             return USAGE
-    # What a model prints belongs into its log.
+    # A model's output belongs in its log.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # Nobody interrupts a worker: it ends with its supervisor.
+    # A worker ends when its supervisor closes the socket, not on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Inputs are not writable on purpose, and models that only read them need no warning.
+    # Inputs are read-only on purpose, so models that only read them need no warning.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     from . import _worker
@@ -52,7 +55,7 @@ def main(arguments: list[str]) -> int:
     try:
         from ._runner import Runner
     except ImportError as error:
-        return _worker.serve(Missing(error), user)
+        return _worker.serve(MissingPackage(error), user)
     runner = Runner()
     code = _worker.serve(runner, user)
     runner.unload()
@@ -62,5 +65,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Threads of the model do not hold the process.
+    # Threads of the model must not keep the process alive.
     os._exit(code)

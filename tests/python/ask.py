@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Asks a model at random times, as a service in Python would: asyncio, HTTP with binary tensors, answered or not.
+"""Sends requests to a model at random times, as a service in Python would: asyncio, HTTP with binary tensors.
 
-Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED. Needs nothing but Python. Prints one object of JSON with a list of pairs for each
-outcome. The first of each pair is when the request was due since the start, in microseconds; the second is how long the answer took from
-then on (`answered`), the status (`failed`), or how late the request was sent (`sent_late`).
+Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED. Needs only Python. Prints a JSON object with a list of pairs for each outcome.
+The first of a pair is the time at which the request was due, in microseconds since the start. The second is the time from then to the
+response (`answered`), the status (`failed`), or the delay of the request (`sent_late`).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Server:
         self.path, self.idle = path, []
 
     async def send(self, request):
-        """The status and body of the answer."""
+        """Returns the status and body of the response."""
         reader, writer = self.idle.pop() if self.idle else await asyncio.open_unix_connection(self.path, limit=2**20)
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shadowslice check --run`: models that can be served and models that cannot, and that nothing of it stays.
+"""Tests `shadowslice check --run` with valid and invalid models, and that it leaves nothing behind.
 
 Usage: check_run.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -65,7 +65,7 @@ class CheckRun(unittest.TestCase):
         return process.returncode, out, err
 
     def processes(self, session):
-        """Those of a session, but zombies."""
+        """Returns the processes of a session, without zombies."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:

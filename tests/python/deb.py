@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The Debian package, packed from these binaries, and installed, run, upgraded and purged by dpkg.
+"""Builds the Debian package from these binaries, and installs, runs, upgrades and purges it with dpkg.
 
 Usage: deb.py SHADOWSLICE_BINARY ONNXRUNTIME_FOLDER
 
-It is installed on a throwaway copy of this host: an overlay that ends with this process. That takes root and
-Debian's dpkg; without them the test is skipped. systemd is played by a script, which says that the unit is active.
+The test installs it in an overlay of this host, which ends with this process. That needs root and Debian's dpkg;
+without them the test is skipped. A script replaces systemd, and reports that the unit is active.
 """
 
 import json
@@ -37,12 +37,12 @@ def pack(folder):
 
 
 def throwaway():
-    """Goes on in a copy of this host, in which all processes end with this one."""
+    """Continues in an overlay of this host, in which all processes end with this one."""
     if INSIDE in os.environ:
         return
     missing = [program for program in ("dpkg-deb", "dpkg-shlibdeps", "unshare") if not shutil.which(program)]
     if missing or os.geteuid() != 0:
-        sys.exit(print(f"skipped: {', '.join(missing) or 'root'} is needed to install a package"))
+        sys.exit(print(f"skipped: installing a package needs {', '.join(missing) or 'root'}"))
     script = """
         mount -t tmpfs tmpfs "$0" && mkdir "$0"/upper "$0"/work "$0"/merged || exit 77
         mount -t overlay overlay -o lowerdir=/,upperdir="$0"/upper,workdir="$0"/work "$0"/merged || exit 77
@@ -54,7 +54,7 @@ def throwaway():
         space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script, root]
         ended = subprocess.run([*space, sys.executable, __file__, *map(os.path.abspath, sys.argv[1:3]), *sys.argv[3:]],
                                env=os.environ | {INSIDE: "1"}).returncode
-    sys.exit(print("skipped: no overlay can be mounted here") if ended == 77 else ended)
+    sys.exit(print("skipped: cannot mount an overlay here") if ended == 77 else ended)
 
 
 class Package(unittest.TestCase):
@@ -102,7 +102,7 @@ class Package(unittest.TestCase):
 
 
 class Service:
-    """As the unit starts it: as its own user, in a folder that systemd makes."""
+    """A service that runs as its own user, in a folder that systemd would create."""
 
     def __init__(self):
         RUN_DIR.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ def played_systemd(told):
 
 
 def left():
-    """What bears its name, where packages put things. The cache of `man` is its own."""
+    """Returns the package's files in the folders of packages, except for the cache of `man`."""
     places = [place for place in ("/etc", "/usr", "/var", "/run") if Path(place).exists()]
     found = run("find", *places, "-xdev", "-path", "*shadowslice*", "-not", "-path", "/var/tmp/*",
                 "-not", "-path", "/var/cache/man/*")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TLS, tokens and client certificates, with Triton's own clients over both protocols.
+"""Tests TLS, tokens and client certificates with Triton's clients over both protocols.
 
 Usage: encrypted.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -41,8 +41,10 @@ def hashed(token):
 
 
 class Encrypted(Server):
-    """Answers tokens on two ports (`tls`, `tls_grpc`), and client certificates on two others. Tokens may also be
-    asked for without encryption (`plain`)."""
+    """A server with tokens on two ports (`tls`, `tls_grpc`), and client certificates on two others.
+
+    `plain` also demands tokens, without encryption.
+    """
 
     def configuration(self, listed):
         self.ca, self.client_ca = trustme.CA(), trustme.CA()
@@ -69,7 +71,7 @@ class Encrypted(Server):
         return text.replace("metrics: []", f"metrics: [{listener(self.metrics, token)}]")
 
     def issue(self):
-        """A certificate for the server, its key first, as where a file is replaced after the other."""
+        """Issues a certificate for the server, and replaces its files, the key first."""
         issued = self.ca.issue_cert(HOST)
         replace(self.folder / "server.key", issued.private_key_pem.bytes())
         replace(self.folder / "server.pem", b"".join(part.bytes() for part in issued.cert_chain_pems))
@@ -78,7 +80,7 @@ class Encrypted(Server):
         replace(self.folder / "tokens", "\n".join(["# clients", *lines, ""]).encode())
 
     def certificate_of_a_client(self, name, ca=None):
-        """Its files: certificate, key."""
+        """Returns its files: certificate, key."""
         issued = (ca or self.client_ca).issue_cert(name)
         paths = [self.folder / f"{name}.pem", self.folder / f"{name}.key"]
         issued.private_key_pem.write_to_path(str(paths[1]))
@@ -112,7 +114,7 @@ def context(client=None):
 
 
 def status(url, token=None, client=None):
-    """Of the answer to a GET."""
+    """Returns the status of a GET."""
     request = urllib.request.Request(url, headers=bearer(token))
     try:
         with urllib.request.urlopen(request, timeout=30, context=context(client)) as answer:
@@ -123,7 +125,7 @@ def status(url, token=None, client=None):
 
 class Dates(unittest.TestCase):
     def check(self, before, after):
-        """Notes of a check, with a certificate of these dates, in days from now; and what `serve` logs."""
+        """Returns the notes of `check` and the log of `serve` for a certificate with these dates, in days from now."""
         folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.addCleanup(shutil.rmtree, folder)
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -146,7 +148,7 @@ class Dates(unittest.TestCase):
                 served.wait(30)
             return checked.stderr.splitlines(), (folder / "log").read_text()
 
-    def test_certificates_that_are_not_valid_are_told_of(self):
+    def test_invalid_certificates_are_reported(self):
         for before, after, said in [(-30, -3, "expired 3 days ago, and clients refuse it"), (2.5, 9, "becomes valid in 2 days"),
                                     (-3, 2.5, "expires in 2 days")]:
             with self.subTest(said):
@@ -197,8 +199,8 @@ class OverHttp(unittest.TestCase):
         client, headers = self.client(self.ports()[0], CI)
         client.load_model("unbatched", headers=headers)
         wanted = ('action="load"', 'client="ci"', 'outcome="done"')
-        # The log is written when there is time.
-        wait_until(lambda: any(all(each in line for each in wanted) for line in SERVER.said().splitlines()))
+        # The server writes the log asynchronously.
+        wait_until(lambda: any(all(each in line for each in wanted) for line in SERVER.log_tail().splitlines()))
 
     def test_a_certificate_lets_its_client_in_and_names_it(self):
         certificate = SERVER.certificate_of_a_client("deployer.example")
@@ -293,7 +295,7 @@ class Others(unittest.TestCase):
         SERVER.tokens(f"ci {hashed(CI)}", f"guest {hashed(GUEST)}", f"late {hashed(LATER)}")
         wait_until(lambda: status(url, LATER) == 200)
         SERVER.tokens("late no hash")
-        wait_until(lambda: "cannot use a file" in SERVER.said())
+        wait_until(lambda: "cannot use a file" in SERVER.log_tail())
         self.assertEqual(status(url, LATER), 200, "what was read last stands")
         SERVER.tokens(f"ci {hashed(CI)}", f"guest {hashed(GUEST)}")
         wait_until(lambda: status(url, LATER) == 401)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Models in Python through many changes of share by shadows, and kills, under load: nothing may be lost or wrong.
+"""Runs Python models under load through many hand-overs and kills: no response may be lost or wrong.
 
 Usage: endure.py SHADOWSLICE_BINARY [HAND_OVERS [KILLS]]
 
-A stream breaks off with its worker, as no other worker could go on with it; its client asks again. Nothing else may
-fail, and no stream may in a hand-over.
+If a worker dies, its streams break off, as no other worker can continue them; their clients retry. No other request may
+fail, and no stream may break off in a hand-over.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class Models(Server):
             "gpus: [{device: emulated, sms: 132}]",
             "controller: {policy: static}",
             "workers: {environment: [PYTHONPATH]}",
-            # Shadows have what the load leaves of the processors.
+            # Shadows only get the CPU time that the load leaves.
             "timeouts: {spawn: 60s}",
             "models:",
             f"  - {{path: doubled.py, {python}, batch: {{max: 8}}}}",
@@ -65,7 +65,7 @@ class Models(Server):
 
 
 class Load:
-    """Clients of all kinds, until the end; `outcomes` counts what they saw."""
+    """Clients of all kinds that run until the end; `outcomes` counts the results."""
 
     def __init__(self, server):
         self.server, self.over, self.lock, self.outcomes = server, threading.Event(), threading.Lock(), {}
@@ -99,7 +99,7 @@ class Load:
             try:
                 answer = client.infer("doubled", [tensor]).as_numpy("y")
                 yield "right" if np.array_equal(answer, x * 2) else "wrong"
-            except Exception as error:  # whatever a client sees is a loss
+            except Exception as error:  # Every exception counts as a lost request.
                 yield repr(error)
             time.sleep(0.002)
 
@@ -107,9 +107,9 @@ class Load:
         stream, draw = streams.Stream(self.server), np.random.default_rng()
         while True:
             try:
-                # Inputs in whose streams workers die again and again would be refused.
-                asked = streams.counting(200, 0.001, int(draw.integers(1, 10_000)))
-                answers = stream.until_the_end("counter", asked)
+                # The server refuses an input after several workers died while streaming for it.
+                inputs = streams.counting(200, 0.001, int(draw.integers(1, 10_000)))
+                answers = stream.until_the_end("counter", inputs)
                 yield "stream right" if [streams.counted(answer) for answer in answers] == [*range(200)] else "wrong"
             except InferenceServerException as error:
                 yield "stream broken off" if any(why in str(error) for why in BROKEN_OFF) else str(error)
@@ -141,7 +141,7 @@ def main(binary, hand_overs=HAND_OVERS, kills=KILLS):
     server.stop()
     print(f"{kills} kills: {load.outcomes}")
     if lost or broken:
-        sys.exit(f"lost or wrong: {lost}, {broken} streams broken off in hand-overs")
+        sys.exit(f"lost or wrong: {lost}; {broken} streams broke off in hand-overs")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The examples of models in Python, with real libraries: answers are those of the library called directly.
+"""Tests the examples of Python models with real libraries, against direct calls of the libraries.
 
-Usage: examples.py SHADOWSLICE_BINARY PYTHON_WITH_TORCH [unittest arguments]. Without the second program, what needs
-PyTorch is skipped.
+Usage: examples.py SHADOWSLICE_BINARY PYTHON_WITH_TORCH [unittest arguments]. Without the second program, the tests that
+need PyTorch are skipped.
 """
 
 import json
@@ -21,7 +21,7 @@ from server import Server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "configs" / "python"
 
-# What PyTorch gives to NumPy in no other way.
+# Tensors that PyTorch cannot convert to NumPy directly.
 TENSORS = """
 import torch
 from shadowslice import Tensor
@@ -38,7 +38,7 @@ class Tensors:
         return {"gradient": x * self.factor, "brains": (x * 2).bfloat16()}
 """
 
-# Asks the network without a server: reads images as JSON, writes probabilities.
+# Runs the network without a server: reads images as JSON, writes probabilities.
 DIRECT = """
 import json, sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -58,7 +58,7 @@ class Examples(Server):
         super().__init__(binary, self.write)
 
     def write(self, folder):
-        """Copies of the examples, with the files that their scripts make."""
+        """Copies the examples, and runs their scripts, which write files."""
         for name, script, program in [("scikit_learn", "fit.py", sys.executable), ("pytorch", "train.py", self.torch)]:
             if program:
                 shutil.copytree(EXAMPLES / name, folder / name)
@@ -81,7 +81,7 @@ class Examples(Server):
 def setUpModule():
     global SERVER, TORCH, BFLOAT16
     TORCH = os.path.abspath(sys.argv[1]) if os.path.exists(sys.argv[1]) else None
-    # The package lies there for this interpreter, and that one may have another version.
+    # The packages in this folder are for this interpreter; the other one may have another version.
     BFLOAT16 = TORCH and subprocess.run([TORCH, "-c", "import ml_dtypes"], stderr=subprocess.DEVNULL).returncode == 0
     SERVER = Examples(sys.argv[0], TORCH, BFLOAT16)
 
@@ -123,7 +123,7 @@ class ExamplesAnswer(unittest.TestCase):
         answer = infer("tensors", "x", x)
         np.testing.assert_array_equal(answer.as_numpy("gradient"), 3 * x)
         np.testing.assert_array_equal(answer.as_numpy("brains").astype(np.float32), 2 * x)
-        self.assertNotIn("not writable", SERVER.said())
+        self.assertNotIn("not writable", SERVER.log_tail())
 
     def test_configurations_are_sound(self):
         for name, program in {"scikit_learn": sys.executable, "pytorch": TORCH}.items():
@@ -137,7 +137,7 @@ class ExamplesAnswer(unittest.TestCase):
 
     def need(self, what):
         if not what:
-            self.skipTest("there is no PyTorch that can be used for it")
+            self.skipTest("no usable PyTorch found")
 
 
 if __name__ == "__main__":

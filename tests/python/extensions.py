@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What Triton serves beyond the protocol's core, as its clients and strangers use it.
+"""Tests Triton's extensions of the protocol with its clients and with other clients.
 
 Usage: extensions.py SHADOWSLICE_BINARY [unittest arguments]
 
-Health, compression, and what becomes of clients that wait, hurry, or go away.
+The tests cover health, compression, priorities, timeouts, cancelled requests, load metrics and shared memory.
 """
 
 import gzip
@@ -30,15 +30,15 @@ from tritonclient.utils import InferenceServerException
 from server import Server, unix_http
 
 REQUEST_BYTES = 8 << 20  # limits.request_bytes
-SLOW = 0.3  # seconds that a batch of `slow` executes
-PATIENCE = 30  # seconds that nothing here takes
+SLOW = 0.3  # seconds for which a batch of `slow` executes
+TIMEOUT = 30  # seconds, longer than any step here takes
 
 BINARY = None
 SERVER = None
 
 
 class Emulated(Server):
-    """`quick` answers at once; `slow` takes its time, one request a batch."""
+    """A server with the models `quick` and `slow`, which has one request per batch."""
 
     def __init__(self, binary, wait=True):
         super().__init__(binary, self.profiles, wait=wait)
@@ -61,7 +61,7 @@ class Emulated(Server):
             "  metrics: []",
             f"limits: {{request_bytes: {REQUEST_BYTES}, shared_memory: true}}",
             "gpus: [{device: emulated, sms: 132}]",
-            # Others turn away at the door what their timeouts say will come too late.
+            # Other policies refuse requests that cannot meet their timeout.
             "controller: {policy: static}",
             "models:",
             f"  - {{name: quick, engine: emulated, profile: quick.yaml, slo: 1s, {tensors}, batch: {{max: 4}}}}",
@@ -98,7 +98,7 @@ def infer_json(count):
 
 
 class Health(unittest.TestCase):
-    """grpc.health.v1, its messages by hand."""
+    """Tests grpc.health.v1 with hand-written messages."""
 
     SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 
@@ -114,13 +114,13 @@ class Health(unittest.TestCase):
     def test_check(self):
         check = self.channel().unary_unary("/grpc.health.v1.Health/Check")
         for service in (b"", b"inference.GRPCInferenceService"):
-            self.assertEqual(check(self.named(service), timeout=PATIENCE), self.SERVING)
+            self.assertEqual(check(self.named(service), timeout=TIMEOUT), self.SERVING)
         with self.assertRaises(grpc.RpcError) as raised:
-            check(self.named(b"no.such.Service"), timeout=PATIENCE)
+            check(self.named(b"no.such.Service"), timeout=TIMEOUT)
         self.assertEqual(raised.exception.code(), grpc.StatusCode.NOT_FOUND)
 
-    def test_an_unknown_service_is_watched_in_vain(self):
-        watching = self.channel().unary_stream("/grpc.health.v1.Health/Watch")(self.named(b"x"), timeout=PATIENCE)
+    def test_watching_an_unknown_service_reports_that(self):
+        watching = self.channel().unary_stream("/grpc.health.v1.Health/Watch")(self.named(b"x"), timeout=TIMEOUT)
         self.assertEqual(next(watching), self.SERVICE_UNKNOWN)
         watching.cancel()
 
@@ -128,39 +128,39 @@ class Health(unittest.TestCase):
         server = Emulated(BINARY, wait=False)
         try:
             watch = self.channel(server).unary_stream("/grpc.health.v1.Health/Watch")
-            watching = watch(self.named(b""), timeout=PATIENCE, wait_for_ready=True)
+            watching = watch(self.named(b""), timeout=TIMEOUT, wait_for_ready=True)
             seen = next(watching)
-            if seen == self.NOT_SERVING:  # it was not too late for that
+            if seen == self.NOT_SERVING:  # only if the watcher is fast enough
                 seen = next(watching)
             self.assertEqual(seen, self.SERVING)
         finally:
-            # A watcher does not keep the server from stopping.
+            # A watcher must not keep the server from stopping.
             stopping = threading.Thread(target=server.stop)
             stopping.start()
         self.assertEqual(next(watching), self.NOT_SERVING)
         with self.assertRaises(StopIteration):
             next(watching)
-        stopping.join(PATIENCE)
+        stopping.join(TIMEOUT)
 
     def test_watchers_are_bounded_and_make_room_when_they_leave(self):
         watch = self.channel().unary_stream("/grpc.health.v1.Health/Watch")
-        watching = [watch(b"", timeout=PATIENCE) for _ in range(256)]
+        watching = [watch(b"", timeout=TIMEOUT) for _ in range(256)]
         for each in watching:
             self.assertEqual(next(each), self.SERVING)
         with self.assertRaises(grpc.RpcError) as raised:
             next(grpc.insecure_channel(f"127.0.0.1:{SERVER.grpc_port}").unary_stream(
-                "/grpc.health.v1.Health/Watch")(b"", timeout=PATIENCE))
+                "/grpc.health.v1.Health/Watch")(b"", timeout=TIMEOUT))
         self.assertEqual(raised.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
         for each in watching:
             each.cancel()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while True:
             try:
-                self.assertEqual(next(watch(b"", timeout=PATIENCE)), self.SERVING)
+                self.assertEqual(next(watch(b"", timeout=TIMEOUT)), self.SERVING)
                 break
             except grpc.RpcError as full:
                 self.assertEqual(full.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
-                self.assertLess(time.monotonic(), until, "there is no room again")
+                self.assertLess(time.monotonic(), until, "the server still accepts no watcher")
 
 
 class Compression(unittest.TestCase):
@@ -176,7 +176,7 @@ class Compression(unittest.TestCase):
             self.assertEqual(raised.exception.status(), "StatusCode.NOT_FOUND")
 
     def test_a_bomb_over_grpc(self):
-        """Zeros of ten times the limit travel as some kilobytes, and are refused."""
+        """Sends zeros of ten times the limit, compressed to some kilobytes; the server refuses them."""
         client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
         self.addCleanup(client.close)
         for algorithm in ("gzip", "deflate"):
@@ -202,7 +202,7 @@ class Compression(unittest.TestCase):
         import http.client
         for asked, expected in (("gzip", "gzip"), ("deflate, gzip;q=0.5", "deflate"), ("br", None), (None, None),
                                 ("gzip;q=0", None), ("identity, gzip;q=0.1", None)):
-            connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=PATIENCE)
+            connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=TIMEOUT)
             connection.request("POST", "/v2/models/quick/infer", infer_json(1000),
                                {"Accept-Encoding": asked} if asked else {})
             response = connection.getresponse()
@@ -220,7 +220,7 @@ class Compression(unittest.TestCase):
             status, answer = self.post(compress(bytes(REQUEST_BYTES * 20)), encoding)
             self.assertEqual(status, 413, answer)
             self.assertIn("limits.request_bytes", json.loads(answer)["error"])
-            # Just as many bytes as are allowed are read, and are no request.
+            # The server reads exactly as many bytes as the limit, which are not a valid request.
             self.assertEqual(self.post(compress(bytes(REQUEST_BYTES)), encoding)[0], 400)
             self.assertEqual(self.post(compress(bytes(REQUEST_BYTES + 1)), encoding)[0], 413)
             self.assertEqual(self.post(compress(infer_json(3)), encoding)[0], 200)
@@ -236,7 +236,7 @@ class Compression(unittest.TestCase):
 
 
 class Terms(unittest.TestCase):
-    """Priorities, timeouts, and clients that go away, on a model that executes one request at a time."""
+    """Tests priorities, timeouts and cancellation on a model that executes one request at a time."""
 
     def setUp(self):
         self.client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
@@ -249,14 +249,14 @@ class Terms(unittest.TestCase):
         return next(model for model in models if model["name"] == "slow")
 
     def until(self, what, holds):
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while not holds(self.status()):
             self.assertLess(time.monotonic(), until, f"{what}: {self.status()}")
 
     def ask(self, name, **terms):
-        def tell(result, error):
+        def callback(result, error):
             self.done.put((name, result, error))
-        return self.client.async_infer("slow", tensor(grpcclient, numbers(2)), callback=tell, **terms)
+        return self.client.async_infer("slow", tensor(grpcclient, numbers(2)), callback=callback, **terms)
 
     def occupy(self, requests):
         for number in range(requests):
@@ -264,7 +264,7 @@ class Terms(unittest.TestCase):
         self.until("all have come", lambda model: model["in_flight"] + model["queue"] == requests)
 
     def finished(self, requests):
-        return [self.done.get(timeout=PATIENCE) for _ in range(requests)]
+        return [self.done.get(timeout=TIMEOUT) for _ in range(requests)]
 
     def refused(self, parameters):
         body = json.loads(infer_json(2)) | {"parameters": parameters}
@@ -290,10 +290,10 @@ class Terms(unittest.TestCase):
         status, answer = self.refused({"timeout": 1000})
         self.assertEqual(status, 504, answer)
         self.assertIn("1000 us", json.loads(answer)["error"])
-        # The slot is free again when the batch is through.
+        # The slot is free again after the batch.
         answer = self.client.infer("slow", tensor(grpcclient, numbers(2)), timeout=60_000_000)
         np.testing.assert_array_equal(answer.as_numpy("y"), numbers(2))
-        # An answer counts a moment after its client has it.
+        # The counter increases shortly after the client has received the response.
         self.until("the answer counts", lambda model: model["requests"]["succeeded"] > before["succeeded"])
         after = self.status()["requests"]
         self.assertEqual({name: after[name] - before[name] for name in ("accepted", "succeeded", "failed", "cancelled")},
@@ -310,7 +310,7 @@ class Terms(unittest.TestCase):
         self.assertIn("timeout", raised.exception.message())
 
     def gone(self, count, leave):
-        """Those who leave while they wait are counted as that, and never computed."""
+        """Checks that requests cancelled in the queue are counted as cancelled, and never executed."""
         requests = self.status()["requests"]
         batches = self.client.get_inference_statistics("slow").model_stats[0].execution_count
         self.occupy(4)
@@ -341,7 +341,7 @@ class Terms(unittest.TestCase):
                 sockets[-1].connect(address)
                 sockets[-1].sendall(head + body)
             self.until("they wait", lambda model: model["in_flight"] + model["queue"] >= 7)
-            # One by a reset, the others by an end.
+            # One connection ends with a reset, the others with a FIN.
             sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             for each in sockets:
                 each.close()
@@ -352,7 +352,7 @@ class Terms(unittest.TestCase):
                   "c = g.InferenceServerClient(sys.argv[1]); x = g.InferInput('x', [1, 2], 'FP32')\n"
                   "x.set_data_from_numpy(numpy.zeros((1, 2), numpy.float32)); c.infer('slow', [x])\n")
 
-        self.occupy(8)  # it takes a while to start
+        self.occupy(8)  # The client takes a while to start.
         requests = self.status()["requests"]["cancelled"]
         waiting = self.status()
         process = subprocess.Popen([sys.executable, "-c", client, f"unix://{SERVER.run_dir}/grpc.sock"])
@@ -366,7 +366,7 @@ class Terms(unittest.TestCase):
 
 class Connections(unittest.TestCase):
     def test_large_messages(self):
-        """Up to limits.request_bytes, whatever gRPC's libraries take by default; and not beyond."""
+        """Sends messages up to limits.request_bytes, beyond gRPC's default limit, and larger ones."""
         client = grpcclient.InferenceServerClient(f"unix://{SERVER.run_dir}/grpc.sock")
         self.addCleanup(client.close)
         array = numbers(REQUEST_BYTES // 4)
@@ -386,12 +386,12 @@ class Connections(unittest.TestCase):
 
 
 class LoadMetrics(unittest.TestCase):
-    """What load balancers learn beside answers, if they ask."""
+    """Tests the load reports that load balancers can request with responses."""
 
-    def told(self, form):
-        """Over HTTP and gRPC."""
+    def reports(self, form):
+        """Returns the reports over HTTP and gRPC."""
         headers = {} if form is None else {"endpoint-load-metrics-format": form}
-        connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=TIMEOUT)
         self.addCleanup(connection.close)
         inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]
         connection.request("POST", "/v2/models/quick/infer", json.dumps({"inputs": inputs}), headers)
@@ -408,26 +408,26 @@ class LoadMetrics(unittest.TestCase):
 
     def test_only_as_asked(self):
         for form in (None, "xml", ""):
-            self.assertEqual(self.told(form), (None, None), form)
-        for told in self.told("json"):
-            report = json.loads(told.removeprefix("JSON "))
+            self.assertEqual(self.reports(form), (None, None), form)
+        for text in self.reports("json"):
+            report = json.loads(text.removeprefix("JSON "))
             self.assertEqual(set(report), {"application_utilization", "rps_fractional", "eps", "named_metrics"})
 
     def test_the_load_of_the_last_second(self):
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + TIMEOUT
         while time.monotonic() < ends:
             loads = []
-            for told in self.told("text"):
-                pairs = dict(pair.split("=") for pair in told.removeprefix("TEXT ").split(", "))
+            for text in self.reports("text"):
+                pairs = dict(pair.split("=") for pair in text.removeprefix("TEXT ").split(", "))
                 loads.append((float(pairs["application_utilization"]), float(pairs["rps_fractional"])))
-            # A request takes a part of its second, and at least two a second are answered here.
+            # At least two requests per second finish here, and each takes less than a second.
             if all(0 < used < 1 and rate > 1 for used, rate in loads):
                 return
-        self.fail(f"no load was told: {loads}")
+        self.fail(f"the reports have no load: {loads}")
 
 
 class Absent(unittest.TestCase):
-    """What is not served is refused as by a Triton without it, and not said to be served."""
+    """Tests that the server refuses extensions without support, like a Triton built without them."""
 
     def test_tracing_and_logging(self):
         for module, port in ((grpcclient, SERVER.grpc_port), (httpclient, SERVER.http_port)):
@@ -449,13 +449,13 @@ class Absent(unittest.TestCase):
         self.addCleanup(channel.close)
         for call in ("/inference.GRPCInferenceService/NoSuchCall", "/no.such.Service/Call"):
             with self.assertRaises(grpc.RpcError) as raised:
-                channel.unary_unary(call)(b"", timeout=PATIENCE)
+                channel.unary_unary(call)(b"", timeout=TIMEOUT)
             self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
             self.assertIn(call, raised.exception.details())
 
 
 class SharedMemory(unittest.TestCase):
-    """Tensors in shared memory, over both protocols."""
+    """Tests tensors in shared memory over both protocols."""
 
     CLIENTS = ((grpcclient, "grpc_port"), (httpclient, "http_port"))
 
@@ -502,7 +502,7 @@ class SharedMemory(unittest.TestCase):
             self.assertIsNotNone(output)
             np.testing.assert_array_equal(
                 shared_memory.get_contents_as_numpy(handle, np.float32, [1, 100], offset=4096), array)
-            # In the answer instead; and the other way about.
+            # Input in shared memory, output in the response; then the reverse.
             answer = connection.infer("quick", self.placed(module, name, 40, 4))
             np.testing.assert_array_equal(answer.as_numpy("y"), array[:, 1:11])
             connection.infer("quick", tensor(module, array * 2), outputs=self.wanted(module, name, 400))
@@ -542,17 +542,17 @@ class SharedMemory(unittest.TestCase):
                 self.raises(invalid, lambda: connection.infer("quick", self.placed(module, name, size, offset)))
                 self.raises(invalid, lambda: connection.infer("quick", tensor(module, numbers(1)),
                                                               outputs=self.wanted(module, name, size, offset)))
-            # The answer has eight bytes.
+            # The output has eight bytes.
             self.raises(invalid, lambda: connection.infer("quick", tensor(module, numbers(2)),
                                                           outputs=self.wanted(module, name, 4)))
-            # A region of other bytes than the shape says.
+            # The region's size does not fit the shape.
             given = self.placed(module, name, 40)
             given[0].set_shape([1, 11])
             self.raises(invalid, lambda: connection.infer("quick", given))
             connection.unregister_system_shared_memory(name)
 
     def test_memory_that_shrinks_and_grows_all_the_time(self):
-        """A mapping would end the server by SIGBUS."""
+        """Shrinks the file while the server reads it; with a mapping, SIGBUS would kill the server."""
         name = f"ss-{os.getpid()}-shrinks"
         self.region(name, 1 << 20)
         path = f"/dev/shm/{name}"

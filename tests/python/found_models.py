@@ -1,7 +1,5 @@
 #!/usr/bin/env python3
-"""Models as users bring them: first axes that are no batch, random answers, answers that are too large, inputs that
-take some values and lengths only.
-
+"""Tests typical models of users: a first axis that is not a batch, random or too large outputs, restricted inputs.
 Usage: found_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
@@ -33,13 +31,13 @@ def constant(name, value):
 
 
 def elementwise(folder, name, nodes, constants=(), columns=4, out=None):
-    """A model from `x` to `y`, with `columns` and `out` columns."""
+    """Writes a model from `x` to `y`, with `columns` and `out` columns."""
     write(folder, name, nodes, [("x", FLOAT, ["rows", columns])], [("y", FLOAT, ["rows", out or columns])],
           constants)
 
 
 def external(folder, name, value=None):
-    """A model that adds weights of `name.data`, which may come later."""
+    """Writes a model that adds weights of `name.data`, a file that may be written later."""
     tensor = helper.make_tensor("w", FLOAT, [4], np.zeros(4, np.float32))
     tensor.ClearField("float_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -52,7 +50,7 @@ def external(folder, name, value=None):
 
 
 def weights(folder, name, value):
-    """As rsync does: under another name first."""
+    """Writes the weights like rsync: to another name first, then renames the file."""
     np.full(4, value, np.float32).tofile(folder / "new")
     (folder / "new").rename(folder / f"{name}.data")
 
@@ -66,7 +64,7 @@ def make_changing(folder):
 def make_loaded(folder):
     for name in ("kept", "overwritten"):
         external(folder, name, 1)
-    # Its weights lie in the model's own file.
+    # The weights are in the model's own file.
     plus(folder, "exchanged", 1)
     return dict.fromkeys(("kept", "overwritten", "exchanged"), "batch: {max: 4}")
 
@@ -83,7 +81,7 @@ def make_sampled(folder):
 
 
 def make(folder):
-    """Writes the models; returns what to say of each in the configuration."""
+    """Writes the models. Returns each model's keys in the configuration."""
     node = helper.make_node
     for name in ("running", "insisted"):
         elementwise(folder, name, [node("CumSum", ["x", "axis"], ["y"])], [constant("axis", np.int64(0))])
@@ -92,7 +90,7 @@ def make(folder):
                                     node("Sub", ["x", "m"], ["y"])])
     for name in ("random", "given_random"):
         elementwise(folder, name, [node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])])
-    # The shape is computed, so that nobody sees at once that only one row fits.
+    # The shape is computed, so only running the model shows that exactly one row fits.
     elementwise(folder, "single", [node("Shape", ["x"], ["s"]), node("Mul", ["s", "none"], ["z"]),
                                    node("Add", ["z", "shape"], ["t"]), node("Reshape", ["x", "t"], ["y"])],
                 [constant("none", np.array([0, 0])), constant("shape", np.array([1, 4]))])
@@ -128,7 +126,7 @@ def make(folder):
     write(folder, "sides", [node("Conv", ["x", "w"], ["y"], kernel_shape=[7, 7])],
           [("x", FLOAT, ["batch", 3, "height", "width"])], [("y", FLOAT, ["batch", 4, "h", "w2"])],
           [constant("w", np.ones((4, 3, 7, 7), np.float32))])
-    # Only a large value beside them changes the other rows.
+    # A row changes the others only if it has a large value.
     elementwise(folder, "clipped", [node("Abs", ["x"], ["a"]), node("ReduceMax", ["a"], ["m"], keepdims=0),
                                     node("Max", ["m", "one"], ["d"]), node("Div", ["x", "d"], ["y"])],
                 [constant("one", np.float32(1))])
@@ -144,7 +142,7 @@ def make(folder):
                  constant("first", np.array([1]))])
     write(folder, "sequence", [node("ReduceSum", ["x", "first"], ["y"], keepdims=0)],
           [("x", FLOAT, ["length", "batch", 4])], [("y", FLOAT, ["batch", 4])], [constant("first", np.array([0]))])
-    # y[t] = (x[t] == x[0]), for rows of one value that is no float.
+    # y[t] = (x[t] == x[0]), for rows with one value of another type than float.
     for name, datatype in FIRST.items():
         write(folder, name, [node("Gather", ["x", "zero"], ["first"]), node("Equal", ["x", "first"], ["y"])],
               [("x", datatype, ["rows"])], [("y", TensorProto.BOOL, ["rows"])], [constant("zero", np.int64(0))])
@@ -156,7 +154,7 @@ def make(folder):
 
 
 def fifty(folder, name):
-    """A model whose input must be 50, which is no constant of the file."""
+    """Writes a model whose input must be 50, a number that is not a constant in the file."""
     node = helper.make_node
     write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
                          node("Gather", ["table", "at"], ["y"], axis=0)],
@@ -180,7 +178,7 @@ UNFIT = {
 
 
 def make_with_files(folder):
-    """Models that take few values, which lie in files."""
+    """Writes models that accept only few values, and files with such values."""
     files = folder / "samples"
     files.mkdir()
     values = np.full(3, 50, np.int64)
@@ -212,7 +210,7 @@ def make_with_files(folder):
           [constant("w", np.ones((1, 1, 300), np.float32))])
     np.savez(files / "two.npz", a=np.ones((2, 1, 333), np.float32), b=np.zeros((2, 1, 333), np.float32))
     models["two"] = "warmup: samples/two.npz"
-    # Of whole images; one file of one is nearly as large as files may be.
+    # Models of whole images. The file with one image is nearly as large as the limit allows.
     for name in ("image", "images"):
         write(folder, name, [helper.make_node("Add", ["a", "b"], ["s"]),
                              helper.make_node("ReduceMean", ["s"], ["y"], axes=[2, 3], keepdims=0)],
@@ -226,7 +224,7 @@ def make_with_files(folder):
 
 
 def make_optional(folder):
-    """Models with inputs that have defaults; `many` has its weights among its inputs."""
+    """Writes models whose inputs have defaults; `many` has its weights among its inputs."""
     node, default = helper.make_node, lambda name, value: constant(name, np.asarray(value, np.float32))
     write(folder, "shifted", [node("Mul", ["x", "scale"], ["s"]), node("Add", ["s", "b"], ["y"])],
           [("x", FLOAT, ["batch", 2]), ("scale", FLOAT, []), ("b", FLOAT, ["any"])], [("y", FLOAT, ["batch", 2])],
@@ -240,14 +238,14 @@ def make_optional(folder):
 
 
 class Served(unittest.TestCase):
-    """A server of some models, none of which needs to be ready."""
+    """A server with models that need not become ready."""
 
     make = None
 
     @classmethod
     def setUpClass(cls):
         if cls.make is None:
-            raise unittest.SkipTest("it has no models")
+            raise unittest.SkipTest("the class has no models")
         cls.server = Server(BINARY, cls.make, wait=False)
         wait_until(lambda: all(each["state"] not in ("loading", "restarting") for each in cls.status().values()))
         cls.http = httpclient.InferenceServerClient(f"127.0.0.1:{cls.server.http_port}")
@@ -281,7 +279,7 @@ class ChangingFiles(Served):
         wait_until(lambda: self.status()["late"]["state"] == "ready")
         self.assertEqual(self.infer("late", [[1] * 4]).tolist(), [[4] * 4])
 
-    def test_replaced_weights_are_told_and_served_from_the_next_reload_on(self):
+    def test_replaced_weights_are_reported_and_served_after_a_reload(self):
         self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[1] * 4])
         weights(self.server.folder, "replaced", 100)
         wait_until(lambda: self.status()["replaced"]["files_changed"])
@@ -296,13 +294,13 @@ class LoadedFiles(Served):
     make = staticmethod(make_loaded)
 
     def answers_after_a_death(self, name):
-        """What the model answers once another worker serves."""
+        """Kills the model's worker, and returns the response of the next one."""
         dead = self.server.worker(name)
         os.kill(dead, signal.SIGKILL)
         wait_until(lambda: self.server.worker(name) not in (dead, None))
         return self.infer(name, [[0] * 4]).tolist()
 
-    def test_a_worker_that_starts_anew_serves_the_weights_that_were_loaded(self):
+    def test_a_restarted_worker_serves_the_weights_that_were_loaded(self):
         weights(self.server.folder, "kept", 100)
         self.assertEqual(self.answers_after_a_death("kept"), [[1] * 4])
         (self.server.folder / "kept.data").unlink()
@@ -445,7 +443,7 @@ class FoundModels(Served):
         return self.http.get_model_config(name)["max_batch_size"]
 
     def together(self, name, rows):
-        """Each row from a client of its own, all at once."""
+        """Sends each row from its own client, all at the same time."""
         answers = {}
         for at, row in enumerate(rows):
             given = grpcclient.InferInput("x", row.shape, "FP32")

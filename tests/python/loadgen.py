@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""MLPerf LoadGen's Server scenario (Poisson arrivals) against a running server: each result must be VALID, and every byte
-of every answer right.
+"""Runs MLPerf LoadGen's Server scenario (Poisson arrivals) against a server, over both protocols.
 
 Usage: loadgen.py SHADOWSLICE_BINARY RIVALS_FOLDER
 
-Over both protocols. LoadGen's own logs go to RIVALS_FOLDER/loadgen.
+Each result must be VALID, and every byte of every response correct. LoadGen's own logs are in RIVALS_FOLDER/loadgen.
 """
 
 import itertools
@@ -19,16 +18,16 @@ import tritonclient.http as httpclient
 
 from perf_analyzer import Subject
 
-# Bytes, requests/s, and how many tensors there are to choose from.
+# Bytes of a tensor, requests/s, and the number of different tensors.
 LOADS = ((64, 200, 1024), (600_000, 100, 16))
-SECONDS = 8  # at a p99, LoadGen takes some 500 requests and more to call a run VALID
+SECONDS = 8  # For a p99, LoadGen needs about 500 requests or more to call a run VALID.
 LATENCY_MS = 100  # at LoadGen's p99
-THREADS = 16  # of the HTTP client, whose clients serve one thread each
+THREADS = 16  # for HTTP, as each of its clients needs its own thread
 SHOWN = ("Result is", "Completed samples per second", "50.00 percentile latency", "99.00 percentile latency")
 
 
 class Client:
-    """Asks for samples and hands each to `done(answer)`: an array, or the exception instead."""
+    """A client that sends samples and passes each result, an array or an exception, to `done`."""
 
     def __init__(self, module, server, model, samples):
         self.module, self.model = module, model
@@ -57,7 +56,7 @@ class Client:
                 index, done = job
                 try:
                     answer = client.infer(self.model, self.inputs[index]).as_numpy("y")
-                except Exception as error:  # it is counted, and LoadGen must hear of the sample in any case
+                except Exception as error:  # LoadGen needs a result for every sample; the check counts this one as wrong.
                     answer = error
                 done(answer)
 
@@ -72,7 +71,7 @@ class Client:
 
 
 class Check:
-    """Counts answers, right and wrong; keeps the first fault."""
+    """A counter of correct and wrong responses, which keeps the first wrong one."""
 
     def __init__(self, samples):
         self.samples, self.lock = samples, threading.Lock()
@@ -98,7 +97,7 @@ def settings(loadgen, qps):
 
 
 def run(loadgen, server, module, load, logs):
-    """One run; whether it is valid and all answers right."""
+    """Runs LoadGen once. Returns whether the result is valid and all responses correct."""
     size, qps, count = load
     samples = np.random.default_rng(0).standard_normal((count, 1, size // 4), dtype=np.float32)
     client, check = Client(module, server, f"echo-{size}", samples), Check(samples)
@@ -127,7 +126,7 @@ def run(loadgen, server, module, load, logs):
 
 def main(binary, rivals):
     rivals = Path(rivals).resolve()
-    # Behind the other packages, so that theirs are used.
+    # The last place in the path, so the packages of other folders take precedence.
     sys.path.append(str(rivals / "python"))
     import mlperf_loadgen
     server = Subject(binary, rivals / "models")

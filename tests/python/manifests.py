@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Manifests for Kubernetes and KServe: against the published schemas, with each other, and what they start.
+"""Tests the manifests for Kubernetes and KServe: against published schemas, each other, and a running server.
 
 Usage: manifests.py SHADOWSLICE_BINARY
 """
@@ -26,7 +26,7 @@ from server import free_port, wait_until
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 STOP = 56  # in seconds: TimeoutStopSec in docs/operations/run.md
 
-# What a slip of the pen does to a manifest: the kind, where, and what stands there then.
+# Typical mistakes in a manifest: its kind, the place, and the wrong value.
 SLIPS = [
     ("Deployment", ["spec", "replicas"], "2"),
     ("Deployment", ["spec", "template", "spec", "containers", 0, "ports", 0, "containerPort"], "8000"),
@@ -113,7 +113,7 @@ class Manifests(unittest.TestCase):
 
 
 class Fleet(unittest.TestCase):
-    """fleet.yaml: what its parts must agree on."""
+    """Tests that the parts of fleet.yaml agree."""
 
     def setUp(self):
         self.all = [each for each in documents() if each["metadata"]["name"].startswith("shadowslice-fleet")]
@@ -153,8 +153,8 @@ class Fleet(unittest.TestCase):
         self.assertIn(f"config={given['host.yaml']['config']}\n", supervisor["args"][0])
         lame_duck = int(given["base.yaml"]["timeouts"]["lame_duck"].removesuffix("s"))
         self.assertGreaterEqual(self.worker["spec"]["terminationGracePeriodSeconds"], STOP + lame_duck)
-        wished = {each["files"].split("/")[1] for each in given["wish.yaml"]["models"]}
-        self.assertLessEqual(wished, {mount["mountPath"].strip("/") for mount in supervisor["volumeMounts"]})
+        named = {each["files"].split("/")[1] for each in given["wish.yaml"]["models"]}
+        self.assertLessEqual(named, {mount["mountPath"].strip("/") for mount in supervisor["volumeMounts"]})
 
 
 class Configurations(unittest.TestCase):
@@ -194,7 +194,7 @@ class Configurations(unittest.TestCase):
             (self.folder / "models" / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "models" / name).write_bytes(b"")
         self.assert_names("models/a/10/model.onnx")
-        # KServe links to volumes.
+        # KServe mounts a volume and makes a link to it.
         (self.folder / "models").rename(self.folder / "volume")
         (self.folder / "models").symlink_to(self.folder / "volume")
         self.assert_names("models/a/10/model.onnx")
@@ -211,7 +211,7 @@ class Configurations(unittest.TestCase):
         self.assertIn(f'path: "{self.folder}/{model}"', (self.folder / "serve.yaml").read_text())
 
     def run_kserve(self):
-        """Runs the runtime's own command, with a program that serves nothing."""
+        """Runs the runtime's command, with an empty program in place of shadowslice."""
         container, = of_kind("ClusterServingRuntime")["spec"]["containers"]
         (self.folder / "shadowslice").write_text("#!/bin/sh\n")
         (self.folder / "shadowslice").chmod(0o755)
@@ -222,7 +222,7 @@ class Configurations(unittest.TestCase):
                               timeout=30)
 
     def assert_serves(self, model):
-        """Runs the runtime's own command, with free ports and another folder of models."""
+        """Runs the runtime's command with free ports and another folder of models."""
         container, = of_kind("ClusterServingRuntime")["spec"]["containers"]
         given = {each["name"]: each["value"].replace("{{.Name}}", "resnet50") for each in container["env"]}
         given |= {"MODELS": str(self.folder / "models"), "GPUS": "[{device: emulated}]",

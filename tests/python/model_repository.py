@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The protocol's model repository through Triton's own clients, over both protocols.
+"""Tests the protocol's model repository with Triton's clients over both protocols.
 
 Usage: model_repository.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -29,7 +29,7 @@ def tearDownModule():
 
 
 class Repository:
-    """What both protocols must do; the subclasses say how to reach the server."""
+    """Tests for both protocols; the subclasses connect to the server."""
 
     def setUp(self):
         self.connection = self.client()

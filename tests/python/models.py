@@ -1,10 +1,10 @@
-"""ONNX models for the outside clients: every datatype, text, dynamic axes, no batch axis."""
+"""Writes ONNX models for the outside clients: every datatype, text, dynamic axes, no batch axis."""
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, save
 
-# The protocol's datatypes that are numbers to numpy too, with numpy's and ONNX's names for them.
+# The protocol's datatypes that NumPy has, too, with their names in NumPy and ONNX.
 PLAIN = {
     "BOOL": (np.bool_, TensorProto.BOOL),
     "UINT8": (np.uint8, TensorProto.UINT8),
@@ -29,7 +29,7 @@ def write(folder, name, nodes, inputs, outputs, constants=()):
 
 
 def identity(folder, name, tensors):
-    """A model that answers each input as an output: (input, output, ONNX type)."""
+    """Writes a model that copies inputs to outputs; `tensors` are (input, output, ONNX type)."""
     write(folder, name,
           [helper.make_node("Identity", [source], [target]) for source, target, _ in tensors],
           [(source, kind, ["batch", 3]) for source, _, kind in tensors],
@@ -37,7 +37,7 @@ def identity(folder, name, tensors):
 
 
 def make(folder):
-    """Writes all models; returns what to say of each in the configuration."""
+    """Writes all models. Returns each model's keys in the configuration."""
     identity(folder, "types", [(f"in_{t}", f"out_{t}", kind) for t, (_, kind) in PLAIN.items()])
     identity(folder, "text", [("words", "same_words", TensorProto.STRING)])
     identity(folder, "brain", [("x", "y", TensorProto.BFLOAT16)])
@@ -52,13 +52,13 @@ def make(folder):
           [helper.make_node("MatMul", ["left", "right"], ["product"])],
           [("left", TensorProto.FLOAT, [2, 3]), ("right", TensorProto.FLOAT, [3, 4])],
           [("product", TensorProto.FLOAT, [2, 4])])
-    # What outlives a worker is asked of `text`, so each change of its share brings another worker.
+    # A test needs a new worker of `text` at each change of the share, hence the hand-over by shadow.
     return {name: "batch: {max: 8}" for name in ("types", "brain", "dynamic")} | {
         "text": "batch: {max: 8}, handover: shadow", "unbatched": "batch: {max: 0}"}
 
 
 def plain_input(rows):
-    """The extremes of every plain datatype, and something between."""
+    """Returns inputs with the extremes of every plain datatype, and a value between them."""
     arrays = {}
     for datatype, (numpy_type, _) in PLAIN.items():
         if datatype == "BOOL":
@@ -82,7 +82,7 @@ def unbatched_input():
 
 
 def direct_answer(folder, model, arrays):
-    """What ONNX Runtime answers when called directly, by output."""
+    """Returns the outputs of ONNX Runtime, called directly."""
     session = onnxruntime.InferenceSession(folder / f"{model}.onnx", providers=["CPUExecutionProvider"])
     feed = {name: texts(array) if datatype == "BYTES" else array for name, (datatype, array) in arrays.items()}
     answers = session.run(None, feed)
@@ -91,7 +91,7 @@ def direct_answer(folder, model, arrays):
 
 
 def texts(array):
-    """ONNX Runtime takes text, the protocol bytes."""
+    """Converts the protocol's bytes to the text that ONNX Runtime expects."""
     return np.vectorize(bytes.decode, otypes=[np.object_])(array)
 
 

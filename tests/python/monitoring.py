@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The alert rules and the Grafana board, with promtool and the metrics of a real supervisor.
+"""Tests the alert rules and the Grafana dashboard with promtool and the metrics of a supervisor.
 
 Usage: monitoring.py SHADOWSLICE_BINARY PROMTOOL [unittest arguments]
 """
@@ -22,9 +22,9 @@ from server import Server, free_port
 
 FOLDER = Path(__file__).parents[2] / "packaging/monitoring"
 ALERTS, BOARD = FOLDER / "alerts.yaml", FOLDER / "grafana.json"
-# What only a GPU with NVML has.
+# Metrics that only a GPU with NVML has.
 ON_A_GPU = {f"shadowslice_gpu_{what}" for what in ["memory_used_bytes", "memory_total_bytes", "utilization", "xid_errors_total"]}
-# What has no value without an access log, without TLS, and while no worker waits.
+# Metrics without a value here, without an access log, TLS and waiting workers.
 ELSEWHERE = {f"shadowslice_{what}" for what in
              ["access_log_lines_dropped_total", "certificate_expiry_timestamp_seconds", "workers_waiting"]}
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}
@@ -32,7 +32,7 @@ BINARY, PROMTOOL = "", ""
 
 
 def expressions():
-    """Of each panel of the board, with Grafana's variables filled in."""
+    """Yields the expressions of all panels of the dashboard, with Grafana's variables replaced."""
     for panel in json.loads(BOARD.read_text())["panels"]:
         for target in panel["targets"]:
             expression = target["expr"]
@@ -80,8 +80,8 @@ class Monitoring(unittest.TestCase):
         there = set(re.findall(r"^([a-z_]+)[{ ]", text, re.M)) | ON_A_GPU
         self.assertEqual(ELSEWHERE - set(re.findall(r"^# TYPE ([a-z_]+)", text, re.M)), set())
         there |= ELSEWHERE
-        asked = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
-        names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", asked))
+        used = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
+        names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", used))
         self.assertGreater(len(names), 15)
         self.assertEqual(names - there, set())
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Triton's own clients, unmodified, against a running server.
+"""Tests a running server with Triton's unmodified clients.
 
 Usage: outside_clients.py SHADOWSLICE_BINARY [unittest arguments]
 
-The models are made here, so none of them is in the tree; answers are compared with ONNX Runtime
-called directly. Bad input follows over both protocols: it must be refused with the protocol's code,
-and a good request on the same connection must still be answered.
+The script makes the models, and compares the responses with direct calls of ONNX Runtime. It also
+sends invalid requests over both protocols: the server must refuse them with the protocol's code,
+and still answer a valid request on the same connection.
 """
 
 import json
@@ -37,7 +37,7 @@ def tearDownModule():
 
 
 def inputs(module, arrays, binary=None):
-    """The request's tensors for one of the two client modules."""
+    """Returns the request's tensors for one of the two client modules."""
     tensors = []
     for name, (datatype, array) in arrays.items():
         tensor = module.InferInput(name, list(array.shape), datatype)
@@ -47,7 +47,7 @@ def inputs(module, arrays, binary=None):
 
 
 class Protocol:
-    """What both protocols must do; the subclasses say how to reach the server."""
+    """Tests for both protocols; the subclasses connect to the server."""
 
     def client(self):
         raise NotImplementedError
@@ -57,7 +57,7 @@ class Protocol:
         self.addCleanup(self.connection.close)
 
     def good_request(self):
-        """One request that must be answered rightly, to see that earlier ones did no harm."""
+        """Checks that a valid request still succeeds after the previous ones."""
         self.check("dynamic", models.dynamic_input(3, 5))
 
     def check(self, model, arrays, **options):
@@ -99,7 +99,7 @@ class Protocol:
         self.assertEqual([int(size) for size in config["input"][0]["dims"]], [-1])
 
     def statistics(self, model, version=""):
-        """A model's statistics, numbers as numbers."""
+        """Returns a model's statistics, with numbers converted from text."""
         answer = self.described(self.connection.get_inference_statistics(model, version))
         [statistics] = answer["model_stats"]
 
@@ -113,14 +113,14 @@ class Protocol:
         return number(statistics) | {"version": statistics["version"]}
 
     def test_statistics(self):
-        """Differences between two looks, as perf_analyzer makes them."""
+        """Compares the statistics before and after some requests, like perf_analyzer."""
         extensions = self.described(self.connection.get_server_metadata())["extensions"]
         self.assertIn("statistics", extensions)
         before = self.statistics("dynamic")
         began = time.time()
         for rows in (1, 1, 4):
             self.check("dynamic", models.dynamic_input(rows, 3))
-        self.refused(self.invalid, "dynamic", models.dynamic_input(9, 2))  # and one good request of three rows
+        self.refused(self.invalid, "dynamic", models.dynamic_input(9, 2))  # This also sends a valid request of three rows.
         after = self.statistics("dynamic", "1")
         self.assertEqual((after["name"], after["version"]), ("dynamic", "1"))
         self.assertEqual(after["inference_count"] - before["inference_count"], 9)
@@ -135,7 +135,7 @@ class Protocol:
             self.assertEqual(grown(step, "count"), 4, step)
         self.assertEqual(grown("fail", "count"), 0)
         self.assertGreater(grown("compute_infer", "ns"), 0)
-        # They add up exactly, however long each took.
+        # The durations of the steps add up exactly.
         self.assertEqual(sum(grown(step, "ns") for step in steps), grown("success", "ns"))
         sizes = {batch["batch_size"]: batch for batch in after["batch_stats"]}
         was = {batch["batch_size"]: batch for batch in before["batch_stats"]}
@@ -161,7 +161,7 @@ class Protocol:
         self.good_request()
 
     def test_versions(self):
-        """There is one, and it may be named; another is not found."""
+        """Checks that the only version can be named, and that others are not found."""
         self.assertEqual(self.described(self.connection.get_model_metadata("dynamic"))["versions"], ["1"])
         self.assertTrue(self.connection.is_model_ready("dynamic", "1"))
         tensors = inputs(self.module, models.dynamic_input(1, 2))
@@ -290,7 +290,7 @@ class GrpcOnTcp(Grpc, unittest.TestCase):
 
 
 class Changes(unittest.TestCase):
-    """What outlives a model's workers."""
+    """Tests the state that outlives a model's workers."""
 
     def test_statistics_go_on_after_a_hand_over_and_a_death(self):
         client = grpcclient.InferenceServerClient(f"unix://{SERVER.run_dir}/grpc.sock")
@@ -326,7 +326,7 @@ class HttpOnTcp(Protocol, unittest.TestCase):
     def test_json_tensors(self):
         with_json_form = {name: pair for name, pair in models.plain_input(2).items() if pair[0] != "FP16"}
         self.assertEqual(len(with_json_form), len(models.PLAIN) - 1)
-        # The model also wants FP16, which has no JSON form: that one stays binary.
+        # The model also needs FP16, which has no JSON form, so that tensor is binary.
         tensors = inputs(httpclient, with_json_form, binary=False)
         tensors += inputs(httpclient, {"in_FP16": models.plain_input(2)["in_FP16"]}, binary=True)
         wanted = [httpclient.InferRequestedOutput(f"out_{t}", binary_data=t == "FP16") for t in models.PLAIN]

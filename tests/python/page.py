@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The page on the metrics' address, in a headless Chromium, as an operator sees it.
+"""Tests the page on the metrics' address in a headless Chromium.
 
-Usage: page.py SHADOWSLICE_BINARY CHROMIUM [unittest arguments]. PICTURES=FOLDER keeps pictures of it.
+Usage: page.py SHADOWSLICE_BINARY CHROMIUM [unittest arguments]. PICTURES=FOLDER saves screenshots.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ import models
 from server import Server, free_port
 
 TOKEN = "correct-horse-battery-staple-0123456789"
-PATIENCE = 30_000  # ms
+TIMEOUT = 30_000  # ms
 BINARY, CHROMIUM = "", ""
 
 
@@ -37,12 +37,12 @@ def make(folder):
 
 
 def make_with_one_in_trouble(folder):
-    (folder / "broken.onnx").write_text("this is no model")
+    (folder / "broken.onnx").write_text("not a model")
     return make(folder) | {"broken": "batch: {max: 8}"}
 
 
 class Load:
-    """Some 50 requests a second for a model, until it is stopped; `failed` counts those that got no answer."""
+    """A load of about 50 requests/s on a model; `failed` counts the failed requests."""
 
     def __init__(self, port, model):
         self.client, self.model, self.failed, self.going = httpclient.InferenceServerClient(f"localhost:{port}"), model, 0, True
@@ -87,15 +87,15 @@ class Page(unittest.TestCase):
         return server
 
     def open(self):
-        """The page, with all that it asks for, and what it complains of."""
+        """Opens the page, and collects the URLs that it requests and its errors."""
         page = self.browser.new_page(viewport={"width": 1280, "height": 900})
         self.addCleanup(page.close)
-        page.set_default_timeout(PATIENCE)
-        expect.set_options(timeout=PATIENCE)
-        self.asked, self.complaints = [], []
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
+        page.set_default_timeout(TIMEOUT)
+        expect.set_options(timeout=TIMEOUT)
+        self.requested, self.errors = [], []
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
         page.goto(f"http://127.0.0.1:{self.metrics_port}/")
         return page
 
@@ -125,12 +125,12 @@ class Page(unittest.TestCase):
         expect(marks).to_contain_text("a worker died: ")
         self.sms_are_divided(page)
         self.picture(page, "page.png")
-        self.assertEqual(self.complaints, [])
+        self.assertEqual(self.errors, [])
         own = f"http://127.0.0.1:{self.metrics_port}/"
-        self.assertEqual({url for url in self.asked if not url.startswith((own, "data:"))}, set(), "it works offline")
+        self.assertEqual({url for url in self.requested if not url.startswith((own, "data:"))}, set(), "it works offline")
 
     def sms_are_divided(self, page):
-        """By the colours at the right end of the picture: busy has the SMs that quiet has not, and half of the rest."""
+        """Checks the colours at the right end of the chart: `busy` has all SMs but half of the 32 that it shares."""
         page.get_by_role("button", name="5 min", exact=True).click()
         page.wait_for_function("""(wanted) => {
             const canvas = document.querySelector("#gpu-0 canvas");
@@ -161,7 +161,7 @@ class Page(unittest.TestCase):
         expect(page.locator("#tip")).to_be_hidden()
         page.get_by_role("button", name="1 h").click()
         expect(page.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
-        self.assertEqual(self.complaints, [])
+        self.assertEqual(self.errors, [])
 
     def test_models_are_filtered_and_those_in_trouble_come_first(self):
         server = self.serve(make=make_with_one_in_trouble)
@@ -180,7 +180,7 @@ class Page(unittest.TestCase):
         expect(names).to_have_count(3)
         expect(page.locator("#charts .card")).to_have_count(3)
         self.assertTrue(page.url.endswith("/"), page.url)
-        self.assertEqual(self.complaints, [])
+        self.assertEqual(self.errors, [])
 
     def test_a_narrow_screen_has_every_column(self):
         server = self.serve()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Triton's perf_analyzer against a running server: it must end well, without a complaint, and have every request answered.
+"""Runs Triton's perf_analyzer against a server: it must succeed without warnings, and every request must succeed.
 
 Usage: perf_analyzer.py SHADOWSLICE_BINARY RIVALS_FOLDER
 
-Both protocols, with and without system shared memory, one and eight at a time; tensors of 64 bytes and 600 kB. Then
-ModelStreamInfer, with a model that gives one answer and one that gives twenty.
+The runs use both protocols, with and without system shared memory, one and eight concurrent requests, and tensors of
+64 bytes and 600 kB. Then they use ModelStreamInfer, with models that send one and twenty responses.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from pathlib import Path
 import streams
 from server import Server
 
-SIZES = {64: 2000, 600_000: 200}  # bytes, and how many requests
-CONCURRENCY = (1, 8)  # with more, perf_analyzer may compute for minutes
-TIMEOUT = 90  # seconds of one run, which takes one or two
+SIZES = {64: 2000, 600_000: 200}  # bytes of a tensor, and the number of requests
+CONCURRENCY = (1, 8)  # With more, perf_analyzer itself may compute for minutes.
+TIMEOUT = 90  # seconds for a run, which takes one or two
 COMPLAINT = re.compile(r"error|fail|unable|unsupported|not supported|unstable", re.IGNORECASE)
 
 
@@ -31,8 +31,8 @@ class Subject(Server):
 
     def write(self, folder):
         (folder / "counter.py").write_text(streams.COUNTER)
-        asked = {name: {"content": [value], "shape": [1]} for name, value in streams.TWENTY.items()}
-        (folder / "asked.json").write_text(json.dumps({"data": [asked]}))
+        load = {name: {"content": [value], "shape": [1]} for name, value in streams.TWENTY.items()}
+        (folder / "asked.json").write_text(json.dumps({"data": [load]}))
         return {}
 
     def configuration(self, _):
@@ -66,9 +66,9 @@ def stream(server, rivals, model, count, concurrency):
     return run(server, rivals, (model, count), "grpc", concurrency, more)
 
 
-def run(server, rivals, asked, protocol, concurrency, more):
-    """Runs it once; what is wrong with that, or nothing."""
-    model, count = asked
+def run(server, rivals, load, protocol, concurrency, more):
+    """Runs perf_analyzer once. Returns the reason of a failure."""
+    model, count = load
     address = f"127.0.0.1:{server.http_port if protocol == 'http' else server.grpc_port}"
     command = [rivals / "perf/perf_analyzer", "-m", model, "-i", protocol, "-u", address,
                "--concurrency-range", str(concurrency), "--request-count", str(count), *more]

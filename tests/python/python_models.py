@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models in Python, as Triton's clients see them, and what becomes of those that misbehave.
+"""Tests Python models, also faulty ones, with Triton's clients.
 
 Usage: python_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -49,7 +49,7 @@ from shadowslice import InvalidInput, Tensor
 class Moods:
     inputs = {"mood": Tensor("BYTES", [-1, 1])}
     outputs = {"y": Tensor("FP32", [-1, -1]), "text": Tensor("BYTES", [-1, 1])}
-    deterministic = False  # `y` tells the rows of the batch.
+    deterministic = False  # `y` is the number of rows in the batch.
 
     def load(self, context):
         self.context, self.kept = context, []
@@ -88,7 +88,7 @@ class Moods:
             try: outcomes.append(self.writes(None))
             except OSError as error: outcomes.append(error.strerror)
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(write)
-        # A library's handler runs in the thread that has the signal, not in Python's first.
+        # A C handler runs in the thread that gets the signal, not in Python's main thread.
         libc.signal(signal.SIGUSR1, handler)
         others = [int(thread) for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
         for thread in others: libc.tgkill(os.getpid(), thread, signal.SIGUSR1)
@@ -98,7 +98,7 @@ class Moods:
     def prints(self, _):
         for _ in range(200_000): print("x" * 80)
     def nothing(self, _): return 7
-    def lacks(self, answer): return {"y": answer["y"]}
+    def omits(self, answer): return {"y": answer["y"]}
     def dtype(self, answer): return answer | {"y": answer["y"].astype(np.float64)}
     def rows(self, answer): return answer | {"y": answer["y"][:0]}
     def number(self, answer): return answer | {"text": np.array([[5]], dtype=object)}
@@ -108,7 +108,7 @@ class Moods:
     def strided(self, answer): return answer | {"y": np.arange(8, dtype=np.float32).reshape(2, 4).T[:1]}
 """
 
-# Values that are made up break it, and so do those of another worker's `warmup`.
+# Generated values make this model fail, and so do those of another worker's `warmup`.
 PICKY = """
 import json
 import numpy as np
@@ -145,7 +145,7 @@ class Random:
         return {"y": np.random.rand(len(batch["x"]), np.random.randint(1, 1000)).astype(np.float32)}
 """
 
-# Without a batch axis, with `warmup`.
+# A model without a batch axis, with `warmup`.
 WHOLE = """
 import numpy as np
 from shadowslice import Tensor
@@ -159,10 +159,10 @@ class Whole:
         return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
 """
 
-# The configuration names a file of values that it takes.
+# A model without `warmup`: the configuration names a file with valid values.
 GIVEN = WHOLE.replace("    def warmup(self): return {\"x\": np.arange(7, dtype=np.int32)}\n", "")
 
-# Tensors as CuPy, JAX and others have them, the first two on a GPU.
+# Tensors that behave like those of CuPy, JAX and other libraries, the first two on a GPU.
 FOREIGN = """
 from __future__ import annotations
 from typing import Annotated, TypedDict
@@ -202,34 +202,34 @@ class Foreign:
 """
 
 
-PROCESSES = "the sandbox refuses this: models may not start processes or reach the network"
+PROCESSES = "the sandbox does not allow this: models cannot start processes or use the network"
 
 
 def doubled(more, answer="2 * batch['x']"):
-    """A model's text; `more` begins at line 7."""
+    """Returns a model's source; `more` starts at line 7."""
     text = "import numpy as np\nfrom shadowslice import Tensor\nclass A:\n" \
            "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n" \
            f"    def infer(self, batch): return {{'x': {answer}}}\n\n"
     return text + "".join(f"    {each}\n" for each in more.split("\n"))
 
 
-# Why each is unready; the model's own file stands for {}.
+# Sources of faulty models, and the reason why each is unready; {} is the model's file.
 FAULTY = {
     "empty": ("# nothing\n", "{}: no class has a method `infer(self, batch)`"),
     "syntax": ("class A\n", "{}:1: expected ':'"),
     "binary": ("class A:\0\n", "source code string cannot contain null bytes"),
     "axis": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1 << 62])}\n"
-             "    def infer(self, batch): pass\n", "{}:2: 'x' has shape [4611686018427387904]; an axis is -1 or 1 to 2147483647"),
+             "    def infer(self, batch): pass\n", "{}:2: 'x' has shape [4611686018427387904]; each axis must be -1, or from 1 to 2147483647"),
     "name": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'\\ud800': Tensor('FP32', [1])}\n"
-             "    def infer(self, batch): pass\n", "{}:2: inputs of class A: '\\ud800' is none; write"),
+             "    def infer(self, batch): pass\n", "{}:2: inputs of class A: invalid entry '\\ud800'; use"),
     "unspeakable": ("raise OSError('\\ud800')\n", "OSError: \\ud800"),
-    "made": ("exec('class A:\\n def infer(self, batch): pass', globals())\n", "{}:0: class A does not say its inputs"),
-    "package": ("\nimport no_such_package\n", "{}:2: there is no package 'no_such_package'"),
-    "inside": ("from no_such_package.sub import x\n", "{}:1: there is no package 'no_such_package'"),
-    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one batch"),
-    "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not say its inputs"),
+    "made": ("exec('class A:\\n def infer(self, batch): pass', globals())\n", "{}:0: class A does not declare its inputs"),
+    "package": ("\nimport no_such_package\n", f"{{}}:2: {sys.executable} has no package 'no_such_package'"),
+    "inside": ("from no_such_package.sub import x\n", f"{{}}:1: {sys.executable} has no package 'no_such_package'"),
+    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one argument"),
+    "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not declare its inputs"),
     "datatype": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP31', [1])}\n"
-                 "    def infer(self, batch): pass\n", "{}:2: 'x' has datatype 'FP31'"),
+                 "    def infer(self, batch): pass\n", "{}:2: 'x' has unknown datatype 'FP31'"),
     "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer` or `generate` (A, B)"),
     "exits": ("import sys\nsys.exit(0)\n", "the model called sys.exit"),
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
@@ -238,45 +238,45 @@ FAULTY = {
     "made_up": (doubled("", "1 // 0"), "add a method `warmup`"),
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
-    "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
+    "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, but float32 is declared"),
     "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "add a method `warmup`"),
     "imports": ("import os\nos.fork()\n", PROCESSES),
     "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
                "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
                "the stream ended without an answer, so it proves nothing; if the model cannot run on made-up values, add"),
     "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
-    "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
-    "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
-    "warmup_lacks": (doubled("def warmup(self): return {}"), "{}:7: `warmup` of class A returned no input 'x'"),
+    "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType; return a dict"),
+    "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned unknown input 'y'; the"),
+    "warmup_lacks": (doubled("def warmup(self): return {}"), "{}:7: `warmup` of class A returned no array for input 'x'"),
     "warmup_dtype": (doubled("def warmup(self): return {'x': np.zeros((1, 4))}"),
-                     "{}:7: `warmup` of class A: input 'x' has dtype float64, and must have float32"),
+                     "{}:7: `warmup` of class A: input 'x' has dtype float64, but float32 is declared"),
     "warmup_rows": (doubled("def warmup(self): return {'x': np.zeros((2, 4), 'float32')}"),
-                    "{}:7: `warmup` of class A: input 'x' has shape [2, 4], and must have [1, 4]"),
+                    "{}:7: `warmup` of class A: input 'x' has shape [2, 4], but expected [1, 4]"),
     "warmup_raises": (doubled("def warmup(self):\n    open('none')"),
                       "{}:7: `warmup` of class A failed at line 8: FileNotFoundError"),
     "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "answers are wrong"),
     "no_reference": (doubled("def reference(self): pass"), "{}:7: `reference` must be a method `reference(self, batch)`"),
     "lost": (doubled("class Lost:\n    def __dlpack__(self): pass\n    def __dlpack_device__(self): return 2, 0", "self.Lost()"),
-             "TypeError: Lost lies on DLPack's device 2; copy it to the host"),
+             "TypeError: Lost is on DLPack device 2; copy it to the host"),
     "bf16": ("import sys\nfrom shadowslice import Tensor\nsys.modules['ml_dtypes'] = None\nclass A:\n"
              "    inputs = outputs = {'x': Tensor('BF16', [1])}\n    def infer(self, batch): return batch\n",
-             "-m pip install ml_dtypes` installs it"),
+             "-m pip install ml_dtypes`"),
     "no_field": ("from typing import TypedDict\nclass In(TypedDict):\n    x: int\nclass A:\n"
                  "    def infer(self, batch: In) -> In: return batch\n", "{}:5: field 'x' of In has no Tensor"),
     "no_annotation": ("class A:\n    def infer(self, batch: 'Missing'): return batch\n",
-                      "{}:2: the annotations of `infer` cannot be read: NameError: name 'Missing' is not defined"),
-    "graph": (doubled("cuda_graph = 1"), "{}:3: `cuda_graph` of class A is 1, and must be True or False"),
-    "graph_of_arrays": (doubled("cuda_graph = True"), "{}:3: class A has `cuda_graph`, and uses no PyTorch"),
+                      "{}:2: cannot read the annotations of `infer`: NameError: name 'Missing' is not defined"),
+    "graph": (doubled("cuda_graph = 1"), "{}:3: `cuda_graph` of class A is 1; use True or False"),
+    "graph_of_arrays": (doubled("cuda_graph = True"), "{}:3: class A has `cuda_graph`, but does not use PyTorch"),
     "graph_of_texts": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
                        "    inputs = outputs = {'x': Tensor('BYTES', [1])}\n    def infer(self, batch): return batch\n",
-                       "{}:3: 'x' is BYTES, which no GPU computes; leave out `cuda_graph`"),
+                       "{}:3: CUDA graphs do not support BYTES ('x'); remove `cuda_graph`"),
     "graph_of_streams": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
                          "    inputs = outputs = {'x': Tensor('FP32', [1])}\n    def generate(self, request): yield request\n",
-                         "{}:3: a stream cannot be recorded; leave out `cuda_graph` of class A"),
-    "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
+                         "{}:3: CUDA graphs do not support streams; remove `cuda_graph` from class A"),
+    "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no'; use True or False"),
 }
 
-# Other values of the inputs may help against these alone.
+# The faults that other values of the inputs may prevent.
 HELPED_BY_WARMUP = {"made_up", "silent", "output_shape"}
 
 # A batch of two rows takes longer than twice the SLO.
@@ -293,7 +293,7 @@ class Slow:
         return {"y": batch["x"]}
 """
 
-# The answer to a row depends on the first row of its batch.
+# The output of a row depends on the first row of its batch.
 BESIDE = """
 import numpy as np
 from shadowslice import Tensor
@@ -306,7 +306,7 @@ class Beside:
         return {{"y": batch["x"] == batch["x"][0]}}
 """
 
-# The same, by the length of a text.
+# The output of a row depends on the longest text of its batch.
 LONGEST = """
 import numpy as np
 from shadowslice import Tensor
@@ -325,7 +325,7 @@ DEPENDENT = {"beside_int64": BESIDE.format("INT64"), "beside_text": BESIDE.forma
 SMALL = {**DEPENDENT, "foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
-# Those whose class alone tells.
+# The faults that `check` finds in the class, without an object.
 SEEN = ["no_warmup", "no_reference", "deterministic", "graph", "graph_of_texts", "graph_of_streams", "bf16", "no_field",
         "no_annotation"]
 
@@ -437,14 +437,14 @@ class PythonModels(unittest.TestCase):
             "connects": (PROCESSES, "INTERNAL"),
             "resolves": (PROCESSES, "INTERNAL"),
             "fetches": (PROCESSES, "INTERNAL"),
-            "writes": ("Permission denied: '/tmp/written': the sandbox refuses this: models may only write files in", "INTERNAL"),
+            "writes": ("Permission denied: '/tmp/written': the sandbox does not allow this: models can write files only in", "INTERNAL"),
             "reads": ("No such file or directory: '/nowhere/weights'", "INTERNAL"),
-            "nothing": ("infer returned int, which is no dict", "INTERNAL"),
-            "lacks": ("infer returned no output 'text'", "INTERNAL"),
-            "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
+            "nothing": ("infer returned int, not a dict", "INTERNAL"),
+            "omits": ("infer returned no output 'text'", "INTERNAL"),
+            "dtype": ("output 'y' has dtype float64, but float32 is declared", "INTERNAL"),
             "number": ("a bytes-like object is required, not 'int'", "INTERNAL"),
-            "rows": ("output 'y' has shape [0, 2], and must have [1, -1]", "INTERNAL"),
-            "axes": ("output 'y' has shape [2], and must have [1, -1]", "INTERNAL"),
+            "rows": ("output 'y' has shape [0, 2], but expected [1, -1]", "INTERNAL"),
+            "axes": ("output 'y' has shape [2], but expected [1, -1]", "INTERNAL"),
             "huge": ("raise limits.response_bytes", "INTERNAL"),
         }
         for mood, (why, code) in wrong.items():
@@ -455,7 +455,7 @@ class PythonModels(unittest.TestCase):
             self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
             if mood == "raises":
                 record = r'Traceback \(most recent call last\):\\n .*, in raises\\n.*\\nRuntimeError: a broken model"'
-                wait_until(lambda: re.search(record, SERVER.said()))
+                wait_until(lambda: re.search(record, SERVER.log_tail()))
         self.assertEqual(SERVER.worker("moods"), before)
         self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
         np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
@@ -533,7 +533,7 @@ class PythonModels(unittest.TestCase):
                 self.assertIn(why.format(path), checked.stdout)
                 self.assertEqual(checked.returncode, 1)
 
-    def test_a_check_imports_models_that_write_temporary_files_and_none_if_told_so(self):
+    def test_a_check_imports_models_that_write_temporary_files_unless_no_import_is_set(self):
         known = {"writes": "import tempfile\ntempfile.TemporaryFile().write(b'x')\n" + SMALL["picky"], "fails": "1 / 0\n"}
         config = SERVER.folder / "checked.yaml"
         for name, options, code in (("writes", [], 0), ("fails", [], 78), ("fails", ["--no-import"], 0)):
@@ -649,7 +649,7 @@ class Bounds(unittest.TestCase):
         worker = self.server.worker("hangs")
         self.client.async_infer("hangs", [self.ask(b"hang")], callback=lambda result, error: None)
         threads = Path(f"/proc/{worker}/task")
-        wait_until(lambda: "hangs now" in self.server.said())
+        wait_until(lambda: "hangs now" in self.server.log_tail())
         self.server.process.kill()
         self.server.process.wait()
         wait_until(lambda: not threads.exists())
@@ -675,10 +675,10 @@ class Bytes(unittest.TestCase):
         sys.path.append(str(Path(__file__).parents[2] / "python"))
         from shadowslice import _tensors
         truths = np.array([[2, 0], [0, 255]], np.uint8).view(np.bool_)
-        self.assertEqual(_tensors.written("BOOL", truths.T).tobytes(), bytes([1, 0, 0, 1]))
+        self.assertEqual(_tensors.encode("BOOL", truths.T).tobytes(), bytes([1, 0, 0, 1]))
         elements = np.empty(1, np.object_)
         elements[0] = memoryview(np.array([7], np.int32))
-        self.assertEqual(_tensors.written("BYTES", elements).tobytes(), bytes([4, 0, 0, 0, 7, 0, 0, 0]))
+        self.assertEqual(_tensors.encode("BYTES", elements).tobytes(), bytes([4, 0, 0, 0, 7, 0, 0, 0]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server for outside clients: the real binary in a folder of its own."""
+"""A server for outside clients: the real binary in a temporary folder."""
 
 import http.client
 import json
@@ -14,13 +14,16 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-READY_WITHIN = 60  # seconds
-STOPPED_WITHIN = 30  # seconds
+READY_TIMEOUT = 60  # seconds
+STOP_TIMEOUT = 30  # seconds
 
 
 class Server:
-    """Runs until `stop`. `make` writes the models into a folder and says what to configure of each; `more` are lines
-    of the configuration."""
+    """A server that runs until `stop`.
+
+    `make` writes the models to a folder, and returns each model's keys in the configuration. `more` has further lines
+    of the configuration.
+    """
 
     def __init__(self, binary, make, more="", wait=True, metrics="[]"):
         self.more, self.listen_metrics = more, metrics
@@ -53,10 +56,10 @@ class Server:
 
     def wait_ready(self):
         client = grpcclient.InferenceServerClient(f"127.0.0.1:{self.grpc_port}")
-        deadline = time.monotonic() + READY_WITHIN
+        deadline = time.monotonic() + READY_TIMEOUT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.said()}")
+                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log_tail()}")
             try:
                 if client.is_server_ready():
                     client.close()
@@ -64,39 +67,39 @@ class Server:
             except InferenceServerException:
                 pass
             time.sleep(0.1)
-        raise RuntimeError(f"the server was not ready within {READY_WITHIN} s:\n{self.said()}")
+        raise RuntimeError(f"the server was not ready within {READY_TIMEOUT} s:\n{self.log_tail()}")
 
     def command(self, *arguments):
-        """What a command of the same binary prints about this server."""
+        """Runs a command of the same binary for this server. Returns its output."""
         return subprocess.run([self.binary, *arguments, "--run-dir", str(self.run_dir)], check=True, text=True,
                               stdout=subprocess.PIPE, timeout=60).stdout
 
     def worker(self, model):
-        """The process that serves the model now."""
+        """Returns the PID of the worker that serves the model."""
         models = json.loads(self.command("status", "--json"))["models"]
         workers = next(each["workers"] for each in models if each["name"] == model)
         return next((worker["pid"] for worker in workers if worker["phase"] == "serving"), None)
 
-    def said(self):
+    def log_tail(self):
         self.log.seek(0)
         return self.log.read()[-5000:]
 
     def stop(self):
-        """It must exit 0 and leave no socket behind."""
+        """Stops the server, which must exit with 0 and leave no sockets behind."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(STOPPED_WITHIN)
+        status = self.process.wait(STOP_TIMEOUT)
         left = [path.name for path in self.run_dir.rglob("*") if path.is_socket()]
         if status != 0 or left:
-            raise RuntimeError(f"the server ended with {status}, sockets left: {left}:\n{self.said()}")
+            raise RuntimeError(f"the server ended with {status}, sockets left: {left}:\n{self.log_tail()}")
         self.log.close()
         shutil.rmtree(self.folder)
 
 
 def wait_until(happened):
-    deadline = time.monotonic() + READY_WITHIN
+    deadline = time.monotonic() + READY_TIMEOUT
     while not happened():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"it did not happen within {READY_WITHIN} s")
+            raise TimeoutError(f"the condition was not met within {READY_TIMEOUT} s")
         time.sleep(0.02)
 
 
@@ -107,7 +110,7 @@ def free_port():
 
 
 def raw_exchange(address, sent):
-    """Sends bytes, closes the sending side, and returns what came back until the end or 2 s of silence."""
+    """Sends bytes, closes the sending side, and returns the bytes received until the end or 2 s of silence."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     received = b""
     with socket.socket(family) as connection:
@@ -124,7 +127,7 @@ def raw_exchange(address, sent):
 
 
 def unix_http(path, method, target, body=None, headers=None):
-    """One HTTP request on a Unix socket: the status and the body of the answer."""
+    """Sends an HTTP request over a Unix socket. Returns the status and body of the response."""
     connection = http.client.HTTPConnection("localhost", timeout=30)
     connection.sock = socket.socket(socket.AF_UNIX)
     try:

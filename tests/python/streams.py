@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models that stream, as Triton's clients see them: tritonclient in both forms, and gRPC's own calls.
+"""Tests models that stream, with both forms of tritonclient and with plain gRPC calls.
 
 Usage: streams.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -28,10 +28,10 @@ from tritonclient.utils import InferenceServerException
 
 from server import Server, free_port, wait_until
 
-PATIENCE = 30  # seconds
+TIMEOUT = 30  # seconds
 EXAMPLE = Path(__file__).parents[2] / "configs" / "python" / "tokens"
 
-# Counts up to `count`, by `step`; what it does at a number below zero is its name.
+# A model that counts up to `count`. Each negative number selects a fault.
 COUNTER = """
 import os, time
 import numpy as np
@@ -79,7 +79,7 @@ class Plain:
 """
 
 TWENTY = {"count": 20, "pause": 0.001, "bytes": 4}
-"""Asks it for twenty answers."""
+"""Inputs that make `counter` send twenty responses."""
 
 SERVER = None
 
@@ -118,7 +118,7 @@ class Models(Server):
         return int(found[1]) if found else 0
 
     def steps(self, model):
-        """Answers after the first of their stream, so far."""
+        """Returns the number of responses so far, without the first of each stream."""
         return self.metric(f'shadowslice_stream_answer_seconds_count{{model="{model}".*}}')
 
 
@@ -144,7 +144,7 @@ def counting(count, pause=0.0, size=0):
 
 
 def request(model, inputs):
-    """A message."""
+    """Returns a request message."""
     return _get_inference_request(model_name=model, inputs=inputs, model_version="", request_id="", outputs=None,
                                   sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None,
                                   parameters=None)
@@ -159,7 +159,7 @@ def is_final(result):
 
 
 class Stream:
-    """One of tritonclient's streams."""
+    """A stream of tritonclient."""
 
     def __init__(self, server=None):
         self.client = grpcclient.InferenceServerClient(f"localhost:{(server or SERVER).grpc_port}")
@@ -170,13 +170,13 @@ class Stream:
         self.client.async_stream_infer(model, inputs, **how)
 
     def answer(self):
-        result, error = self.came.get(timeout=PATIENCE)
+        result, error = self.came.get(timeout=TIMEOUT)
         if error is not None:
             raise error
         return result
 
     def until_the_end(self, model, inputs):
-        """All answers to a request."""
+        """Sends a request, and returns all of its responses."""
         self.ask(model, inputs, enable_empty_final_response=True)
         answers = []
         while not is_final(answer := self.answer()):
@@ -253,9 +253,9 @@ class Streams(unittest.TestCase):
                     came.append(counted(result))
                 return sorted(came)
 
-        self.assertEqual(asyncio.run(asyncio.wait_for(ask(), PATIENCE)), sorted([*range(20)] * 2))
+        self.assertEqual(asyncio.run(asyncio.wait_for(ask(), TIMEOUT)), sorted([*range(20)] * 2))
 
-    def test_models_with_one_answer_give_them_in_order(self):
+    def test_models_with_one_response_send_them_in_order(self):
         for number in range(100):
             self.stream.ask("plain", [tensor("count", np.int32([number]), "INT32")])
         came = [int(self.stream.answer().as_numpy("count")[0]) for _ in range(100)]
@@ -280,7 +280,7 @@ class Streams(unittest.TestCase):
                 self.assertEqual(len(self.stream.until_the_end("counter", counting(2))), 2)
         self.assertEqual(SERVER.worker("counter"), before)
 
-    def test_a_broken_message_is_told_of_when_those_before_it_are_answered(self):
+    def test_a_broken_message_is_reported_after_the_responses_before_it(self):
         channel = grpc.insecure_channel(f"localhost:{SERVER.grpc_port}")
         self.addCleanup(channel.close)
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer",
@@ -307,11 +307,11 @@ class Streams(unittest.TestCase):
         self.assertNotIn("model_transaction_policy", http.get_model_config("plain"))
 
     def test_a_client_that_leaves_ends_its_generator(self):
-        given_up = len(re.findall("given up at", SERVER.said()))
+        given_up = len(re.findall("given up at", SERVER.log_tail()))
         self.stream.ask("counter", counting(100_000, 0.001))
         self.assertEqual([counted(self.stream.answer()) for _ in range(5)], [0, 1, 2, 3, 4])
         self.stream.client.stop_stream(cancel_requests=True)
-        wait_until(lambda: len(re.findall("given up at", SERVER.said())) > given_up)
+        wait_until(lambda: len(re.findall("given up at", SERVER.log_tail())) > given_up)
 
     def test_a_client_that_does_not_read_holds_its_generator_back(self):
         channel = grpc.insecure_channel(f"localhost:{SERVER.grpc_port}")
@@ -379,7 +379,7 @@ class Upgrades(unittest.TestCase):
         stop.set()
         [thread.join() for thread in threads]
         self.assertEqual(set(outcomes), {True})
-        self.assertEqual(server.process.wait(PATIENCE), 0)
+        self.assertEqual(server.process.wait(TIMEOUT), 0)
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
 
@@ -393,11 +393,11 @@ class Upgrades(unittest.TestCase):
         begun = time.monotonic()
         # The second reads no further answer.
         said = server.command("upgrade")
-        self.assertLess(time.monotonic() - begun, PATIENCE)
+        self.assertLess(time.monotonic() - begun, TIMEOUT)
         with self.assertRaisesRegex(InferenceServerException, "send the request again|call again"):
             while True:
                 streams[0].answer()
-        self.assertEqual(server.process.wait(PATIENCE), 0)
+        self.assertEqual(server.process.wait(TIMEOUT), 0)
         pid = int(next(word for word in said.split() if word.isdigit()))
         [stream.close() for stream in streams]
         os.kill(pid, signal.SIGTERM)

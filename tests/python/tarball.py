@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tarball, packed from these binaries, where it is unpacked: it serves, and says how it is used.
+"""Builds the tarball from these binaries, unpacks it, and tests the server and its documentation.
 
 Usage: tarball.py SHADOWSLICE_BINARY ONNXRUNTIME_FOLDER
 """
@@ -67,12 +67,12 @@ class Tarball(unittest.TestCase):
         first = self.folder / "first-model"
         run(self.top / "bin/shadowslice", "init", first)
         config = first / "shadowslice.yaml"
-        # Where NumPy is for these tests.
+        # The tests get NumPy from PYTHONPATH.
         config.write_text(config.read_text() + "workers: {environment: [PYTHONPATH]}\n")
         self.assertEqual(self.served(config, "first")["platform"], "python")
 
     def served(self, config, model):
-        """What the model says of itself, asked of a server that is started as a newcomer would."""
+        """Starts a server as a new user would. Returns the model's metadata."""
         run_dir = self.folder / "run"
         environment = {"RUNTIME_DIRECTORY": str(run_dir), "PATH": os.environ["PATH"],
                        "PYTHONPATH": os.environ["PYTHONPATH"]}
@@ -109,8 +109,8 @@ class Tarball(unittest.TestCase):
             text = (pages / f"shadowslice-{command}.1").read_text()
             self.assertIn(f"shadowslice {command}", text)
         if not shutil.which("mandoc"):
-            self.skipTest("there is no mandoc")
-        # clap's pages have no date, and one break too many above possible values.
+            self.skipTest("mandoc not found")
+        # clap's pages have no date, and an extra break above possible values.
         faults = [subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page], text=True, stdout=subprocess.PIPE).stdout
                   for page in sorted(pages.iterdir())]
         faults = [line for text in faults for line in text.splitlines()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""One supervisor takes over from another while Triton's clients and plain HTTP connections ask.
+"""Upgrades the supervisor under load of Triton's clients and plain HTTP connections.
 
 Usage: upgrade.py SHADOWSLICE_BINARY [UPGRADES]
 
-Clients that ask all the time and clients that are idle most of it, over HTTP and gRPC, TCP and Unix sockets. Each
-answer is checked, and none may be lost. Prints latencies without upgrades, and with them.
+Busy and mostly idle clients use HTTP and gRPC, over TCP and Unix sockets. Each response is checked, and none may be
+lost. Prints the latencies without upgrades and with them.
 """
 
 import http.client
@@ -40,7 +40,7 @@ models: [{{name: echo, engine: emulated, tensors: {tensors}, profile: profile.ya
 """
 
     def upgrade(self):
-        """The supervisor that serves now is another process."""
+        """Upgrades the supervisor, and stores the PID of the new process."""
         said = self.command("upgrade")
         self.pid = int(next(word for word in said.split() if word.isdigit()))
 
@@ -64,7 +64,7 @@ class Load:
             try:
                 answer = ask(values)
                 why = None if np.array_equal(answer, values) else f"wrong: {answer} for {values}"
-            except Exception as error:  # whatever a client sees is a loss
+            except Exception as error:  # Every exception counts as a lost request.
                 why = repr(error)
             with self.lock:
                 self.latencies.append(time.monotonic() - begun)

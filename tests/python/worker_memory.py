@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models that ask for more of the host's memory than `workers.memory`.
+"""Tests models that allocate more of the host's memory than `workers.memory`.
 
 Usage: worker_memory.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -21,7 +21,7 @@ SERVER = None
 
 
 def make(folder):
-    """`hungry` takes as many FP32 zeros as it is asked for, and answers with their sum."""
+    """Writes the model `hungry`, which allocates `count` FP32 zeros and returns their sum."""
     models.write(folder, "hungry",
                  [helper.make_node("ConstantOfShape", ["count"], ["zeros"]),
                   helper.make_node("ReduceSum", ["zeros"], ["sum"], keepdims=1)],
@@ -49,12 +49,12 @@ class Memory(unittest.TestCase):
         tensor.set_data_from_numpy(values)
         return self.client.infer(model, [tensor])
 
-    def test_a_request_whose_memory_cannot_be_had_fails_alone(self):
+    def test_a_request_that_exceeds_the_memory_fails_alone(self):
         before = SERVER.worker("hungry"), SERVER.worker("modest")
         for _ in range(5):
             with self.assertRaises(InferenceServerException) as caught:
                 self.ask("hungry", "count", np.array([LIMIT // 4], np.int64))
-            self.assertNotEqual(caught.exception.status(), "503", "it is no matter of trying again")
+            self.assertNotEqual(caught.exception.status(), "503", "a retry does not help")
             answer = self.ask("hungry", "count", np.array([LIMIT // 16], np.int64))
             self.assertEqual(answer.as_numpy("sum"), [0])
             row = np.ones((1, 3), np.float32)

@@ -1,1 +1,1 @@
-"""Several shadowslice hosts behind one address: models are placed and moved without loss."""
+"""Serve models from several shadowslice hosts behind one address."""

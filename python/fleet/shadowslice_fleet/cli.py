@@ -1,4 +1,4 @@
-"""`shadowslice-fleet`: the command line."""
+"""The command line of `shadowslice-fleet`."""
 
 import argparse
 import json
@@ -10,52 +10,54 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from shadowslice_fleet import report, settings, wish
-from shadowslice_fleet.moves import Refused
+from shadowslice_fleet import report, settings
+from shadowslice_fleet import spec as specs
+from shadowslice_fleet.moves import CommandRefused
+from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
-from shadowslice_fleet.state import StateFault
 
 OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
-ANSWERED_WITHIN = 20.0  # seconds
-UP_WITHIN = 600.0
-LOOKED_EVERY = 0.5
-# With its defaults Ray tries for a quarter of an hour to reach a head that is away; so for 15 s.
-RAY_GIVES_UP = {
+REPLY_TIMEOUT = 20.0  # seconds, for a reply of the Fleet actor
+WAIT_TIMEOUT = 600.0  # seconds, the default of --within
+POLL_INTERVAL = 0.5  # seconds
+# By default, Ray tries for 15 minutes to reach a head that does not answer; with these, for 15 s.
+RAY_TIMEOUTS = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_py_gcs_connect_timeout_s": "3",
     "RAY_gcs_server_request_timeout_seconds": "5",
 }
 
 
-class NotAsWished(Exception):
-    """The fleet is not as it should be; the text says where."""
+class NotInDesiredState(Exception):
+    """The fleet is not in the desired state. The text names the difference."""
 
 
 class NoFleet(Exception):
-    """No fleet answers."""
+    """The Fleet actor does not answer."""
 
 
 def main() -> None:
+    """Runs the command of the command line, and exits with its exit code."""
     arguments = _parser().parse_args()
     arguments.out = _own_output()
     try:
         sys.exit(arguments.run(arguments))
-    except (NotAsWished, PlaceFailed, Refused, StateFault) as why:
+    except (NotInDesiredState, PlaceFailed, CommandRefused, StateFault) as why:
         print(f"error: {why}", file=sys.stderr)
         sys.exit(REFUSED)
-    except (wish.WishFaults, settings.SettingsFault) as fault:
+    except (specs.SpecFaults, settings.SettingsFault) as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(CONFIG)
     except NoFleet as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(UNAVAILABLE)
     except KeyboardInterrupt:
-        print("note: what was asked of the fleet goes on; see `status`", file=sys.stderr)
+        print("note: the fleet continues with the command; see `status`", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
 def _own_output() -> TextIO:
-    """Standard output for what commands say; what Ray writes there goes to standard error."""
+    """Returns a copy of standard output, then sends standard output, used by Ray, to stderr."""
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return own
@@ -71,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="shadowslice-fleet", description=sys.modules["shadowslice_fleet"].__doc__)
     parser.add_argument(
-        "--ray", default="auto", metavar="HOST:PORT", help="Ray's head; this node's by default"
+        "--ray", default="auto", metavar="HOST:PORT", help="Ray's head (default: this node's)"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -80,42 +82,58 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    up = command("up", _up, "Have the fleet serve these models, and wait until it does")
-    up.add_argument("wish", type=Path, metavar="WISH.yaml")
+    up = command("up", _up, "Serve exactly the models of a spec, and wait until they are ready")
+    up.add_argument("spec", type=Path, metavar="SPEC.yaml")
     _bounded(up)
-    plan = command("plan", _plan, "Say what `up` would change, and change nothing")
-    plan.add_argument("wish", type=Path, metavar="WISH.yaml")
-    status = command("status", _status, "Say what is served where, and what is not as wished")
-    status.add_argument("--json", action="store_true")
-    move = command("move", _move, "Move a copy of a model to another host or GPU")
-    move.add_argument("model")
-    move.add_argument("to", metavar="HOST[:GPU]")
-    move.add_argument("--from", dest="source", metavar="HOST")
+    plan = command("plan", _plan, "Show what `up` would change, without changing it")
+    plan.add_argument("spec", type=Path, metavar="SPEC.yaml")
+    status = command("status", _status, "Show copies, hosts, GPUs and differences from the spec")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    move = command("move", _move, "Move a copy of a model to another host or GPU, and wait")
+    move.add_argument("model", metavar="MODEL")
+    move.add_argument(
+        "to", metavar="HOST[:GPU]", help="the new place (default: the first usable GPU)"
+    )
+    move.add_argument(
+        "--from", dest="source", metavar="HOST", help="the host that the copy leaves, if several"
+    )
     _bounded(move)
     for name, text in (
-        ("drain", "Have all models leave a host"),
-        ("undrain", "Have models come to a host again"),
+        ("drain", "Move all models away from a host, and wait"),
+        ("undrain", "Admit models to a host again"),
     ):
         host = command(name, _drain, text)
-        host.add_argument("host")
+        host.add_argument("host", metavar="HOST")
         _bounded(host)
         host.set_defaults(drained=name == "drain")
-    down = command("down", _down, "Have the fleet serve no models")
+    down = command("down", _down, "Remove all models from the fleet, and wait")
     _bounded(down)
-    node = command("node", _node, "Run this node until it is stopped: what its unit runs")
+    node = command("node", _node, "Run Ray on this node until it is stopped (for the node's unit)")
     part = node.add_mutually_exclusive_group(required=True)
-    part.add_argument("--head", action="store_true", help="the fleet's head, beside the gateway")
-    part.add_argument("--join", metavar="HOST:PORT", help="a host of the fleet with this head")
-    node.add_argument("--port", type=int, default=6379, help="of the head (%(default)s)")
-    node.add_argument("--address", help="this node's own")
-    node.add_argument("--host", action="store_true", help="the head has a supervisor, too")
-    node.add_argument("--temp-dir", type=Path, default=Path("/tmp/ray"))
-    _with_settings(node)
-    controller = command("controller", _controller, "Keep the fleet where KubeRay runs Ray")
-    controller.add_argument("--wish", type=Path, help="a file that the fleet is to go by")
-    gateway = command(
-        "gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs"
+    part.add_argument("--head", action="store_true", help="run the fleet's head")
+    part.add_argument("--join", metavar="HOST:PORT", help="join the fleet with this head")
+    node.add_argument("--port", type=int, default=6379, help="the head's port (%(default)s)")
+    node.add_argument("--address", metavar="IP", help="this node's address")
+    node.add_argument("--host", action="store_true", help="the head also has a supervisor")
+    node.add_argument(
+        "--temp-dir",
+        type=Path,
+        default=Path("/tmp/ray"),
+        metavar="FOLDER",
+        help="Ray's folder for temporary files (%(default)s)",
     )
+    _with_settings(node)
+    controller = command(
+        "controller", _controller, "Run the Fleet actor in a Ray cluster that KubeRay started"
+    )
+    controller.add_argument(
+        "--wish",
+        dest="spec",
+        type=Path,
+        metavar="SPEC.yaml",
+        help="the spec, applied again after each change",
+    )
+    gateway = command("gateway", _gateway, "Run Envoy until it is stopped (for the gateway's unit)")
     _with_settings(gateway)
     return parser
 
@@ -127,8 +145,10 @@ def _with_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _bounded(command: argparse.ArgumentParser) -> None:
-    text = "seconds until it gives up waiting; the fleet goes on (%(default)g)"
-    command.add_argument("--within", type=_seconds, default=UP_WITHIN, help=text)
+    text = "how long to wait (%(default)g); the fleet continues afterwards"
+    command.add_argument(
+        "--within", type=_seconds, default=WAIT_TIMEOUT, metavar="SECONDS", help=text
+    )
 
 
 def _seconds(text: str) -> float:
@@ -139,31 +159,38 @@ def _seconds(text: str) -> float:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    wished = wish.load(arguments.wish)
+    spec = specs.load(arguments.spec)
     fleet = _Fleet(arguments.ray)
-    fleet.ask("wish", wished.document)
-    status = _until(fleet, arguments)
-    there = status["models"]  # another operator may have wished for others meanwhile
-    lacking = [
-        name for name in wished.models if name not in there or not report.suffices(there[name])
+    fleet.call("apply_spec", spec.document)
+    status = _wait_until_settled(fleet, arguments)
+    current = status["models"]  # Another operator may have changed the spec meanwhile.
+    missing = [
+        name
+        for name in spec.models
+        if name not in current or not report.is_sufficient(current[name])
     ]
-    if lacking:
-        raise NotAsWished(f"not as wished: {', '.join(lacking)}")
+    if missing:
+        raise NotInDesiredState(
+            f"these models are not in the desired state: {', '.join(missing)}; see `status`"
+        )
     return OK
 
 
 def _down(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
-    fleet.ask("wish", {"models": []})
-    _until(fleet, arguments)
+    fleet.call("apply_spec", {"models": []})
+    _wait_until_settled(fleet, arguments)
     return OK
 
 
-def _until(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
-    """Shows what changes until all is as wished, or cannot be. Raises NotAsWished."""
+def _wait_until_settled(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
+    """Prints the status after each change until the fleet is settled.
+
+    Raises NotInDesiredState if that takes too long.
+    """
     deadline, shown = time.monotonic() + arguments.within, ""
     while True:
-        status: report.Status = fleet.ask("status")
+        status: report.Status = fleet.call("status")
         now = "\n".join(report.lines(status))
         if now != shown:
             print(now, end="\n\n", flush=True, file=arguments.out)
@@ -171,58 +198,62 @@ def _until(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
         if status["settled"]:
             return status
         if time.monotonic() > deadline:
-            raise NotAsWished(f"not all is as wished after {arguments.within:g} s; see `status`")
-        time.sleep(LOOKED_EVERY)
+            raise NotInDesiredState(
+                f"not in the desired state after {arguments.within:g} s; see `status`"
+            )
+        time.sleep(POLL_INTERVAL)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    wished = wish.load(arguments.wish)
-    changes = _Fleet(arguments.ray).ask("plan", wished.document)
-    print("\n".join(changes) or "nothing changes", file=arguments.out)
+    spec = specs.load(arguments.spec)
+    changes = _Fleet(arguments.ray).call("plan", spec.document)
+    print("\n".join(changes) or "no changes", file=arguments.out)
     return OK
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    status = _Fleet(arguments.ray).ask("status")
-    said = json.dumps(status) if arguments.json else "\n".join(report.lines(status))
-    print(said, file=arguments.out, flush=True)
+    status = _Fleet(arguments.ray).call("status")
+    text = json.dumps(status) if arguments.json else "\n".join(report.lines(status))
+    print(text, file=arguments.out, flush=True)
     return OK
 
 
 def _move(arguments: argparse.Namespace) -> int:
     host, _, gpu = arguments.to.partition(":")
     if gpu and not gpu.isdecimal():
-        print(f"error: '{gpu}' is no GPU's number; write HOST:0, say", file=sys.stderr)
+        print(f"error: invalid GPU '{gpu}'; use for example HOST:0", file=sys.stderr)
         return USAGE
     fleet = _Fleet(arguments.ray)
-    fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
-    status = _until(fleet, arguments)
+    fleet.call("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
+    status = _wait_until_settled(fleet, arguments)
     model = status["models"].get(arguments.model)
     if model is None:
-        raise NotAsWished(f"'{arguments.model}' is wished no more")
+        raise NotInDesiredState(f"model '{arguments.model}' is no longer in the spec")
     if host in model["failing"]:
         why = model["failures"][host]
-        raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {why}")
+        raise NotInDesiredState(f"model '{arguments.model}' did not move to {arguments.to}: {why}")
     return OK
 
 
 def _drain(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
-    fleet.ask("drain", arguments.host, arguments.drained)
-    status = _until(fleet, arguments)
+    fleet.call("drain", arguments.host, arguments.drained)
+    status = _wait_until_settled(fleet, arguments)
     host = status["hosts"].get(arguments.host)
     stay = host["models"] if host and host["answers"] else []
     if arguments.drained and stay:
-        there = status["models"]
-        why = "; ".join(f"{name}: {report.reason(there[name])}" for name in stay if name in there)
-        raise NotAsWished(f"models stay on '{arguments.host}': {why}")
+        current = status["models"]
+        why = "; ".join(
+            f"{name}: {report.reason(current[name])}" for name in stay if name in current
+        )
+        raise NotInDesiredState(f"cannot drain host '{arguments.host}': {why}")
     return OK
 
 
 def _node(arguments: argparse.Namespace) -> int:
     from shadowslice_fleet import node
 
-    # The actors that Ray starts on this node read it.
+    # The actors that Ray starts on this node read the variable.
     os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     if arguments.join:
         node.join(arguments.join, arguments.address, arguments.temp_dir)
@@ -238,7 +269,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
-        node.controller(arguments.ray, arguments.wish)
+        node.controller(arguments.ray, arguments.spec)
     except node.HeadFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
     return UNAVAILABLE
@@ -250,17 +281,17 @@ def _gateway(arguments: argparse.Namespace) -> int:
     os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     try:
         return gateway_process.run(settings.gateway())
-    except gateway_process.NoEnvoy as missing:
+    except gateway_process.EnvoyMissing as missing:
         print(f"error: {missing}", file=sys.stderr)
         return UNAVAILABLE
 
 
 class _Fleet:
-    """The Fleet actor, asked with bounds."""
+    """A client of the Fleet actor, whose calls time out."""
 
     def __init__(self, address: str) -> None:
-        """Raises NoFleet."""
-        for variable, value in RAY_GIVES_UP.items():
+        """Connects to Ray. Raises NoFleet."""
+        for variable, value in RAY_TIMEOUTS.items():
             os.environ.setdefault(variable, value)
         import ray
 
@@ -274,17 +305,19 @@ class _Fleet:
             )
             self.actor = ray.get_actor(FLEET)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            why = f"no fleet answers at {address}; is its head's unit running? ({error})"
+            why = f"cannot reach the fleet at {address}; start its head's unit ({error})"
             raise NoFleet(why) from error
 
-    def ask(self, what: str, *given: object) -> Any:
-        """Raises NoFleet, and what the actor raises."""
+    def call(self, method: str, *arguments: object) -> Any:
+        """Calls a method of the actor. Raises NoFleet, and the actor's exceptions."""
         try:
-            return self.ray.get(getattr(self.actor, what).remote(*given), timeout=ANSWERED_WITHIN)
+            return self.ray.get(
+                getattr(self.actor, method).remote(*arguments), timeout=REPLY_TIMEOUT
+            )
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause or error from None
         except self.ray.exceptions.RayError as error:
-            raise NoFleet(f"the Fleet actor does not answer; try again: {error}") from error
+            raise NoFleet(f"the Fleet actor does not reply; try again ({error})") from error
 
 
 if __name__ == "__main__":

@@ -1,44 +1,60 @@
-"""One pass over all models: each copy comes, stays or goes. Pure.
+"""One pass over all models, which adds, keeps or removes each copy. Pure.
 
-A copy comes: the host is ordered to have it, it is ready there, it is published, Envoy sends it
-requests. A copy goes, once enough others are so far: it is drained, unpublished, Envoy has let go
-of it, its requests are answered, the host is ordered not to have it.
+To add a copy, the fleet assigns it to the host; when it is ready, it is published, and Envoy sends
+it requests. To remove a copy, once enough others serve, the fleet drains it and unpublishes it;
+when Envoy has released it and its requests are answered, the host's assignments omit it.
 """
 
 from dataclasses import replace
 
 from shadowslice_fleet.envoy import Endpoint
-from shadowslice_fleet.facts import Copy, Host, Order, Orders, Slot, unfetched
-from shadowslice_fleet.states import Actions, At, Memory, Published, Seen
-from shadowslice_fleet.wish import Files, Model, Wish
+from shadowslice_fleet.loop_state import Actions, CopyKey, Memory, Observation, Published
+from shadowslice_fleet.observed import (
+    Assignment,
+    Assignments,
+    Copy,
+    ObservedHost,
+    Slot,
+    files_to_fetch,
+)
+from shadowslice_fleet.spec import Files, Model, Spec
 
-IDLE_FOR = 1.0  # seconds from Envoy's letting go of a copy until it is removed
-IDLE_WITHIN = 60.0  # seconds; then requests under way are left to the supervisor, for as long again
+IDLE_FOR = 1.0  # seconds from the time at which Envoy released a copy until it is removed
+# Seconds after which the fleet removes a copy with requests in flight. The supervisor then waits as
+# long again for them.
+IDLE_TIMEOUT = 60.0
 
 
 class Pass:
-    def __init__(self, wish: Wish, seen: Seen, memory: Memory, now: float, may_start: int) -> None:
-        self.wish, self.seen, self.before, self.now = wish, seen, memory, now
-        self.may_start = may_start
-        self.new: dict[str, list[Order]] = {host: [] for host in seen.hosts}
-        self.keep: dict[str, list[str]] = {host: [] for host in seen.hosts}
+    """A pass over all models of the spec, the hosts and the gateway."""
+
+    def __init__(
+        self, spec: Spec, observation: Observation, memory: Memory, now: float, start_budget: int
+    ) -> None:
+        self.spec, self.observation, self.before, self.now = spec, observation, memory, now
+        self.start_budget = start_budget
+        self.new: dict[str, list[Assignment]] = {host: [] for host in observation.hosts}
+        self.keep: dict[str, list[str]] = {host: [] for host in observation.hosts}
         self.published: Published = {}
-        self.let_go: dict[At, float] = {}
-        self.drain: list[At] = []
-        self.undrain: list[At] = []
+        self.released_at: dict[CopyKey, float] = {}
+        self.drain: list[CopyKey] = []
+        self.undrain: list[CopyKey] = []
         self.fetch: list[tuple[str, Files]] = []
 
-    def model(self, name: str) -> None:
-        model = self.wish.models.get(name)
+    def add_model(self, name: str) -> None:
+        """Adds the actions for a model."""
+        model = self.spec.models.get(name)
         slots = {slot.host: slot for slot in self.before.placement.get(name, ())} if model else {}
-        there = [host for host, facts in self.seen.hosts.items() if name in facts.ordered]
+        there = [
+            host for host, observed in self.observation.hosts.items() if name in observed.assigned
+        ]
         endpoints = {each.host: each for each in self.before.published.get(name, ())}
         leaving = self._leaving(name, slots, there)
         for host in there:
             if model is None or host in leaving:
-                self._leave(name, host, endpoints)
+                self._remove(name, host, endpoints)
             else:
-                self._stay(model, host, slots.get(host), endpoints)
+                self._keep(model, host, slots.get(host), endpoints)
         if model:
             self._start(model, slots, there)
         self._forget(name, slots, there, endpoints)
@@ -46,35 +62,39 @@ class Pass:
             self.published[name] = tuple(sorted(endpoints.values()))
 
     def actions(self) -> Actions:
+        """Returns the actions for all models."""
         apply = {}
-        for name, host in self.seen.hosts.items():
-            orders = Orders(tuple(self.new[name]), tuple(self.keep[name]))
-            if not host.busy and _differ(orders, host):
-                apply[name] = orders
+        for name, host in self.observation.hosts.items():
+            assignments = Assignments(tuple(self.new[name]), tuple(self.keep[name]))
+            if not host.busy and _differs(assignments, host):
+                apply[name] = assignments
         return Actions(apply, self.fetch, self.drain, self.undrain)
 
     def memory(self) -> Memory:
-        return replace(self.before, published=self.published, let_go=self.let_go)
+        """Returns the memory for the next round."""
+        return replace(self.before, published=self.published, released_at=self.released_at)
 
     def _live(self, name: str) -> set[str]:
-        """Hosts that serve the model and to which Envoy sends its requests."""
-        taken = (self.seen.taken or {}).get(name, {})
-        return {host for host, healthy in taken.items() if healthy and self._ready(name, host)}
+        """Returns the hosts that serve the model and to which Envoy sends its requests."""
+        envoy_health = (self.observation.envoy_health or {}).get(name, {})
+        return {
+            host for host, healthy in envoy_health.items() if healthy and self._ready(name, host)
+        }
 
     def _ready(self, name: str, host: str) -> bool:
         copy = self._copy(name, host)
         return copy is not None and copy.ready and not copy.drained
 
     def _copy(self, name: str, host: str) -> Copy | None:
-        facts = self.seen.hosts.get(host)
-        return facts.copies.get(name) if facts and name in facts.ordered else None
+        observed = self.observation.hosts.get(host)
+        return observed.copies.get(name) if observed and name in observed.assigned else None
 
     def _failed(self, name: str, host: str) -> bool:
-        failure = self.before.failures.get((name, host))
+        failure = self.before.failures.get(CopyKey(name, host))
         return failure is not None and failure.until > self.now
 
     def _leaving(self, name: str, slots: dict[str, Slot], there: list[str]) -> set[str]:
-        """Copies without a place, as far as enough others serve."""
+        """Returns the hosts of copies without a slot, if enough other copies serve."""
         live, leaving = self._live(name), set()
         for host in sorted(set(there) - slots.keys()):
             if slots and len(live - {host}) >= len(slots):
@@ -82,61 +102,65 @@ class Pass:
                 live.discard(host)
         return leaving
 
-    def _leave(self, name: str, host: str, endpoints: dict[str, Endpoint]) -> None:
+    def _remove(self, name: str, host: str, endpoints: dict[str, Endpoint]) -> None:
         copy = self._copy(name, host)
         if copy and not copy.drained and host in endpoints:
-            self.drain.append((name, host))
+            self.drain.append(CopyKey(name, host))
             self.keep[host].append(name)
             return
         endpoints.pop(host, None)
-        if not self._idle(name, host, copy):
+        if not self._is_idle(name, host, copy):
             self.keep[host].append(name)
 
-    def _idle(self, name: str, host: str, copy: Copy | None) -> bool:
-        """Whether Envoy has let go of the copy for long enough, and its requests are answered."""
-        if self.seen.taken is None or host in self.seen.taken.get(name, {}):
+    def _is_idle(self, name: str, host: str, copy: Copy | None) -> bool:
+        """Checks whether Envoy released the copy long enough ago, and its requests are answered."""
+        health, key = self.observation.envoy_health, CopyKey(name, host)
+        if health is None or host in health.get(name, {}):
             return False
-        since = self.let_go[(name, host)] = self.before.let_go.get((name, host), self.now)
-        answered = copy is None or copy.under_way == 0
-        return self.now - since >= (IDLE_FOR if answered else IDLE_WITHIN)
+        since = self.released_at[key] = self.before.released_at.get(key, self.now)
+        answered = copy is None or copy.in_flight == 0
+        return self.now - since >= (IDLE_FOR if answered else IDLE_TIMEOUT)
 
-    def _stay(
+    def _keep(
         self, model: Model, host: str, slot: Slot | None, endpoints: dict[str, Endpoint]
     ) -> None:
-        name, facts, copy = model.name, self.seen.hosts[host], self._copy(model.name, host)
+        name, observed = model.name, self.observation.hosts[host]
+        copy = self._copy(name, host)
         failed = self._failed(name, host)
         if slot and not failed:
-            self._order(Order(model, slot.gpu), facts)
+            self._assign(Assignment(model, slot.gpu), observed)
         elif slot is None or host in endpoints or (copy and copy.ready):
             self.keep[host].append(name)
         if copy and copy.drained:
-            self.undrain.append((name, host))
+            self.undrain.append(CopyKey(name, host))
         elif copy and copy.ready:
-            endpoints[host] = Endpoint(host, facts.address, facts.http_port, facts.grpc_port)
+            endpoints[host] = Endpoint(
+                host, observed.address, observed.http_port, observed.grpc_port
+            )
 
     def _start(self, model: Model, slots: dict[str, Slot], there: list[str]) -> None:
-        """One after the other where copies serve; else as many as may start in the fleet."""
+        """Starts copies within the fleet's budget; one at a time if the model already serves."""
         name = model.name
         starting = [host for host in slots if host in there and not self._ready(name, host)]
         serves = bool(self._live(name))
         for host, slot in slots.items():
-            facts = self.seen.hosts.get(host)
-            if facts is None or host in there or self._failed(name, host):
+            observed = self.observation.hosts.get(host)
+            if observed is None or host in there or self._failed(name, host):
                 continue
-            if self.may_start <= 0 or (serves and starting):
+            if self.start_budget <= 0 or (serves and starting):
                 return
-            self.may_start -= 1
+            self.start_budget -= 1
             starting.append(host)
-            self._order(Order(model, slot.gpu), facts)
+            self._assign(Assignment(model, slot.gpu), observed)
 
-    def _order(self, order: Order, facts: Host) -> None:
-        files, name = unfetched(order, facts), order.model.name
+    def _assign(self, assignment: Assignment, observed: ObservedHost) -> None:
+        files, name = files_to_fetch(assignment, observed), assignment.model.name
         if files is None:
-            self.new[facts.name].append(order)
+            self.new[observed.name].append(assignment)
             return
-        self.fetch.append((facts.name, files))
-        if name in facts.ordered:
-            self.keep[facts.name].append(name)
+        self.fetch.append((observed.name, files))
+        if name in observed.assigned:
+            self.keep[observed.name].append(name)
 
     def _forget(
         self,
@@ -145,15 +169,15 @@ class Pass:
         there: list[str],
         endpoints: dict[str, Endpoint],
     ) -> None:
-        """Endpoints of hosts that are gone, or have lost the model, once enough others serve."""
+        """Drops endpoints of hosts that are lost or lack the model, once enough others serve."""
         for host in endpoints.keys() - set(there):
-            others = len(self._live(name))  # it is none of them
-            if name not in self.wish.models or (slots and others >= len(slots)):
+            others = len(self._live(name))  # These never include `host`.
+            if name not in self.spec.models or (slots and others >= len(slots)):
                 del endpoints[host]
 
 
-def _differ(orders: Orders, host: Host) -> bool:
-    """Whether the host has other models than ordered, or has not read the order."""
-    digests = {order.model.name: order.digest for order in orders.new}
-    digests |= {name: host.ordered[name] for name in orders.keep}
-    return digests != host.ordered or host.interrupted or not host.copies.keys() >= digests.keys()
+def _differs(assignments: Assignments, host: ObservedHost) -> bool:
+    """Checks whether the host's models differ from its assignments, or are not in force."""
+    digests = {assignment.model.name: assignment.digest for assignment in assignments.new}
+    digests |= {name: host.assigned[name] for name in assignments.keep}
+    return digests != host.assigned or host.interrupted or not host.copies.keys() >= digests.keys()

@@ -1,29 +1,29 @@
-"""What placing is asked for: how many copies of each model, and what each of them takes. Pure."""
+"""The demand of each model: the number of copies, and the resources of each. Pure."""
 
 from dataclasses import dataclass, field
 
-from shadowslice_fleet.facts import Host, Slot
-from shadowslice_fleet.load import offered, takes
-from shadowslice_fleet.states import Placement
-from shadowslice_fleet.wish import Model, Wish
+from shadowslice_fleet.load import offered_rate, sms_needed
+from shadowslice_fleet.loop_state import Placement
+from shadowslice_fleet.observed import ObservedHost, Slot
+from shadowslice_fleet.spec import Model, Spec
 
-UNKNOWN = "a `profile`, or `need: {sms: 24, memory: 4Gi}` is needed to place it"
+UNKNOWN = "cannot place the model; add a `profile`, or `need: {sms: 24, memory: 4Gi}`"
 
 
 @dataclass(frozen=True)
 class View:
-    """What placing goes by. `hosts` is what each host said last, whether it answers or not."""
+    """The input of a placement. `hosts` has the last observation of each host."""
 
-    wish: Wish
+    spec: Spec
     placement: Placement
-    hosts: dict[str, Host]
+    hosts: dict[str, ObservedHost]
     usable: frozenset[Slot]
-    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the wish, by model
+    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the spec, by model
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a copy takes of a GPU."""
+class Resources:
+    """The resources of a GPU that a copy needs."""
 
     sms: int
     memory_mib: int
@@ -33,62 +33,65 @@ class Share:
 
 @dataclass(frozen=True)
 class Demand:
+    """The demand of a model."""
+
     copies: int
-    rate: float  # rows a second of all copies, where a profile says what they take
-    share: Share | None  # of each copy, where none does
+    rate: float  # rows per second of all copies, for models with a profile
+    resources: Resources | None  # of each copy, for models without a profile
 
 
 def demands(view: View) -> dict[str, Demand]:
-    """Of all models that can be placed."""
+    """Returns the demand of all models that can be placed."""
     found = {}
-    for name, model in view.wish.models.items():
-        share = _share(model, view.hosts)
-        if model.profile is not None or share:
-            rate = max(model.rate or 0.0, offered(name, view.placement, view.hosts))
-            found[name] = Demand(copies(model, view), rate, share)
+    for name, model in view.spec.models.items():
+        resources = _resources(model, view.hosts)
+        if model.profile is not None or resources:
+            rate = max(model.rate or 0.0, offered_rate(name, view.placement, view.hosts))
+            found[name] = Demand(copies(model, view), rate, resources)
     return found
 
 
 def copies(model: Model, view: View) -> int:
-    return min(model.copies + view.extra.get(model.name, 0), most(model, view))
+    """Returns the number of copies that the model should have."""
+    return min(model.copies + view.extra.get(model.name, 0), max_copies(model, view))
 
 
-def extras(view: View) -> dict[str, int]:
-    """Copies beyond the wish, as many as may be."""
-    beyond = {name: copies(model, view) - model.copies for name, model in view.wish.models.items()}
+def extra_copies(view: View) -> dict[str, int]:
+    """Returns the copies beyond the spec, as far as the limits allow."""
+    beyond = {name: copies(model, view) - model.copies for name, model in view.spec.models.items()}
     return {name: count for name, count in beyond.items() if count > 0}
 
 
-def most(model: Model, view: View) -> int:
-    """Copies that the model may have; a host has one at most."""
+def max_copies(model: Model, view: View) -> int:
+    """Returns the maximum number of copies; each host has at most one."""
     hosts = len({slot.host for slot in view.usable})
-    return max(model.copies, hosts if model.most is None else min(model.most, hosts))
+    return max(model.copies, hosts if model.max_copies is None else min(model.max_copies, hosts))
 
 
-def unplaceable(wish: Wish, hosts: dict[str, Host]) -> list[str]:
-    """Models of which neither the wish nor a copy says what they take."""
+def unplaceable(spec: Spec, hosts: dict[str, ObservedHost]) -> list[str]:
+    """Returns the models whose resources neither the spec nor a copy reports."""
     return [
         name
-        for name, model in wish.models.items()
-        if model.profile is None and not _share(model, hosts)
+        for name, model in spec.models.items()
+        if model.profile is None and not _resources(model, hosts)
     ]
 
 
-def _share(model: Model, hosts: dict[str, Host]) -> Share | None:
+def _resources(model: Model, hosts: dict[str, ObservedHost]) -> Resources | None:
     if model.profile is not None:
         return None
     if model.need:
-        return Share(model.need.sms, model.need.memory_mib)
-    said = [
-        Share(takes(copy.load, gpu.sms), copy.load.memory_mib, copy.load.shadow_mib)
+        return Resources(model.need.sms, model.need.memory_mib)
+    reported = [
+        Resources(sms_needed(copy.load, gpu.sms), copy.load.memory_mib, copy.load.shadow_mib)
         for host in hosts.values()
         for gpu in host.gpus
         if (copy := host.copies.get(model.name)) and copy.load and copy.gpu == gpu.index
     ]
-    if not said:
+    if not reported:
         return None
-    return Share(
-        max(each.sms for each in said),
-        max(each.memory_mib for each in said),
-        max(each.shadow_mib for each in said),
+    return Resources(
+        max(each.sms for each in reported),
+        max(each.memory_mib for each in reported),
+        max(each.shadow_mib for each in reported),
     )

@@ -1,4 +1,4 @@
-"""Fetches models' files to a host, once, into a folder named by their digest."""
+"""Fetches models' files to a host, once, into a folder with the name of their digest."""
 
 import hashlib
 import os
@@ -10,46 +10,51 @@ from pathlib import Path
 
 import fsspec
 
-from shadowslice_fleet.wish import SHA256, Files
+from shadowslice_fleet.spec import SHA256, Files
 
 CHUNK = 1 << 20  # bytes
-COMING = ".coming-"  # what is not whole: it is being fetched, or removed
+PARTIAL = ".coming-"  # prefix of folders that are being fetched or removed
 
 
 class FetchFailed(Exception):
-    """Files could not be fetched, or are not those that were wished."""
+    """Files could not be fetched, or their digest is wrong."""
 
 
 def fetch(files: Files, folder: Path) -> Path:
-    """The folder that has the file, or all that lies under the URL. Raises FetchFailed."""
-    there = folder / files.key
-    if there.is_dir():
-        used(there)
-        return there
+    """Fetches the file or the folder at the URL. Returns the folder with it.
+
+    Raises FetchFailed.
+    """
+    target = folder / files.key
+    if target.is_dir():
+        mark_used(target)
+        return target
     folder.mkdir(parents=True, exist_ok=True)
-    coming = Path(tempfile.mkdtemp(prefix=f"{COMING}{files.key}-", dir=folder))
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{files.key}-", dir=folder))
     try:
-        _copy(files.url, coming)
-        _verify(files, coming)
-        _flush(coming)
-        coming.chmod(0o755)
-        os.replace(coming, there)
-    except Exception as error:  # each file system of fsspec has errors of its own
-        raise FetchFailed(_public(f"files: {files.url} cannot be fetched: {error}")) from error
+        _copy(files.url, partial)
+        _verify(files, partial)
+        _flush(partial)
+        partial.chmod(0o755)
+        os.replace(partial, target)
+    except Exception as error:  # Each file system of fsspec has its own errors.
+        raise FetchFailed(_redact(f"files: cannot fetch {files.url}: {error}")) from error
     finally:
-        shutil.rmtree(coming, ignore_errors=True)
-    return there
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
 
 
 def fetched(folder: Path) -> frozenset[str]:
-    """Keys of the files that are there."""
-    there = folder.iterdir() if folder.is_dir() else ()
-    return frozenset(path.name for path in there if SHA256.fullmatch(path.name))
+    """Returns the keys of the files that have been fetched."""
+    target = folder.iterdir() if folder.is_dir() else ()
+    return frozenset(path.name for path in target if SHA256.fullmatch(path.name))
 
 
-def used(path: Path) -> None:
-    """When it was used last is its time of change, which outlives the actor. Read-only files, which
-    others provide, have no such time; nor can they be removed."""
+def mark_used(path: Path) -> None:
+    """Sets the time of change, which records the last use beyond the actor's life.
+
+    Read-only files, which others provide, keep their time; they cannot be removed either.
+    """
     with suppress(OSError):
         os.utime(path)
 
@@ -61,11 +66,11 @@ def _copy(url: str, into: Path) -> None:
         return
     names = system.find(path)
     if not names:
-        raise FetchFailed("there are no files")
+        raise FetchFailed("no files found there")
     for name in names:
         below = Path(name).relative_to(path)
         if ".." in below.parts:
-            raise FetchFailed(f"'{name}' would lie elsewhere")
+            raise FetchFailed(f"'{name}' leads out of the folder")
         target = into / below
         target.parent.mkdir(parents=True, exist_ok=True)
         system.get_file(name, str(target))
@@ -76,24 +81,24 @@ def _verify(files: Files, folder: Path) -> None:
         return
     found = digest(folder)
     if found != files.sha256:
-        raise FetchFailed(f"it has the digest {found}, not the one wished")
+        raise FetchFailed(f"the digest is {found}, but the spec has sha256 {files.sha256}")
 
 
 def _flush(folder: Path) -> None:
-    """What has its name is whole after a loss of power, too."""
+    """Writes all files to disk, so a folder with its final name is complete after a power loss."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
 
 
-def _public(text: str) -> str:
-    """Without what URLs have of users, passwords and signatures: all may read why it failed."""
+def _redact(text: str) -> str:
+    """Removes users, passwords and signatures from URLs, as everyone may read the status."""
     return re.sub(r"\?[^\s'\"]+", "?...", re.sub(r"://[^/@\s]*@", "://...@", text))
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of a single file; of several, of sorted lines `DIGEST  PATH` as of `sha256sum`."""
+    """Returns the SHA-256 of a single file, or that of the sorted output of `sha256sum`."""
     digests = {
         str(path.relative_to(folder)): _sha256(path) for path in folder.rglob("*") if path.is_file()
     }

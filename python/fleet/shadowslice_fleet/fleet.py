@@ -1,4 +1,4 @@
-"""The Fleet actor: hears the hosts, places, reconciles, acts; each 0.5 s."""
+"""The Fleet actor: every 0.5 s it observes the hosts, places models, and takes the next steps."""
 
 import logging
 import threading
@@ -10,275 +10,290 @@ from typing import Any
 
 from shadowslice_fleet import (
     demand,
-    facts,
+    loop_state,
     moves,
+    observed,
+    persisted,
     placement,
     report,
     scaling,
     settings,
-    state,
-    states,
 )
-from shadowslice_fleet import wish as wishes
+from shadowslice_fleet import spec as specs
 from shadowslice_fleet.demand import View
 from shadowslice_fleet.envoy import Listen
-from shadowslice_fleet.facts import GONE_AFTER, HEARD_FOR, Slot
 from shadowslice_fleet.gateway import AdminFailed, Gateway
 from shadowslice_fleet.hosts import Hosts
-from shadowslice_fleet.moves import Refused
+from shadowslice_fleet.loop_state import Actions, EnvoyHealth, Memory, Observation
+from shadowslice_fleet.moves import CommandRefused
+from shadowslice_fleet.observed import FRESH_FOR, LOST_AFTER, Slot
+from shadowslice_fleet.persisted import PersistedState
 from shadowslice_fleet.reconcile import decide
-from shadowslice_fleet.state import State
-from shadowslice_fleet.states import Actions, Memory, Seen, Taken
-from shadowslice_fleet.wish import Wish
+from shadowslice_fleet.spec import Spec
 
-EVERY = 0.5  # seconds
-HEARD_WITHIN = 0.4  # seconds of each round
-# Joined raylets notice a head's death, end, and join again; until then the files stand.
-ADOPTED_WITHIN = 30.0
-LOCKED_WITHIN = 30.0
-LOOKS = 12  # at the load of copies, in the time that a change has to settle
-NOTHING = wishes.parse({"models": []}, "no wish")
+ROUND_INTERVAL = 0.5  # seconds
+POLL_TIMEOUT = 0.4  # seconds of each round
+# Seconds. Joined raylets notice the head's death, end, and join again. Envoy's files stay unchanged
+# until then.
+ADOPTION_TIMEOUT = 30.0
+LOCK_TIMEOUT = 30.0
+CHECKS_PER_SETTLE = 12  # checks of the copies' load within `settle`
+EMPTY_SPEC = specs.parse({"models": []}, "no spec")
 log = logging.getLogger(__name__)
 
 
-# What a placement is computed from: the wish's digest, and the GPUs that may be used.
-Asked = tuple[str, frozenset[Slot]]
+# The inputs of a placement: the spec's digest, and the usable GPUs.
+PlacementKey = tuple[str, frozenset[Slot]]
 
 
 class Fleet:
+    """The Fleet actor. Its public methods are the commands of the command line."""
+
     def __init__(self) -> None:
-        """Raises SettingsFault and StateFault."""
+        """Starts the control loop. Raises SettingsFault and StateFault."""
         self.settings = settings.gateway()
         self.folder = Path(self.settings.state)
-        self.held = _locked(self.folder)
-        self.lock = threading.Lock()  # of all below
-        self.state = state.load(self.folder)
+        self.lock_file = _locked(self.folder)
+        self.lock = threading.Lock()  # guards all fields below
+        self.state = persisted.load(self.folder)
         ours = self.settings
         self.gateway = Gateway(
             Path(ours.run_dir), Listen(ours.address, ours.http_port, ours.grpc_port)
         )
         self.memory = Memory(self.state.placement, self.gateway.published())
         self.hosts = Hosts()
-        self.taken: Taken | None = None
+        self.envoy_health: EnvoyHealth | None = None
         self.missing: dict[str, str] = {}
-        self.placed_for: Asked | None = None
+        self.placed_for: PlacementKey | None = None
         self.troubles: dict[str, str] = {}
         self.adopting = True
-        self.began = self.looks_at = time.monotonic()
-        self.past = scaling.Past(self.began)
+        self.started = self.next_check = time.monotonic()
+        self.history = scaling.History(self.started)
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
-    def wished(self) -> Wish:
-        return self.state.wish or NOTHING
+    def spec(self) -> Spec:
+        """The spec in force; empty before the first `up`."""
+        return self.state.spec or EMPTY_SPEC
 
-    # What the command line asks
+    # Commands
+    def apply_spec(self, document: specs.Document) -> None:
+        """Replaces the spec.
 
-    def wish(self, document: wishes.Document) -> None:
-        """Raises WishFaults, and PlaceFailed: what cannot be placed would hold up all models."""
+        Raises SpecFaults, or PlaceFailed if `place` refuses the spec, which would block all models.
+        """
         new = self._parsed(document)
         if new.models:
-            self._tried(new)
+            self._try_placement(new)
         with self.lock:
-            self._keep(replace(self.state, wish=new))
-            self._try_all()
+            self._save(replace(self.state, spec=new))
+            self._retry_all()
             self._place_again()
 
     def status(self) -> report.Status:
+        """Returns the state of all models and hosts."""
         with self.lock:
-            known = report.Known(
+            snapshot = report.Snapshot(
                 self.state,
                 self.memory,
-                dict(self.hosts.heard),
-                self.taken,
+                dict(self.hosts.records),
+                self.envoy_health,
                 self.missing,
                 self.troubles,
-                not self.adopting and self._asked() == self.placed_for,
-                dict(self.past.refused),
+                not self.adopting and self._placement_key() == self.placed_for,
+                dict(self.history.blocked),
             )
-        return report.status(known, time.monotonic())
+        return report.status(snapshot, time.monotonic())
 
-    def plan(self, document: wishes.Document) -> list[str]:
-        """What would change. Raises WishFaults and PlaceFailed."""
+    def plan(self, document: specs.Document) -> list[str]:
+        """Returns the changes that a spec would cause. Raises SpecFaults and PlaceFailed."""
         new = self._parsed(document)
-        before, slots = self.wished, self.memory.placement
-        return report.changes(before, new, slots, self._tried(new))
+        before, slots = self.spec, self.memory.placement
+        return report.changes(before, new, slots, self._try_placement(new))
 
     def move(self, model: str, to: str, gpu: int | None, source: str | None) -> None:
-        """Raises Refused."""
+        """Moves a copy to another host or GPU. Raises CommandRefused."""
         with self.lock:
             slots = self.memory.placement.get(model)
-            if not slots or model not in self.wished.models:
-                raise Refused(f"the fleet has no model '{model}'; ask `status`")
-            view = self._view(GONE_AFTER)
-            slot = moves.target(view.hosts, view.usable, to, gpu)
-            moved = moves.moved(slots, slot, source)
-            self.memory = replace(self.memory, placement=self.memory.placement | {model: moved})
-            self._try_all()
-            self._keep(replace(self.state, placement=self.memory.placement))
+            if not slots or model not in self.spec.models:
+                raise CommandRefused(f"model '{model}' not found; `status` lists all models")
+            view = self._view(LOST_AFTER)
+            slot = moves.find_slot(view.hosts, view.usable, to, gpu)
+            new_slots = moves.move_copy(slots, slot, source)
+            self.memory = replace(self.memory, placement=self.memory.placement | {model: new_slots})
+            self._retry_all()
+            self._save(replace(self.state, placement=self.memory.placement))
 
     def drain(self, host: str, drained: bool) -> None:
-        """Raises Refused."""
+        """Drains a host, or admits models to it again. Raises CommandRefused."""
         with self.lock:
-            known = self.hosts.heard.keys() | self.state.drained
+            known = self.hosts.records.keys() | self.state.drained
             if host not in known:
                 names = ", ".join(sorted(known)) or "none"
-                raise Refused(f"there is no host '{host}'; there are: {names}")
+                raise CommandRefused(f"host '{host}' not found; the hosts are: {names}")
             hosts = self.state.drained | {host} if drained else self.state.drained - {host}
-            self._keep(replace(self.state, drained=hosts))
-            self._try_all()
+            self._save(replace(self.state, drained=hosts))
+            self._retry_all()
             self._place_again()
 
     # The loop
 
     def _run(self) -> None:
         while True:
-            began = time.monotonic()
+            started = time.monotonic()
             try:
-                self.hosts.hear(HEARD_WITHIN)
+                self.hosts.poll(POLL_TIMEOUT)
                 self._round()
                 self.troubles.pop("fleet", None)
-            except Exception as error:  # the loop goes on, whatever a round meets
-                log.exception("a round failed")
+            except Exception as error:  # The loop must survive any error of a round.
+                log.exception("a round of the control loop failed")
                 self.troubles["fleet"] = f"{type(error).__name__}: {error}"
-            time.sleep(max(0.0, EVERY - (time.monotonic() - began)))
+            time.sleep(max(0.0, ROUND_INTERVAL - (time.monotonic() - started)))
 
     def _round(self) -> None:
         try:
-            self.taken = self.gateway.taken()
+            self.envoy_health = self.gateway.envoy_health()
             self.troubles.pop("gateway", None)
         except AdminFailed as failed:
-            self.taken = None
+            self.envoy_health = None
             self.troubles["gateway"] = str(failed)
-        twins = ", ".join(sorted(self.hosts.twins))
-        if twins:
-            self.troubles["hosts"] = f"several nodes have these names: {twins}; see host.yaml"
+        duplicates = ", ".join(sorted(self.hosts.duplicates))
+        if duplicates:
+            self.troubles["hosts"] = (
+                f"several nodes have these names: {duplicates}; set `name` in their host.yaml"
+            )
         else:
             self.troubles.pop("hosts", None)
         with self.lock:
-            if self._adopts() or self.state.wish is None:
+            if self._is_adopting() or self.state.spec is None:
                 return
             self._place()
             self._scale(time.monotonic())
-            seen = Seen(self.hosts.fresh(), self.taken)
-            actions, memory = decide(self.wished, seen, self.memory, time.monotonic())
-            self.gateway.publish(list(self.wished.models.values()), memory.published)
+            observation = Observation(self.hosts.fresh(), self.envoy_health)
+            actions, memory = decide(self.spec, observation, self.memory, time.monotonic())
+            self.gateway.publish(list(self.spec.models.values()), memory.published)
             self.memory = memory
             if memory.placement != self.state.placement:
-                self._keep(replace(self.state, placement=memory.placement))
-        self._act(actions)
+                self._save(replace(self.state, placement=memory.placement))
+        self._send(actions)
 
-    def _adopts(self) -> bool:
-        """Nothing is done before all hosts that are known from before were heard, or a bound."""
+    def _is_adopting(self) -> bool:
+        """Checks whether the actor still waits for the hosts that were known before it started."""
         known = {each.host for them in self.memory.published.values() for each in them}
         known |= {slot.host for slots in self.memory.placement.values() for slot in slots}
-        if known <= self.hosts.fresh().keys() or time.monotonic() - self.began > ADOPTED_WITHIN:
+        if known <= self.hosts.fresh().keys() or time.monotonic() - self.started > ADOPTION_TIMEOUT:
             self.adopting = False
         return self.adopting
 
     def _place(self) -> None:
-        asked = self._asked()
-        if asked == self.placed_for:
+        key = self._placement_key()
+        if key == self.placed_for:
             return
         view = self._view()
-        new_wish = self.placed_for is not None and asked[0] != self.placed_for[0]
-        if new_wish or placement.stale(view):
+        has_new_spec = self.placed_for is not None and key[0] != self.placed_for[0]
+        if has_new_spec or placement.is_stale(view):
             try:
-                found, extra = placement.anew(self.settings.binary, view)
+                found, extra = placement.place_all(self.settings.binary, view)
                 self.troubles.pop("placement", None)
             except placement.PlaceFailed as failed:
                 self.troubles["placement"] = str(failed)
                 return
-            self._take(found, extra)
-        self.placed_for = asked
+            self._use_placement(found, extra)
+        self.placed_for = key
 
     def _scale(self, now: float) -> None:
-        """A copy more or less of one model, when all hosts were heard just now."""
-        view = self._view(HEARD_FOR)
-        heard = {slot.host for slot in view.usable} <= view.hosts.keys()
-        if now < self.looks_at or not heard or self._asked() != self.placed_for:
+        """Adds or removes a copy of one model, if all hosts have replied recently."""
+        view = self._view(FRESH_FOR)
+        all_recent = {slot.host for slot in view.usable} <= view.hosts.keys()
+        if now < self.next_check or not all_recent or self._placement_key() != self.placed_for:
             return
         settle, binary = self.settings.settle, self.settings.binary
-        self.looks_at = now + settle / LOOKS
+        self.next_check = now + settle / CHECKS_PER_SETTLE
         try:
-            change, self.past = scaling.look(
-                view, self.past, now, settle, partial(placement.place, binary)
+            change, self.history = scaling.decide(
+                view, self.history, now, settle, partial(placement.place, binary)
             )
             self.troubles.pop("scaling", None)
         except placement.PlaceFailed as failed:
             self.troubles["scaling"] = str(failed)
             return
         if change:
-            log.info("%s: %s", change.model, change.extra.get(change.model, "as wished"))
-            self._take(change.found, change.extra)
+            log.info(
+                "changing the number of copies of %s: %d beyond the spec",
+                change.model,
+                change.extra.get(change.model, 0),
+            )
+            self._use_placement(change.found, change.extra)
 
-    def _take(self, found: placement.Placed, extra: dict[str, int]) -> None:
+    def _use_placement(self, found: placement.PlacementResult, extra: dict[str, int]) -> None:
         self.memory = replace(self.memory, placement=found.slots)
         self.missing = found.missing
-        self._keep(replace(self.state, placement=found.slots, extra=extra))
+        self._save(replace(self.state, placement=found.slots, extra=extra))
 
-    def _view(self, heard_for: float = float("inf")) -> View:
-        """With the hosts that were heard in so many seconds."""
-        hosts = self.hosts.within(heard_for)
-        return View(self.wished, self.memory.placement, hosts, self._usable(), self.state.extra)
+    def _view(self, max_age: float = float("inf")) -> View:
+        """Returns the input of a placement, with the hosts that replied in the last seconds."""
+        hosts = self.hosts.newer_than(max_age)
+        return View(self.spec, self.memory.placement, hosts, self._usable(), self.state.extra)
 
     def _usable(self) -> frozenset[Slot]:
-        heard = dict(self.hosts.heard)
-        known = facts.there(heard, states.serving(self.taken), time.monotonic())
-        return placement.usable(known, self.state.drained)
+        records = dict(self.hosts.records)
+        hosts = observed.current_hosts(
+            records, loop_state.serving(self.envoy_health), time.monotonic()
+        )
+        return placement.usable(hosts, self.state.drained)
 
-    def _parsed(self, document: wishes.Document) -> Wish:
-        """Raises WishFaults."""
-        new = wishes.parse(document, "the wish")
-        unknown = demand.unplaceable(new, self.hosts.within(float("inf")))
+    def _parsed(self, document: specs.Document) -> Spec:
+        """Parses a spec. Raises SpecFaults, also for models whose resources are unknown."""
+        new = specs.parse(document, "the spec")
+        unknown = demand.unplaceable(new, self.hosts.newer_than(float("inf")))
         if unknown:
-            raise wishes.WishFaults(
-                [f"the wish: model '{name}': {demand.UNKNOWN}" for name in unknown]
+            raise specs.SpecFaults(
+                [f"the spec: model '{name}': {demand.UNKNOWN}" for name in unknown]
             )
         return new
 
-    def _tried(self, new: Wish) -> placement.Placed:
-        """Raises PlaceFailed."""
+    def _try_placement(self, new: Spec) -> placement.PlacementResult:
+        """Computes a placement without using it. Raises PlaceFailed."""
         with self.lock:
-            view = replace(self._view(), wish=new)
-        return placement.anew(self.settings.binary, view)[0]
+            view = replace(self._view(), spec=new)
+        return placement.place_all(self.settings.binary, view)[0]
 
     def _place_again(self) -> None:
-        """A copy that did not come has its old place, which may not be usable: it leaves that."""
+        """Computes the placement again, as a failed copy may have a slot that is not usable."""
         if self.placed_for:
             self.placed_for = (self.placed_for[0], frozenset())
 
-    def _try_all(self) -> None:
-        """What an operator asks for is tried at once, whatever has failed."""
+    def _retry_all(self) -> None:
+        """Lets copies that failed start at once, after a command of the operator."""
         failures = {at: replace(each, until=0.0) for at, each in self.memory.failures.items()}
         self.memory = replace(self.memory, failures=failures)
 
-    def _asked(self) -> Asked:
-        return self.wished.digest, self._usable()
+    def _placement_key(self) -> PlacementKey:
+        return self.spec.digest, self._usable()
 
-    def _act(self, actions: Actions) -> None:
-        """Nothing is waited for: what came of it is seen in the next facts."""
+    def _send(self, actions: Actions) -> None:
+        """Sends actions to the hosts without waiting; the next observations show the results."""
         for model, host in actions.drain:
             self.hosts.drain(host, model)
         for model, host in actions.undrain:
             self.hosts.undrain(host, model)
         for host, files in actions.fetch:
             self.hosts.fetch(host, files)
-        for host, orders in actions.apply.items():
-            self.hosts.apply(host, orders)
+        for host, assignments in actions.apply.items():
+            self.hosts.apply(host, assignments)
 
-    def _keep(self, new: State) -> None:
-        state.save(self.folder, new)
+    def _save(self, new: PersistedState) -> None:
+        persisted.save(self.folder, new)
         self.state = new
 
 
 def _locked(folder: Path) -> Any:
-    """The actor before this one may still be ending. Raises StateFault."""
-    deadline = time.monotonic() + LOCKED_WITHIN
+    """Locks the state's folder, once the previous actor has ended. Raises StateFault."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
-        held = state.lock(folder)
-        if held:
-            return held
+        lock_file = persisted.lock(folder)
+        if lock_file:
+            return lock_file
         if time.monotonic() > deadline:
-            raise state.StateFault(f"{folder} is used by another Fleet actor; end that one")
+            raise persisted.StateFault(f"another Fleet actor uses {folder}; stop that one")
         time.sleep(0.1)

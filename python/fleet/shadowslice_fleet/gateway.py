@@ -1,4 +1,4 @@
-"""Writes Envoy's files, and asks Envoy what it has taken from them."""
+"""Writes Envoy's configuration files, and queries Envoy's admin socket."""
 
 import http.client
 import json
@@ -9,40 +9,42 @@ from typing import Any
 
 from shadowslice_fleet import envoy
 from shadowslice_fleet.envoy import ANY_HOST, Endpoint, Listen
-from shadowslice_fleet.states import Published, Taken
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.loop_state import EnvoyHealth, Published
+from shadowslice_fleet.spec import Model
 
-ADMIN_WITHIN = 2.0  # seconds
-KINDS = ("http", "grpc")
+ADMIN_TIMEOUT = 2.0  # seconds
+PROTOCOLS = ("http", "grpc")
 
 
 class AdminFailed(Exception):
-    """Envoy's admin socket does not answer."""
+    """Envoy's admin socket does not reply."""
 
 
 class Gateway:
+    """The Envoy that reads its configuration from a folder."""
+
     def __init__(self, folder: Path, listen: Listen) -> None:
         self.folder, self.listen = folder, listen
         self.eds = folder / "eds"
         self.eds.mkdir(parents=True, exist_ok=True)
 
     def publish(self, models: list[Model], published: Published) -> None:
-        """Leaves files alone that are as they should be; what a file names is written before it."""
+        """Writes the files that have changed. Files that others name are written first."""
         everyone = {each.host: each for them in published.values() for each in them}
         tables = {ANY_HOST: tuple(everyone.values())}
         tables |= {model.name: published.get(model.name, ()) for model in models}
         for name, them in tables.items():
-            for kind in KINDS:
+            for kind in PROTOCOLS:
                 self._write(self._endpoints(kind, name), envoy.endpoints(kind, name, list(them)))
         self._write(self.folder / "cds.json", envoy.clusters(models, self.folder))
         self._write(self.folder / "rds.json", envoy.routes(models))
         self._write(self.folder / "lds.json", envoy.listeners(self.listen, self.folder))
-        kept = {self._endpoints(kind, name) for kind in KINDS for name in tables}
+        kept = {self._endpoints(kind, name) for kind in PROTOCOLS for name in tables}
         for file in set(self.eds.glob("*.json")) - kept:
             file.unlink()
 
     def published(self) -> Published:
-        """From the files, also after a restart."""
+        """Reads the published endpoints from the files, which survive a restart."""
         found: Published = {}
         for file in sorted(self.eds.glob("http-*.json")):
             name = file.name.removeprefix("http-").removesuffix(".json")
@@ -51,40 +53,42 @@ class Gateway:
                 found[name] = _endpoints(file, other)
         return found
 
-    def taken(self) -> Taken:
-        """Where Envoy sends requests, by both protocols. Raises AdminFailed."""
-        said = self._ask("/clusters?format=json")
+    def envoy_health(self) -> EnvoyHealth:
+        """Returns where Envoy sends requests of both protocols. Raises AdminFailed."""
+        reply = self._ask("/clusters?format=json")
         by_cluster = {
             each["name"]: {
                 host["hostname"]: _healthy(host["health_status"])
                 for host in each.get("host_statuses", [])
             }
-            for each in said.get("cluster_statuses", [])
+            for each in reply.get("cluster_statuses", [])
         }
         names = {name.partition("|")[2] for name in by_cluster} - {ANY_HOST}
         return {name: _both(by_cluster, name) for name in names}
 
     def stop_listening(self) -> None:
-        """Raises AdminFailed."""
+        """Makes Envoy close its listeners. Raises AdminFailed."""
         self._admin("POST", "/drain_listeners?inboundonly")
 
     def _ask(self, path: str) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = json.loads(self._admin("GET", path))
+            reply: dict[str, Any] = json.loads(self._admin("GET", path))
         except ValueError as error:
-            raise AdminFailed(f"Envoy's answer to {path} is no JSON") from error
-        return said
+            raise AdminFailed(f"Envoy's reply to {path} is not JSON") from error
+        return reply
 
     def _admin(self, method: str, path: str) -> bytes:
-        connection = http.client.HTTPConnection("localhost", timeout=ADMIN_WITHIN)
+        connection = http.client.HTTPConnection("localhost", timeout=ADMIN_TIMEOUT)
         try:
             connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(ADMIN_WITHIN)
+            connection.sock.settimeout(ADMIN_TIMEOUT)
             connection.sock.connect(str(admin(self.folder)))
             connection.request(method, path)
             return connection.getresponse().read()
         except (OSError, http.client.HTTPException) as error:
-            raise AdminFailed(f"Envoy's {admin(self.folder)} does not answer: {error}") from error
+            raise AdminFailed(
+                f"cannot reach Envoy at {admin(self.folder)}; start the gateway's unit ({error})"
+            ) from error
         finally:
             connection.close()
 
@@ -100,17 +104,18 @@ class Gateway:
 
 
 def admin(folder: Path) -> Path:
+    """Returns the path of Envoy's admin socket."""
     return folder / "admin.sock"
 
 
 def _both(by_cluster: dict[str, dict[str, bool]], name: str) -> dict[str, bool]:
-    kinds = [by_cluster.get(f"{kind}|{name}", {}) for kind in KINDS]
+    kinds = [by_cluster.get(f"{kind}|{name}", {}) for kind in PROTOCOLS]
     hosts = {host for kind in kinds for host in kind}
     return {host: all(kind.get(host, False) for kind in kinds) for host in hosts}
 
 
 def _healthy(status: dict[str, Any]) -> bool:
-    """Envoy lists only what is true of an endpoint beside its health by EDS."""
+    """Checks an endpoint's status, which has its EDS health, and True for every failed check."""
     return status.get("eds_health_status") == "HEALTHY" and not any(
         value is True for value in status.values()
     )

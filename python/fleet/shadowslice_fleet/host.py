@@ -1,6 +1,8 @@
-"""The Host actor, one a node. It asks the node's supervisor and carries out orders; what it knows
-is on disk or in the supervisor, so that it may die at any time. It starts no supervisor: a child of
-a raylet ends with it."""
+"""The Host actor, one per node: observes the node's supervisor and changes its configuration.
+
+All of its state is on disk or in the supervisor, so it may die at any time. It does not start the
+supervisor, because a child of a raylet ends with the raylet.
+"""
 
 import json
 import logging
@@ -17,51 +19,54 @@ from queue import Empty, SimpleQueue
 
 import yaml
 
-from shadowslice_fleet import facts, files, served, settings, unused, values
-from shadowslice_fleet.facts import Orders, Refusal
+from shadowslice_fleet import config_file, files, gc, observed, settings, values
+from shadowslice_fleet.observed import Assignments, Refusal
+from shadowslice_fleet.spec import Document, Files
 from shadowslice_fleet.supervisor import CommandFailed, Supervisor
-from shadowslice_fleet.wish import Document, Files
 
-MOST_FETCHES = 2  # at a time
-FETCHED_WITHIN = 3600.0  # seconds; one that hangs is left alone
-# Seconds from one look for unused files to the next. By the next one no order is under way that was
-# given before they were found.
-SWEPT_EVERY = 600.0
-AGAIN_AFTER = 60.0  # seconds until an order is repeated by which models have not gone
+MAX_FETCHES = 2  # concurrent fetches
+FETCH_TIMEOUT = 3600.0  # seconds; the thread of a fetch that hangs stays
+# Seconds from one garbage collection to the next. By then, every command that was sent before the
+# previous one has ended.
+GC_INTERVAL = 600.0
+REPEAT_AFTER = 60.0  # seconds until a failed change that should have removed models is repeated
 log = logging.getLogger(__name__)
 
 
 class BaseFault(Exception):
-    """The host's base configuration cannot be used."""
+    """The host's base configuration is invalid."""
 
 
 @dataclass
-class Work:
-    """What the actor's threads share, under `lock`."""
+class SharedWork:
+    """The state that the actor's threads share; `lock` guards it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     applying: bool = False
-    refused: dict[str, Refusal] = field(default_factory=dict)  # by an order's digest
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # by the assignment's digest
     fetching: set[str] = field(default_factory=set)
-    unfetched: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
-    leaving: set[Path] = field(default_factory=set)  # unused files, which count as not fetched
+    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
+    expiring: set[Path] = field(default_factory=set)  # unused files, reported as not fetched
 
 
 class Host:
+    """The Host actor."""
+
     def __init__(self, address: str) -> None:
-        """`address` is Ray's of the node. Raises SettingsFault."""
+        """Starts the garbage collection. `address` is Ray's for the node. Raises SettingsFault."""
         self.settings = settings.host()
         self.address = self.settings.address or address
         self.config = Path(self.settings.config)
         self.pending = self.config.with_name(f".{self.config.name}.pending")  # not reloaded yet
-        # Not all of the served file is in force: models may be as the ones before it had them.
+        # Exists while parts of the served file are not in force: models may run as before it.
         self.mixed = self.config.with_name(f".{self.config.name}.mixed")
         self.files = Path(self.settings.files)
         self.supervisor = Supervisor(self.settings.binary, Path(self.settings.run_dir))
-        self.work = Work()
-        threading.Thread(target=self._sweeps, daemon=True).start()
+        self.work = SharedWork()
+        threading.Thread(target=self._run_gc, daemon=True).start()
 
-    def facts(self) -> facts.Host:
+    def observe(self) -> observed.ObservedHost:
+        """Returns the state of the host and of its supervisor."""
         ours = self.settings
         try:
             status: Document | None = self.supervisor.status()
@@ -69,63 +74,71 @@ class Host:
         except CommandFailed as failed:
             status, why = None, str(failed)
         emulated_mib = values.size_mib(ours.emulated_memory)
-        copies = facts.copies(status) if status else {}
+        copies = observed.copies(status) if status else {}
         with self.work.lock:
-            ordered = served.ordered(_text(self.config))
-            undone = self.pending.exists() or self._overstays(copies.keys() - ordered.keys())
-            return facts.Host(
+            assigned = config_file.assigned(_read_text(self.config))
+            undone = self.pending.exists() or self._has_leftovers(copies.keys() - assigned.keys())
+            return observed.ObservedHost(
                 name=ours.name,
                 address=self.address,
                 http_port=ours.http_port,
                 grpc_port=ours.grpc_port,
                 why=why,
-                gpus=facts.gpus(status, emulated_mib) if status else (),
+                gpus=observed.gpus(status, emulated_mib) if status else (),
                 copies=copies,
-                ordered=ordered,
-                refused=dict(self.work.refused),
-                fetched=files.fetched(self.files) - {path.name for path in self.work.leaving},
-                unfetched=dict(self.work.unfetched),
+                assigned=assigned,
+                refusals=dict(self.work.refusals),
+                fetched=files.fetched(self.files) - {path.name for path in self.work.expiring},
+                fetch_failures=dict(self.work.fetch_failures),
                 busy=self.work.applying,
                 interrupted=undone and not self.work.applying,
             )
 
-    def _overstays(self, models: set[str]) -> bool:
-        """Whether these should have gone with an order that failed a while ago."""
+    def _has_leftovers(self, models: set[str]) -> bool:
+        """Checks whether a change that failed `REPEAT_AFTER` ago should have removed models."""
         if not models or not self.mixed.exists():
             return False
-        return time.time() - self.mixed.stat().st_mtime > AGAIN_AFTER
+        return time.time() - self.mixed.stat().st_mtime > REPEAT_AFTER
 
-    def apply(self, orders: Orders) -> bool:
-        """Has the supervisor serve these models; the facts tell how it went. False: it is busy."""
+    def apply(self, assignments: Assignments) -> bool:
+        """Starts to make the supervisor serve these models. Returns False if the host is busy.
+
+        `observe` reports the result.
+        """
         with self.work.lock:
             if self.work.applying:
                 return False
             self.work.applying = True
-        self._start(self._apply, orders)
+        self._start(self._apply, assignments)
         return True
 
     def fetch(self, wanted: Files) -> bool:
-        """Fetches in the background; the facts tell how it went. False: too many are under way."""
+        """Starts to fetch files. Returns False if too many fetches run.
+
+        `observe` reports the result.
+        """
         with self.work.lock:
-            if wanted.key in self.work.fetching or len(self.work.fetching) >= MOST_FETCHES:
+            if wanted.key in self.work.fetching or len(self.work.fetching) >= MAX_FETCHES:
                 return False
             self.work.fetching.add(wanted.key)
-            self.work.leaving.discard(self.files / wanted.key)
-            self.work.unfetched.pop(wanted.key, None)
+            self.work.expiring.discard(self.files / wanted.key)
+            self.work.fetch_failures.pop(wanted.key, None)
         self._start(self._fetch, wanted)
         return True
 
     def drain(self, model: str) -> str | None:
-        return self._told(lambda: self.supervisor.drain(model))
+        """Drains a model. Returns the reason of a failure."""
+        return self._run_command(lambda: self.supervisor.drain(model))
 
     def undrain(self, model: str) -> str | None:
-        return self._told(lambda: self.supervisor.undrain(model))
+        """Ends the draining of a model. Returns the reason of a failure."""
+        return self._run_command(lambda: self.supervisor.undrain(model))
 
     @staticmethod
-    def _told(order: Callable[[], None]) -> str | None:
-        """Why it failed, or nothing."""
+    def _run_command(assignment: Callable[[], None]) -> str | None:
+        """Runs a command. Returns the reason of a failure."""
         try:
-            order()
+            assignment()
         except CommandFailed as failed:
             return str(failed)
         return None
@@ -136,81 +149,96 @@ class Host:
 
     def _fetch(self, wanted: Files) -> None:
         ended: SimpleQueue[str | None] = SimpleQueue()
-        self._start(lambda files: ended.put(_unfetched(files, self.files)), wanted)
+        self._start(lambda files: ended.put(_fetch_error(files, self.files)), wanted)
         try:
-            why = ended.get(timeout=FETCHED_WITHIN)
+            why = ended.get(timeout=FETCH_TIMEOUT)
         except Empty:
-            why = f"files: they have not come within {FETCHED_WITHIN:g} s; see to where they are"
+            # The URL may contain a password, so the text omits it.
+            why = f"files: the fetch timed out after {FETCH_TIMEOUT:g} s; check the URL in the spec"
         with self.work.lock:
             self.work.fetching.discard(wanted.key)
             if why:
-                log.warning("%s", why)
-                self.work.unfetched[wanted.key] = Refusal(why, time.time_ns())
+                log.warning("cannot fetch files: %s", why)
+                self.work.fetch_failures[wanted.key] = Refusal(why, time.time_ns())
 
-    def _apply(self, orders: Orders) -> None:
+    def _apply(self, assignments: Assignments) -> None:
         refused: dict[str, str] = {}
         try:
-            refused = self._carry_out(orders)
+            refused = self._put_in_force(assignments)
         except (CommandFailed, BaseFault, OSError) as failed:
-            log.warning("an order failed: %s", failed)
-            refused = {order.digest: str(failed) for order in orders.new}
-        except Exception as error:  # an order that comes to nothing is told, whatever it met
-            log.exception("an order failed")
-            refused = {order.digest: f"{type(error).__name__}: {error}" for order in orders.new}
+            log.warning("cannot apply a configuration: %s", failed)
+            refused = {assignment.digest: str(failed) for assignment in assignments.new}
+        except Exception as error:  # `observe` must report every failure.
+            log.exception("cannot apply a configuration")
+            refused = {
+                assignment.digest: f"{type(error).__name__}: {error}"
+                for assignment in assignments.new
+            }
         finally:
             with self.work.lock:
-                trial = time.time_ns()
-                self.work.refused = {of: Refusal(why, trial) for of, why in refused.items()}
+                attempt = time.time_ns()
+                self.work.refusals = {of: Refusal(why, attempt) for of, why in refused.items()}
                 self.work.applying = False
 
-    def _carry_out(self, orders: Orders) -> dict[str, str]:
-        """Writes and reloads. Returns by digest why orders are not in force."""
-        profiles = self.files / unused.PROFILES
+    def _put_in_force(self, assignments: Assignments) -> dict[str, str]:
+        """Writes the configuration and reloads it.
+
+        Returns why assignments are not in force, by their digests.
+        """
+        profiles = self.files / gc.PROFILES
         profiles.mkdir(parents=True, exist_ok=True)
-        for order in orders.new:
-            if order.model.profile is not None:
-                _replace(served.profile(order, profiles), json.dumps(order.model.profile))
-        text, refused = self._checked(orders, profiles)
+        for assignment in assignments.new:
+            if assignment.model.profile is not None:
+                _write_atomically(
+                    config_file.profile(assignment, profiles), json.dumps(assignment.model.profile)
+                )
+        text, refused = self._valid_config(assignments, profiles)
         self.pending.touch()
-        _replace(self.config, text)
+        _write_atomically(self.config, text)
         self.mixed.touch()
         try:
-            late = self.supervisor.reload()
-            if not late:
+            not_in_force = self.supervisor.reload()
+            if not not_in_force:
                 self.mixed.unlink(missing_ok=True)
         except CommandFailed as failed:
-            late = {order.model.name: failed.why for order in orders.new}
+            not_in_force = {assignment.model.name: failed.why for assignment in assignments.new}
         self.pending.unlink(missing_ok=True)
-        changed = [order for order in orders.new if order.model.name in late]
-        return refused | {order.digest: late[order.model.name] for order in changed}
+        changed = [
+            assignment for assignment in assignments.new if assignment.model.name in not_in_force
+        ]
+        return refused | {
+            assignment.digest: not_in_force[assignment.model.name] for assignment in changed
+        }
 
-    def _sweeps(self) -> None:
+    def _run_gc(self) -> None:
         while True:
             try:
-                self.sweep(time.time())
+                self.collect_garbage(time.time())
             except (OSError, UnicodeDecodeError, CommandFailed) as error:
-                log.warning("unused files cannot be removed: %s", error)
-            time.sleep(SWEPT_EVERY)
+                log.warning("cannot remove unused files: %s", error)
+            time.sleep(GC_INTERVAL)
 
-    def sweep(self, now: float) -> None:
-        """Removes what it found unused the last time, too: since then that counted as not fetched.
-        `now` is of the wall clock, in seconds. Raises OSError, UnicodeDecodeError and
-        CommandFailed."""
-        if not self._in_force(now):
+    def collect_garbage(self, now: float) -> None:
+        """Removes files that this and the previous collection found unused.
+
+        Between the two, `observe` reports them as not fetched. `now` is the wall clock's time in
+        seconds. Raises OSError, UnicodeDecodeError and CommandFailed.
+        """
+        if not self._is_config_in_force(now):
             return
         with self.work.lock:
             if self.work.applying:
                 return
-            found = unused.find(self.files, _text(self.config), now)
+            found = gc.find_unused(self.files, _read_text(self.config), now)
             coming = {path for path in found for key in self.work.fetching if key in path.name}
-            due = (found & self.work.leaving) - coming
-            self.work.leaving = found
-            aside = [unused.set_aside(path) for path in due]
+            due = (found & self.work.expiring) - coming
+            self.work.expiring = found
+            aside = [gc.move_aside(path) for path in due]
         for path in aside:
-            unused.remove(path)
+            gc.remove(path)
 
-    def _in_force(self, now: float) -> bool:
-        """Whether the supervisor goes by its file alone, as one does that began after it."""
+    def _is_config_in_force(self, now: float) -> bool:
+        """Checks whether all of the file is in force, as in a supervisor that started after it."""
         if self.pending.exists():
             return False
         if not self.mixed.exists():
@@ -218,20 +246,27 @@ class Host:
         age: float = self.supervisor.status()["supervisor"]["age_s"]
         return now - age > self.mixed.stat().st_mtime
 
-    def _checked(self, orders: Orders, profiles: Path) -> tuple[str, dict[str, str]]:
-        """A configuration that `check` finds no fault in: a model with faults stays as it is."""
-        base, before = self._base(), _text(self.config)
-        text = served.render(base, orders, before, self.files, profiles)
-        by_model, others = served.blamed(self._faults(text), served.names(text))
+    def _valid_config(self, assignments: Assignments, profiles: Path) -> tuple[str, dict[str, str]]:
+        """Returns a configuration without faults: models with faults stay as they were.
+
+        Also returns the faults, by the digests of the assignments.
+        """
+        base, before = self._base(), _read_text(self.config)
+        text = config_file.render(base, assignments, before, self.files, profiles)
+        by_model, others = config_file.faults_by_model(
+            self._faults(text), config_file.model_names(text)
+        )
         if others:
             raise BaseFault(f"{self.settings.base}: " + "; ".join(others))
         if not by_model:
             return text, {}
-        fit = tuple(order for order in orders.new if order.model.name not in by_model)
-        orders_fit = Orders(fit, orders.keep + tuple(by_model.keys() - set(orders.keep)))
-        faulty = [order for order in orders.new if order.model.name in by_model]
-        text = served.render(base, orders_fit, before, self.files, profiles)
-        return text, {order.digest: by_model[order.model.name] for order in faulty}
+        fit = tuple(
+            assignment for assignment in assignments.new if assignment.model.name not in by_model
+        )
+        valid = Assignments(fit, assignments.keep + tuple(by_model.keys() - set(assignments.keep)))
+        faulty = [assignment for assignment in assignments.new if assignment.model.name in by_model]
+        text = config_file.render(base, valid, before, self.files, profiles)
+        return text, {assignment.digest: by_model[assignment.model.name] for assignment in faulty}
 
     def _faults(self, text: str) -> list[str]:
         with tempfile.NamedTemporaryFile("w", dir=self.config.parent, suffix=".yaml") as draft:
@@ -243,37 +278,40 @@ class Host:
         try:
             base = yaml.safe_load(Path(self.settings.base).read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BaseFault(f"{self.settings.base} cannot be read: {error}") from error
+            raise BaseFault(f"cannot read {self.settings.base}: {error}") from error
         if not isinstance(base, dict):
-            raise BaseFault(f"{self.settings.base}: a map is needed")
+            raise BaseFault(f"{self.settings.base}: expected a map, as `key: value`")
         return base
 
 
-def _unfetched(wanted: Files, folder: Path) -> str | None:
-    """Why the files cannot be fetched, or nothing."""
+def _fetch_error(wanted: Files, folder: Path) -> str | None:
+    """Fetches files. Returns the reason of a failure."""
     try:
         files.fetch(wanted, folder)
     except files.FetchFailed as failed:
         return str(failed)
-    except Exception as error:  # it is told, whatever a fetch meets
+    except Exception as error:  # `observe` must report every failure.
         return f"files: {type(error).__name__}: {error}"
     return None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
         return ""
 
 
-def _replace(path: Path, text: str) -> None:
-    """Atomically; the mode stays, and the owner where that may be set: the supervisor reads it."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Replaces a file atomically, and keeps its mode and, if possible, its owner.
+
+    The supervisor, which may run as another user, must be able to read the file.
+    """
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     if path.exists():
         there = path.stat()
-        with suppress(PermissionError):
+        with suppress(PermissionError):  # Only root may change the owner.
             os.chown(draft, there.st_uid, there.st_gid)
         shutil.copymode(path, draft)
     os.replace(draft, path)

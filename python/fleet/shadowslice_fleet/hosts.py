@@ -1,4 +1,4 @@
-"""The hosts as the fleet hears them through Ray: an actor for each node, asked again and again."""
+"""Polls the hosts through Ray, with a Host actor on each node."""
 
 import logging
 import time
@@ -8,85 +8,93 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shadowslice_fleet.facts import HEARD_FOR, Heard, Orders
-from shadowslice_fleet.facts import Host as Facts
 from shadowslice_fleet.host import Host
-from shadowslice_fleet.wish import Files
+from shadowslice_fleet.observed import FRESH_FOR, Assignments, HostRecord, ObservedHost
+from shadowslice_fleet.spec import Files
 
 NAMESPACE = "shadowslice"
 HOST_RESOURCE = "shadowslice_host"
-THREADS = 8  # calls at a time in one Host actor
-ASKED_FOR = 5.0  # seconds after which a host without an answer is asked again
-# Pods have names of their own, so that hosts which are away for good are ever more. Until then what
-# their copies took is known.
-FORGOTTEN_AFTER = 86400.0  # seconds without node and answer
+THREADS = 8  # concurrent calls in one Host actor
+REPLY_TIMEOUT = 5.0  # seconds after which a host that has not replied is polled again
+# New pods have new names, so records of lost hosts would accumulate. Until they are forgotten, they
+# provide the resources that a model's copies used.
+FORGET_AFTER = 86400.0  # seconds without a node and a reply
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Node:
+    """A Ray node with a Host actor, and the poll that it has not answered yet."""
+
     actor: Any
-    asked: Any = None
-    asked_at: float = 0.0
+    pending: Any = None
+    sent_at: float = 0.0
 
 
 class Hosts:
-    """Not for several threads."""
+    """The hosts of the fleet. One thread may use this at a time."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}  # by Ray's id
-        self.heard: dict[str, Heard] = {}  # by the host's name
-        self.of: dict[str, Node] = {}  # by the host's name
-        self.twins: set[str] = set()  # names that two nodes have
+        self.records: dict[str, HostRecord] = {}  # by the host's name
+        self.node_of: dict[str, Node] = {}  # by the host's name
+        self.duplicates: set[str] = set()  # names that several nodes have
 
-    def hear(self, within: float) -> None:
-        """Asks those that have answered, and takes what comes within so many seconds."""
-        self._find()
+    def poll(self, newer_than: float) -> None:
+        """Polls the nodes without a pending poll, and takes the replies within some seconds."""
+        self._refresh_nodes()
         now = time.monotonic()
         for node in self.nodes.values():
-            if node.asked is None or now - node.asked_at > ASKED_FOR:
-                node.asked, node.asked_at = node.actor.facts.remote(), now
-        asked = {node.asked: node for node in self.nodes.values()}
-        if not asked:
+            if node.pending is None or now - node.sent_at > REPLY_TIMEOUT:
+                node.pending, node.sent_at = node.actor.observe.remote(), now
+        pending = {node.pending: node for node in self.nodes.values()}
+        if not pending:
             return
-        # One that has stopped answering does not hold up the others.
-        recent = [ref for ref, node in asked.items() if now - node.asked_at < within]
+        # A node that has stopped replying must not delay the others.
+        recent = [ref for ref, node in pending.items() if now - node.sent_at < newer_than]
         if recent:
-            ray.wait(recent, num_returns=len(recent), timeout=within)
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+            ray.wait(recent, num_returns=len(recent), timeout=newer_than)
+        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
         for ref in done:
-            asked[ref].asked = None
-            self._take(asked[ref], ref)
+            pending[ref].pending = None
+            self._record(pending[ref], ref)
 
-    def fresh(self) -> dict[str, Facts]:
-        """Those heard just now, whose supervisors answer."""
-        return self.within(HEARD_FOR)
+    def fresh(self) -> dict[str, ObservedHost]:
+        """Returns the hosts whose supervisors replied in the last `FRESH_FOR` seconds."""
+        return self.newer_than(FRESH_FOR)
 
-    def within(self, seconds: float) -> dict[str, Facts]:
+    def newer_than(self, seconds: float) -> dict[str, ObservedHost]:
+        """Returns the hosts whose supervisors replied in the last `seconds`."""
         now = time.monotonic()
         return {
-            name: each.facts for name, each in list(self.heard.items()) if now - each.at < seconds
+            name: each.observed
+            for name, each in list(self.records.items())
+            if now - each.at < seconds
         }
 
-    def apply(self, host: str, orders: Orders) -> None:
-        self.of[host].actor.apply.remote(orders)
+    def apply(self, host: str, assignments: Assignments) -> None:
+        """Sends a host its assignments."""
+        self.node_of[host].actor.apply.remote(assignments)
 
     def fetch(self, host: str, files: Files) -> None:
-        self.of[host].actor.fetch.remote(files)
+        """Makes a host fetch files."""
+        self.node_of[host].actor.fetch.remote(files)
 
     def drain(self, host: str, model: str) -> None:
-        self.of[host].actor.drain.remote(model)
+        """Makes a host drain a model."""
+        self.node_of[host].actor.drain.remote(model)
 
     def undrain(self, host: str, model: str) -> None:
-        self.of[host].actor.undrain.remote(model)
+        """Makes a host end the draining of a model."""
+        self.node_of[host].actor.undrain.remote(model)
 
-    def _find(self) -> None:
+    def _refresh_nodes(self) -> None:
         alive = {
             node["NodeID"]: node["NodeManagerAddress"]
             for node in ray.nodes()
             if node["Alive"] and HOST_RESOURCE in node["Resources"]
         }
-        self.twins.clear()
+        self.duplicates.clear()
         self._forget()
         for gone in self.nodes.keys() - alive.keys():
             del self.nodes[gone]
@@ -97,30 +105,30 @@ class Hosts:
         now, nodes = time.monotonic(), list(self.nodes.values())
         for name in [
             name
-            for name, each in self.heard.items()
-            if now - each.at > FORGOTTEN_AFTER and self.of.get(name) not in nodes
+            for name, each in self.records.items()
+            if now - each.at > FORGET_AFTER and self.node_of.get(name) not in nodes
         ]:
-            del self.heard[name]
-            self.of.pop(name, None)
+            del self.records[name]
+            self.node_of.pop(name, None)
 
-    def _take(self, node: Node, ref: Any) -> None:
+    def _record(self, node: Node, ref: Any) -> None:
         try:
-            facts: Facts = ray.get(ref, timeout=0)
+            observed: ObservedHost = ray.get(ref, timeout=0)
         except ray.exceptions.RayError as error:
-            log.info("a host does not answer: %s", error)
+            log.info("a Host actor does not reply: %s", error)
             return
-        owner = self.of.setdefault(facts.name, node)
+        owner = self.node_of.setdefault(observed.name, node)
         if owner is not node and owner in self.nodes.values():
-            self.twins.add(facts.name)
+            self.duplicates.add(observed.name)
             return
-        self.of[facts.name] = node
+        self.node_of[observed.name] = node
         now = time.monotonic()
-        if facts.answers:
-            self.heard[facts.name] = Heard(facts, now)
-        elif facts.name in self.heard:
-            self.heard[facts.name].why = facts.why
+        if observed.answers:
+            self.records[observed.name] = HostRecord(observed, now)
+        elif observed.name in self.records:
+            self.records[observed.name].why = observed.why
         else:
-            self.heard[facts.name] = Heard(facts, float("-inf"), facts.why)
+            self.records[observed.name] = HostRecord(observed, float("-inf"), observed.why)
 
 
 def _actor(node: str, address: str) -> Any:

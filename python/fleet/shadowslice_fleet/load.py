@@ -1,37 +1,39 @@
-"""What copies take and are offered, as their supervisors say; over the last minute or two. Pure."""
+"""The load of copies over the last one or two minutes, as their supervisors report it. Pure."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowslice_fleet.wish import Document
+from shadowslice_fleet.spec import Document
 
 if TYPE_CHECKING:
-    from shadowslice_fleet.facts import Host
-    from shadowslice_fleet.states import Placement
+    from shadowslice_fleet.loop_state import Placement
+    from shadowslice_fleet.observed import ObservedHost
 
-LEAST_SMS = 8  # of a copy whose batches were not seen yet, as the supervisor has it
+MIN_SMS = 8  # for a copy that has not run batches yet; the supervisor's value
 
 
 @dataclass(frozen=True)
 class Load:
-    sms: int | None  # the fewest for the SLO at this rate; None: not known, or no GPU has as many
-    overrun: bool  # more is offered than one copy serves
-    rate: float  # rows offered each second
-    busy: float  # the part of the time for which it executes on `sms`, 0 to 1
-    memory_mib: int  # with weights; 0 where the driver does not say
+    """The load of one copy."""
+
+    sms: int | None  # the minimum for the SLO at this rate; None: unknown, or more than a GPU has
+    overloaded: bool  # the rate exceeds the capacity of one copy
+    rate: float  # rows per second that arrive
+    busy: float  # the fraction of the time for which it executes on `sms`, 0 to 1
+    memory_mib: int  # including weights; 0 if the driver does not report it
     shadow_mib: int
-    bandwidth: float  # the part of the GPU's, 0 to 1
-    attainment: float | None  # None: it takes no requests
-    objective: float  # the part that is to be in time
+    bandwidth: float  # the fraction of the GPU's memory bandwidth, 0 to 1
+    attainment: float | None  # None: no requests arrive
+    objective: float  # the fraction of requests that must meet the SLO
     slack: float | None
 
 
 def read(model: Document) -> Load:
-    """From an entry of `models` in `shadowslice status --json`."""
+    """Reads the load from an entry of `models` in `shadowslice status --json`."""
     need, slo = model["need"], model["slo"]
     return Load(
         sms=need["sms"],
-        overrun=need["most"] is not None,
+        overloaded=need["most"] is not None,
         rate=need["rate"],
         busy=need["busy"] or 0.0,
         memory_mib=need["memory_mib"] or 0,
@@ -43,15 +45,17 @@ def read(model: Document) -> Load:
     )
 
 
-def takes(load: Load, whole: int) -> int:
-    """SMs of a GPU that has `whole` ones."""
+def sms_needed(load: Load, total: int) -> int:
+    """Returns the SMs that a copy needs on a GPU with `total` SMs."""
     if load.sms is None:
-        return whole if load.overrun else min(LEAST_SMS, whole)
+        return total if load.overloaded else min(MIN_SMS, total)
     return load.sms
 
 
-def loads(name: str, placement: "Placement", hosts: "dict[str, Host]") -> "dict[str, Load]":
-    """Of a model's copies in their places, by host."""
+def copy_loads(
+    name: str, placement: "Placement", hosts: "dict[str, ObservedHost]"
+) -> "dict[str, Load]":
+    """Returns the loads of a model's copies in their slots, by host."""
     copies = {
         slot.host: hosts[slot.host].copies.get(name)
         for slot in placement.get(name, ())
@@ -60,14 +64,14 @@ def loads(name: str, placement: "Placement", hosts: "dict[str, Host]") -> "dict[
     return {host: copy.load for host, copy in copies.items() if copy and copy.load}
 
 
-def offered(name: str, placement: "Placement", hosts: "dict[str, Host]") -> float:
-    """Rows a second to all copies together."""
-    return sum(load.rate for load in loads(name, placement, hosts).values())
+def offered_rate(name: str, placement: "Placement", hosts: "dict[str, ObservedHost]") -> float:
+    """Returns the rows per second that arrive at all copies."""
+    return sum(load.rate for load in copy_loads(name, placement, hosts).values())
 
 
-def misses(them: list[Load]) -> bool:
-    """Whether fewer of a model's requests are in time than should be, all copies together."""
-    known = [(load.rate, load.attainment) for load in them if load.attainment is not None]
+def violates_slo(loads: list[Load]) -> bool:
+    """Checks whether too few of a model's requests meet the SLO, over all copies."""
+    known = [(load.rate, load.attainment) for load in loads if load.attainment is not None]
     rate = sum(each for each, _ in known)
     in_time = sum(each * attainment for each, attainment in known)
-    return rate > 0 and in_time < rate * max(load.objective for load in them)
+    return rate > 0 and in_time < rate * max(load.objective for load in loads)

@@ -1,36 +1,44 @@
-"""Moves by hand. Pure."""
+"""Moves of copies by the operator. Pure."""
 
-from shadowslice_fleet.facts import Host, Slot
-
-
-class Refused(Exception):
-    """What was asked of the fleet cannot be done; the text says why."""
+from shadowslice_fleet.observed import ObservedHost, Slot
 
 
-def target(hosts: dict[str, Host], usable: frozenset[Slot], host: str, gpu: int | None) -> Slot:
-    """The first usable GPU if none is named. Raises Refused."""
-    facts = hosts.get(host)
-    if facts is None:
+class CommandRefused(Exception):
+    """The fleet cannot do what the operator commanded. The text has the reason."""
+
+
+def find_slot(
+    hosts: dict[str, ObservedHost], usable: frozenset[Slot], host: str, gpu: int | None
+) -> Slot:
+    """Returns the slot of a GPU; the first usable one if `gpu` is None. Raises CommandRefused."""
+    observed = hosts.get(host)
+    if observed is None:
         names = ", ".join(sorted(hosts)) or "none"
-        raise Refused(f"there is no host '{host}' that answers; there are: {names}")
-    gpus = [each.index for each in facts.gpus]
+        raise CommandRefused(f"host '{host}' does not reply; these hosts do: {names}")
+    gpus = [each.index for each in observed.gpus]
     if gpu is not None and gpu not in gpus:
-        raise Refused(f"host '{host}' has no GPU {gpu}; there are: {gpus}")
+        raise CommandRefused(f"host '{host}' has no GPU {gpu}; its GPUs are: {gpus}")
     fit = [slot for slot in sorted(usable) if slot.host == host and gpu in (None, slot.gpu)]
     if not fit:
         named = "" if gpu is None else f":{gpu}"
-        raise Refused(f"'{host}{named}' takes no models: it is drained, or the GPU no workers")
+        raise CommandRefused(
+            f"'{host}{named}' accepts no models: the host is drained, or the GPU is not usable; "
+            "see `status`"
+        )
     return fit[0]
 
 
-def moved(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Slot, ...]:
-    """Raises Refused. A host has one copy of a model at most."""
+def move_copy(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Slot, ...]:
+    """Returns the slots of a model after a move; each host has at most one copy.
+
+    Raises CommandRefused.
+    """
     on = {slot.host: slot for slot in slots}
     source = source or _only_source(on, to)
     if source not in on:
-        raise Refused(f"there is no copy on '{source}'; there are copies on {', '.join(on)}")
+        raise CommandRefused(f"host '{source}' has no copy; these hosts have one: {', '.join(on)}")
     if to.host in on and to.host != source:
-        raise Refused(f"'{to.host}' has a copy of it already")
+        raise CommandRefused(f"host '{to.host}' already has a copy of the model")
     del on[source]
     return tuple(sorted([*on.values(), to]))
 
@@ -39,5 +47,7 @@ def _only_source(on: dict[str, Slot], to: Slot) -> str:
     if to.host in on:
         return to.host
     if len(on) > 1:
-        raise Refused(f"say --from: there are copies on {', '.join(sorted(on))}")
+        raise CommandRefused(
+            f"several hosts have a copy; add --from, one of {', '.join(sorted(on))}"
+        )
     return next(iter(on))

@@ -1,6 +1,8 @@
-"""What the unit of a node runs: Ray, and on the head the Fleet actor. It ends when Ray ends, and
-systemd starts it again; a joined node whose head has gone so joins again. Where something else runs
-Ray, as KubeRay does, `controller` has it run the Fleet actor."""
+"""Runs Ray on a node, and on the head the Fleet actor.
+
+The process ends when Ray ends, and systemd restarts it; so a joined node joins again after its head
+was lost. If KubeRay runs Ray, `controller` starts the Fleet actor there.
+"""
 
 import json
 import logging
@@ -16,20 +18,20 @@ from typing import NoReturn
 
 import ray
 
-from shadowslice_fleet import wish as wishes
+from shadowslice_fleet import spec as specs
 from shadowslice_fleet.fleet import Fleet
 from shadowslice_fleet.hosts import HOST_RESOURCE, NAMESPACE
 
 FLEET = "fleet"
 GATEWAY_RESOURCE = "shadowslice_gateway"
-HEAD_WITHIN = 60.0  # seconds from the start of Ray's head until it answers
-REACHED_WITHIN = 2.0
-LOOKED_EVERY = 2.0  # seconds from one look at Ray and the Fleet actor to the next
-FLEET_WITHIN = 5.0  # seconds for it to answer
-FLEET_THREADS = 16  # calls at a time
-OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; facts are small
-ENDS_WITHIN = 20.0
-# A node is dead after 3 s; a joined node ends 5 s after its head.
+HEAD_TIMEOUT = 60.0  # seconds from the start of Ray's head until it replies
+CONNECT_TIMEOUT = 2.0
+CHECK_INTERVAL = 2.0  # seconds from one check of Ray and the Fleet actor to the next
+FLEET_TIMEOUT = 5.0  # seconds, for a reply of the Fleet actor
+FLEET_THREADS = 16  # concurrent calls in the Fleet actor
+OBJECT_STORE_BYTES = 80 << 20  # the minimum that Ray accepts; observations are small
+STOP_TIMEOUT = 20.0
+# Ray regards a node as dead after 3 s. A joined node ends 5 s after its head.
 RAY_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -37,7 +39,7 @@ RAY_SETTINGS = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_gcs_server_request_timeout_seconds": "5",
-    # Nothing of the fleet's has to be waited for when a node stops; the default is 30 s.
+    # No work of the fleet needs to finish before a node stops; the default is 30 s.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_enable_metrics_collection": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -46,25 +48,28 @@ log = logging.getLogger(__name__)
 
 
 class HeadFailed(Exception):
-    """Ray's head did not come up."""
+    """Ray's head or the Fleet actor does not reply."""
 
 
-def join(address: str, own: str | None, temporary: Path) -> None:
-    """Does not return."""
-    _clear(temporary)
+def join(address: str, own_address: str | None, temp_dir: Path) -> None:
+    """Replaces this process with Ray, which joins the head at this address."""
+    _remove_cluster_file(temp_dir)
     os.environ.update(RAY_SETTINGS)
-    command = [*_start(own, {HOST_RESOURCE: 1}, temporary), f"--address={address}"]
+    command = [*_start(own_address, {HOST_RESOURCE: 1}, temp_dir), f"--address={address}"]
     os.execv(command[0], command)
 
 
-def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
-    """Runs until Ray ends or SIGTERM comes; the exit code. Raises HeadFailed."""
-    _clear(temporary)
+def head(port: int, own_address: str | None, host: bool, temp_dir: Path) -> int:
+    """Runs Ray's head and the Fleet actor until Ray ends or SIGTERM arrives.
+
+    Returns the exit code. Raises HeadFailed.
+    """
+    _remove_cluster_file(temp_dir)
     os.environ.update(RAY_SETTINGS)
     resources = {GATEWAY_RESOURCE: 1} | ({HOST_RESOURCE: 1} if host else {})
-    command = [*_start(own, resources, temporary), "--head", f"--port={port}"]
+    command = [*_start(own_address, resources, temp_dir), "--head", f"--port={port}"]
     command += ["--include-dashboard=false", "--no-monitor"]
-    running = subprocess.Popen(command)
+    ray_process = subprocess.Popen(command)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         sys.exit(0)
@@ -72,62 +77,64 @@ def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        _connect(f"{own or '127.0.0.1'}:{port}", running)
-        signal.signal(signal.SIGTERM, stop)  # Ray has taken it, and would abort
-        while running.poll() is None:
-            _ensure()
+        _connect(f"{own_address or '127.0.0.1'}:{port}", ray_process)
+        signal.signal(signal.SIGTERM, stop)  # Ray's own handler would abort.
+        while ray_process.poll() is None:
+            _ensure_fleet()
             try:
-                running.wait(LOOKED_EVERY)
+                ray_process.wait(CHECK_INTERVAL)
             except subprocess.TimeoutExpired:
                 continue
-        return running.returncode
+        return ray_process.returncode
     finally:
-        ray.shutdown()  # before Ray ends, which it would take for a failure
-        _end(running)
+        ray.shutdown()  # This client would report the end of Ray as a failure.
+        _stop_ray(ray_process)
 
 
-def controller(address: str, wish: Path | None) -> NoReturn:
-    """Has Ray's head at this address run the Fleet actor, and tells it the wish whenever that file
-    is another one, until Ray has been away for `HEAD_WITHIN`. Raises HeadFailed."""
+def controller(address: str, spec_file: Path | None) -> NoReturn:
+    """Runs the Fleet actor in the Ray cluster at this address, and applies changes of the spec.
+
+    Raises HeadFailed when the actor has not replied for `HEAD_TIMEOUT`.
+    """
     _connect(address, None)
-    told: str | None = None
+    applied: str | None = None
     answered = time.monotonic()
     while True:
-        if _ensure():
+        if _ensure_fleet():
             answered = time.monotonic()
-            told = _tell(wish, told) if wish else None
-        elif time.monotonic() - answered > HEAD_WITHIN:
-            raise HeadFailed(f"the Fleet actor has not answered for {HEAD_WITHIN:g} s")
-        time.sleep(LOOKED_EVERY)
+            applied = _apply_spec(spec_file, applied) if spec_file else None
+        elif time.monotonic() - answered > HEAD_TIMEOUT:
+            raise HeadFailed(f"the Fleet actor has not replied for {HEAD_TIMEOUT:g} s")
+        time.sleep(CHECK_INTERVAL)
 
 
-def _tell(file: Path, told: str | None) -> str | None:
-    """What has been told of the file, faulty or not."""
+def _apply_spec(file: Path, applied: str | None) -> str | None:
+    """Applies the spec if the file has changed. Returns the text that was applied or is faulty."""
     try:
         text = file.read_text()
-        if text == told:
-            return told
-        document = wishes.load(file).document
-        ray.get(ray.get_actor(FLEET).wish.remote(document), timeout=FLEET_WITHIN)
+        if text == applied:
+            return applied
+        document = specs.load(file).document
+        ray.get(ray.get_actor(FLEET).apply_spec.remote(document), timeout=FLEET_TIMEOUT)
     except (OSError, UnicodeDecodeError) as error:
-        log.error("%s cannot be read: %s", file, error)
-        return told
-    except wishes.WishFaults as faults:
-        log.error("%s", faults)
+        log.error("cannot read the spec %s: %s", file, error)
+        return applied
+    except specs.SpecFaults as faults:
+        log.error("the spec has faults: %s", faults)
     except (ray.exceptions.RayError, ValueError) as error:
-        log.error("the Fleet actor was not told of %s: %s", file, error)
-        return told
+        log.error("cannot send the spec %s to the Fleet actor: %s", file, error)
+        return applied
     else:
-        log.info("the Fleet actor goes by %s", file)
+        log.info("applied the spec %s", file)
     return text
 
 
-def _clear(temporary: Path) -> None:
-    """After a kill of the head this file names a cluster that is no more, and no start succeeds."""
-    (temporary / "ray_current_cluster").unlink(missing_ok=True)
+def _remove_cluster_file(temp_dir: Path) -> None:
+    """Removes a file that names the cluster of a killed head, with which no start succeeds."""
+    (temp_dir / "ray_current_cluster").unlink(missing_ok=True)
 
 
-def _start(own: str | None, resources: dict[str, int], temporary: Path) -> list[str]:
+def _start(own_address: str | None, resources: dict[str, int], temp_dir: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -137,40 +144,44 @@ def _start(own: str | None, resources: dict[str, int], temporary: Path) -> list[
         "--num-cpus=0",
         "--num-gpus=0",
         "--include-log-monitor=false",
-        f"--temp-dir={temporary}",
+        f"--temp-dir={temp_dir}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--disable-usage-stats",
         f"--resources={json.dumps(resources)}",
-        *([f"--node-ip-address={own}"] if own else []),
+        *([f"--node-ip-address={own_address}"] if own_address else []),
     ]
 
 
-def _connect(address: str, running: subprocess.Popen[bytes] | None) -> None:
-    deadline = time.monotonic() + HEAD_WITHIN
+def _connect(address: str, ray_process: subprocess.Popen[bytes] | None) -> None:
+    deadline = time.monotonic() + HEAD_TIMEOUT
     while True:
         try:
-            _reach(address)
+            _check_reachable(address)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
             return
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            ended = running is not None and running.poll() is not None
+            ended = ray_process is not None and ray_process.poll() is not None
             if ended or time.monotonic() > deadline:
-                why = f"Ray's head at {address} did not answer within {HEAD_WITHIN:g} s"
+                why = f"Ray's head at {address} did not reply within {HEAD_TIMEOUT:g} s"
                 raise HeadFailed(why) from error
         time.sleep(0.5)
 
 
-def _reach(address: str) -> None:
-    """Ray itself would try for a quarter of an hour, whether its head runs or not. Raises
-    OSError."""
+def _check_reachable(address: str) -> None:
+    """Checks that the head accepts connections; Ray itself would try for 15 minutes.
+
+    Raises OSError.
+    """
     host, _, port = address.rpartition(":")
     if host:
-        socket.create_connection((host, int(port)), REACHED_WITHIN).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
-def _ensure() -> bool:
-    """Creates the Fleet actor unless there is one; Ray restarts it on its own after most deaths.
-    Returns whether it answers."""
+def _ensure_fleet() -> bool:
+    """Creates the Fleet actor if it does not exist, and returns whether it replies.
+
+    Ray itself restarts the actor after most deaths.
+    """
     try:
         actor = (
             ray.remote(Fleet)
@@ -186,19 +197,19 @@ def _ensure() -> bool:
             )
             .remote()
         )
-        ray.get(actor.status.remote(), timeout=FLEET_WITHIN)
+        ray.get(actor.status.remote(), timeout=FLEET_TIMEOUT)
         return True
     except ray.exceptions.GetTimeoutError:
-        log.info("the Fleet actor has not answered yet")
+        log.info("the Fleet actor has not replied yet")
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         log.error("the Fleet actor cannot run: %s", error)
     return False
 
 
-def _end(running: subprocess.Popen[bytes]) -> None:
-    running.terminate()
+def _stop_ray(ray_process: subprocess.Popen[bytes]) -> None:
+    ray_process.terminate()
     try:
-        running.wait(ENDS_WITHIN)
+        ray_process.wait(STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
-        running.kill()
-        running.wait()
+        ray_process.kill()
+        ray_process.wait()

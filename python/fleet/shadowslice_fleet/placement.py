@@ -1,4 +1,4 @@
-"""Which GPUs have which models: `shadowslice place` decides, this asks it."""
+"""Places models on GPUs with the command `shadowslice place`."""
 
 import json
 import tempfile
@@ -7,41 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from shadowslice_fleet import values
-from shadowslice_fleet.demand import UNKNOWN, Demand, View, demands, extras
-from shadowslice_fleet.facts import Host, Slot
-from shadowslice_fleet.states import Placement
+from shadowslice_fleet.demand import UNKNOWN, Demand, View, demands, extra_copies
+from shadowslice_fleet.loop_state import Placement
+from shadowslice_fleet.observed import ObservedHost, Slot
+from shadowslice_fleet.spec import Model
 from shadowslice_fleet.supervisor import CommandFailed, run
-from shadowslice_fleet.wish import Model
 
-PLACE_WITHIN = 60.0  # seconds
+PLACE_TIMEOUT = 60.0  # seconds
 FAULTY_SLO_MS = 1000.0
-# More may be offered than all copies serve, and then `place` gives them no place. So it is asked
-# with less and less, and at last with what the wish plans.
-LESS, LOWERED_AT_MOST = 0.75, 8
+# If the rate exceeds the capacity of all copies, `place` gives them no slots. So the request is
+# repeated with lower and lower rates, and at last with the rate in the spec.
+RATE_FACTOR, MAX_REDUCTIONS = 0.75, 8
 
 
 class PlaceFailed(Exception):
-    """No placement could be computed."""
+    """The command `place` failed."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacementResult:
+    """The slots of all models, and the copies without a slot."""
+
     slots: Placement
-    missing: dict[str, str]  # model: how many copies are missing, and why
-    lacking: dict[str, int] = field(default_factory=dict)  # the same as numbers
-    unmet: frozenset[str] = frozenset()  # models of which no copy keeps up with what was asked
+    missing: dict[str, str]  # model: the number of missing copies, and the reason
+    missing_counts: dict[str, int] = field(default_factory=dict)  # the numbers alone
+    unsatisfied: frozenset[str] = frozenset()  # models whose copies cannot serve the demanded rate
 
 
-def stale(view: View) -> bool:
-    """Whether a copy lacks a place, or its place is gone."""
+def is_stale(view: View) -> bool:
+    """Checks whether a copy has no slot, or its slot is not usable."""
     return any(
         len(view.placement.get(name, ())) < model.copies
         or not view.usable.issuperset(view.placement[name])
-        for name, model in view.wish.models.items()
+        for name, model in view.spec.models.items()
     )
 
 
-def usable(hosts: dict[str, Host], drained: frozenset[str]) -> frozenset[Slot]:
+def usable(hosts: dict[str, ObservedHost], drained: frozenset[str]) -> frozenset[Slot]:
+    """Returns the GPUs that accept workers, on hosts that are not drained."""
     return frozenset(
         Slot(name, gpu.index)
         for name, host in hosts.items()
@@ -51,115 +54,125 @@ def usable(hosts: dict[str, Host], drained: frozenset[str]) -> frozenset[Slot]:
     )
 
 
-def present(view: View) -> Placement:
-    """Where copies are: their places as far as they are usable, else where they run."""
+def current_slots(view: View) -> Placement:
+    """Returns the usable slots of all copies: those of the placement, or else where copies run."""
     running: Placement = {
         model: tuple(
             Slot(name, host.copies[model].gpu)
             for name, host in sorted(view.hosts.items())
-            if model in host.ordered and model in host.copies
+            if model in host.assigned and model in host.copies
         )
-        for model in view.wish.models
+        for model in view.spec.models
     }
-    there = {name: view.placement.get(name) or running[name] for name in view.wish.models}
+    there = {name: view.placement.get(name) or running[name] for name in view.spec.models}
     return {name: tuple(slot for slot in on if slot in view.usable) for name, on in there.items()}
 
 
-def anew(binary: str, view: View) -> tuple[Placed, dict[str, int]]:
-    """All models, and which of them have more copies than wished: those that had, if no wished copy
-    lacks a place for that. Raises PlaceFailed."""
+def place_all(binary: str, view: View) -> tuple[PlacementResult, dict[str, int]]:
+    """Places all models. Returns the result, and the copies beyond the spec by model.
+
+    Models keep such copies if all copies of the spec still get slots. Raises PlaceFailed.
+    """
     least = place(binary, view, demands(replace(view, extra={})))
     if not view.extra:
         return least, {}
     found = place(binary, view, demands(view))
-    if lacks_more(found, least.lacking):
+    if has_more_missing(found, least.missing_counts):
         return least, {}
-    return found, extras(view)
+    return found, extra_copies(view)
 
 
-def lacks_more(found: Placed, before: dict[str, int]) -> bool:
-    return any(count > before.get(name, 0) for name, count in found.lacking.items())
+def has_more_missing(found: PlacementResult, before: dict[str, int]) -> bool:
+    """Checks whether a model has more copies without a slot than before."""
+    return any(count > before.get(name, 0) for name, count in found.missing_counts.items())
 
 
-def place(binary: str, view: View, wanted: dict[str, Demand]) -> Placed:
-    """Asks the binary; of what is offered as much as copies can serve. Raises PlaceFailed."""
-    models, found = view.wish.models, _ask(binary, view, wanted)
-    unmet = found.unmet
-    for left in range(LOWERED_AT_MOST, 0, -1):
-        planned = {name: models[name].rate or 0.0 for name in found.unmet}
+def place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementResult:
+    """Runs `place`, with rates that the copies can serve. Raises PlaceFailed."""
+    models, found = view.spec.models, _run_place(binary, view, wanted)
+    unsatisfied = found.unsatisfied
+    for left in range(MAX_REDUCTIONS, 0, -1):
+        planned = {name: models[name].rate or 0.0 for name in found.unsatisfied}
         over = [name for name in planned if wanted[name].rate > planned[name]]
         if not over:
             break
         wanted = wanted | {
             name: replace(
-                wanted[name], rate=max(planned[name], wanted[name].rate * (LESS if left > 1 else 0))
+                wanted[name],
+                rate=max(planned[name], wanted[name].rate * (RATE_FACTOR if left > 1 else 0)),
             )
             for name in over
         }
-        found = _ask(binary, view, wanted)
+        found = _run_place(binary, view, wanted)
     unknown = models.keys() - wanted.keys()
     why = {name: f"{models[name].copies} missing: {UNKNOWN}" for name in unknown}
-    stay = {name: slots for name, slots in present(view).items() if name in unknown}
-    return Placed(found.slots | stay, found.missing | why, found.lacking, unmet)
+    stay = {name: slots for name, slots in current_slots(view).items() if name in unknown}
+    return PlacementResult(
+        found.slots | stay, found.missing | why, found.missing_counts, unsatisfied
+    )
 
 
-def _ask(binary: str, view: View, wanted: dict[str, Demand]) -> Placed:
+def _run_place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementResult:
     with tempfile.TemporaryDirectory(prefix="shadowslice-fleet-") as folder:
-        question = ask(view, wanted, Path(folder))
-        for name, model in view.wish.models.items():
+        stdin = request(view, wanted, Path(folder))
+        for name, model in view.spec.models.items():
             if model.profile is not None:
                 (Path(folder) / f"{name}.json").write_text(json.dumps(model.profile))
         try:
-            answer = json.loads(run(binary, ["place", "-"], PLACE_WITHIN, json.dumps(question)))
+            answer = json.loads(run(binary, ["place", "-"], PLACE_TIMEOUT, json.dumps(stdin)))
         except (CommandFailed, ValueError) as error:
-            raise PlaceFailed(f"the models cannot be placed: {error}") from error
-    return read(answer)
+            raise PlaceFailed(f"cannot place the models: {error}") from error
+    return parse_reply(answer)
 
 
-def ask(view: View, wanted: dict[str, Demand], profiles: Path) -> dict[str, Any]:
+def request(view: View, wanted: dict[str, Demand], profiles: Path) -> dict[str, Any]:
+    """Returns the input of `place`."""
     gpus = [
         {"host": name, "gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib}
         for name, host in sorted(view.hosts.items())
         for gpu in host.gpus
         if Slot(name, gpu.index) in view.usable
     ]
-    on = present(view)
+    on = current_slots(view)
     models = [
-        _model(view.wish.models[name], demand, on[name], profiles)
+        _model(view.spec.models[name], demand, on[name], profiles)
         for name, demand in wanted.items()
     ]
     return {"gpus": gpus, "models": models}
 
 
 def _model(model: Model, demand: Demand, on: tuple[Slot, ...], profiles: Path) -> dict[str, Any]:
-    asked: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "name": model.name,
         "copies": demand.copies,
         "priority": model.priority,
         "on": [{"host": slot.host, "gpu": slot.gpu} for slot in on],
     }
-    if demand.share:
-        return asked | asdict(demand.share)
+    if demand.resources:
+        return entry | asdict(demand.resources)
     slo = model.keys.get("slo")
     latency = slo.get("latency") if isinstance(slo, dict) else slo
     batch = model.keys.get("batch")
-    most = batch.get("max") if isinstance(batch, dict) else None
-    asked |= {"profile": str(profiles / f"{model.name}.json"), "rate": demand.rate}
+    max_batch = batch.get("max") if isinstance(batch, dict) else None
+    entry |= {"profile": str(profiles / f"{model.name}.json"), "rate": demand.rate}
     try:
-        asked["slo_ms"] = values.duration_s(latency) * 1000
+        entry["slo_ms"] = values.duration_s(latency) * 1000
     except values.ValueFault:
-        asked["slo_ms"] = FAULTY_SLO_MS  # the supervisor will name the fault
-    return asked | ({"max_batch": most} if isinstance(most, int) and most > 0 else {})
+        entry["slo_ms"] = FAULTY_SLO_MS  # The supervisor reports the fault.
+    return entry | (
+        {"max_batch": max_batch} if isinstance(max_batch, int) and max_batch > 0 else {}
+    )
 
 
-def read(answer: dict[str, Any]) -> Placed:
+def parse_reply(answer: dict[str, Any]) -> PlacementResult:
+    """Parses the output of `place`."""
     slots: Placement = {}
     missing: dict[str, str] = {}
-    lacking: dict[str, int] = {}
+    missing_counts: dict[str, int] = {}
     for model in answer["models"]:
         slots[model["name"]] = tuple(sorted(Slot(on["host"], on["gpu"]) for on in model["on"]))
         if model["missing"]:
             missing[model["name"]] = f"{model['missing']} missing: {model['why']}"
-            lacking[model["name"]] = model["missing"]
-    unmet = frozenset(model["name"] for model in answer["models"] if not model.get("need"))
-    return Placed(slots, missing, lacking, unmet)
+            missing_counts[model["name"]] = model["missing"]
+    unsatisfied = frozenset(model["name"] for model in answer["models"] if not model.get("need"))
+    return PlacementResult(slots, missing, missing_counts, unsatisfied)

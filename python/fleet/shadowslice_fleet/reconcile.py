@@ -1,119 +1,143 @@
-"""From what is wished, placed and observed to what is done next. Pure, and by level: nothing is
-remembered that could not be observed again, but for waits and failures, which then begin anew."""
+"""Decides the next actions from the spec, the placement and the observation. Pure.
+
+The loop is level-triggered: after a restart, it observes everything again, except for waits and
+failures, which then start from zero.
+"""
 
 from dataclasses import replace
 
 from shadowslice_fleet.copies import Pass
-from shadowslice_fleet.facts import Host, Order, Slot
-from shadowslice_fleet.states import (
+from shadowslice_fleet.loop_state import (
     Actions,
-    At,
+    CopyKey,
     Failure,
     Memory,
+    Observation,
     Placement,
-    Seen,
-    placed,
+    desired_copies,
 )
-from shadowslice_fleet.wish import Wish
+from shadowslice_fleet.observed import Assignment, ObservedHost, Slot
+from shadowslice_fleet.spec import Spec
 
-MOST_STARTING = 8  # copies that are not ready yet, in the fleet
-READY_WITHIN = 330.0  # seconds; a supervisor's `timeouts.warm` and `timeouts.spawn` are less
-RETRY_AFTER, RETRY_AT_MOST = 15.0, 600.0  # seconds from a failure to the next trial; doubles
+MAX_STARTING = 8  # copies in the fleet that are not ready yet
+READY_TIMEOUT = 330.0  # seconds; longer than a supervisor's `timeouts.warm` and `timeouts.spawn`
+RETRY_AFTER, RETRY_MAX = 15.0, 600.0  # seconds from a failure to the next attempt; doubles
 
 
-def decide(wish: Wish, seen: Seen, memory: Memory, now: float) -> tuple[Actions, Memory]:
-    failures = _failures(wish, seen, memory, now)
-    placement = _reverted(wish, seen, memory.placement, failures, now)
-    copies = placed(wish, placement)
+def decide(
+    spec: Spec, observation: Observation, memory: Memory, now: float
+) -> tuple[Actions, Memory]:
+    """Returns the actions of this round, and the memory for the next."""
+    failures = _failures(spec, observation, memory, now)
+    placement = _revert_failed(spec, observation, memory.placement, failures, now)
+    copies = desired_copies(spec, placement)
     starting = {
-        at: memory.starting.get(at, now) for at in copies if _starts(at, seen.hosts.get(at[1]))
+        key: memory.starting.get(key, now)
+        for key in copies
+        if _is_starting(key, observation.hosts.get(key.host))
     }
     memory = replace(memory, placement=placement, failures=failures, starting=starting)
-    running = {name for host in seen.hosts.values() for name in host.ordered}
-    step = Pass(wish, seen, memory, now, MOST_STARTING - len(starting))
-    for name in sorted(running | wish.models.keys() | memory.published.keys()):
-        step.model(name)
-    return step.actions(), step.memory()
+    running = {name for host in observation.hosts.values() for name in host.assigned}
+    one_pass = Pass(spec, observation, memory, now, MAX_STARTING - len(starting))
+    for name in sorted(running | spec.models.keys() | memory.published.keys()):
+        one_pass.add_model(name)
+    return one_pass.actions(), one_pass.memory()
 
 
-def _starts(at: At, host: Host | None) -> bool:
-    if host is None or at[0] not in host.ordered:
+def _is_starting(key: CopyKey, host: ObservedHost | None) -> bool:
+    if host is None or key.model not in host.assigned:
         return False
-    copy = host.copies.get(at[0])
+    copy = host.copies.get(key.model)
     return copy is None or not copy.ready
 
 
-def _failures(wish: Wish, seen: Seen, memory: Memory, now: float) -> dict[At, Failure]:
-    """Those of models that are wished as they were, and new ones."""
+def _failures(
+    spec: Spec, observation: Observation, memory: Memory, now: float
+) -> dict[CopyKey, Failure]:
+    """Returns the earlier failures of models that are unchanged in the spec, and new failures."""
     kept = {
-        at: failure
-        for at, failure in memory.failures.items()
-        if at[0] in wish.models
-        and failure.order.startswith(wish.models[at[0]].digest)
-        and not _came(at, failure, seen)
+        key: failure
+        for key, failure in memory.failures.items()
+        if key.model in spec.models
+        and failure.assignment.startswith(spec.models[key.model].digest)
+        and not _has_recovered(key, failure, observation)
     }
-    for at, order in placed(wish, memory.placement).items():
-        host, before = seen.hosts.get(at[1]), kept.get(at)
+    for key, assignment in desired_copies(spec, memory.placement).items():
+        host, before = observation.hosts.get(key.host), kept.get(key)
         if host is None or (before and before.until > now):
             continue
-        found = _failed(at, order, host, memory, now)
-        if found is None or (before and before.trial == found[1] != 0):
+        found = _failure_cause(key, assignment, host, memory, now)
+        if found is None or (before and before.attempt == found[1] != 0):
             continue
-        times = before.times + 1 if before and before.order == order.digest else 1
-        wait = min(RETRY_AFTER * 2 ** (times - 1), RETRY_AT_MOST)
-        kept[at] = Failure(order.digest, found[0], now + wait, times, found[1])
+        times = before.times + 1 if before and before.assignment == assignment.digest else 1
+        wait = min(RETRY_AFTER * 2 ** (times - 1), RETRY_MAX)
+        kept[key] = Failure(assignment.digest, found[0], now + wait, times, found[1])
     return kept
 
 
-def _came(at: At, failure: Failure, seen: Seen) -> bool:
-    """Whether the copy is there at last."""
-    host = seen.hosts.get(at[1])
-    if host is None or host.ordered.get(at[0]) != failure.order or failure.order in host.refused:
+def _has_recovered(key: CopyKey, failure: Failure, observation: Observation) -> bool:
+    """Checks whether the copy has become ready."""
+    host = observation.hosts.get(key.host)
+    if (
+        host is None
+        or host.assigned.get(key.model) != failure.assignment
+        or failure.assignment in host.refusals
+    ):
         return False
-    copy = host.copies.get(at[0])
+    copy = host.copies.get(key.model)
     return copy is not None and copy.ready
 
 
-def _failed(at: At, order: Order, host: Host, memory: Memory, now: float) -> tuple[str, int] | None:
-    """Why the copy does not come, and the host's trial (0: the copy itself says so)."""
-    files = order.model.files
-    refusal = host.refused.get(order.digest) or (host.unfetched.get(files.key) if files else None)
+def _failure_cause(
+    key: CopyKey, assignment: Assignment, host: ObservedHost, memory: Memory, now: float
+) -> tuple[str, int] | None:
+    """Returns why the copy does not start, and the host's attempt (0: the copy has failed)."""
+    files = assignment.model.files
+    refusal = host.refusals.get(assignment.digest) or (
+        host.fetch_failures.get(files.key) if files else None
+    )
     if refusal:
-        return refusal.why, refusal.trial
-    serves = any(each.host == at[1] for each in memory.published.get(at[0], ()))
-    if serves or host.ordered.get(at[0]) != order.digest:
+        return refusal.why, refusal.attempt
+    serves = any(each.host == key.host for each in memory.published.get(key.model, ()))
+    if serves or host.assigned.get(key.model) != assignment.digest:
         return None
-    copy = host.copies.get(at[0])
+    copy = host.copies.get(key.model)
     if copy and copy.state == "unready":
-        return copy.why or "it is unready", 0
-    if now - memory.starting.get(at, now) > READY_WITHIN:
-        return f"it was not ready within {READY_WITHIN:g} s", 0
+        return copy.why or "the copy is unready", 0
+    if now - memory.starting.get(key, now) > READY_TIMEOUT:
+        return f"the copy was not ready within {READY_TIMEOUT:g} s", 0
     return None
 
 
-def _reverted(
-    wish: Wish, seen: Seen, placement: Placement, failures: dict[At, Failure], now: float
+def _revert_failed(
+    spec: Spec,
+    observation: Observation,
+    placement: Placement,
+    failures: dict[CopyKey, Failure],
+    now: float,
 ) -> Placement:
-    """A copy that cannot come has its place where an old one serves."""
+    """Returns the placement in which failed copies get the slots of old copies that still serve."""
     reverted = dict(placement)
-    for at, order in placed(wish, placement).items():
-        failure = failures.get(at)
-        if not failure or failure.order != order.digest or failure.until <= now:
+    for key, assignment in desired_copies(spec, placement).items():
+        failure = failures.get(key)
+        if not failure or failure.assignment != assignment.digest or failure.until <= now:
             continue
-        slots = reverted[at[0]]
-        old = _old(at, order, seen, {slot.host for slot in slots})
+        slots = reverted[key.model]
+        old = _serving_slot(key, assignment, observation, {slot.host for slot in slots})
         if old:
-            rest = [slot for slot in slots if slot.host != at[1]]
-            reverted[at[0]] = tuple(sorted([*rest, old]))
+            rest = [slot for slot in slots if slot.host != key.host]
+            reverted[key.model] = tuple(sorted([*rest, old]))
     return reverted
 
 
-def _old(at: At, order: Order, seen: Seen, placed_on: set[str]) -> Slot | None:
-    """Where the model serves besides its places: on another GPU of the host, or on another host."""
-    name = at[0]
-    for host in [at[1], *sorted(seen.hosts.keys() - placed_on)]:
-        facts = seen.hosts.get(host)
-        copy = facts.copies.get(name) if facts and name in facts.ordered else None
-        if copy and copy.ready and (host, copy.gpu) != (at[1], order.gpu):
+def _serving_slot(
+    key: CopyKey, assignment: Assignment, observation: Observation, placed_on: set[str]
+) -> Slot | None:
+    """Returns a slot outside the placement where the model serves, first on the same host."""
+    name = key.model
+    for host in [key.host, *sorted(observation.hosts.keys() - placed_on)]:
+        observed = observation.hosts.get(host)
+        copy = observed.copies.get(name) if observed and name in observed.assigned else None
+        if copy and copy.ready and (host, copy.gpu) != (key.host, assignment.gpu):
             return Slot(host, copy.gpu)
     return None

@@ -1,43 +1,49 @@
-"""What the fleet says of itself. Pure."""
+"""The fleet's status, and the changes that a spec would cause. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from shadowslice_fleet.facts import HEARD_FOR, Heard, Order
-from shadowslice_fleet.placement import Placed
-from shadowslice_fleet.state import State
-from shadowslice_fleet.states import Memory, Placement, Taken
-from shadowslice_fleet.wish import Wish
+from shadowslice_fleet.loop_state import EnvoyHealth, Memory, Placement
+from shadowslice_fleet.observed import FRESH_FOR, Assignment, HostRecord
+from shadowslice_fleet.persisted import PersistedState
+from shadowslice_fleet.placement import PlacementResult
+from shadowslice_fleet.spec import Spec
 
 
 class CopyStatus(TypedDict):
+    """The status of a copy."""
+
     host: str
     gpu: int | None
-    state: str  # of the supervisor, or `gone`, `coming`
+    state: str  # the supervisor's, or `gone`, `coming`
     placed: bool
     published: bool
     served: bool  # Envoy sends requests there
     as_wished: bool
-    rate: float | None  # rows offered each second; this and the next two over a minute or two
+    rate: float | None  # rows per second; this and the next two over one or two minutes
     attainment: float | None
     slack: float | None
 
 
 class ModelStatus(TypedDict):
-    wished: int  # with `extra`
-    extra: int  # copies beyond the wish, for the load
-    no_more: str | None  # why there is no copy more, though its objective is missed
+    """The status of a model."""
+
+    wished: int  # the desired number of copies, including `extra`
+    extra: int  # copies beyond the spec, due to load
+    no_more: str | None  # why the model gets no further copy, though it violates its SLO
     served: int
     copies: list[CopyStatus]
     missing: str | None
-    failures: dict[str, str]  # by host; the last ones
-    failing: list[str]  # hosts where it is not tried at present
+    failures: dict[str, str]  # the last failure on each host
+    failing: list[str]  # hosts where the fleet waits before the next attempt
     settled: bool
 
 
 class HostStatus(TypedDict):
+    """The status of a host."""
+
     answers: bool
-    age_s: float | None  # since it was heard
+    age_s: float | None  # since the last reply
     why: str | None
     drained: bool
     gpus: list[dict[str, Any]]
@@ -45,61 +51,68 @@ class HostStatus(TypedDict):
 
 
 @dataclass(frozen=True)
-class Known:
-    """All that the fleet knows."""
+class Snapshot:
+    """The state of the Fleet actor from which the status is made."""
 
-    state: State
+    state: PersistedState
     memory: Memory
-    heard: dict[str, Heard]
-    taken: Taken | None
+    records: dict[str, HostRecord]
+    envoy_health: EnvoyHealth | None
     missing: dict[str, str]
     troubles: dict[str, str]
-    placed: bool  # for the wish and the hosts as they are
+    placed: bool  # the placement fits the present spec and hosts
     no_more: dict[str, str]
 
 
 class Status(TypedDict):
-    settled: bool  # all that can be is as wished
+    """The status of the fleet."""
+
+    settled: bool  # every model is in the desired state, as far as possible
     models: dict[str, ModelStatus]
     hosts: dict[str, HostStatus]
     troubles: dict[str, str]
 
 
-def status(known: Known, now: float) -> Status:
-    running = {name for each in known.heard.values() for name in each.facts.ordered}
-    wished = known.state.wish.models if known.state.wish else {}
-    names = sorted(wished.keys() | running)
-    models = {name: _model(name, known, now) for name in names}
-    hosts = {name: _host(name, each, known.state, now) for name, each in known.heard.items()}
-    settled = known.placed and known.taken is not None
+def status(snapshot: Snapshot, now: float) -> Status:
+    """Returns the status of the fleet."""
+    running = {name for each in snapshot.records.values() for name in each.observed.assigned}
+    desired = snapshot.state.spec.models if snapshot.state.spec else {}
+    names = sorted(desired.keys() | running)
+    models = {name: _model(name, snapshot, now) for name in names}
+    hosts = {
+        name: _host(name, each, snapshot.state, now) for name, each in snapshot.records.items()
+    }
+    settled = snapshot.placed and snapshot.envoy_health is not None
     return Status(
         settled=settled and all(each["settled"] for each in models.values()),
         models=models,
         hosts=dict(sorted(hosts.items())),
-        troubles=dict(known.troubles),
+        troubles=dict(snapshot.troubles),
     )
 
 
-def _model(name: str, known: Known, now: float) -> ModelStatus:
-    wished = known.state.wish.models.get(name) if known.state.wish else None
-    slots = {slot.host: slot for slot in known.memory.placement.get(name, ())} if wished else {}
-    published = {each.host for each in known.memory.published.get(name, ())}
-    there = {host for host, each in known.heard.items() if name in each.facts.ordered}
-    failures = {at[1]: each for at, each in known.memory.failures.items() if at[0] == name}
+def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
+    model = snapshot.state.spec.models.get(name) if snapshot.state.spec else None
+    slots = {slot.host: slot for slot in snapshot.memory.placement.get(name, ())} if model else {}
+    published = {each.host for each in snapshot.memory.published.get(name, ())}
+    there = {host for host, each in snapshot.records.items() if name in each.observed.assigned}
+    failures = {
+        key.host: each for key, each in snapshot.memory.failures.items() if key.model == name
+    }
     failing = sorted(host for host, each in failures.items() if each.until > now)
-    extra = known.state.extra.get(name, 0) if wished else 0
+    extra = snapshot.state.extra.get(name, 0) if model else 0
     copies = []
     for host in sorted(slots.keys() | published | there):
-        order = Order(wished, slots[host].gpu) if wished and host in slots else None
-        copies.append(_copy(name, host, order, host in published, known, now))
-    settled = bool(slots) == (wished is not None) and all(_done(each, failing) for each in copies)
+        assignment = Assignment(model, slots[host].gpu) if model and host in slots else None
+        copies.append(_copy(name, host, assignment, host in published, snapshot, now))
+    settled = bool(slots) == (model is not None) and all(_done(each, failing) for each in copies)
     return ModelStatus(
-        wished=wished.copies + extra if wished else 0,
+        wished=model.copies + extra if model else 0,
         extra=extra,
-        no_more=known.no_more.get(name),
+        no_more=snapshot.no_more.get(name),
         served=sum(each["served"] for each in copies),
         copies=copies,
-        missing=known.missing.get(name) if wished else None,
+        missing=snapshot.missing.get(name) if model else None,
         failures={host: each.why for host, each in failures.items()},
         failing=failing,
         settled=settled,
@@ -107,34 +120,39 @@ def _model(name: str, known: Known, now: float) -> ModelStatus:
 
 
 def _done(copy: CopyStatus, failing: list[str]) -> bool:
-    """Whether nothing more is to happen to it at present; what a lost host had may never come."""
+    """Checks whether the copy needs no action at present; copies of lost hosts may never return."""
     if copy["placed"]:
         return copy["as_wished"] or copy["host"] in failing
     return copy["state"] == "gone" and not copy["published"]
 
 
 def _copy(
-    name: str, host: str, order: Order | None, published: bool, known: Known, now: float
+    name: str,
+    host: str,
+    assignment: Assignment | None,
+    published: bool,
+    snapshot: Snapshot,
+    now: float,
 ) -> CopyStatus:
-    heard = known.heard.get(host)
-    fresh = heard is not None and now - heard.at < HEARD_FOR
-    copy = heard.facts.copies.get(name) if heard else None
+    record = snapshot.records.get(host)
+    fresh = record is not None and now - record.at < FRESH_FOR
+    copy = record.observed.copies.get(name) if record else None
     load = copy.load if copy else None
-    served = (known.taken or {}).get(name, {}).get(host, False)
+    served = (snapshot.envoy_health or {}).get(name, {}).get(host, False)
     state = "gone" if not fresh else "coming" if not copy else copy.state
     as_wished = (
-        heard is not None
+        record is not None
         and copy is not None
-        and order is not None
-        and heard.facts.ordered.get(name) == order.digest
-        and copy.gpu == order.gpu
-        and not heard.facts.busy
+        and assignment is not None
+        and record.observed.assigned.get(name) == assignment.digest
+        and copy.gpu == assignment.gpu
+        and not record.observed.busy
     )
     return CopyStatus(
         host=host,
         gpu=copy.gpu if copy else None,
         state="drained" if fresh and copy and copy.drained else state,
-        placed=order is not None,
+        placed=assignment is not None,
         published=published,
         served=served,
         as_wished=as_wished and served and state == "ready",
@@ -144,43 +162,43 @@ def _copy(
     )
 
 
-def _host(name: str, heard: Heard, state: State, now: float) -> HostStatus:
-    fresh = now - heard.at < HEARD_FOR
+def _host(name: str, record: HostRecord, state: PersistedState, now: float) -> HostStatus:
+    fresh = now - record.at < FRESH_FOR
     return HostStatus(
         answers=fresh,
-        age_s=round(now - heard.at, 1) if heard.at != float("-inf") else None,
-        why=None if fresh else heard.why or "it is not heard",
+        age_s=round(now - record.at, 1) if record.at != float("-inf") else None,
+        why=None if fresh else record.why or "the host does not reply",
         drained=name in state.drained,
         gpus=[
             {"gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib, "why": gpu.why}
-            for gpu in heard.facts.gpus
+            for gpu in record.observed.gpus
         ],
-        models=sorted(heard.facts.copies),
+        models=sorted(record.observed.copies),
     )
 
 
-def suffices(model: ModelStatus) -> bool:
-    """Whether all copies serve that hosts have room for, and one at least."""
+def is_sufficient(model: ModelStatus) -> bool:
+    """Checks whether at least one copy has a slot, and all copies with a slot serve."""
     placed = [each for each in model["copies"] if each["placed"]]
     return bool(placed) and all(each["as_wished"] for each in placed)
 
 
 def reason(model: ModelStatus) -> str:
-    """Why not all copies are where they should be."""
+    """Returns why copies are not in their slots."""
     return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
 
 
-def changes(before: Wish, new: Wish, slots: Placement, found: Placed) -> list[str]:
-    """A line for each model that would change."""
-    lines = [f"{name}: goes" for name in sorted(before.models.keys() - new.models.keys())]
+def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -> list[str]:
+    """Returns a line for each model that would change."""
+    lines = [f"{name}: removed" for name in sorted(before.models.keys() - new.models.keys())]
     for name, model in new.models.items():
         there, then = set(slots.get(name, ())), set(found.slots.get(name, ()))
         coming = ", ".join(str(slot) for slot in sorted(then - there))
         going = ", ".join(str(slot) for slot in sorted(there - then))
-        parts = [f"comes to {coming}" if coming else "", f"leaves {going}" if going else ""]
+        parts = [f"added on {coming}" if coming else "", f"removed from {going}" if going else ""]
         old = before.models.get(name)
         if old and old.digest != model.digest and then & there:
-            parts.append("changes in place")
+            parts.append("changed in place")
         parts.append(found.missing.get(name, ""))
         said = "; ".join(part for part in parts if part)
         if said:
@@ -189,7 +207,7 @@ def changes(before: Wish, new: Wish, slots: Placement, found: Placed) -> list[st
 
 
 def lines(status: Status) -> list[str]:
-    """A table for people."""
+    """Returns the status as a table for operators."""
     table = [f"{'MODEL':20} {'COPIES':>7} ON"]
     for name, model in status["models"].items():
         on = [
@@ -206,7 +224,7 @@ def lines(status: Status) -> list[str]:
         table.append(row + (f" ({why})" if why else ""))
     for name, model in status["models"].items():
         if model["extra"]:
-            table.append(f"{name}: {model['extra']} of its copies beyond the wish, for its load")
+            table.append(f"{name}: {model['extra']} extra copies due to load")
         table += [f"{name}: {why}" for why in (model["missing"], model["no_more"]) if why]
         table += [f"{name} on {host}: {why}" for host, why in model["failures"].items()]
     table += [f"{what}: {why}" for what, why in status["troubles"].items()]

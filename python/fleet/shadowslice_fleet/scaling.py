@@ -1,88 +1,99 @@
-"""Copies beyond the wish: they come where load makes them necessary, and go with it. Pure, but for
-`shadowslice place`, which is asked through a function."""
+"""Adds copies beyond the spec under load, and removes them afterwards.
+
+Pure, except for the function that runs `shadowslice place`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from shadowslice_fleet.demand import Demand, View, copies, demands, most
-from shadowslice_fleet.facts import Host, Slot
-from shadowslice_fleet.load import Load, loads, misses, takes
-from shadowslice_fleet.placement import Placed, lacks_more
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.demand import Demand, View, copies, demands, max_copies
+from shadowslice_fleet.load import Load, copy_loads, sms_needed, violates_slo
+from shadowslice_fleet.observed import ObservedHost, Slot
+from shadowslice_fleet.placement import PlacementResult, has_more_missing
+from shadowslice_fleet.spec import Model
 
-MOST_GIVERS = 8  # copies of other models that may make room for one
-SPARE = 1.25  # times what is offered; fewer copies must serve as much
-COMING = ("unready", "ready", "moved")  # states of copies that are not on their way
+MAX_DONORS = 8  # extra copies of other models that may be removed to make room for one
+HEADROOM = 1.25  # times the present rate, which the remaining copies must be able to serve
+# The states of copies that are neither starting nor stopping.
+STABLE_STATES = ("unready", "ready", "moved")
 
-Ask = Callable[[View, dict[str, Demand]], Placed]  # raises PlaceFailed
+Place = Callable[[View, dict[str, Demand]], PlacementResult]  # raises PlaceFailed
 
 
 @dataclass(frozen=True)
-class Past:
-    """Times in seconds of the caller's clock, by model."""
+class History:
+    """The times of earlier changes and violations, in seconds of the caller's clock, by model."""
 
     began: float
-    changed: dict[str, float] = field(default_factory=dict)  # its number of copies, last
-    missed: dict[str, float] = field(default_factory=dict)  # its objective, last
-    refused: dict[str, str] = field(default_factory=dict)  # why it has no copy more
+    changed: dict[str, float] = field(default_factory=dict)  # the last change of the copies
+    violated: dict[str, float] = field(default_factory=dict)  # the last SLO violation
+    blocked: dict[str, str] = field(default_factory=dict)  # why the model gets no further copy
 
 
 @dataclass(frozen=True)
 class Change:
+    """A change of the number of copies of one model, and the placement with it."""
+
     model: str
-    found: Placed
+    found: PlacementResult
     extra: dict[str, int]
 
 
-def look(view: View, past: Past, now: float, settle: float, ask: Ask) -> tuple[Change | None, Past]:
-    """One model at a time, of those that miss the one of the highest priority first; `view.hosts`
-    are those heard just now. Raises PlaceFailed."""
-    past = _seen(view, past, now)
-    refused: dict[str, str] = {}
+def decide(
+    view: View, history: History, now: float, settle: float, place: Place
+) -> tuple[Change | None, History]:
+    """Decides about at most one model, by priority.
+
+    `view.hosts` are the hosts that have replied recently. Raises PlaceFailed.
+    """
+    history = _update(view, history, now)
+    blocked: dict[str, str] = {}
     change = None
     for model in _by_priority(view):
         if (
             change is None
-            and _settled(view, model)
-            and _waited(past.changed, past, model, now, settle)
+            and _is_settled(view, model)
+            and _has_waited(history.changed, history, model, now, settle)
         ):
-            if lacks(view, model):
-                change = more(view, model, ask, refused)
-            elif _waited(past.missed, past, model, now, settle):
-                change = fewer(view, model, ask)
-    moved = {name: now for name in _changed(view, change)} if change else {}
-    return change, replace(past, changed=past.changed | moved, refused=refused)
+            if needs_copy(view, model):
+                change = add_copy(view, model, place, blocked)
+            elif _has_waited(history.violated, history, model, now, settle):
+                change = remove_copy(view, model, place)
+    move_copy = {name: now for name in _changed(view, change)} if change else {}
+    return change, replace(history, changed=history.changed | move_copy, blocked=blocked)
 
 
-def _seen(view: View, past: Past, now: float) -> Past:
-    """Models that are wished no more are forgotten."""
-    models = view.wish.models
-    missed = {name: at for name, at in past.missed.items() if name in models}
-    missed |= {name: now for name in models if misses(_loads(view, name))}
-    changed = {name: at for name, at in past.changed.items() if name in models}
-    return replace(past, missed=missed, changed=changed)
+def _update(view: View, history: History, now: float) -> History:
+    """Returns the history with new violations, and without models that left the spec."""
+    models = view.spec.models
+    violated = {name: at for name, at in history.violated.items() if name in models}
+    violated |= {name: now for name in models if violates_slo(_copy_loads(view, name))}
+    changed = {name: at for name, at in history.changed.items() if name in models}
+    return replace(history, violated=violated, changed=changed)
 
 
 def _by_priority(view: View) -> list[Model]:
-    return sorted(view.wish.models.values(), key=lambda model: (model.priority, model.name))
+    return sorted(view.spec.models.values(), key=lambda model: (model.priority, model.name))
 
 
-def _loads(view: View, name: str) -> list[Load]:
-    return list(loads(name, view.placement, view.hosts).values())
+def _copy_loads(view: View, name: str) -> list[Load]:
+    return list(copy_loads(name, view.placement, view.hosts).values())
 
 
-def _waited(since: dict[str, float], past: Past, model: Model, now: float, settle: float) -> bool:
-    return now - since.get(model.name, past.began) >= settle
+def _has_waited(
+    since: dict[str, float], history: History, model: Model, now: float, settle: float
+) -> bool:
+    return now - since.get(model.name, history.began) >= settle
 
 
-def _settled(view: View, model: Model) -> bool:
-    """Whether no copy is on its way."""
+def _is_settled(view: View, model: Model) -> bool:
+    """Checks whether all copies are stable."""
     on = [view.hosts.get(slot.host) for slot in view.placement.get(model.name, ())]
     there = [host.copies.get(model.name) for host in on if host]
     return (
         bool(on)
         and len(there) == len(on)
-        and all(copy is not None and copy.state in COMING for copy in there)
+        and all(copy is not None and copy.state in STABLE_STATES for copy in there)
     )
 
 
@@ -91,100 +102,111 @@ def _changed(view: View, change: Change) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def lacks(view: View, model: Model) -> bool:
-    """Whether the model misses its objective, and cannot keep it where its copies are: more is
-    offered than a copy serves, or models need more of its GPU than that has."""
-    them = loads(model.name, view.placement, view.hosts)
-    if not misses(list(them.values())):
+def needs_copy(view: View, model: Model) -> bool:
+    """Checks whether the model violates its SLO, and cannot meet it where its copies are.
+
+    That is so if the rate exceeds the capacity of a copy, or if the models on its GPU need more SMs
+    than the GPU has.
+    """
+    loads = copy_loads(model.name, view.placement, view.hosts)
+    if not violates_slo(list(loads.values())):
         return False
     gpus = {slot.host: slot for slot in view.placement[model.name]}
     return any(
-        load.overrun or _taken(view, gpus[host]) > _whole(view, gpus[host])
-        for host, load in them.items()
+        load.overloaded or _needed_sms(view, gpus[host]) > _total_sms(view, gpus[host])
+        for host, load in loads.items()
     )
 
 
-def _whole(view: View, slot: Slot) -> int:
+def _total_sms(view: View, slot: Slot) -> int:
     return next((gpu.sms for gpu in view.hosts[slot.host].gpus if gpu.index == slot.gpu), 0)
 
 
-def _taken(view: View, slot: Slot, without: str | None = None) -> int:
-    """SMs that the models on a GPU need together."""
-    there: Host = view.hosts[slot.host]
+def _needed_sms(view: View, slot: Slot, without: str | None = None) -> int:
+    """Returns the SMs that the models on a GPU need together."""
+    there: ObservedHost = view.hosts[slot.host]
     return sum(
-        takes(copy.load, _whole(view, slot))
+        sms_needed(copy.load, _total_sms(view, slot))
         for name, copy in there.copies.items()
         if copy.gpu == slot.gpu and copy.load and name != without
     )
 
 
-def more(view: View, model: Model, ask: Ask, refused: dict[str, str]) -> Change | None:
-    """A copy more. Without room it takes the place of further copies of models of lower priority,
-    and of no copy that is wished; `refused` then says why it does not come."""
+def add_copy(view: View, model: Model, place: Place, blocked: dict[str, str]) -> Change | None:
+    """Adds a copy.
+
+    If no GPU has room, extra copies of models of lower priority are removed, but no copies of the
+    spec. If that does not suffice either, `blocked` gets the reason.
+    """
     name, count = model.name, copies(model, view)
-    if count >= most(model, view):
-        refused[name] = f"it misses its objective with all {count} copies that it may have"
+    if count >= max_copies(model, view):
+        blocked[name] = f"the model violates its SLO with its maximum of {count} copies"
         return None
-    before = _lacking(view)
+    before = _missing_counts(view)
     extra = view.extra | {name: count + 1 - model.copies}
     found = None
-    for given in [None, *_givers(view, model)]:
+    for given in [None, *_donors(view, model)]:
         if given:
-            extra = _less(extra, given)
+            extra = _without_one(extra, given)
         tried = replace(view, extra=extra)
-        found = ask(tried, demands(tried))
-        if not lacks_more(found, before):
+        found = place(tried, demands(tried))
+        if not has_more_missing(found, before):
             return Change(name, found, extra)
     why = found.missing.get(name) if found else None
-    refused[name] = f"it misses its objective, and no GPU has room for a copy more ({why})"
+    blocked[name] = f"the model violates its SLO, and no GPU has room for another copy ({why})"
     return None
 
 
-def _lacking(view: View) -> dict[str, int]:
-    """Copies without a place, before anything changes."""
+def _missing_counts(view: View) -> dict[str, int]:
+    """Returns the number of copies without a slot before the change, by model."""
     return {
         name: copies(model, view) - len(view.placement.get(name, ()))
-        for name, model in view.wish.models.items()
+        for name, model in view.spec.models.items()
     }
 
 
-def _givers(view: View, model: Model) -> list[str]:
-    """Models of lower priority, each as often as it has further copies; the lowest first."""
+def _donors(view: View, model: Model) -> list[str]:
+    """Returns models of lower priority, each once per extra copy; the lowest priority first."""
     lower = [each for each in reversed(_by_priority(view)) if each.priority > model.priority]
-    return [each.name for each in lower for _ in range(view.extra.get(each.name, 0))][:MOST_GIVERS]
+    return [each.name for each in lower for _ in range(view.extra.get(each.name, 0))][:MAX_DONORS]
 
 
-def _less(extra: dict[str, int], name: str) -> dict[str, int]:
+def _without_one(extra: dict[str, int], name: str) -> dict[str, int]:
     left = extra | {name: extra[name] - 1}
     return {each: count for each, count in left.items() if count > 0}
 
 
-def fewer(view: View, model: Model, ask: Ask) -> Change | None:
-    """A copy less, if those that stay would serve a quarter more than is offered."""
+def remove_copy(view: View, model: Model, place: Place) -> Change | None:
+    """Removes a copy, if the others can serve `HEADROOM` times the present rate."""
     name = model.name
     if not view.extra.get(name):
         return None
-    extra = _less(view.extra, name)
+    extra = _without_one(view.extra, name)
     left = replace(view, extra=extra)
     wanted = demands(left)
-    if name not in wanted or not (model.profile is not None or _spare(view, model)):
+    if name not in wanted or not (model.profile is not None or _has_headroom(view, model)):
         return None
-    wanted[name] = replace(wanted[name], rate=wanted[name].rate * SPARE)
-    found = ask(left, wanted)
+    wanted[name] = replace(wanted[name], rate=wanted[name].rate * HEADROOM)
+    found = place(left, wanted)
     return (
         None
-        if name in found.unmet or lacks_more(found, _lacking(left))
+        if name in found.unsatisfied or has_more_missing(found, _missing_counts(left))
         else Change(name, found, extra)
     )
 
 
-def _spare(view: View, model: Model) -> bool:
-    """By what its copies execute, for models without a profile: batches take as many SMs times
-    seconds on other GPUs, and the GPUs with most to spare may be those that go."""
-    them = loads(model.name, view.placement, view.hosts)
-    if any(load.overrun for load in them.values()):
+def _has_headroom(view: View, model: Model) -> bool:
+    """Checks whether the other copies have headroom, for models without a profile.
+
+    The estimate assumes that batches take as many SM-seconds on other GPUs, and that the copy on
+    the GPU with the most free SMs is removed.
+    """
+    loads = copy_loads(model.name, view.placement, view.hosts)
+    if any(load.overloaded for load in loads.values()):
         return False
-    busy = sum(takes(load, 0) * load.busy for load in them.values())
+    busy = sum(sms_needed(load, 0) * load.busy for load in loads.values())
     slots = view.placement[model.name]
-    free = sorted(max(0, _whole(view, slot) - _taken(view, slot, model.name)) for slot in slots)
-    return busy * SPARE <= sum(free[:-1])
+    free = sorted(
+        max(0, _total_sms(view, slot) - _needed_sms(view, slot, model.name)) for slot in slots
+    )
+    return busy * HEADROOM <= sum(free[:-1])

@@ -1,4 +1,4 @@
-"""Descriptions of a host (`host.yaml`) and the gateway (`gateway.yaml`); all have defaults."""
+"""Settings of a host (`host.yaml`) and of the gateway (`gateway.yaml`); all have defaults."""
 
 import ipaddress
 import os
@@ -12,60 +12,64 @@ import yaml
 
 from shadowslice_fleet import values
 
-# Actors have the environment of the node that runs them.
+# Actors inherit the environment of the node that runs them.
 FOLDER_VARIABLE = "SHADOWSLICE_FLEET_SETTINGS"  # the folder of host.yaml and gateway.yaml
-HOST_VARIABLE = "SHADOWSLICE_FLEET_HOST"  # the path of host.yaml, wherever that lies
+HOST_VARIABLE = "SHADOWSLICE_FLEET_HOST"  # the path of host.yaml; overrides the folder
 GATEWAY_VARIABLE = "SHADOWSLICE_FLEET_GATEWAY"
 FOLDER = "/etc/shadowslice"
 HOST_FILE, GATEWAY_FILE = "host.yaml", "gateway.yaml"
-PATHS = {"run_dir", "base", "config", "files", "state"}  # relative ones: to the file's folder
+PATHS = {"run_dir", "base", "config", "files", "state"}  # relative to the folder of the file
 
 Settings = TypeVar("Settings")
 READERS: dict[Any, Callable[[object], Any]] = {
-    int: lambda value: values.whole(value, 1, 65535),
+    int: lambda value: values.integer(value, 1, 65535),
     float: values.duration_s,
     str: values.text,
 }
 
 
 class SettingsFault(Exception):
-    """A file of settings cannot be used."""
+    """A file of settings is invalid, or cannot be read."""
 
 
 @dataclass(frozen=True)
 class HostSettings:
+    """The settings of a host."""
+
     name: str = socket.gethostname()
-    address: str = (
-        ""  # where the gateway reaches the supervisor; Ray's address of the node if empty
-    )
+    # The address at which the gateway reaches the supervisor. If empty, Ray's address of the node.
+    address: str = ""
     http_port: int = 8000
     grpc_port: int = 8001
     binary: str = "shadowslice"
     run_dir: str = "/run/shadowslice"
     base: str = "base.yaml"  # the supervisor's configuration without models
-    config: str = "shadowslice.yaml"  # what the supervisor serves, written here
+    config: str = "shadowslice.yaml"  # the supervisor's configuration, which the Host actor writes
     files: str = "/var/lib/shadowslice/files"
-    emulated_memory: str = "80Gi"  # of each emulated GPU, for placement
+    emulated_memory: str = "80Gi"  # memory of each emulated GPU, for placement
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
+    """The settings of the gateway and the Fleet actor."""
+
     address: str = "0.0.0.0"
     http_port: int = 8000
     grpc_port: int = 8001
     binary: str = "shadowslice"  # for `place`
     run_dir: str = "/run/shadowslice-fleet"  # Envoy's files and its admin socket
-    state: str = "/var/lib/shadowslice-fleet"  # the wish, where copies are, drained hosts
-    settle: float = 120.0  # seconds from one change of a model's copies, or a miss, to the next
+    state: str = "/var/lib/shadowslice-fleet"  # the folder of the spec, placement and drained hosts
+    # Seconds from a change of a model's number of copies, or an SLO violation, to the next change.
+    settle: float = 120.0
 
 
 def host() -> HostSettings:
-    """Raises SettingsFault."""
+    """Reads the host's settings. Raises SettingsFault."""
     return _read(HostSettings, _file(HOST_VARIABLE, HOST_FILE))
 
 
 def gateway() -> GatewaySettings:
-    """Raises SettingsFault."""
+    """Reads the gateway's settings. Raises SettingsFault."""
     return _read(GatewaySettings, _file(GATEWAY_VARIABLE, GATEWAY_FILE))
 
 
@@ -75,23 +79,23 @@ def _file(variable: str, name: str) -> Path:
 
 
 def _ip_address(value: object) -> str:
-    """Envoy refuses all endpoints of a model if one of them is not an IP address."""
+    """Parses an IP address: if one endpoint has another address, Envoy rejects all of a model."""
     try:
         return str(ipaddress.ip_address(values.text(value)))
     except ValueError as error:
-        raise values.ValueFault(f"{value!r} is no IP address") from error
+        raise values.ValueFault(f"{value!r} is not an IP address") from error
 
 
 def _read(kind: type[Settings], path: Path) -> Settings:
-    """Raises SettingsFault with all faults. A file that is not there stands for the defaults."""
+    """Reads settings; a missing file means the defaults. Raises SettingsFault with all faults."""
     try:
         given = yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError:
         given = {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsFault(f"{path} cannot be read as YAML: {error}") from error
+        raise SettingsFault(f"cannot read {path} as YAML: {error}") from error
     if not isinstance(given, dict):
-        raise SettingsFault(f"{path}: a map is needed")
+        raise SettingsFault(f"{path}: expected a map, as `key: value`")
     known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
     faults = [f"{path}: {key}: unknown key" for key in given.keys() - known.keys()]
     taken: dict[str, Any] = {}

@@ -1,91 +1,102 @@
-"""The commands of the `shadowslice` binary that ask one supervisor."""
+"""Runs commands of the `shadowslice` binary, most of them for one supervisor."""
 
 import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from shadowslice_fleet.wish import Document
+from shadowslice_fleet.spec import Document
 
-STATUS_WITHIN = 2.0  # seconds
-DRAIN_WITHIN = 5.0
-CHECK_WITHIN = 20.0
-# A reload returns when all models are in force; loading and proving one may take 5 minutes.
-RELOAD_WITHIN = 900.0
+STATUS_TIMEOUT = 2.0  # seconds
+DRAIN_TIMEOUT = 5.0
+CHECK_TIMEOUT = 20.0
+# A reload returns when all changes are in force. Loading and proving a model may take 5 minutes.
+RELOAD_TIMEOUT = 900.0
 
-REFUSED, FAULTY = 1, 78  # exit codes
+EXIT_REFUSED, EXIT_FAULTY = 1, 78  # exit codes
 
 
 class CommandFailed(Exception):
-    """A command of the binary did not do what was asked; the text has its reason."""
+    """A command of the binary failed. The text has the reason."""
 
-    def __init__(self, command: str, code: int | None, why: str, said: str = "") -> None:
+    def __init__(self, command: str, code: int | None, why: str, output: str = "") -> None:
         super().__init__(f"`shadowslice {command}` failed: {why}")
-        self.code = code  # None: it could not be run, or took too long
+        self.code = code  # None: the command did not start, or timed out
         self.why = why
-        self.said = said  # on the standard output
+        self.output = output  # standard output
 
 
 @dataclass(frozen=True)
 class Supervisor:
+    """The supervisor of a host."""
+
     binary: str
     run_dir: Path
 
     def status(self) -> Document:
-        return self._json("status", STATUS_WITHIN)
+        """Returns the reply of `shadowslice status --json`."""
+        return self._json("status", STATUS_TIMEOUT)
 
     def reload(self) -> dict[str, str]:
-        """Returns when all is in force, but for models that it returns, with the reasons."""
+        """Reloads the configuration, and waits until it is in force.
+
+        Returns the models whose change is not in force, with the reasons.
+        """
         try:
-            report = self._json("reload", RELOAD_WITHIN)
+            report = self._json("reload", RELOAD_TIMEOUT)
         except CommandFailed as failed:
-            if failed.code != REFUSED or not failed.said:
+            if failed.code != EXIT_REFUSED or not failed.output:
                 raise
-            report = json.loads(failed.said)
+            report = json.loads(failed.output)
         return {each["name"]: each["why"] for each in report["models"] if each["why"]}
 
     def drain(self, model: str) -> None:
-        self._asked(["drain", model], DRAIN_WITHIN)
+        """Drains a model. Raises CommandFailed."""
+        self._run(["drain", model], DRAIN_TIMEOUT)
 
     def undrain(self, model: str) -> None:
-        self._asked(["undrain", model], DRAIN_WITHIN)
+        """Ends the draining of a model. Raises CommandFailed."""
+        self._run(["undrain", model], DRAIN_TIMEOUT)
 
     def faults(self, file: Path) -> list[str]:
-        """What `check` finds in a configuration; it asks no supervisor."""
+        """Returns the faults that `check` finds in a configuration; needs no supervisor."""
         try:
-            run(self.binary, ["check", "--no-import", str(file)], CHECK_WITHIN)
+            run(self.binary, ["check", "--no-import", str(file)], CHECK_TIMEOUT)
         except CommandFailed as failed:
-            if failed.code != FAULTY:
+            if failed.code != EXIT_FAULTY:
                 raise
             return failed.why.splitlines()
         return []
 
-    def _asked(self, arguments: list[str], within: float) -> str:
-        return run(self.binary, [*arguments, "--run-dir", str(self.run_dir)], within)
+    def _run(self, arguments: list[str], timeout: float) -> str:
+        return run(self.binary, [*arguments, "--run-dir", str(self.run_dir)], timeout)
 
-    def _json(self, command: str, within: float) -> Document:
-        said = self._asked([command, "--json"], within)
+    def _json(self, command: str, timeout: float) -> Document:
+        output = self._run([command, "--json"], timeout)
         try:
-            document: Document = json.loads(said)
+            document: Document = json.loads(output)
         except ValueError as error:
-            raise CommandFailed(command, None, f"it printed no JSON: {said[:200]}") from error
+            raise CommandFailed(command, None, f"invalid JSON: {output[:200]}") from error
         return document
 
 
-def run(binary: str, arguments: list[str], within: float, given: str | None = None) -> str:
-    """Its standard output. Raises CommandFailed. `within` is in seconds."""
+def run(binary: str, arguments: list[str], timeout: float, given: str | None = None) -> str:
+    """Runs a command. Returns its standard output.
+
+    `timeout` is in seconds, and `given` is the standard input. Raises CommandFailed.
+    """
     try:
         done = subprocess.run(
             [binary, *arguments],
             input=given,
             capture_output=True,
             text=True,
-            timeout=within,
+            timeout=timeout,
             check=False,
             stdin=subprocess.DEVNULL if given is None else None,
         )
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(arguments[0], None, f"no end within {within:g} s") from error
+        raise CommandFailed(arguments[0], None, f"timed out after {timeout:g} s") from error
     except OSError as error:
         raise CommandFailed(arguments[0], None, f"{binary}: {error.strerror}") from error
     if done.returncode != 0:

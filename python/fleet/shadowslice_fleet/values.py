@@ -1,4 +1,4 @@
-"""How values are written in the fleet's files: sizes and durations, as in the supervisor's."""
+"""Parses values in the fleet's files: sizes and durations as in the supervisor's files."""
 
 import re
 
@@ -8,45 +8,53 @@ MIB = 1 << 20
 
 
 class ValueFault(ValueError):
-    """A value that is not written as it must be; the text says how."""
+    """A value is invalid. The text names the valid ones."""
 
 
 def size_mib(value: object) -> int:
-    """A size such as `4Gi`, in MiB, rounded up."""
+    """Parses a size such as `4Gi`. Returns it in MiB, rounded up."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(Ki|Mi|Gi|Ti|)", str(value))
     if isinstance(value, bool) or not found:
-        raise ValueFault(f"{value!r} is no size; write 400Mi or 1.5Gi, say")
+        raise ValueFault(f"invalid size {value!r}; use for example 400Mi or 1.5Gi")
     size = float(found[1]) * SIZES[found[2]]
     return -int(-size // MIB)
 
 
 def duration_s(value: object) -> float:
-    """A duration such as `20ms`, in seconds."""
+    """Parses a duration such as `20ms`. Returns it in seconds."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(h|ms|us|ns|m|s)", str(value))
     if not found:
-        raise ValueFault(f"{value!r} is no duration; write 20ms or 20s, say")
+        raise ValueFault(f"invalid duration {value!r}; use for example 20ms or 20s")
     return float(found[1]) * DURATIONS[found[2]]
 
 
-def whole(value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueFault(f"{value!r} is no whole number from {least} to {most}")
+def integer(value: object, minimum: int, maximum: int) -> int:
+    """Returns the value if it is an integer from `minimum` to `maximum`. Raises ValueFault."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueFault(f"{value!r} is not an integer from {minimum} to {maximum}")
     return value
 
 
-def number(value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueFault(f"{value!r} is no number from {least} to {most}")
+def number(value: object, minimum: float, maximum: float) -> float:
+    """Returns the value if it is a number from `minimum` to `maximum`. Raises ValueFault."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not minimum <= value <= maximum
+    ):
+        raise ValueFault(f"{value!r} is not a number from {minimum} to {maximum}")
     return float(value)
 
 
-def flag(value: object) -> bool:
+def boolean(value: object) -> bool:
+    """Returns the value if it is true or false. Raises ValueFault."""
     if not isinstance(value, bool):
-        raise ValueFault(f"{value!r} is neither true nor false")
+        raise ValueFault(f"{value!r} is not true or false")
     return value
 
 
 def text(value: object) -> str:
+    """Returns the value if it is a string that is not empty. Raises ValueFault."""
     if not isinstance(value, str) or not value:
-        raise ValueFault(f"{value!r} is no text")
+        raise ValueFault(f"{value!r} is not a string, or is empty; put it in quotes")
     return value

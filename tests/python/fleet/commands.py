@@ -1,8 +1,11 @@
-"""Runs commands of `shadowslice-fleet` on the gateway's host. Ray is imported once, which is most
-of a command's time; each command is a process of its own, and those of one line run at once.
+"""Runs commands of `shadowslice-fleet` on the gateway's host.
+
+Importing Ray takes most of a command's time, so this process imports it once, and forks for each
+command. Commands of one line run at the same time.
 
 Standard input: lines with a list of commands, each a list of arguments. Standard output: lines with
-their results, `{"code", "out", "errors"}`, in the same order."""
+their results, `{"code", "out", "errors"}`, in the same order.
+"""
 
 import json
 import os
@@ -16,11 +19,11 @@ from shadowslice_fleet import cli
 
 def main() -> None:
     for line in sys.stdin:
-        begun = [begin(arguments) for arguments in json.loads(line)]
-        print(json.dumps([result(*each) for each in begun]), flush=True)
+        children = [start(arguments) for arguments in json.loads(line)]
+        print(json.dumps([result(*each) for each in children]), flush=True)
 
 
-def begin(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
+def start(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
     out, errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
     pid = os.fork()
     if pid == 0:
@@ -34,12 +37,12 @@ def begin(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
 
 def result(pid: int, out: IO[str], errors: IO[str]) -> dict[str, Any]:
     _, ended = os.waitpid(pid, 0)
-    said = []
+    texts = []
     for file in (out, errors):
         file.seek(0)
-        said.append(file.read())
+        texts.append(file.read())
         file.close()
-    return {"code": os.waitstatus_to_exitcode(ended), "out": said[0], "errors": said[1]}
+    return {"code": os.waitstatus_to_exitcode(ended), "out": texts[0], "errors": texts[1]}
 
 
 if __name__ == "__main__":

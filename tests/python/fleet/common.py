@@ -1,4 +1,4 @@
-"""What scenarios share: the models, the clients, and when the table equals the wish."""
+"""Helpers of the scenarios: the models, the clients, and the wait for the desired state."""
 
 import json
 import random
@@ -33,8 +33,8 @@ def emulated(name: str, datatype: str, size: int, **more: Any) -> dict[str, Any]
     return {"name": name, "engine": "emulated", "tensors": tensors, "slo": "200ms"} | more
 
 
-def wished(options: Options) -> list[dict[str, Any]]:
-    """Seven models, of which clients ask six all the time; they all fit on two GPUs."""
+def spec_models(options: Options) -> list[dict[str, Any]]:
+    """Returns seven models, which fit on two GPUs; clients send requests to six of them."""
     models = [
         emulated("echo", "FP32", 4, need=need(16)),
         emulated("wide", "FP32", 4096, need=need(16), priority=2),
@@ -83,31 +83,31 @@ def load(rig: Rig, options: Options, streams: bool = False, more: Sequence[Serve
 
 
 def up_all(rig: Rig, options: Options) -> None:
-    rig.cli("up", str(rig.wish(wished(options))), "--within", "90")
+    rig.cli("up", str(rig.write_spec(spec_models(options))), "--within", "90")
 
 
 def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
-    """Seconds until all hosts are heard and the table equals the wish, as supervisors have it."""
+    """Waits until all hosts reply and are in the desired state. Returns the seconds it took."""
 
     said = ""
 
-    def is_so() -> bool:
+    def is_settled() -> bool:
         nonlocal said
         done = rig.cli("status", "--json", check=False)
         said = done.stdout or done.stderr
         if done.returncode != 0:
             return False
         status = json.loads(done.stdout)
-        heard = {name for name, host in status["hosts"].items() if host["answers"]}
-        return heard >= GPUS.keys() and status["settled"] and as_the_hosts_say(rig, status)
+        replying = {name for name, host in status["hosts"].items() if host["answers"]}
+        return replying >= GPUS.keys() and status["settled"] and matches_hosts(rig, status)
 
     try:
-        return wait_until(is_so, within, "the table equals the wish")
+        return wait_until(is_settled, within, "the fleet is in the desired state")
     except TimeoutError as late:
         raise TimeoutError(f"{late}; the fleet said: {said}") from late
 
 
-def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
+def matches_hosts(rig: Rig, status: dict[str, Any]) -> bool:
     table = {
         (name, copy["host"], copy["gpu"])
         for name, model in status["models"].items()
@@ -122,14 +122,14 @@ def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
     return table == found
 
 
-def none_lost(told: Load, what: str) -> None:
-    print(f"  {what}: {told.said()}", flush=True)
-    assert told.results, "no requests were sent"
-    assert not told.faults(), told.explain()
+def check_none_lost(clients: Load, what: str) -> None:
+    print(f"  {what}: {clients.summary()}", flush=True)
+    assert clients.results, "no requests were sent"
+    assert not clients.faults(), clients.explain()
 
 
-def a_move(status: dict[str, Any], name: str | None = None) -> tuple[str, str, str]:
-    """Model, target, source host."""
+def random_move(status: dict[str, Any], name: str | None = None) -> tuple[str, str, str]:
+    """Returns a random move: the model, the target, and the source host."""
     name = name or random.choice(sorted(status["models"]))
     copies = {copy["host"]: copy["gpu"] for copy in status["models"][name]["copies"]}
     slots = [(host, gpu) for host, gpus in GPUS.items() for gpu in range(gpus)]

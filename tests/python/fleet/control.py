@@ -1,4 +1,4 @@
-"""Kills and restarts of what carries no requests, and rolling restarts of all."""
+"""Tests kills of the control plane, and rolling restarts."""
 
 import os
 import random
@@ -6,13 +6,13 @@ import subprocess
 import time
 from functools import partial
 
-from common import TABLE_WITHIN, Options, a_move, load, none_lost, settled
+from common import TABLE_WITHIN, Options, check_none_lost, load, random_move, settled
 from rig import GPUS, Rig
 from units import wait_until
 
 
 def control(rig: Rig, options: Options) -> None:
-    """kill -9 of Ray's parts and of the actors, at rest and in mid-move: requests do not notice."""
+    """Kills parts of Ray and the actors, at rest and during moves, without failing a request."""
     victims = [
         ("gw", "gcs_server"),
         ("gw", "ray::Fleet"),
@@ -20,7 +20,7 @@ def control(rig: Rig, options: Options) -> None:
         ("a", "ray::Host"),
         ("gw", "raylet/raylet"),
     ]
-    with load(rig, options) as told:
+    with load(rig, options) as clients:
         for at in range(options.times(2, 5, 15)):
             node, part = victims[at % len(victims)]
             in_move, before = begin_move(rig) if at % 2 else None, places(rig)
@@ -31,20 +31,20 @@ def control(rig: Rig, options: Options) -> None:
             if in_move:
                 in_move.wait(60)
             took = settled(rig)
-            assert in_move or places(rig) == before, "copies have moved for nothing"
+            assert in_move or places(rig) == before, "copies have moved without need"
             what = f"{part} on {node}{' in a move' if in_move else ''}"
             print(f"  kill -9 of {what}: table after {took:.0f} s", flush=True)
-    none_lost(told, "kills of control")
+    check_none_lost(clients, "kills of control")
 
 
 def runs_again(rig: Rig, node: str, part: str, killed: int) -> bool:
-    """With the Host actors, which end with their raylet."""
+    """Checks that the part and the Host actors, which end with their raylet, run again."""
     hosts = [rig.nodes[host].pid_of("ray::Host") for host in GPUS]
     return rig.nodes[node].pid_of(part) not in (None, killed) and all(hosts)
 
 
 def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
-    """Where each model's copies are."""
+    """Returns the places of each model's copies."""
     return {
         name: sorted((copy["host"], copy["gpu"]) for copy in model["copies"])
         for name, model in rig.status()["models"].items()
@@ -52,26 +52,26 @@ def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
 
 
 def begin_move(rig: Rig) -> "subprocess.Popen[str]":
-    """Returns once the move has begun."""
-    model, to, source = a_move(rig.status())
+    """Starts a move in the background, and returns during it."""
+    model, to, source = random_move(rig.status())
     moving = rig.cli_in_background("move", model, to, "--from", source, "--within", "20")
     time.sleep(random.uniform(1.8, 3.5))
     return moving
 
 
 def rolling(rig: Rig, options: Options) -> None:
-    """Restarts of all supervisors, all nodes and Envoy, one after the other."""
-    with load(rig, options) as told:
+    """Restarts all supervisors, all nodes and Envoy, one after the other."""
+    with load(rig, options) as clients:
         for host in GPUS:
             rig.supervisors[host].restart()
             settled(rig)
-        none_lost(told, "supervisors")
+        check_none_lost(clients, "supervisors")
         for node in ("a", "b", "c", "gw"):
             rig.nodes[node].restart()
             settled(rig)
-        none_lost(told, "supervisors and nodes")
+        check_none_lost(clients, "supervisors and nodes")
         for _ in range(2):
             rig.reload_gateway()
             time.sleep(1)
             settled(rig)
-    none_lost(told, "supervisors, nodes and Envoy")
+    check_none_lost(clients, "supervisors, nodes and Envoy")

@@ -1,23 +1,23 @@
-"""Hosts that die and links that are cut, under load."""
+"""Tests dying hosts and cut links under load."""
 
 import time
 
-from common import Options, load, none_lost, settled
+from common import Options, check_none_lost, load, settled
 from load import echo
 from rig import GPUS, Rig
 from units import wait_until
 
-# Seconds a request may take when a host dies. That a link is cut while a host has a request is told
-# by TCP's keepalive, after 2 s at the least.
+# The maximum seconds of a request when a host dies, or a link is cut. If the link is cut while the
+# host has the request, TCP keepalive detects that after 2 s at the earliest.
 LONGEST, LONGEST_CUT = 2.0, 2.5
 BACK_WITHIN = 5.0  # seconds from a host's death, and the load time
-# Its copies always have requests under way, so that a dead one is the least loaded.
+# Its copies always have requests in flight, so a dead copy is the least loaded.
 BUSY = [echo("paced", "FP32", 16)] * 8
-LOAD_TIME = 10.0  # of these models, where the host is busy with tests
+LOAD_TIME = 10.0  # seconds to load these models while the machine is busy with tests
 
 
 def deaths(rig: Rig, options: Options) -> None:
-    """kill -9 of whole hosts, and cut links; of the host with copies that was hit longest ago."""
+    """Kills hosts and cuts links, each time of the host that was hit longest ago."""
     hit, deaths = dict.fromkeys(GPUS, 0), options.times(2, 6, 18)
     for at in range(deaths):
         host = min(with_copies(rig), key=lambda host: hit[host])
@@ -31,7 +31,7 @@ def with_copies(rig: Rig) -> set[str]:
 
 
 def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
-    with load(rig, options, more=BUSY) as told:
+    with load(rig, options, more=BUSY) as clients:
         time.sleep(1)
         if cut:
             rig.network.link(host, up=False)
@@ -47,13 +47,13 @@ def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
             rig.nodes[host].start()
         table = settled(rig)
     what = f"{'link of' if cut else 'kill -9 of'} {host}"
-    none_lost(told, f"{what}, copies back after {back:.1f} s, table after {table:.0f} s")
+    check_none_lost(clients, f"{what}, copies back after {back:.1f} s, table after {table:.0f} s")
     bound = LONGEST_CUT if cut else LONGEST
-    assert told.longest() < bound, f"{told.longest():.2f} s"
+    assert clients.longest() < bound, f"{clients.longest():.2f} s"
 
 
 def restored(rig: Rig, without: str) -> bool:
-    """Each model has two ready copies on hosts other than this one."""
+    """Checks that each model has two ready copies on hosts other than this one."""
     found = [
         model["name"]
         for host in GPUS

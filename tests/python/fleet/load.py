@@ -1,5 +1,4 @@
-"""Clients through the one address: they check every answer, and write down every failure and how
-long each request took."""
+"""Clients of the gateway, which check every response, and record failures and latencies."""
 
 import http.client
 import json
@@ -17,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-WAIT = 0.03  # seconds from an answer to the client's next request
+WAIT = 0.03  # seconds from a response to the client's next request
 TIMEOUT = 20.0
 STREAM_MESSAGES = 3  # of one call
 DATATYPES = {"FP32": np.float32, "INT64": np.int64}
@@ -25,7 +24,7 @@ DATATYPES = {"FP32": np.float32, "INT64": np.int64}
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and the outputs that the answer must have."""
+    """A request, and the expected outputs."""
 
     inputs: list[dict[str, Any]]
     outputs: dict[str, list[float]]
@@ -38,7 +37,7 @@ class Served:
 
 
 def echo(name: str, datatype: str, size: int) -> Served:
-    """A model of the emulated engine: y is x."""
+    """Returns a model of the emulated engine, where y is x."""
 
     def case() -> Case:
         data = [float(random.randrange(1000)) for _ in range(size)]
@@ -52,7 +51,7 @@ def echo(name: str, datatype: str, size: int) -> Served:
 
 
 def recorded(name: str, file: Path) -> Served:
-    """An ONNX model with the answers that it must give."""
+    """Returns an ONNX model with recorded requests and outputs."""
     cases = [
         Case(
             each["inputs"],
@@ -74,7 +73,7 @@ class Result:
 
 @dataclass
 class Load:
-    """Asks until it is left."""
+    """Clients that send requests until the context ends."""
 
     address: str
     http_port: int
@@ -108,16 +107,16 @@ class Load:
         return [each for each in self.results if each.fault and each.model not in without]
 
     def longest(self) -> float:
-        """In seconds."""
+        """Returns the longest latency, in seconds."""
         return max((each.took for each in self.results), default=0.0)
 
-    def said(self) -> str:
+    def summary(self) -> str:
         slow = sorted((each.took for each in self.results), reverse=True)[:3]
         kinds = Counter(each.kind for each in self.results)
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         longest = ", ".join(f"{each * 1000:.0f}" for each in slow)
-        asked, failed = len(self.results), len(self.faults())
-        return f"{asked} requests ({counts}), {failed} failed, longest {longest} ms"
+        count, failed = len(self.results), len(self.faults())
+        return f"{count} requests ({counts}), {failed} failed, longest {longest} ms"
 
     def explain(self) -> str:
         began = self.results[0].at if self.results else 0
@@ -173,7 +172,7 @@ class Load:
         client.close()
 
     def _stream(self, model: Served) -> None:
-        """Each call of ModelStreamInfer carries a few messages."""
+        """Sends a few messages in each call of ModelStreamInfer."""
         answers: queue.Queue[Any] = queue.Queue()
         client = grpcclient.InferenceServerClient(f"{self.address}:{self.grpc_port}")
 

@@ -1,5 +1,8 @@
-"""Where the gateway and the hosts are: in network namespaces of their own on one bridge, or, where
-such may not be made, on addresses of the loopback interface. There no link can be cut."""
+"""The network of the gateway and the hosts.
+
+It consists of network namespaces on one bridge. Without the right to create these, it uses
+addresses of the loopback interface, where no link can be cut.
+"""
 
 import os
 import subprocess
@@ -56,11 +59,11 @@ class Namespaces:
 
     @staticmethod
     def ray(_own: Path) -> Path:
-        """Ray's folder as its node sees it; it has one of its own."""
+        """Returns the path of Ray's folder inside the namespace, which has its own mount there."""
         return Path("/tmp/ray")
 
     def inside(self, name: str, ray: Path, command: list[str]) -> list[str]:
-        """The command on this host, with this folder in the place of Ray's."""
+        """Returns the command for this host, with this folder mounted as Ray's."""
         return ["ip", "netns", "exec", f"{self.tag}-{name}", "sh", "-c", SHELL, str(ray), *command]
 
     def link(self, name: str, up: bool) -> None:

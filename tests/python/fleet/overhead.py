@@ -1,4 +1,4 @@
-"""What the gateway costs a request."""
+"""Measures the latency that the gateway adds to a request."""
 
 import http.client
 import json
@@ -14,13 +14,13 @@ from rig import GRPC, HTTP, Rig
 
 
 def overhead(rig: Rig, options: Options) -> None:
-    """p50 direct and through Envoy, side by side; told, not judged."""
+    """Prints the median latency with and without Envoy, without a check."""
     host = rig.status()["models"]["echo"]["copies"][0]["host"]
-    asked = options.times(1000, 3000, 3000)
-    for kind, ask in (("HTTP", asks_http), ("gRPC", asks_grpc)):
-        direct, gateway = ask(rig.address(host)), ask(rig.address("gw"))
+    count = options.times(1000, 3000, 3000)
+    for kind, send in (("HTTP", http_sender), ("gRPC", grpc_sender)):
+        direct, gateway = send(rig.address(host)), send(rig.address("gw"))
         took: dict[str, list[float]] = {"direct": [], "through Envoy": []}
-        for _ in range(asked):
+        for _ in range(count):
             for name, one in (("direct", direct), ("through Envoy", gateway)):
                 began = time.perf_counter()
                 one()
@@ -31,19 +31,19 @@ def overhead(rig: Rig, options: Options) -> None:
         print(f"  {kind}, one connection: p50 {medians}", flush=True)
 
 
-def asks_http(address: str) -> Callable[[], None]:
+def http_sender(address: str) -> Callable[[], None]:
     connection = http.client.HTTPConnection(address, HTTP, timeout=10)
     body = json.dumps({"inputs": echo("echo", "FP32", 4).cases().inputs})
 
-    def ask() -> None:
+    def send() -> None:
         connection.request("POST", "/v2/models/echo/infer", body)
         answer = connection.getresponse()
         assert answer.status == 200 and answer.read()
 
-    return ask
+    return send
 
 
-def asks_grpc(address: str) -> Callable[[], None]:
+def grpc_sender(address: str) -> Callable[[], None]:
     client = grpcclient.InferenceServerClient(f"{address}:{GRPC}")
     given = inputs(echo("echo", "FP32", 4).cases())
     return lambda: client.infer("echo", given)

@@ -1,4 +1,4 @@
-"""What the fleet asks `shadowslice place`, answered by the real one."""
+"""Tests the fleet's placements with the real command `shadowslice place`."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,80 +6,85 @@ from typing import Any
 
 from shadowslice_fleet import placement, scaling
 from shadowslice_fleet.demand import View
-from shadowslice_fleet.facts import Copy, Gpu, Host, Slot
 from shadowslice_fleet.load import Load
-from shadowslice_fleet.scaling import Past
-from shadowslice_fleet.wish import parse
+from shadowslice_fleet.observed import Copy, Gpu, ObservedHost, Slot
+from shadowslice_fleet.scaling import History
+from shadowslice_fleet.spec import parse
 
-from common import Options, emulated, need, up_all, wished
+from common import Options, emulated, need, spec_models, up_all
 from rig import Rig
 from scale import PROFILE
 
 WELL = Load(132, False, 100.0, 0.5, 1024, 0, 0.0, 1.0, 0.99, 0.4)
-OVERRUN = replace(WELL, sms=None, overrun=True, busy=0.0, attainment=0.5, rate=1000.0)
+OVERLOADED = replace(WELL, sms=None, overloaded=True, busy=0.0, attainment=0.5, rate=1000.0)
 WIDE = {**PROFILE, "execution_ms": {"sms": [124, 132], "1": [60, 20], "4": [70, 26]}}
 
 
 def placing(rig: Rig, options: Options) -> None:
-    """Overload beyond all GPUs takes no place away; priority makes room; needs may be unknown."""
+    """Overload removes no copies; priorities make room; a running copy reports its needs."""
     overload(rig)
     priority(rig)
     known_needs(rig, options)
 
 
 def overload(rig: Rig) -> None:
-    there = view([hot(rate=50)], {"hot": {"a": OVERRUN}})
-    found, _ = placement.anew(rig.binary, replace(there, extra={"hot": 1}))
+    there = view([hot(rate=50)], {"hot": {"a": OVERLOADED}})
+    found, _ = placement.place_all(rig.binary, replace(there, extra={"hot": 1}))
     assert len(found.slots["hot"]) == 2 and not found.missing, found
-    assert found.unmet == {"hot"}, found
-    there = view([hot(rate=5000)], {"hot": {"a": OVERRUN}})
-    found, _ = placement.anew(rig.binary, there)
-    assert "a copy serves" in found.missing["hot"], "what the wish plans is not lowered"
+    assert found.unsatisfied == {"hot"}, found
+    there = view([hot(rate=5000)], {"hot": {"a": OVERLOADED}})
+    found, _ = placement.place_all(rig.binary, there)
+    assert "a copy serves" in found.missing["hot"], "the rate in the spec is not reduced"
     there = view([hot(copies=2), hot(name="other")], {"hot": {"a": WELL, "b": WELL}})
-    found, extra = placement.anew(rig.binary, replace(there, extra={"hot": 1}))
-    assert extra == {} and len(found.slots["hot"]) == 2, "wished copies come before others"
+    found, extra = placement.place_all(rig.binary, replace(there, extra={"hot": 1}))
+    assert extra == {} and len(found.slots["hot"]) == 2, (
+        "copies of the spec come before extra copies"
+    )
 
 
 def priority(rig: Rig) -> None:
     low = hot(name="low", priority=2)
     there = view(
-        [hot(), low], {"hot": {"a": OVERRUN}, "low": {"b": WELL, "c": WELL}}, extra={"low": 1}
+        [hot(), low], {"hot": {"a": OVERLOADED}, "low": {"b": WELL, "c": WELL}}, extra={"low": 1}
     )
     ask = partial(placement.place, rig.binary)
-    change, _ = scaling.look(there, Past(0.0), 200.0, 120.0, ask)
+    change, _ = scaling.decide(there, History(0.0), 200.0, 120.0, ask)
     assert change and change.extra == {"hot": 1}, change
     assert {name: len(slots) for name, slots in change.found.slots.items()} == {"hot": 2, "low": 1}
     there = view(
-        [hot(), low | {"copies": 2}], {"hot": {"a": OVERRUN}, "low": {"b": WELL, "c": WELL}}
+        [hot(), low | {"copies": 2}], {"hot": {"a": OVERLOADED}, "low": {"b": WELL, "c": WELL}}
     )
-    change, past = scaling.look(there, Past(0.0), 200.0, 120.0, ask)
-    assert change is None and "no GPU has room" in past.refused["hot"], (change, past)
+    change, history = scaling.decide(there, History(0.0), 200.0, 120.0, ask)
+    assert change is None and "no GPU has room" in history.blocked["hot"], (change, history)
 
 
 def known_needs(rig: Rig, options: Options) -> None:
-    """A model that runs says itself what it takes."""
-    models = wished(options)
+    """A running model reports the resources that it needs."""
+    models = spec_models(options)
     del models[0]["need"]
-    rig.cli("up", str(rig.wish(models)), "--within", "60")
+    rig.cli("up", str(rig.write_spec(models)), "--within", "60")
     new = emulated("new", "FP32", 2)
-    done = rig.cli("up", str(rig.wish([*models, new])), check=False)
-    assert done.returncode == 78 and "'new': a `profile`, or `need:" in done.stderr, done
+    done = rig.cli("up", str(rig.write_spec([*models, new])), check=False)
+    assert (
+        done.returncode == 78
+        and "'new': cannot place the model; add a `profile`, or `need:" in done.stderr
+    ), done
     new |= {"need": need(8)}
-    rig.cli("up", str(rig.wish([*models, new])), "--within", "60")
+    rig.cli("up", str(rig.write_spec([*models, new])), "--within", "60")
     del new["need"]
-    rig.cli("up", str(rig.wish([*models, new | {"copies": 3}])), "--within", "60")
+    rig.cli("up", str(rig.write_spec([*models, new | {"copies": 3}])), "--within", "60")
     assert rig.status()["models"]["new"]["served"] == 3
     up_all(rig, options)
 
 
 def hot(**more: Any) -> dict[str, Any]:
-    """A copy takes a whole GPU."""
+    """Returns a model whose copies need a whole GPU each."""
     entry = {"name": "hot", "copies": 1, "profile": WIDE, "slo": "100ms", "batch": {"max": 4}}
     return entry | more
 
 
 def view(models: list[dict[str, Any]], on: dict[str, dict[str, Load]], **more: Any) -> View:
-    """Three hosts of one GPU."""
+    """Returns a view of three hosts with one GPU each."""
     hosts = {}
     for at, name in enumerate("abc"):
         copies = {
@@ -88,7 +93,7 @@ def view(models: list[dict[str, Any]], on: dict[str, dict[str, Load]], **more: A
             if name in them
         }
         gpus = (Gpu(0, 132, 81920, None),)
-        hosts[name] = Host(name, f"10.0.0.{at + 1}", 8000, 8001, None, gpus, copies)
+        hosts[name] = ObservedHost(name, f"10.0.0.{at + 1}", 8000, 8001, None, gpus, copies)
     slots = {model: tuple(Slot(name, 0) for name in sorted(them)) for model, them in on.items()}
     usable = frozenset(Slot(name, 0) for name in "abc")
     return View(parse({"models": models}, "w"), slots, hosts, usable, **more)

@@ -1,4 +1,4 @@
-"""A gateway and three hosts."""
+"""A fleet of a gateway and three hosts on this machine."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Rig:
             self.nodes[host].start()
 
     def stop(self) -> None:
-        """All units, then what they left; returns nothing and leaves nothing."""
+        """Stops all units, and removes the network and the folder."""
         nodes = [self.nodes[name] for name in (*GPUS, "gw") if name in self.nodes]
         for unit in [*nodes, *self.supervisors.values(), self.gateway]:
             if unit:
@@ -66,12 +66,12 @@ class Rig:
         return self.network.address(name)
 
     def kill_host(self, name: str) -> None:
-        """kill -9 of the supervisor, its workers and the raylet with all that it started."""
+        """Kills the supervisor with its workers, and the raylet with its processes."""
         self.supervisors[name].kill_all()
         self.nodes[name].kill_all()
 
     def reload_gateway(self) -> None:
-        """The next Envoy takes over."""
+        """Makes the next Envoy take over."""
         assert self.gateway and self.gateway.process
         self.gateway.process.send_signal(signal.SIGHUP)
 
@@ -79,23 +79,23 @@ class Rig:
         return self.cli_at_once([list(arguments)], check)[0]
 
     def cli_at_once(self, commands: list[list[str]], check: bool = True) -> list[Done]:
-        """Runs them beside each other."""
-        asked = self._commands()
-        assert asked.stdin and asked.stdout
+        """Runs commands at the same time."""
+        process = self._commands()
+        assert process.stdin and process.stdout
         all_given = [[*self._ray(), *arguments] for arguments in commands]
-        late = threading.Timer(COMMAND_WITHIN, asked.kill)
+        late = threading.Timer(COMMAND_WITHIN, process.kill)
         late.start()
         try:
-            asked.stdin.write(json.dumps(all_given) + "\n")
-            asked.stdin.flush()
-            said = asked.stdout.readline()
+            process.stdin.write(json.dumps(all_given) + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
         finally:
             late.cancel()
-        if not said:
+        if not reply:
             raise TimeoutError(f"{commands} did not end within {COMMAND_WITHIN:g} s")
         done = [
             subprocess.CompletedProcess(given, each["code"], each["out"], each["errors"])
-            for given, each in zip(all_given, json.loads(said), strict=True)
+            for given, each in zip(all_given, json.loads(reply), strict=True)
         ]
         for each in done:
             if check and each.returncode != 0:
@@ -139,20 +139,20 @@ class Rig:
         status: dict[str, Any] = json.loads(self.cli("status", "--json").stdout)
         return status
 
-    def wish(self, models: list[dict[str, Any]], name: str = "wish.yaml") -> Path:
+    def write_spec(self, models: list[dict[str, Any]], name: str = "spec.yaml") -> Path:
         path = self.folder / name
         path.write_text(yaml.safe_dump({"models": models}))
         return path
 
     def supervisor_status(self, host: str) -> dict[str, Any]:
-        said = subprocess.run(
+        reply = subprocess.run(
             [self.binary, "status", "--json", "--run-dir", str(self.folder / host / "run")],
             check=True,
             text=True,
             stdout=subprocess.PIPE,
             timeout=10,
         )
-        status: dict[str, Any] = json.loads(said.stdout)
+        status: dict[str, Any] = json.loads(reply.stdout)
         return status
 
     def _environment(self, name: str) -> dict[str, str]:
@@ -209,7 +209,7 @@ class Rig:
             "timeouts": {"lame_duck": "2s"},
             "models": [],
         }
-        # Without aliases for the GPUs that are alike.
+        # JSON, because YAML would write aliases for the equal GPUs.
         (folder / "base.yaml").write_text(json.dumps(base))
         (folder / "shadowslice.yaml").write_text(json.dumps(base))
         settings = {
@@ -227,7 +227,7 @@ class Rig:
 
 
 def left_behind(rig: Rig) -> list[str]:
-    """Processes, files and what belongs to the network."""
+    """Returns processes, files and network devices that are left after the stop."""
     mark = f"SHADOWSLICE_TEST_UNIT={rig.tag}-".encode()
     found = [command_of(pid) for pid in pids() if mark in environment_of(pid)]
     return found + rig.network.left_behind() + ([str(rig.folder)] if rig.folder.exists() else [])

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""A fleet of a gateway and three hosts: as root in network namespaces, else on loopback. It needs
-the package shadowslice_fleet in this Python."""
+"""Tests a fleet of a gateway and three hosts.
+
+The hosts are network namespaces if run as root, otherwise loopback addresses. This Python needs the
+package shadowslice_fleet.
+"""
 
 import argparse
 import os
@@ -22,16 +25,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binary", help="the program shadowslice")
     parser.add_argument(
-        "--only", action="append", choices=ALL, help="this scenario, and no other unless named, too"
+        "--only", action="append", choices=ALL, help="run this scenario; may be repeated"
     )
-    parser.add_argument("--all", action="store_true", help="also what waits for load to change")
+    parser.add_argument(
+        "--all", action="store_true", help="also run scenarios that wait for the load to change"
+    )
     parser.add_argument("--rounds", choices=["short", "usual", "long"], default="usual")
     parser.add_argument(
         "--models", type=Path, help="a folder with digits.onnx, encoder.onnx and their answers"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     parser.add_argument("--keep", type=Path, help="copy logs to this folder")
-    parser.add_argument("--loopback", action="store_true", help="in no network namespaces")
+    parser.add_argument("--loopback", action="store_true", help="use no network namespaces")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {arguments.seed}", flush=True)

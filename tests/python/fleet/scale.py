@@ -1,4 +1,4 @@
-"""A model that is offered more than a GPU carries gets a copy more, for as long as it needs one."""
+"""Tests that an overloaded model gets another copy, and loses it after the overload."""
 
 import http.client
 import json
@@ -9,30 +9,29 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from common import Options, emulated, none_lost, settled, up_all, wished
+from common import Options, check_none_lost, emulated, settled, spec_models, up_all
 from load import Load, echo
 from rig import GRPC, HTTP, Rig
 from units import kill, wait_until
 
 SLO = 0.1  # seconds
-# A copy answers 154 requests a second at most: 4 in 26 ms, on any number of SMs.
+# The capacity of a copy is 154 requests/s: 4 in 26 ms, on any number of SMs.
 PROFILE = {
     "source": {"kind": "illustrative"},
     "memory": {"weights": "1Gi"},
     "execution_ms": {"sms": [8, 132], "1": [20, 20], "2": [22, 22], "4": [26, 26]},
 }
-MUCH, LITTLE = 220.0, 40.0  # requests a second
+MUCH, LITTLE = 220.0, 40.0  # requests/s
 CLIENTS = 64
 GROWN_WITHIN = 60.0  # seconds
-# A supervisor's figures reach back two minutes.
+# A supervisor's statistics cover two minutes.
 BACK_WITHIN = 180.0
 WATCHED = 8.0
 
 
 @dataclass
 class Paced:
-    """Requests that come when they are due, whether earlier ones are answered or not; with more
-    than CLIENTS under way they come later."""
+    """A load at a fixed rate, independent of responses, with at most CLIENTS requests in flight."""
 
     rig: Rig
     rate: float
@@ -64,7 +63,7 @@ class Paced:
         return Counter(status for _, status, _ in self.answers)
 
     def in_time(self, seconds: float) -> float:
-        """The part of the last seconds' requests."""
+        """Returns the fraction of the last seconds' requests that met the SLO."""
         since = time.monotonic() - seconds
         recent = [(status, took) for at, status, took in list(self.answers) if at > since]
         return sum(status == 200 and took <= SLO for status, took in recent) / max(1, len(recent))
@@ -92,11 +91,11 @@ class Paced:
 
 
 def scale(rig: Rig, options: Options) -> None:
-    """A copy more comes under overload, misses end, and it goes with the load; none lost."""
+    """Overload adds a copy, which ends the violations; it is removed afterwards; none are lost."""
     hot = emulated(
         "hot", "FP32", 4, copies=1, most=2, profile=PROFILE, slo="100ms", batch={"max": 4}
     )
-    rig.cli("up", str(rig.wish([*wished(options), hot])), "--within", "60")
+    rig.cli("up", str(rig.write_spec([*spec_models(options), hot])), "--within", "60")
     with Load(rig.address("gw"), HTTP, GRPC, [echo("echo", "FP32", 4)]) as others:
         with Paced(rig, MUCH) as much:
             took = wait_until(lambda: copies(rig) == 2, GROWN_WITHIN, "a copy more")
@@ -105,7 +104,7 @@ def scale(rig: Rig, options: Options) -> None:
             time.sleep(WATCHED)
             after = much.in_time(WATCHED)
             kill_fleet(rig)
-        none_are_lost(
+        check_all_answered(
             much, f"a copy more after {took:.0f} s, {before:.1%} then {after:.1%} in time"
         )
         assert before < 0.9 < after, (before, after)
@@ -113,16 +112,16 @@ def scale(rig: Rig, options: Options) -> None:
         with Paced(rig, LITTLE) as little:
             took = wait_until(lambda: copies(rig) == 1, BACK_WITHIN, "a copy less")
             settled(rig)
-        none_are_lost(
+        check_all_answered(
             little, f"a copy less after {took:.0f} s, {little.in_time(WATCHED):.1%} in time"
         )
         assert little.statuses().keys() == {200}, little.statuses()
-    none_lost(others, "of another model")
+    check_none_lost(others, "of another model")
     up_all(rig, options)
 
 
 def kill_fleet(rig: Rig) -> None:
-    """The next actor knows that the copy is wanted."""
+    """Kills the Fleet actor; the next one keeps the extra copy."""
     pid = rig.nodes["gw"].pid_of("ray::Fleet")
     assert pid, "no Fleet actor runs"
     kill(pid)
@@ -136,12 +135,12 @@ def model(rig: Rig) -> dict[str, Any]:
 
 
 def copies(rig: Rig) -> int:
-    """That clients are sent to."""
+    """Returns the number of copies that serve requests."""
     return int(model(rig)["served"])
 
 
-def none_are_lost(paced: Paced, what: str) -> None:
-    """Refusals are answers."""
-    said = ", ".join(f"{count} of {status}" for status, count in paced.statuses().items())
-    print(f"  {what}: {said}", flush=True)
+def check_all_answered(paced: Paced, what: str) -> None:
+    """Checks that all requests got a response, if only 503."""
+    summary = ", ".join(f"{count} of {status}" for status, count in paced.statuses().items())
+    print(f"  {what}: {summary}", flush=True)
     assert paced.statuses().keys() <= {200, 503}, paced.statuses()

@@ -1,4 +1,4 @@
-"""What is tested. Each scenario gets a fleet that serves all models, and leaves one."""
+"""The scenarios. Each starts and ends with a fleet that serves all models."""
 
 from control import control, rolling
 from deaths import deaths

@@ -1,5 +1,4 @@
-"""Stands for systemd in the tests: units that are started, restarted after their death, and stopped
-with all of their processes."""
+"""A replacement for systemd: units that start, restart after their death, and stop."""
 
 import os
 import signal
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MARK = "SHADOWSLICE_TEST_UNIT"  # a variable by which a unit's processes are found, as by a cgroup
+MARK = "SHADOWSLICE_TEST_UNIT"  # a variable that identifies a unit's processes, like a cgroup
 RESTART_AFTER = 0.5  # seconds
 STOPPED_WITHIN = 40.0
 LOOKED_EVERY = 0.05
@@ -22,7 +21,7 @@ class Unit:
     command: list[str]
     environment: dict[str, str]
     log: Path
-    mixed: bool = False  # a stop tells the main process only, as with KillMode=mixed
+    mixed: bool = False  # a stop signals only the main process, as with KillMode=mixed
     process: subprocess.Popen[bytes] | None = None
     wanted: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -33,7 +32,7 @@ class Unit:
         threading.Thread(target=self._watch, args=(self.process,), daemon=True).start()
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to what is left."""
+        """Sends SIGTERM, then SIGKILL to the remaining processes."""
         with self.lock:
             self.wanted = False
             process = self.process
@@ -52,7 +51,7 @@ class Unit:
         self.start()
 
     def kill_all(self) -> None:
-        """kill -9 of everything; the unit is restarted if it is wanted."""
+        """Kills all processes of the unit, which restarts if it is wanted."""
         for pid in self.members():
             kill(pid)
 
@@ -118,7 +117,7 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def wait_until(happened: Callable[[], bool], within: float, what: str) -> float:
-    """The seconds that it took. Raises TimeoutError."""
+    """Waits for a condition. Returns the seconds that it took. Raises TimeoutError."""
     began = time.monotonic()
     while not happened():
         if time.monotonic() - began > within:

@@ -1,4 +1,4 @@
-"""From nothing to a fleet that serves."""
+"""Tests the start of a fleet."""
 
 import re
 import time
@@ -9,13 +9,13 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from common import Options, emulated, load, need, none_lost, up_all, wished
+from common import Options, check_none_lost, emulated, load, need, spec_models, up_all
 from rig import GRPC, HTTP, Rig
 
 
 def up(rig: Rig, options: Options) -> None:
-    """From nothing to seven models; faults are told all at once; `plan` changes nothing."""
-    faulty = rig.wish(
+    """Starts seven models; `up` reports all faults at once; `plan` changes nothing."""
+    faulty = rig.write_spec(
         [{"name": "a b", "gpu": 1}, {"name": "x", "copies": 0, "slo": "1ms", "need": {}}],
         "bad.yaml",
     )
@@ -23,16 +23,18 @@ def up(rig: Rig, options: Options) -> None:
     assert done.returncode == 78, done
     for part in ("models[0].name:", "models[0].gpu:", "models[1].copies:", "models[1].need:"):
         assert part in done.stderr, done.stderr
-    wish = rig.wish([*wished(options), emulated("planned", "FP32", 2, need=need(16))], "plan.yaml")
-    planned = rig.cli("plan", str(wish)).stdout
-    assert "planned: comes to" in planned and "planned" not in rig.status()["models"], planned
+    spec = rig.write_spec(
+        [*spec_models(options), emulated("planned", "FP32", 2, need=need(16))], "plan.yaml"
+    )
+    planned = rig.cli("plan", str(spec)).stdout
+    assert "planned: added on" in planned and "planned" not in rig.status()["models"], planned
     status = rig.status()
     assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), (
         status
     )
-    with load(rig, options, streams=True) as told:
+    with load(rig, options, streams=True) as clients:
         time.sleep(2)
-    none_lost(told, "models through one address")
+    check_none_lost(clients, "models through one address")
     large_requests(rig)
     refused_loads(rig)
     url = f"http://{rig.address('gw')}:{HTTP}/v2/models"
@@ -43,7 +45,7 @@ def up(rig: Rig, options: Options) -> None:
 
 
 def broken_models(rig: Rig, options: Options) -> None:
-    """The reason is told, and the others serve."""
+    """Applies faulty models: the status has the reasons, and the others continue."""
     (rig.folder / "fails.py").write_text("raise RuntimeError('it fails')")
     fails = {
         "files": str(rig.folder / "fails.py"),
@@ -57,10 +59,10 @@ def broken_models(rig: Rig, options: Options) -> None:
         "fails": fails | {"name": "fails"},
         "changed": fails | {"name": "changed", "files": changed},
     }
-    wish = rig.wish([*wished(options), *models.values()])
-    with load(rig, options) as told:
-        done = rig.cli("up", str(wish), "--within", "30", check=False)
-    none_lost(told, "models that cannot be served")
+    spec = rig.write_spec([*spec_models(options), *models.values()])
+    with load(rig, options) as clients:
+        done = rig.cli("up", str(spec), "--within", "30", check=False)
+    check_none_lost(clients, "models that cannot be served")
     assert done.returncode == 1, done
     for line in ("faulty on [abc]: tensors: ", "fails on [abc]: ", "changed on [abc]: .* digest"):
         assert re.search(line, done.stdout), (line, done.stdout)
@@ -82,7 +84,7 @@ def refused_loads(rig: Rig) -> None:
 
 
 def large_requests(rig: Rig) -> None:
-    """Of 40 MB, more than Envoy's usual buffers, by both protocols."""
+    """Sends requests of 40 MB, more than Envoy's default buffers, over both protocols."""
     rows = np.random.default_rng(1).random((10, 1_000_000), np.float32)
     for client in (
         httpclient.InferenceServerClient(f"{rig.address('gw')}:{HTTP}", network_timeout=60),

@@ -1,4 +1,4 @@
-"""Renders Envoy's configuration. Pure; JSON, which Envoy reads as YAML."""
+"""Renders Envoy's configuration as JSON, which Envoy reads as YAML. Pure."""
 
 from shadowslice_fleet.envoy.clusters import clusters, endpoints
 from shadowslice_fleet.envoy.common import ANY_HOST, Endpoint, Listen, bootstrap

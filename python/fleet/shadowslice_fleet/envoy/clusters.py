@@ -1,4 +1,4 @@
-"""Two clusters a model, one for each protocol, and their endpoints."""
+"""The clusters, two per model, one for each protocol, and their endpoints."""
 
 from pathlib import Path
 
@@ -11,23 +11,25 @@ from shadowslice_fleet.envoy.common import (
     file_source,
     resource_file,
 )
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.spec import Model
 
 HEALTH_INTERVAL = "0.25s"
 HEALTH_TIMEOUT = "0.5s"
-UNHEALTHY_AFTER = 2  # answers in a row
-UNREACHED = 2  # connections refused, reset or timed out in a row; one may be an idle one's end
-EJECTED_FOR = "0.5s"  # by then the readiness checks know better
+UNHEALTHY_AFTER = 2  # failed checks in a row
+# Connections refused, reset or timed out in a row. A single one may have been closed while idle.
+EJECT_AFTER = 2
+EJECTED_FOR = "0.5s"  # By then the readiness checks have a result.
 CONNECT_TIMEOUT = "0.5s"
 # A supervisor closes connections that are idle for `limits.keep_alive`, 75 s by default.
 IDLE_TIMEOUT = "60s"
-# A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
+# Envoy detects a cut link by bytes that are not acknowledged for this long, or by keepalive.
 USER_TIMEOUT_MS = 1000
 SOL_TCP, TCP_USER_TIMEOUT = 6, 18
 RETRY_BUDGET = {"budget_percent": {"value": 20.0}, "min_retry_concurrency": 20}
 
 
 def clusters(models: list[Model], folder: Path) -> str:
+    """Renders the clusters of all models, and those for requests without a model."""
     paths = {model.name: f"/v2/models/{model.name}/ready" for model in models}
     paths[ANY_HOST] = "/v2/health/ready"
     return resource_file(
@@ -97,7 +99,7 @@ def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
 
 
 def _fewest_under_way() -> Config:
-    """Of all copies, not of two that are drawn by lot."""
+    """Returns the policy that selects, of all copies, the one with the fewest requests."""
     kind = "extensions.load_balancing_policies.least_request.v3.LeastRequest"
     policy = {"@type": TYPE + kind, "selection_method": "FULL_SCAN"}
     name = "envoy.load_balancing_policies.least_request"
@@ -105,11 +107,14 @@ def _fewest_under_way() -> Config:
 
 
 def _ejection() -> Config:
-    """A copy that cannot be reached has the fewest requests under way, so that it would be chosen
-    again and again, until two readiness checks have failed. The next good check takes it back."""
+    """Returns the rules that eject a copy that cannot be reached.
+
+    Such a copy has the fewest requests in flight, so Envoy would select it again and again until
+    two readiness checks have failed. The next successful check ends the ejection.
+    """
     return {
         "split_external_local_origin_errors": True,
-        "consecutive_local_origin_failure": UNREACHED,
+        "consecutive_local_origin_failure": EJECT_AFTER,
         "enforcing_consecutive_local_origin_failure": 100,
         "enforcing_consecutive_5xx": 0,
         "enforcing_success_rate": 0,
@@ -134,7 +139,7 @@ def _health_check(path: str) -> Config:
 
 
 def endpoints(kind: str, name: str, them: list[Endpoint]) -> str:
-    """Both clusters of a model ask for its readiness over HTTP."""
+    """Renders the endpoints of a cluster. Both clusters of a model check readiness over HTTP."""
     return resource_file(
         "endpoint.v3.ClusterLoadAssignment",
         [

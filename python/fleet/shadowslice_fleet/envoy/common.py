@@ -1,4 +1,4 @@
-"""What all parts of Envoy's configuration share."""
+"""Types and helpers that all parts of Envoy's configuration share."""
 
 import json
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 
 Config = dict[str, Any]
 
-# The filter that waits for a gRPC message keeps what has come of it: the largest request of a host,
-# by default 64 MiB, and a margin. Over HTTP/2 a window is the bound.
+# The filter that waits for a gRPC message buffers its bytes. The limit is the largest request of a
+# host, 64 MiB by default, and a margin. For HTTP/2, the flow-control windows are the limit.
 BUFFER_BYTES = 65 << 20
-ANY_HOST = "@any"  # no model has such a name
+ANY_HOST = "@any"  # not a valid name of a model
 TYPE = "type.googleapis.com/envoy."
 
 
 @dataclass(frozen=True, order=True)
 class Endpoint:
-    """Where a host serves a model."""
+    """The address and ports at which a host serves a model."""
 
     host: str
     address: str
@@ -26,12 +26,15 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Listen:
+    """The address and ports of the gateway."""
+
     address: str
     http_port: int
     grpc_port: int
 
 
 def bootstrap(admin: Path, files: Path) -> Config:
+    """Returns the configuration with which Envoy starts."""
     return {
         "node": {"id": "gateway", "cluster": "shadowslice"},
         "admin": {"address": {"pipe": {"path": str(admin)}}},
@@ -43,6 +46,7 @@ def bootstrap(admin: Path, files: Path) -> Config:
 
 
 def file_source(folder: Path, name: str) -> Config:
+    """Returns a reference to a file that Envoy watches."""
     return {
         "path_config_source": {"path": str(folder / f"{name}.json")},
         "resource_api_version": "V3",
@@ -50,5 +54,6 @@ def file_source(folder: Path, name: str) -> Config:
 
 
 def resource_file(kind: str, resources_: list[Config]) -> str:
+    """Renders a file of resources of one type."""
     typed = [{"@type": f"{TYPE}config.{kind}", **each} for each in resources_]
     return json.dumps({"resources": typed}, indent=1)

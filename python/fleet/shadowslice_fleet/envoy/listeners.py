@@ -1,4 +1,4 @@
-"""The listeners: one for HTTP and one for gRPC, each of which knows both."""
+"""The listeners: one for HTTP and one for gRPC; each accepts both protocols."""
 
 import base64
 from importlib import resources
@@ -27,6 +27,7 @@ METHODS = (
 
 
 def listeners(listen: Listen, folder: Path) -> str:
+    """Renders both listeners."""
     ports = {"http": listen.http_port, "grpc": listen.grpc_port}
     return resource_file(
         "listener.v3.Listener",
@@ -45,7 +46,7 @@ def _listener(name: str, address: str, port: int, folder: Path) -> Config:
             "initial_stream_window_size": BUFFER_BYTES,
             "initial_connection_window_size": BUFFER_BYTES,
         },
-        "stream_idle_timeout": "0s",  # streams may be silent; hosts bound them
+        "stream_idle_timeout": "0s",  # Streams may be idle; the hosts limit them.
         "rds": {"route_config_name": "models", "config_source": file_source(folder, "rds")},
         "http_filters": [
             _filter("grpc_field_extraction.v3.GrpcFieldExtractionConfig", **_extraction()),
@@ -74,7 +75,7 @@ def _script() -> str:
 
 
 def _extraction() -> Config:
-    """The model's name is field 1 of the first message of each call that has one."""
+    """Returns the filter that extracts the model's name, field 1 of a call's first message."""
     file = descriptor_pb2.FileDescriptorProto(
         name="names.proto", package="inference", syntax="proto3"
     )

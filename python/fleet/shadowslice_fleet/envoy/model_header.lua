@@ -1,5 +1,5 @@
--- The name of the model that a gRPC call is about becomes a header, by which it is routed. What no
--- model can be called becomes none: in a header it would break the host's connection, or the call.
+-- Copies the model's name of a gRPC call to a header, by which Envoy routes the call. Invalid names
+-- are left out, because in a header they would break the host's connection or the call.
 local EXTRACTED = "envoy.filters.http.grpc_field_extraction"
 local HEADER = "x-shadowslice-model"
 local LONGEST = 128 -- bytes

@@ -1,15 +1,15 @@
-"""The routes: by path over HTTP, by the header with the model's name over gRPC."""
+"""The routes: HTTP requests by path, gRPC requests by the header with the model's name."""
 
 import json
 
 from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
-from shadowslice_fleet.wish import Model
+from shadowslice_fleet.spec import Model
 
 MODEL_HEADER = "x-shadowslice-model"
-MOST_RETRIES = 3  # by the third a copy that cannot be reached is ejected
-# What has never run, and so may always be tried again.
+MAX_RETRIES = 3  # Before the third, Envoy ejects a copy that cannot be reached.
+# Failures before a request has run, after which a retry is always safe.
 NOT_RUN = "connect-failure,refused-stream,reset-before-request"
-# Loads and unloads by clients would change one host of several.
+# A load or unload by a client would change only one of several hosts.
 LOADS: tuple[Config, ...] = (
     {"path_separated_prefix": "/v2/repository/models"},
     {"path": "/inference.GRPCInferenceService/RepositoryModelLoad"},
@@ -18,7 +18,7 @@ LOADS: tuple[Config, ...] = (
 
 
 def routes(models: list[Model]) -> str:
-    """What is about no model of the fleet goes to any host, which answers in its protocol."""
+    """Renders the routes. Requests for unknown models go to any host, which returns the error."""
     grpc = {"prefix": "/inference.GRPCInferenceService/"}
     health = {"prefix": "/grpc.health.v1.Health/"}
     table = [_refused(match) for match in LOADS]
@@ -37,7 +37,9 @@ def routes(models: list[Model]) -> str:
 
 
 def _refused(match: Config) -> Config:
-    said = {"error": "models of a fleet are loaded and unloaded by its wish"}
+    said = {
+        "error": "the fleet's spec determines its models; load them with `shadowslice-fleet up`"
+    }
     body = {"inline_string": json.dumps(said)}
     return {"match": match, "direct_response": {"status": 403, "body": body}}
 
@@ -60,10 +62,10 @@ def _route(match: Config, cluster: str, model: Model | None) -> Config:
     again = NOT_RUN + (",reset" if model and model.retry else "")
     target = {
         "cluster": cluster,
-        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy takes no exponents
+        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy does not accept exponents.
         "retry_policy": {
             "retry_on": again,
-            "num_retries": MOST_RETRIES,
+            "num_retries": MAX_RETRIES,
             "retry_host_predicate": [
                 {
                     "name": "envoy.retry_host_predicates.previous_hosts",

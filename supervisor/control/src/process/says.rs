@@ -17,7 +17,7 @@ const LINE: usize = 1024;
 const RECORD: usize = 16 << 10;
 
 /// Stands for a line's end in a record of several lines, such as a traceback: the package of Python
-/// models writes it (`shadowslice._faults`).
+/// models writes it (`shadowslice._errors`).
 const NEXT_LINE: u8 = 0x1f;
 
 /// What a worker may have written in the log, in bytes: at once, and each second.

@@ -1,4 +1,4 @@
-"""What the command line says, and its exit codes, whatever the fleet answers."""
+"""Tests the messages and exit codes of the command line for various replies of the fleet."""
 
 import contextlib
 import io
@@ -9,8 +9,8 @@ from typing import Any
 from unittest import mock
 
 from shadowslice_fleet import cli
+from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
-from shadowslice_fleet.state import StateFault
 
 WISH = "models: [{name: m, need: {sms: 8, memory: 1Gi}}]"
 
@@ -31,10 +31,10 @@ def host(answers: bool, *models: str) -> dict[str, Any]:
 
 class Commands(unittest.TestCase):
     def run_cli(self, *arguments: str, answers: Any) -> tuple[int, str]:
-        """The exit code, and what is told as an error."""
+        """Runs a command. Returns the exit code and standard error."""
         errors = io.StringIO()
         fleet = mock.Mock()
-        fleet.ask.side_effect = answers if callable(answers) else lambda *_: answers
+        fleet.call.side_effect = answers if callable(answers) else lambda *_: answers
         with (
             mock.patch.object(cli, "_Fleet", lambda _: fleet),
             mock.patch.object(cli, "_own_output", io.StringIO),
@@ -50,26 +50,29 @@ class Commands(unittest.TestCase):
         path.write_text(WISH)
         return self.run_cli("up", str(path), answers=answers)
 
-    def test_another_operator_s_wish_is_no_crash(self) -> None:
-        self.assertEqual(self.up(status()), (1, "error: not as wished: m\n"))
-        code, told = self.run_cli("move", "m", "a", answers=status())
-        self.assertEqual((code, told), (1, "error: 'm' is wished no more\n"))
+    def test_the_spec_of_another_operator_is_reported(self) -> None:
+        self.assertEqual(
+            self.up(status()),
+            (1, "error: these models are not in the desired state: m; see `status`\n"),
+        )
+        code, message = self.run_cli("move", "m", "a", answers=status())
+        self.assertEqual((code, message), (1, "error: model 'm' is no longer in the spec\n"))
 
     def test_a_drained_host_that_is_away_has_no_models(self) -> None:
         for there in ({}, {"a": host(False, "m")}):
             found = self.run_cli("drain", "a", answers=status(hosts=there))
             self.assertEqual(found, (0, ""))
-        code, told = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
-        self.assertEqual((code, told[:30]), (1, "error: models stay on 'a': \n"[:30]))
+        code, message = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
+        self.assertEqual((code, message), (1, "error: cannot drain host 'a': \n"))
 
-    def test_what_the_fleet_raises_is_told(self) -> None:
+    def test_exceptions_of_the_fleet_are_reported(self) -> None:
         for error in (StateFault("the disk is full"), PlaceFailed("no profile")):
             self.assertEqual(self.up(mock.Mock(side_effect=error)), (1, f"error: {error}\n"))
 
-    def test_an_interrupt_ends_the_wait_alone(self) -> None:
-        code, told = self.up(mock.Mock(side_effect=KeyboardInterrupt))
+    def test_an_interrupt_ends_only_the_wait(self) -> None:
+        code, message = self.up(mock.Mock(side_effect=KeyboardInterrupt))
         self.assertEqual(code, 130)
-        self.assertIn("goes on", told)
+        self.assertIn("the fleet continues", message)
 
     def test_wrong_usage(self) -> None:
         for arguments in (["down", "--within", "nan"], ["down", "--within", "-1"], ["move", "m"]):

@@ -1,20 +1,20 @@
-"""What one pass does with a model's copies, and when a copy that failed is tried again."""
+"""Tests the actions of a pass for a model's copies, and the retries of failed copies."""
 
 import unittest
 from dataclasses import replace
 
-from shadowslice_fleet.facts import Refusal, Slot
-from shadowslice_fleet.reconcile import READY_WITHIN, RETRY_AFTER, RETRY_AT_MOST
-from shadowslice_fleet.wish import Files, Model
-from world import STEP, World, order, wish, world
+from shadowslice_fleet.observed import Refusal, Slot
+from shadowslice_fleet.reconcile import READY_TIMEOUT, RETRY_AFTER, RETRY_MAX
+from shadowslice_fleet.spec import Files, Model
+from world import STEP, World, assignment, spec, world
 
 A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 
 class Case(unittest.TestCase):
     def there(self, *slots: Slot, copies: int = 1) -> World:
-        """A model that serves in these places."""
-        there = world(wish("m", copies=copies), {"m": slots})
+        """Returns a world where a model serves in these slots."""
+        there = world(spec("m", copies=copies), {"m": slots})
         there.steps(10)
         self.assertEqual(there.table("m"), set(slots))
         return there
@@ -23,15 +23,15 @@ class Case(unittest.TestCase):
         there.memory = replace(there.memory, placement={"m": slots})
 
     def change(self, there: World, **more: object) -> Model:
-        """The model is wished in another way."""
-        changed = replace(there.wish.models["m"], keys={"name": "m", "slo": "1s"}, **more)  # type: ignore[arg-type]
-        there.wish = replace(there.wish, models={"m": changed})
+        """Changes the model in the spec."""
+        changed = replace(there.spec.models["m"], keys={"name": "m", "slo": "1s"}, **more)  # type: ignore[arg-type]
+        there.spec = replace(there.spec, models={"m": changed})
         return changed
 
     def set_copy(self, there: World, host: str, **more: object) -> None:
-        facts = there.hosts[host]
-        changed = replace(facts.copies["m"], **more)  # type: ignore[arg-type]
-        there.hosts[host] = replace(facts, copies={"m": changed})
+        observed = there.hosts[host]
+        changed = replace(observed.copies["m"], **more)  # type: ignore[arg-type]
+        there.hosts[host] = replace(observed, copies={"m": changed})
 
 
 class Serving(Case):
@@ -42,13 +42,13 @@ class Serving(Case):
         while not there.hosts["a"].copies["m"].drained:
             there.step()
         self.place(there, A)
-        tell = there._drain
-        lost = [("m", "a", False)]  # what is asked of a host may come to nothing
-        there._drain = lambda *asked: None if asked in lost else tell(*asked)  # type: ignore[method-assign]
+        drain = there._drain
+        lost = [("m", "a", False)]  # commands to a host may be lost
+        there._drain = lambda *args: None if args in lost else drain(*args)  # type: ignore[method-assign]
         for _ in range(8):
             there.step()
             self.assertFalse(there.hosts["b"].copies["m"].drained)
-        there._drain = tell  # type: ignore[method-assign]
+        there._drain = drain  # type: ignore[method-assign]
         there.steps(40)
         self.assertEqual(there.table("m"), {A})
 
@@ -65,14 +65,14 @@ class Serving(Case):
         self.assertFalse(there.hosts["a"].copies["m"].drained)
 
     def test_only_copies_that_are_ready_are_published(self) -> None:
-        there = world(wish("m"), {"m": (A, B)}, loads=5)
+        there = world(spec("m"), {"m": (A, B)}, loads=5)
         for _ in range(12):
             there.step()
             copies = [there.hosts[name].copies["m"] for name in there.published("m")]
             self.assertTrue(all(each.ready for each in copies))
         self.assertEqual(there.published("m"), {"a", "b"})
 
-    def test_while_envoy_does_not_answer_no_copy_is_taken_for_idle(self) -> None:
+    def test_without_envoy_no_copy_counts_as_idle(self) -> None:
         there = self.there(A)
         self.place(there, B)
         while "a" in there.published("m"):
@@ -84,9 +84,9 @@ class Serving(Case):
         there.steps(10)
         self.assertEqual(there.table("m"), {B})
 
-    def test_while_envoy_does_not_answer_no_copy_of_an_unwished_model_goes(self) -> None:
+    def test_without_envoy_no_copy_of_a_removed_model_is_removed(self) -> None:
         there = self.there(A)
-        there.wish, there.deaf = wish(), True
+        there.spec, there.deaf = spec(), True
         there.steps(20)
         self.assertEqual((there.table("m"), there.published("m")), ({A}, set()))
         there.deaf = False
@@ -103,14 +103,14 @@ class Serving(Case):
     def test_a_published_copy_that_is_unready_stays_though_its_change_fails(self) -> None:
         there = self.there(A)
         changed = self.change(there)
-        refused = {order(there.wish, "m").digest: Refusal("no", 1)}
-        there.hosts["a"] = replace(there.hosts["a"], refused=refused)
+        refusals = {assignment(there.spec, "m").digest: Refusal("no", 1)}
+        there.hosts["a"] = replace(there.hosts["a"], refusals=refusals)
         there.broken.add(("m", "a"))
         there.steps(10)
         self.assertEqual(there.table("m"), {A})
-        self.assertEqual(there.memory.failures[("m", "a")].order, f"{changed.digest}-0")
+        self.assertEqual(there.memory.failures[("m", "a")].assignment, f"{changed.digest}-0")
 
-    def test_without_a_place_the_last_endpoint_stays(self) -> None:
+    def test_without_a_slot_the_last_endpoint_stays(self) -> None:
         there = self.there(A)
         there.dead.add("a")
         self.place(there)
@@ -120,10 +120,10 @@ class Serving(Case):
         there.steps(10)
         self.assertEqual(there.serving("m"), {"a"})
 
-    def test_of_a_model_that_is_not_wished_nothing_stays(self) -> None:
+    def test_a_removed_model_leaves_nothing_behind(self) -> None:
         there = self.there(A, B, copies=2)
         there.dead.add("a")
-        there.wish = wish()
+        there.spec = spec()
         there.steps(10)
         self.assertEqual((there.table("m"), there.published("m")), (set(), set()))
         there.dead.clear()
@@ -131,10 +131,10 @@ class Serving(Case):
         self.assertEqual(there.table("m"), set())
 
 
-class Orders(Case):
-    def test_where_a_copy_serves_others_come_one_after_the_other(self) -> None:
+class Commands(Case):
+    def test_further_copies_of_a_serving_model_start_one_at_a_time(self) -> None:
         there = self.there(A)
-        there.wish = wish("m", copies=3)
+        there.spec = spec("m", copies=3)
         self.place(there, A, B, C0)
         for _ in range(20):
             there.step()
@@ -142,10 +142,10 @@ class Orders(Case):
             self.assertLessEqual(sum(each.state == "loading" for each in copies), 1)
         self.assertEqual(there.table("m"), {A, B, C0})
 
-    def test_an_order_is_given_again_as_long_as_the_supervisor_has_not_read_it(self) -> None:
+    def test_an_assignment_is_repeated_until_the_supervisor_has_read_it(self) -> None:
         there = self.there(A)
-        facts = there.hosts["a"]
-        for unread in (replace(facts, interrupted=True), replace(facts, copies={})):
+        observed = there.hosts["a"]
+        for unread in (replace(observed, interrupted=True), replace(observed, copies={})):
             there.hosts["a"] = unread
             there.step()
             self.assertEqual(there.actions.apply.keys(), {"a"})
@@ -153,15 +153,15 @@ class Orders(Case):
             there.step()
             self.assertEqual(there.actions.apply, {})
 
-    def test_a_host_that_has_what_it_should_gets_no_orders(self) -> None:
+    def test_a_host_in_the_desired_state_gets_no_assignments(self) -> None:
         there = self.there(A)
         there.step()
         self.assertEqual(there.actions, replace(there.actions, apply={}, fetch=[], drain=[]))
 
 
 class Failures(Case):
-    def test_pauses_double_up_to_a_bound(self) -> None:
-        there = world(wish("m", copies=1), {"m": (A,)})
+    def test_waits_double_up_to_a_maximum(self) -> None:
+        there = world(spec("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))
         waits, last = [], 0.0
         while len(waits) < 8:
@@ -171,10 +171,10 @@ class Failures(Case):
                 last = failure.until
                 waits.append(last - there.now)
         self.assertEqual(waits[:4], [RETRY_AFTER * 2**at for at in range(4)])
-        self.assertEqual(waits[-1], RETRY_AT_MOST)
+        self.assertEqual(waits[-1], RETRY_MAX)
 
     def test_a_failure_counts_once_however_long_the_host_is_busy(self) -> None:
-        there = world(wish("m", copies=1), {"m": (A,)})
+        there = world(spec("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))
         there.steps(3)
         there.hosts["a"] = replace(there.hosts["a"], busy=True)
@@ -190,7 +190,7 @@ class Failures(Case):
         there.steps(10)
         self.assertEqual(there.serving("m"), {"a"})
 
-    def test_a_move_that_failed_can_be_asked_for_again(self) -> None:
+    def test_a_failed_move_can_be_commanded_again(self) -> None:
         there = self.there(A)
         there.broken.add(("m", "b"))
         self.place(there, B)
@@ -203,25 +203,25 @@ class Failures(Case):
         there.steps(20)
         self.assertEqual((there.table("m"), there.memory.failures), ({B}, {}))
 
-    def test_a_copy_that_serves_under_an_old_order_has_not_come(self) -> None:
+    def test_a_copy_with_an_old_assignment_has_not_recovered(self) -> None:
         there = self.there(A)
         self.change(there)
-        digest = order(there.wish, "m").digest
-        there.hosts["a"] = replace(there.hosts["a"], refused={digest: Refusal("no", 1)})
+        digest = assignment(there.spec, "m").digest
+        there.hosts["a"] = replace(there.hosts["a"], refusals={digest: Refusal("no", 1)})
         there.steps(3)
         self.assertIn(("m", "a"), there.memory.failures)
-        for ordered, refused in ((digest, {digest: Refusal("no", 1)}), ("older", {})):
+        for assigned, refusals in ((digest, {digest: Refusal("no", 1)}), ("older", {})):
             there.hosts["a"] = replace(
-                there.hosts["a"], ordered={"m": ordered}, refused=refused, busy=True
+                there.hosts["a"], assigned={"m": assigned}, refusals=refusals, busy=True
             )
             there.step()
             self.assertIn(("m", "a"), there.memory.failures)
-        there.hosts["a"] = replace(there.hosts["a"], ordered={"m": digest}, refused={})
+        there.hosts["a"] = replace(there.hosts["a"], assigned={"m": digest}, refusals={})
         there.step()
         self.assertEqual(there.memory.failures, {})
 
-    def test_another_wish_is_tried_at_once(self) -> None:
-        there = world(wish("m", copies=1), {"m": (A,)})
+    def test_a_changed_spec_is_tried_at_once(self) -> None:
+        there = world(spec("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))
         there.steps(5)
         self.assertEqual(there.table("m"), set())
@@ -231,31 +231,31 @@ class Failures(Case):
         self.assertEqual(there.table("m"), {A})
         self.assertEqual(there.memory.failures, {})
 
-    def test_files_that_cannot_be_fetched_are_told_and_tried_again(self) -> None:
-        there = world(wish("m", copies=1), {"m": (A,)})
+    def test_failed_fetches_are_reported_and_retried(self) -> None:
+        there = world(spec("m", copies=1), {"m": (A,)})
         files = self.change(there, files=Files("s3://m/2", None)).files
         assert files
         there.step()
-        there.hosts["a"] = replace(there.hosts["a"], unfetched={files.key: Refusal("no", 1)})
+        there.hosts["a"] = replace(there.hosts["a"], fetch_failures={files.key: Refusal("no", 1)})
         there.step()
         self.assertEqual(there.memory.failures[("m", "a")].why, "no")
         self.assertEqual(there.actions.fetch, [])
         there.steps(int(RETRY_AFTER / STEP))
         self.assertEqual(there.actions.fetch, [("a", files)])
 
-    def test_a_copy_that_never_ends_loading_fails(self) -> None:
-        there = world(wish("m", copies=1), {"m": (A,)}, loads=9999)
-        there.steps(int(READY_WITHIN / STEP))
+    def test_a_copy_that_loads_forever_fails(self) -> None:
+        there = world(spec("m", copies=1), {"m": (A,)}, loads=9999)
+        there.steps(int(READY_TIMEOUT / STEP))
         self.assertEqual((there.table("m"), there.memory.failures), ({A}, {}))
         there.steps(4)
         self.assertIn("not ready within", there.memory.failures[("m", "a")].why)
         self.assertEqual(there.table("m"), set())
 
-    def test_a_failed_move_between_gpus_of_a_host_gives_the_old_one_its_place(self) -> None:
+    def test_a_failed_move_between_gpus_of_a_host_keeps_the_old_slot(self) -> None:
         there = self.there(C0)
         self.place(there, C1)
-        refused = {order(there.wish, "m", 1).digest: Refusal("no", 1)}
-        there.hosts["c"] = replace(there.hosts["c"], refused=refused)
+        refusals = {assignment(there.spec, "m", 1).digest: Refusal("no", 1)}
+        there.hosts["c"] = replace(there.hosts["c"], refusals=refusals)
         there.steps(5)
         self.assertEqual(there.memory.placement["m"], (C0,))
         self.assertEqual(there.table("m"), {C0})

@@ -1,4 +1,4 @@
-"""What is read and written: wishes, served files, Envoy's files, placements, fetched files."""
+"""Tests files and messages: specs, configurations, Envoy's files, placements, fetched files."""
 
 import hashlib
 import json
@@ -11,26 +11,26 @@ from pathlib import Path
 from unittest import mock
 
 import fsspec
-from shadowslice_fleet import envoy, files, placement, served, settings, state, values
-from shadowslice_fleet import wish as wishes
+from shadowslice_fleet import config_file, envoy, files, persisted, placement, settings, values
+from shadowslice_fleet import spec as specs
 from shadowslice_fleet.demand import View, demands
 from shadowslice_fleet.envoy import Endpoint, Listen
-from shadowslice_fleet.facts import Orders, Slot
 from shadowslice_fleet.gateway import Gateway
-from shadowslice_fleet.state import State
-from shadowslice_fleet.states import Placement, Published
-from world import host, order, wish
+from shadowslice_fleet.loop_state import Placement, Published
+from shadowslice_fleet.observed import Assignments, Slot
+from shadowslice_fleet.persisted import PersistedState
+from world import assignment, host, spec
 
 NEED = {"sms": 24, "memory": "4Gi"}
 
 
-class Wishes(unittest.TestCase):
+class Specs(unittest.TestCase):
     def faults(self, *models: object) -> list[str]:
-        with self.assertRaises(wishes.WishFaults) as raised:
-            wishes.parse({"models": list(models)}, "F")
+        with self.assertRaises(specs.SpecFaults) as raised:
+            specs.parse({"models": list(models)}, "F")
         return raised.exception.faults
 
-    def test_all_faults_are_told_at_once(self) -> None:
+    def test_all_faults_are_reported_at_once(self) -> None:
         found = self.faults(
             {"name": "a b", "gpu": 0, "need": NEED},
             {"copies": 0, "files": {"url": "x", "sha256": "12"}, "need": {"sms": 1}},
@@ -42,8 +42,8 @@ class Wishes(unittest.TestCase):
         for part in (
             "F: models[0].name:",
             "F: models[0].gpu:",
-            "F: models[1].name: is missing",
-            "F: models[1].copies: 0 is no whole number",
+            "F: models[1].name: missing",
+            "F: models[1].copies: 0 is not an integer",
             "F: models[1].files.sha256:",
             "F: models[1].need:",
             "F: models[2].proirity: unknown key; did you mean `priority`?",
@@ -52,21 +52,21 @@ class Wishes(unittest.TestCase):
             "F: models[4].need.memory:",
             "F: models[2].path: a relative path needs `files`",
             "F: models[2].retry:",
-            "F: models[2].timeout: '20' is no duration",
-            "F: models[3]: a map is needed",
+            "F: models[2].timeout: invalid duration '20'",
+            "F: models[3]: expected a map",
         ):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
 
-    def test_faults_beside_the_models_are_told_with_theirs(self) -> None:
-        with self.assertRaises(wishes.WishFaults) as raised:
-            wishes.parse({"model": [], "hosts": 1}, "F")
-        told = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
-        self.assertEqual(raised.exception.faults[:2], list(told))
-        self.assertIn("F: models: a list", raised.exception.faults[2])
+    def test_faults_outside_the_models_are_reported_too(self) -> None:
+        with self.assertRaises(specs.SpecFaults) as raised:
+            specs.parse({"model": [], "hosts": 1}, "F")
+        expected = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
+        self.assertEqual(raised.exception.faults[:2], list(expected))
+        self.assertIn("F: models: expected a list", raised.exception.faults[2])
 
     def test_a_key_in_the_wrong_case_is_recognised(self) -> None:
-        with self.assertRaises(wishes.WishFaults) as raised:
-            wishes.parse({"MODELS": []}, "F")
+        with self.assertRaises(specs.SpecFaults) as raised:
+            specs.parse({"MODELS": []}, "F")
         fault = raised.exception.faults[0]
         self.assertEqual(fault, "F: MODELS: unknown key; did you mean `models`?")
 
@@ -75,9 +75,9 @@ class Wishes(unittest.TestCase):
         written = re.search(r"const KEYS: &\[&str\] = &\[(.*?)\];", source.read_text(), re.S)
         self.assertIsNotNone(written)
         keys = set(re.findall(r'"(\w+)"', written[1])) if written else set()
-        self.assertEqual(keys - wishes.FLEET_KEYS, wishes.SUPERVISOR_KEYS)
+        self.assertEqual(keys - specs.FLEET_KEYS, specs.SUPERVISOR_KEYS)
 
-    def test_what_yaml_makes_of_a_name_is_none(self) -> None:
+    def test_names_of_other_yaml_types_are_faults(self) -> None:
         for name in (None, True, 1.1, 8, ".", "..", "", "a\n", "n" * 129):
             found = self.faults({"name": name, "need": NEED})
             self.assertTrue(found[0].startswith("F: models[0].name:"), (name, found))
@@ -95,35 +95,33 @@ class Wishes(unittest.TestCase):
             self.assertIn(".timeout", self.faults({"name": "a", "timeout": timeout})[0])
         for timeout in ("1ms", "24h", "1.5ms", "60s"):
             entry = {"name": "a", "timeout": timeout, "need": NEED}
-            models = list(wishes.parse({"models": [entry]}, "w").models.values())
+            models = list(specs.parse({"models": [entry]}, "w").models.values())
             for written in re.findall(r'"timeout": "(.*)"', envoy.routes(models)):
                 self.assertRegex(written, r"^\d+(\.\d{1,9})?s$")
 
-    def test_what_json_cannot_have_is_a_fault(self) -> None:
+    def test_yaml_that_json_cannot_express_is_a_fault(self) -> None:
         path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "w.yaml"
         for text in ("&a [*a]", "{!!binary AQ==: 1}", "[" * 500, "{? [a] : b}", "a: \xff"):
             path.write_bytes(text.encode("latin-1"))
-            with self.assertRaisesRegex(wishes.WishFaults, "cannot be read"):
-                wishes.load(path)
+            with self.assertRaisesRegex(specs.SpecFaults, "cannot read"):
+                specs.load(path)
 
-    def test_a_name_is_there_once(self) -> None:
+    def test_names_are_unique(self) -> None:
         self.assertIn(
             "twice", self.faults({"name": "a", "need": NEED}, {"name": "a", "need": NEED})[0]
         )
 
-    def test_a_profile_s_file_is_read_and_goes_with_the_wish(self) -> None:
+    def test_a_profile_s_file_becomes_part_of_the_spec(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "p.yaml").write_text("execution_ms: {sms: [1], 1: [2.0]}")
             (Path(folder) / "w.yaml").write_text("models: [{name: a, profile: p.yaml, slo: 1s}]")
-            read = wishes.load(Path(folder) / "w.yaml")
+            read = specs.load(Path(folder) / "w.yaml")
             (Path(folder) / "p.yaml").unlink()
-            again = wishes.parse(read.document, "kept")
+            again = specs.parse(read.document, "kept")
             self.assertEqual(again.models["a"].profile, {"execution_ms": {"sms": [1], "1": [2.0]}})
             self.assertEqual(again.digest, read.digest)
-            with self.assertRaisesRegex(
-                wishes.WishFaults, r"models\[0\].profile: .*cannot be read"
-            ):
-                wishes.load(Path(folder) / "w.yaml")
+            with self.assertRaisesRegex(specs.SpecFaults, r"models\[0\].profile: cannot read"):
+                specs.load(Path(folder) / "w.yaml")
 
     def test_sizes_and_durations(self) -> None:
         self.assertEqual([values.size_mib(each) for each in ("1.5Gi", "1Mi", 1)], [1536, 1, 1])
@@ -141,13 +139,13 @@ class Settings(unittest.TestCase):
         with mock.patch.dict(os.environ, {settings.GATEWAY_VARIABLE: str(path)}):
             return settings.gateway()
 
-    def test_they_are_read_by_their_kinds(self) -> None:
+    def test_settings_are_parsed_by_type(self) -> None:
         read = self.read("{settle: 1m, http_port: 9, address: 10.0.0.1}")
         self.assertEqual((read.settle, read.http_port, read.address), (60.0, 9, "10.0.0.1"))
         self.assertEqual(self.read("").settle, 120.0)
         with self.assertRaises(settings.SettingsFault) as raised:
             self.read("{settle: 60, http_port: 0, adress: x}")
-        for part in ("settle: 60 is no duration", "http_port: 0 is no", "adress: unknown key"):
+        for part in ("settle: invalid duration 60", "http_port: 0 is not", "adress: unknown key"):
             self.assertIn(part, str(raised.exception))
 
     def test_files_lie_where_the_operator_says(self) -> None:
@@ -169,35 +167,39 @@ class Settings(unittest.TestCase):
             path.write_text("{address: gpu-1.example, http_port: 0}")
             with self.assertRaises(settings.SettingsFault) as raised:
                 settings.host()
-            for part in ("'gpu-1.example' is no IP address", "http_port: 0 is no whole number"):
+            for part in ("'gpu-1.example' is not an IP address", "http_port: 0 is not an integer"):
                 self.assertIn(part, str(raised.exception))
             path.write_text("address: 10.0.0.7")
             self.assertEqual(settings.host().address, "10.0.0.7")
 
 
-class Served(unittest.TestCase):
+class ConfigFile(unittest.TestCase):
     def test_kept_models_stay_as_they_are(self) -> None:
-        folder, old, new = Path("/f"), wish("m", "n"), wish("m", copies=3)
-        before = served.render(
-            {"ready": "any"}, Orders((order(old, "m"), order(old, "n", 1)), ()), "", folder, folder
+        folder, old, new = Path("/f"), spec("m", "n"), spec("m", copies=3)
+        before = config_file.render(
+            {"ready": "any"},
+            Assignments((assignment(old, "m"), assignment(old, "n", 1)), ()),
+            "",
+            folder,
+            folder,
         )
-        after = served.render({}, Orders((), ("n",)), before, folder, folder)
-        self.assertEqual(served.ordered(after), {"n": order(old, "n", 1).digest})
+        after = config_file.render({}, Assignments((), ("n",)), before, folder, folder)
+        self.assertEqual(config_file.assigned(after), {"n": assignment(old, "n", 1).digest})
         self.assertEqual(json.loads(after.partition("\n")[2])["models"][0]["gpu"], 1)
         self.assertEqual(
-            order(old, "m").digest, order(new, "m").digest
+            assignment(old, "m").digest, assignment(new, "m").digest
         )  # copies are the fleet's alone
-        self.assertNotEqual(order(old, "m").digest, order(old, "m", 1).digest)
+        self.assertNotEqual(assignment(old, "m").digest, assignment(old, "m", 1).digest)
 
     def test_paths_lie_in_the_fetched_files(self) -> None:
         entry = {"name": "a", "path": "x/a.onnx", "files": "s3://b/a", "need": NEED, "slo": "1s"}
-        read = wishes.parse({"models": [entry]}, "w")
-        made = served.entry(order(read, "a"), Path("/files"), Path("/profiles"))
+        read = specs.parse({"models": [entry]}, "w")
+        made = config_file.entry(assignment(read, "a"), Path("/files"), Path("/profiles"))
         self.assertEqual(made["path"], f"/files/{hashlib.sha256(b's3://b/a').hexdigest()}/x/a.onnx")
         self.assertFalse({"need", "files", "copies"} & made.keys())
 
-    def test_faults_are_their_model_s(self) -> None:
-        found = served.blamed(
+    def test_faults_are_assigned_to_models(self) -> None:
+        found = config_file.faults_by_model(
             [
                 "/t/d.yaml:3:4: models[1].path: /x: y cannot be used",
                 "/t/d.yaml:1:1: listen.http: bad",
@@ -210,7 +212,7 @@ class Served(unittest.TestCase):
 
 
 class Placing(unittest.TestCase):
-    def test_what_is_missing_is_told(self) -> None:
+    def test_missing_copies_are_reported(self) -> None:
         on = [{"host": "c", "gpu": 1}]
         answer = {
             "name": "m",
@@ -218,28 +220,28 @@ class Placing(unittest.TestCase):
             "missing": 1,
             "why": "no host is left without a copy of it",
         }
-        read = placement.read({"models": [answer, {"name": "n", "on": on, "missing": 0}]})
+        read = placement.parse_reply({"models": [answer, {"name": "n", "on": on, "missing": 0}]})
         self.assertEqual(read.slots, {"m": (Slot("c", 1),), "n": (Slot("c", 1),)})
         self.assertEqual(read.missing, {"m": "1 missing: no host is left without a copy of it"})
 
-    def test_what_is_asked(self) -> None:
+    def test_the_request_to_place(self) -> None:
         hosts = {"a": host("a"), "c": host("c", 2)}
         usable = placement.usable(hosts, frozenset("a"))
         self.assertEqual(usable, {Slot("c", 0), Slot("c", 1)})
         lost = replace(hosts["c"], gpus=(replace(hosts["c"].gpus[0], why="lost"),))
         self.assertEqual(placement.usable({"c": lost}, frozenset()), frozenset())
-        view = View(wish("m"), {"m": (Slot("a", 0), Slot("c", 1))}, hosts, usable)
-        asked = placement.ask(view, demands(view), Path("/p"))
-        self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in asked["gpus"]], [("c", 0), ("c", 1)])
-        self.assertEqual(asked["models"][0]["on"], [{"host": "c", "gpu": 1}])
+        view = View(spec("m"), {"m": (Slot("a", 0), Slot("c", 1))}, hosts, usable)
+        sent = placement.request(view, demands(view), Path("/p"))
+        self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in sent["gpus"]], [("c", 0), ("c", 1)])
+        self.assertEqual(sent["models"][0]["on"], [{"host": "c", "gpu": 1}])
 
-    def test_it_is_stale_when_a_place_is_gone_or_lacks(self) -> None:
+    def test_a_placement_is_stale_without_a_usable_slot(self) -> None:
         both = frozenset({Slot("a", 0), Slot("b", 0)})
         there: Placement = {"m": (Slot("a", 0), Slot("b", 0))}
-        view = View(wish("m"), there, {}, both)
-        self.assertFalse(placement.stale(view))
-        self.assertTrue(placement.stale(replace(view, usable=frozenset({Slot("a", 0)}))))
-        self.assertTrue(placement.stale(replace(view, wish=wish("m", copies=3))))
+        view = View(spec("m"), there, {}, both)
+        self.assertFalse(placement.is_stale(view))
+        self.assertTrue(placement.is_stale(replace(view, usable=frozenset({Slot("a", 0)}))))
+        self.assertTrue(placement.is_stale(replace(view, spec=spec("m", copies=3))))
 
 
 class Files(unittest.TestCase):
@@ -249,14 +251,14 @@ class Files(unittest.TestCase):
         self.digest = hashlib.sha256(b"weights").hexdigest()
 
     def test_a_file_is_fetched_once_and_verified(self) -> None:
-        wanted = wishes.Files(f"file://{self.folder}/m.onnx", self.digest)
+        wanted = specs.Files(f"file://{self.folder}/m.onnx", self.digest)
         there = files.fetch(wanted, self.folder / "files")
         self.assertEqual((there.name, (there / "m.onnx").read_bytes()), (self.digest, b"weights"))
         (self.folder / "m.onnx").unlink()
         self.assertEqual(files.fetch(wanted, self.folder / "files"), there)
 
     def test_other_content_is_refused_and_leaves_nothing(self) -> None:
-        wanted = wishes.Files(str(self.folder / "m.onnx"), "0" * 64)
+        wanted = specs.Files(str(self.folder / "m.onnx"), "0" * 64)
         self.assertRaisesRegex(
             files.FetchFailed, "digest", files.fetch, wanted, self.folder / "files"
         )
@@ -266,24 +268,24 @@ class Files(unittest.TestCase):
         store = fsspec.filesystem("memory")
         store.pipe({"/bucket/m/a": b"a", "/bucket/m/b": b"b"})
         self.addCleanup(store.store.clear)
-        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 may have it
-        wanted = wishes.Files("memory://bucket/m", None)
-        with self.assertRaisesRegex(files.FetchFailed, "would lie elsewhere"):
+        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 allows
+        wanted = specs.Files("memory://bucket/m", None)
+        with self.assertRaisesRegex(files.FetchFailed, "leads out of the folder"):
             files.fetch(wanted, self.folder / "files")
         self.assertEqual([path.name for path in self.folder.rglob("out")], [])
 
     def test_an_empty_folder_is_no_model(self) -> None:
         (self.folder / "empty").mkdir()
-        wanted = wishes.Files(str(self.folder / "empty"), None)
+        wanted = specs.Files(str(self.folder / "empty"), None)
         with self.assertRaisesRegex(files.FetchFailed, "no files"):
             files.fetch(wanted, self.folder / "files")
         (self.folder / "empty" / "a").write_text("a")
         self.assertTrue((files.fetch(wanted, self.folder / "files") / "a").exists())
 
-    def test_why_it_failed_has_no_password(self) -> None:
+    def test_failure_reasons_have_no_password(self) -> None:
         for url in ("nothing://user:secret@host/m", "file:///nothing/m?signature=secret"):
             with self.assertRaises(files.FetchFailed) as raised:
-                files.fetch(wishes.Files(url, None), self.folder / "files")
+                files.fetch(specs.Files(url, None), self.folder / "files")
             self.assertNotIn("secret", str(raised.exception))
             self.assertIn(url.partition("://")[0], str(raised.exception))
 
@@ -292,14 +294,14 @@ class Files(unittest.TestCase):
         flushed = mock.patch("os.fsync", side_effect=lambda _: calls.append("flush"))
         named = mock.patch("os.replace", side_effect=lambda *_: calls.append("name"))
         with flushed, named:
-            files.fetch(wishes.Files(str(self.folder / "m.onnx"), None), self.folder / "files")
+            files.fetch(specs.Files(str(self.folder / "m.onnx"), None), self.folder / "files")
         self.assertEqual(calls, ["flush", "name"])
 
     def test_a_folder_is_fetched_with_all_that_is_in_it(self) -> None:
         (self.folder / "model" / "sub").mkdir(parents=True)
         (self.folder / "model" / "a.py").write_text("a")
         (self.folder / "model" / "sub" / "b").write_text("b")
-        there = files.fetch(wishes.Files(str(self.folder / "model"), None), self.folder / "files")
+        there = files.fetch(specs.Files(str(self.folder / "model"), None), self.folder / "files")
         self.assertEqual(
             ((there / "a.py").read_text(), (there / "sub" / "b").read_text()), ("a", "b")
         )
@@ -315,20 +317,20 @@ class Kept(unittest.TestCase):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def test_state_is_read_as_it_was_written(self) -> None:
-        self.assertEqual(state.load(self.folder), State())
-        kept = State(wish("m"), {"m": (Slot("a", 0),)}, frozenset({"b"}), {"m": 1})
-        state.save(self.folder, kept)
-        self.assertEqual(state.load(self.folder), kept)
+        self.assertEqual(persisted.load(self.folder), PersistedState())
+        kept = PersistedState(spec("m"), {"m": (Slot("a", 0),)}, frozenset({"b"}), {"m": 1})
+        persisted.save(self.folder, kept)
+        self.assertEqual(persisted.load(self.folder), kept)
         self.assertEqual((self.folder / "fleet.json").stat().st_mode & 0o777, 0o600)
         (self.folder / "fleet.json").write_text("{}")
-        self.assertRaises(state.StateFault, state.load, self.folder)
+        self.assertRaises(persisted.StateFault, persisted.load, self.folder)
 
-    def test_one_may_write(self) -> None:
-        held = state.lock(self.folder)
-        self.assertIsNone(state.lock(self.folder))
-        assert held
-        held.close()
-        again = state.lock(self.folder)
+    def test_only_one_actor_may_write(self) -> None:
+        lock_file = persisted.lock(self.folder)
+        self.assertIsNone(persisted.lock(self.folder))
+        assert lock_file
+        lock_file.close()
+        again = persisted.lock(self.folder)
         assert again
         again.close()
 
@@ -337,14 +339,14 @@ class Kept(unittest.TestCase):
         there: Published = {
             "m.x": (Endpoint("a", "10.0.0.1", 8000, 8001), Endpoint("b", "10.0.0.2", 8000, 9001))
         }
-        gateway.publish(list(wish("m.x", "n").models.values()), there)
+        gateway.publish(list(spec("m.x", "n").models.values()), there)
         self.assertEqual(Gateway(self.folder, gateway.listen).published(), there | {"n": ()})
-        gateway.publish(list(wish("n").models.values()), {})
+        gateway.publish(list(spec("n").models.values()), {})
         self.assertEqual(gateway.published(), {"n": ()})
 
-    def test_models_that_may_not_be_tried_again_are_not(self) -> None:
+    def test_models_without_retry_are_not_retried(self) -> None:
         entries = [{"name": "once", "need": NEED, "retry": False}, {"name": "again", "need": NEED}]
-        models = list(wishes.parse({"models": entries}, "w").models.values())
+        models = list(specs.parse({"models": entries}, "w").models.values())
         table = json.loads(envoy.routes(models))["resources"][0]["virtual_hosts"][0]["routes"]
         on = {
             each["route"]["cluster"]: each["route"]["retry_policy"]["retry_on"]

@@ -1,4 +1,4 @@
-"""A host's orders and files, with a program that stands for the supervisor's commands."""
+"""Tests the Host actor, with a program that replaces the supervisor's commands."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from pathlib import Path
 from unittest import mock
 
 from shadowslice_fleet import settings
-from shadowslice_fleet import wish as wishes
-from shadowslice_fleet.facts import Order, Orders
-from shadowslice_fleet.host import AGAIN_AFTER, Host
-from shadowslice_fleet.unused import AFTER
-from shadowslice_fleet.wish import Files
+from shadowslice_fleet import spec as specs
+from shadowslice_fleet.gc import EXPIRE_AFTER
+from shadowslice_fleet.host import REPEAT_AFTER, Host
+from shadowslice_fleet.observed import Assignment, Assignments
+from shadowslice_fleet.spec import Files
 
-# `check` finds no fault; `reload` and `status` say what files beside it have.
+# `check` succeeds; `reload` and `status` print the contents of files beside the program.
 PROGRAM = """#!/bin/sh
 case $1 in
   reload) cat "$0.reload"; exit "$(cat "$0.code")" ;;
@@ -41,7 +41,7 @@ class Rig(unittest.TestCase):
         (self.folder / "host.yaml").write_text(json.dumps(paths))
         variables = {settings.HOST_VARIABLE: str(self.folder / "host.yaml")}
         self.enterContext(mock.patch.dict(os.environ, variables))
-        self.enterContext(mock.patch.object(Host, "_sweeps"))  # by hand
+        self.enterContext(mock.patch.object(Host, "_run_gc"))  # by hand
         self.host = Host("10.0.0.1")
 
     def reloads(self, code: int = 0, late: str | None = None) -> None:
@@ -60,23 +60,23 @@ class Rig(unittest.TestCase):
         status = {"supervisor": {"age_s": 0.0}, "gpus": [], "models": models}
         Path(f"{self.program}.status").write_text(json.dumps(status))
 
-    def order(self, version: str) -> Order:
-        """A model whose files are fetched."""
+    def assignment(self, version: str) -> Assignment:
+        """Returns an assignment of a model whose files have been fetched."""
         source = self.folder / version
         source.write_text(version)
         digest = hashlib.sha256(version.encode()).hexdigest()
         entry = {"name": "m", "path": version, "files": {"url": str(source), "sha256": digest}}
-        model = wishes.parse({"models": [entry | {"profile": {"of": version}}]}, "w").models["m"]
+        model = specs.parse({"models": [entry | {"profile": {"of": version}}]}, "w").models["m"]
         assert model.files
         self.fetch(model.files)
-        return Order(model, 0)
+        return Assignment(model, 0)
 
     def fetch(self, files: Files) -> None:
         self.assertTrue(self.host.fetch(files))
         self.until(lambda: not self.host.work.fetching)
 
-    def apply(self, *new: Order, keep: tuple[str, ...] = ()) -> None:
-        self.assertTrue(self.host.apply(Orders(new, keep)))
+    def apply(self, *new: Assignment, keep: tuple[str, ...] = ()) -> None:
+        self.assertTrue(self.host.apply(Assignments(new, keep)))
         self.until(lambda: not self.host.work.applying)
 
     def until(self, done: object) -> None:
@@ -86,128 +86,128 @@ class Rig(unittest.TestCase):
             time.sleep(0.005)
 
     def later(self, *ages: float) -> None:
-        """Looks for unused files after so many seconds."""
+        """Collects garbage at these times, in seconds from now."""
         for age in ages:
-            self.host.sweep(time.time() + age)
+            self.host.collect_garbage(time.time() + age)
 
     def there(self) -> set[str]:
-        """Contents of all fetched files."""
+        """Returns the contents of all fetched files."""
         found = (self.folder / "f").glob("*/*")
         return {path.read_text() for path in found if path.parent.name != ".profiles"}
 
 
-class Unused(Rig):
+class GarbageCollection(Rig):
     def test_files_and_profiles_go_after_a_day_without_their_model(self) -> None:
-        old, new = self.order("1"), self.order("2")
+        old, new = self.assignment("1"), self.assignment("2")
         self.apply(old)
         self.apply(new)
-        self.later(AFTER - MINUTE, AFTER - MINUTE)
+        self.later(EXPIRE_AFTER - MINUTE, EXPIRE_AFTER - MINUTE)
         self.assertEqual(self.there(), {"1", "2"})
-        self.later(AFTER + MINUTE, AFTER + 2 * MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + 2 * MINUTE)
         self.assertEqual(self.there(), {"2"})
         profiles = [path.name for path in (self.folder / "f" / ".profiles").iterdir()]
         self.assertEqual(profiles, [f"m-{new.model.digest}.json"])
-        self.assertEqual(self.host.facts().fetched, {new.model.files.key})  # type: ignore[union-attr]
+        self.assertEqual(self.host.observe().fetched, {new.model.files.key})  # type: ignore[union-attr]
 
-    def test_what_is_about_to_go_counts_as_not_fetched_and_stays_if_it_is_fetched(self) -> None:
-        files = self.order("1").model.files
+    def test_expiring_files_count_as_not_fetched_and_stay_if_fetched(self) -> None:
+        files = self.assignment("1").model.files
         assert files
-        self.later(AFTER + MINUTE)
-        self.assertEqual((self.there(), self.host.facts().fetched), ({"1"}, frozenset()))
+        self.later(EXPIRE_AFTER + MINUTE)
+        self.assertEqual((self.there(), self.host.observe().fetched), ({"1"}, frozenset()))
         (self.folder / "1").unlink()
         self.fetch(files)
-        self.assertEqual(self.host.facts().fetched, {files.key})
-        self.later(AFTER + MINUTE)
+        self.assertEqual(self.host.observe().fetched, {files.key})
+        self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1"})
 
     def test_files_that_are_fetched_again_are_used_again(self) -> None:
-        files = self.order("1").model.files
+        files = self.assignment("1").model.files
         assert files
         os.utime(self.folder / "f" / files.key, (0.0, 0.0))
         self.fetch(files)
         self.later(0.0, 0.0)
         self.assertEqual(self.there(), {"1"})
 
-    def test_a_restarted_actor_begins_anew_and_knows_when_files_were_used(self) -> None:
-        self.order("1")
-        self.later(AFTER + MINUTE)
+    def test_a_restarted_actor_knows_when_files_were_used(self) -> None:
+        self.assignment("1")
+        self.later(EXPIRE_AFTER + MINUTE)
         self.host = Host("10.0.0.1")
-        self.later(AFTER + MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1"})
-        self.later(AFTER + MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), set())
 
-    def test_what_is_served_stays_at_any_time_of_the_clock(self) -> None:
-        self.apply(self.order("1"))
+    def test_served_files_stay_at_any_time_of_the_clock(self) -> None:
+        self.apply(self.assignment("1"))
         for days in (1000, 1000, -1000, 2000, 2000):
-            self.later(days * AFTER)
+            self.later(days * EXPIRE_AFTER)
         self.assertEqual(self.there(), {"1"})
 
-    def test_a_clock_that_was_ahead_keeps_nothing_for_ever(self) -> None:
-        key = self.order("1").model.files.key  # type: ignore[union-attr]
-        os.utime(self.folder / "f" / key, (time.time() + 1000 * AFTER,) * 2)
-        self.later(0.0, AFTER + MINUTE, AFTER + MINUTE)
+    def test_a_clock_that_was_ahead_keeps_no_files_forever(self) -> None:
+        key = self.assignment("1").model.files.key  # type: ignore[union-attr]
+        os.utime(self.folder / "f" / key, (time.time() + 1000 * EXPIRE_AFTER,) * 2)
+        self.later(0.0, EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), set())
 
-    def test_an_order_that_is_not_in_force_keeps_what_was_before_it(self) -> None:
+    def test_a_configuration_that_is_not_in_force_keeps_older_files(self) -> None:
         refusals = ((1, "it does not load"), (78, None))
         for code, late in refusals:
             self.reloads()
-            old, new = self.order(f"{code} old"), self.order(f"{code} new")
+            old, new = self.assignment(f"{code} old"), self.assignment(f"{code} new")
             self.apply(old)
             self.reloads(code, late)
             self.apply(new)
-            self.began(9 * AFTER)
-            self.later(3 * AFTER, 3 * AFTER, 3 * AFTER)
+            self.began(9 * EXPIRE_AFTER)
+            self.later(3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER)
             self.assertLessEqual({f"{code} old", f"{code} new"}, self.there())
-            self.assertIn(new.digest, self.host.facts().refused)
-            self.began(AFTER)  # again, two days later
-            self.later(3 * AFTER, 3 * AFTER)
+            self.assertIn(new.digest, self.host.observe().refusals)
+            self.began(EXPIRE_AFTER)  # again, two days later
+            self.later(3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER)
             self.assertEqual(self.there(), {f"{code} new"})
 
-    def test_an_order_that_an_actor_s_death_cut_short_keeps_what_was_before_it(self) -> None:
-        self.apply(self.order("1"))
-        self.apply(self.order("2"))
+    def test_a_change_cut_short_by_an_actor_s_death_keeps_older_files(self) -> None:
+        self.apply(self.assignment("1"))
+        self.apply(self.assignment("2"))
         self.host.pending.touch()
-        self.later(AFTER + MINUTE, AFTER + MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1", "2"})
 
-    def test_while_an_order_is_carried_out_nothing_goes(self) -> None:
-        self.order("1")
-        self.later(AFTER + MINUTE)
+    def test_during_a_change_no_files_are_removed(self) -> None:
+        self.assignment("1")
+        self.later(EXPIRE_AFTER + MINUTE)
         self.host.work.applying = True
-        self.later(AFTER + MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {"1"})
 
-    def test_what_a_dead_actor_left_half_fetched_goes_and_what_is_fetched_does_not(self) -> None:
+    def test_partial_fetches_of_a_dead_actor_are_removed(self) -> None:
         left, coming = "a" * 64, "b" * 64
         for key in (left, coming):
             half = self.folder / "f" / f".coming-{key}-x"
             half.mkdir(parents=True)
             (half / "part").write_text(key)
         self.host.work.fetching = {coming}
-        self.later(AFTER + MINUTE, AFTER + MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertEqual(self.there(), {coming})
 
-    def test_what_is_not_the_fleet_s_stays(self) -> None:
+    def test_files_of_others_stay(self) -> None:
         (self.folder / "f" / "lost+found").mkdir(parents=True)
-        self.later(AFTER + MINUTE, AFTER + MINUTE)
+        self.later(EXPIRE_AFTER + MINUTE, EXPIRE_AFTER + MINUTE)
         self.assertTrue((self.folder / "f" / "lost+found").exists())
 
 
 class Written(Rig):
     def test_the_served_file_keeps_its_owner_and_mode(self) -> None:
-        served = self.folder / "served.yaml"
-        served.write_text("models: []")
-        served.chmod(0o640)
+        config_file = self.folder / "served.yaml"
+        config_file.write_text("models: []")
+        config_file.chmod(0o640)
         with mock.patch("os.chown") as chown:
-            self.apply(self.order("1"))
-        there = served.stat()
+            self.apply(self.assignment("1"))
+        there = config_file.stat()
         self.assertEqual(there.st_mode & 0o777, 0o640)
         self.assertIn((there.st_uid, there.st_gid), [call.args[1:] for call in chown.mock_calls])
         with mock.patch("os.chown", side_effect=PermissionError):
-            self.apply(self.order("2"))
-        self.assertEqual(self.host.facts().refused, {})
+            self.apply(self.assignment("2"))
+        self.assertEqual(self.host.observe().refusals, {})
 
 
 class Repeated(Rig):
@@ -215,44 +215,44 @@ class Repeated(Rig):
         super().setUp()
         self.enterContext(mock.patch("shadowslice_fleet.load.read", return_value=None))
 
-    def test_an_order_by_which_a_model_has_not_gone_is_repeated_after_a_while(self) -> None:
-        self.apply(self.order("1"))
+    def test_a_failed_removal_of_a_model_is_repeated_after_a_while(self) -> None:
+        self.apply(self.assignment("1"))
         self.serves("m")
         self.reloads(code=78)
         self.apply()
-        self.assertFalse(self.host.facts().interrupted, "at once it would fail again")
-        os.utime(self.host.mixed, (0, time.time() - AGAIN_AFTER - 1))
-        self.assertTrue(self.host.facts().interrupted)
+        self.assertFalse(self.host.observe().interrupted, "at once it would fail again")
+        os.utime(self.host.mixed, (0, time.time() - REPEAT_AFTER - 1))
+        self.assertTrue(self.host.observe().interrupted)
         self.serves()
-        self.assertFalse(self.host.facts().interrupted)
+        self.assertFalse(self.host.observe().interrupted)
 
-    def test_a_model_whose_change_failed_is_no_reason(self) -> None:
-        self.apply(self.order("1"))
+    def test_a_failed_change_of_a_model_is_not_repeated(self) -> None:
+        self.apply(self.assignment("1"))
         self.serves("m")
         self.reloads(code=1, late="no")
-        self.apply(self.order("2"))
-        os.utime(self.host.mixed, (0, time.time() - AGAIN_AFTER - 1))
-        self.assertFalse(self.host.facts().interrupted)
+        self.apply(self.assignment("2"))
+        os.utime(self.host.mixed, (0, time.time() - REPEAT_AFTER - 1))
+        self.assertFalse(self.host.observe().interrupted)
 
 
 class Told(Rig):
-    def test_a_fetch_that_hangs_is_told_and_holds_up_no_others(self) -> None:
+    def test_a_fetch_that_hangs_is_reported_and_delays_no_others(self) -> None:
         hung = threading.Event()
         self.addCleanup(hung.set)
         wanted = Files("/never", None)
         fetches = mock.patch("shadowslice_fleet.files.fetch", side_effect=lambda *_: hung.wait())
-        bound = mock.patch("shadowslice_fleet.host.FETCHED_WITHIN", 0.05)
+        bound = mock.patch("shadowslice_fleet.host.FETCH_TIMEOUT", 0.05)
         with fetches, bound, self.assertLogs("shadowslice_fleet.host"):
             self.assertTrue(self.host.fetch(wanted))
             self.until(lambda: not self.host.work.fetching)
-        self.assertIn("within 0.05 s", self.host.facts().unfetched[wanted.key].why)
+        self.assertIn("timed out after 0.05 s", self.host.observe().fetch_failures[wanted.key].why)
 
-    def test_an_order_that_meets_a_file_that_cannot_be_read_is_told(self) -> None:
-        order = self.order("1")
+    def test_a_change_that_cannot_read_a_file_is_reported(self) -> None:
+        assignment = self.assignment("1")
         (self.folder / "served.yaml").write_text('# shadowslice-fleet {"m": "x"}\n{broken')
         with self.assertLogs("shadowslice_fleet.host"):
-            self.apply(order)
-        self.assertIn("Error", self.host.facts().refused[order.digest].why)
+            self.apply(assignment)
+        self.assertIn("Error", self.host.observe().refusals[assignment.digest].why)
 
 
 if __name__ == "__main__":

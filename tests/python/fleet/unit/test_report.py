@@ -1,42 +1,42 @@
-"""What the fleet says of itself, and which moves by hand it refuses."""
+"""Tests the fleet's status, and the moves that it refuses."""
 
 import unittest
 from dataclasses import replace
 
 from shadowslice_fleet import moves, report
-from shadowslice_fleet.facts import Heard, Slot
-from shadowslice_fleet.placement import Placed
-from shadowslice_fleet.state import State
-from world import World, host, wish, world
+from shadowslice_fleet.observed import HostRecord, Slot
+from shadowslice_fleet.persisted import PersistedState
+from shadowslice_fleet.placement import PlacementResult
+from world import World, host, spec, world
 
 A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 
 def status(there: World, unheard: str = "", **more: object) -> report.Status:
-    """As of now; hosts in `unheard` were heard a minute ago."""
-    heard = {
-        name: Heard(facts, there.now - (60 if name in unheard else 0))
-        for name, facts in there.hosts.items()
+    """Returns the present status; the hosts in `unheard` last replied a minute ago."""
+    records = {
+        name: HostRecord(observed, there.now - (60 if name in unheard else 0))
+        for name, observed in there.hosts.items()
     }
-    state = State(there.wish, there.memory.placement)
-    known = report.Known(state, there.memory, heard, there.taken, {}, {}, True, {})
-    return report.status(replace(known, **more), there.now)  # type: ignore[arg-type]
+    state = PersistedState(there.spec, there.memory.placement)
+    snapshot = report.Snapshot(state, there.memory, records, there.envoy_health, {}, {}, True, {})
+    return report.status(replace(snapshot, **more), there.now)  # type: ignore[arg-type]
 
 
 class Statuses(unittest.TestCase):
     def setUp(self) -> None:
-        self.world = world(wish("m"), {"m": (A, B)})
+        self.world = world(spec("m"), {"m": (A, B)})
         self.world.steps(10)
 
-    def test_all_is_as_wished(self) -> None:
-        told = status(self.world)
-        self.assertTrue(told["settled"] and report.suffices(told["models"]["m"]))
-        self.assertEqual(told["models"]["m"]["served"], 2)
+    def test_a_fleet_in_the_desired_state(self) -> None:
+        current = status(self.world)
+        self.assertTrue(current["settled"] and report.is_sufficient(current["models"]["m"]))
+        self.assertEqual(current["models"]["m"]["served"], 2)
 
-    def test_a_host_that_is_not_heard_is_no_longer_as_wished(self) -> None:
-        told = status(self.world, "b")
-        self.assertFalse(told["settled"] or report.suffices(told["models"]["m"]))
-        self.assertIn("b:0 (gone)", "\n".join(report.lines(told)))
+    def test_a_silent_host_is_not_in_the_desired_state(self) -> None:
+        current = status(self.world, "b")
+        self.assertFalse(current["settled"] or report.is_sufficient(current["models"]["m"]))
+        self.assertIn("b:0 (gone)", "\n".join(report.lines(current)))
 
     def test_a_lost_host_is_waited_for_until_its_copies_serve_elsewhere(self) -> None:
         self.world.dead.add("b")
@@ -44,15 +44,15 @@ class Statuses(unittest.TestCase):
         seen = []
         for _ in range(20):
             self.world.step()
-            told = status(self.world, "b")
-            seen.append(told["settled"])
-            self.assertEqual(told["settled"], self.world.published("m") == {"a", "c"})
+            current = status(self.world, "b")
+            seen.append(current["settled"])
+            self.assertEqual(current["settled"], self.world.published("m") == {"a", "c"})
         self.assertEqual(seen[-1], True)
-        self.assertTrue(report.suffices(told["models"]["m"]))
+        self.assertTrue(report.is_sufficient(current["models"]["m"]))
 
-    def test_without_a_wish_for_its_model_a_lost_copy_is_not_waited_for(self) -> None:
+    def test_a_lost_copy_of_a_removed_model_is_not_waited_for(self) -> None:
         self.world.dead.add("b")
-        self.world.wish = wish()
+        self.world.spec = spec()
         self.world.steps(20)
         self.assertTrue(status(self.world, "b")["settled"])
 
@@ -65,71 +65,77 @@ class Statuses(unittest.TestCase):
         self.assertEqual(seen, sorted(seen))
         self.assertEqual(self.world.table("m") == {B, C0}, seen[-1])
 
-    def test_a_changed_model_is_not_settled_before_its_order(self) -> None:
+    def test_a_changed_model_is_not_settled_before_its_assignment(self) -> None:
         keys = {"name": "m", "need": {"sms": 8, "memory": "1Gi"}, "slo": "1s"}
-        self.world.wish = type(self.world.wish)(
-            {"m": replace(self.world.wish.models["m"], keys=keys)}, {"models": [keys]}
+        self.world.spec = type(self.world.spec)(
+            {"m": replace(self.world.spec.models["m"], keys=keys)}, {"models": [keys]}
         )
         self.assertFalse(status(self.world)["settled"])
         self.world.steps(3)
         self.assertTrue(status(self.world)["settled"])
 
-    def test_a_copy_that_cannot_come_is_waited_for_no_longer_and_told(self) -> None:
+    def test_a_copy_that_cannot_start_is_reported_and_not_waited_for(self) -> None:
         self.world.broken.add(("m", "c"))
         self.world.memory = replace(self.world.memory, placement={"m": (A, B, C0)})
         self.world.steps(8)
-        told = status(self.world)
-        self.assertTrue(told["settled"])
-        self.assertFalse(report.suffices(told["models"]["m"]))
-        said = report.lines(told)
-        self.assertIn("m on c: it is broken", said)
-        self.assertIn("c                      2/2   0", said, "its GPUs and models")
+        current = status(self.world)
+        self.assertTrue(current["settled"])
+        self.assertFalse(report.is_sufficient(current["models"]["m"]))
+        table = report.lines(current)
+        self.assertIn("m on c: it is broken", table)
+        self.assertIn("c                      2/2   0", table, "its GPUs and models")
 
-    def test_what_is_not_known_to_be_as_wished_is_not_settled(self) -> None:
+    def test_an_unknown_state_is_not_settled(self) -> None:
         self.assertTrue(status(self.world)["settled"])
-        for more in ({"placed": False}, {"taken": None}, {"taken": {}}):
+        for more in ({"placed": False}, {"envoy_health": None}, {"envoy_health": {}}):
             self.assertFalse(status(self.world, **more)["settled"], more)
-        facts = self.world.hosts["a"]
-        elsewhere = replace(facts.copies["m"], gpu=1)
-        for other in (replace(facts, busy=True), replace(facts, copies={"m": elsewhere})):
+        observed = self.world.hosts["a"]
+        elsewhere = replace(observed.copies["m"], gpu=1)
+        for other in (replace(observed, busy=True), replace(observed, copies={"m": elsewhere})):
             self.world.hosts["a"] = other
             self.assertFalse(status(self.world)["settled"])
 
-    def test_a_model_without_a_place_is_not_settled(self) -> None:
-        there = world(wish("m"), {})
+    def test_a_model_without_a_slot_is_not_settled(self) -> None:
+        there = world(spec("m"), {})
         there.steps(2)
         self.assertFalse(status(there)["settled"])
 
-    def test_what_would_change(self) -> None:
-        found = Placed({"m": (A, C0), "n": (B,)}, {"n": "1 missing: no room"})
-        lines = report.changes(wish("m", "old"), wish("m", "n"), {"m": (A, B)}, found)
+    def test_changes_of_a_spec(self) -> None:
+        found = PlacementResult({"m": (A, C0), "n": (B,)}, {"n": "1 missing: no room"})
+        lines = report.changes(spec("m", "old"), spec("m", "n"), {"m": (A, B)}, found)
         self.assertEqual(
             lines,
-            ["old: goes", "m: comes to c:0; leaves b:0", "n: comes to b:0; 1 missing: no room"],
+            [
+                "old: removed",
+                "m: added on c:0; removed from b:0",
+                "n: added on b:0; 1 missing: no room",
+            ],
         )
 
 
 class Moves(unittest.TestCase):
     def test_moves(self) -> None:
-        self.assertEqual(moves.moved((A,), B, None), (B,))
-        self.assertEqual(moves.moved((A, B), C0, "a"), (B, C0))
-        self.assertEqual(moves.moved((A, C0), C1, None), (A, C1))
+        self.assertEqual(moves.move_copy((A,), B, None), (B,))
+        self.assertEqual(moves.move_copy((A, B), C0, "a"), (B, C0))
+        self.assertEqual(moves.move_copy((A, C0), C1, None), (A, C1))
 
-    def test_what_is_refused(self) -> None:
+    def test_refused_moves(self) -> None:
         for slots, to, source, why in (
-            ((A, B), C0, None, "say --from"),
-            ((A, B), C0, "c", "no copy on 'c'"),
-            ((A, B), B, "a", "has a copy of it already"),
+            ((A, B), C0, None, "add --from"),
+            ((A, B), C0, "c", "host 'c' has no copy"),
+            ((A, B), B, "a", "already has a copy"),
         ):
-            self.assertRaisesRegex(moves.Refused, why, moves.moved, slots, to, source)
+            self.assertRaisesRegex(moves.CommandRefused, why, moves.move_copy, slots, to, source)
         hosts = {"a": host("a"), "c": host("c", 2)}
         for name, gpu in (("x", None), ("a", 1), ("a", None), ("a", 0), ("c", 0)):
-            self.assertRaises(moves.Refused, moves.target, hosts, frozenset({C1}), name, gpu)
+            self.assertRaises(
+                moves.CommandRefused, moves.find_slot, hosts, frozenset({C1}), name, gpu
+            )
 
     def test_the_first_gpu_that_takes_models_is_the_target(self) -> None:
         hosts, usable = {"c": host("c", 2)}, frozenset({A, C1})
-        self.assertEqual(moves.target(hosts, usable, "c", None), C1)
-        self.assertEqual(moves.target(hosts, usable | {C0}, "c", None), C0)
+        self.assertEqual(moves.find_slot(hosts, usable, "c", None), C1)
+        self.assertEqual(moves.find_slot(hosts, usable | {C0}, "c", None), C0)
 
 
 if __name__ == "__main__":

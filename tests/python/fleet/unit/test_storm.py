@@ -1,16 +1,16 @@
-"""Whatever happens, and in whatever order: the fleet takes no last copy, and settles."""
+"""Tests that random events never make the fleet remove a last copy, and that it settles."""
 
 import unittest
 
 from storm import Storm, storm
 
 SEEDS = 40
-STEPS, RATE = 150, 0.25  # of a storm, and events a step
-CALM = 1300  # steps, in which the longest pause after failures ends
+STEPS, RATE = 150, 0.25  # the steps of a storm, and the events per step
+CALM = 1300  # steps, longer than the longest pause after failures
 
 
 class Storms(unittest.TestCase):
-    def test_no_order_of_events_costs_a_serving_copy_and_each_ends_as_wished(self) -> None:
+    def test_no_sequence_of_events_removes_a_serving_copy_and_each_settles(self) -> None:
         for seed in range(SEEDS):
             there = storm(seed)
             there.steps(20)
@@ -28,12 +28,12 @@ class Storms(unittest.TestCase):
                 self.assertTrue(self.settled(there), there)
 
     def settled(self, there: Storm) -> bool:
-        """All is as wished, and nothing more is done."""
+        """Checks that the world is in the desired state, and the fleet sends no actions."""
         actions = there.actions
         if actions.apply or actions.fetch or actions.drain or actions.undrain:
             return False
-        names = {name for facts in there.hosts.values() for name in facts.copies}
-        return names == there.wish.models.keys() and all(
+        names = {name for observed in there.hosts.values() for name in observed.copies}
+        return names == there.spec.models.keys() and all(
             there.table(name) == set(there.memory.placement[name])
             and there.serving(name)
             == there.published(name)

@@ -1,25 +1,25 @@
-"""Hosts and an Envoy without processes: orders take time, messages are lost, hosts die."""
+"""A simulation of hosts and Envoy: commands take time, messages are lost, hosts die."""
 
 import random
 from dataclasses import dataclass, field, replace
 
-from shadowslice_fleet.facts import Copy, Gpu, Host, Order, Orders, Slot
+from shadowslice_fleet.loop_state import Actions, Memory, Observation, Placement
+from shadowslice_fleet.observed import Assignment, Assignments, Copy, Gpu, ObservedHost, Slot
 from shadowslice_fleet.reconcile import decide
-from shadowslice_fleet.states import Actions, Memory, Placement, Seen
-from shadowslice_fleet.wish import Wish, parse
+from shadowslice_fleet.spec import Spec, parse
 
 STEP = 0.5  # seconds
 
 
-def wish(*models: str, copies: int = 2) -> Wish:
+def spec(*models: str, copies: int = 2) -> Spec:
     entries = [
         {"name": name, "copies": copies, "need": {"sms": 8, "memory": "1Gi"}} for name in models
     ]
-    return parse({"models": entries}, "wish")
+    return parse({"models": entries}, "spec")
 
 
-def host(name: str, gpus: int = 1) -> Host:
-    return Host(
+def host(name: str, gpus: int = 1) -> ObservedHost:
+    return ObservedHost(
         name,
         f"10.0.0.{ord(name)}",
         8000,
@@ -35,24 +35,24 @@ def copy(gpu: int, state: str = "ready", why: str | None = None) -> Copy:
 
 @dataclass
 class World:
-    wish: Wish
+    spec: Spec
     memory: Memory
-    hosts: dict[str, Host]
+    hosts: dict[str, ObservedHost]
     loads: int = 2  # steps until a new copy is ready
-    lossy: float = 0.0  # the part of actions that come to nothing
+    lossy: float = 0.0  # the fraction of actions that are lost
     dead: set[str] = field(default_factory=set)
     broken: set[tuple[str, str]] = field(default_factory=set)  # copies that never become ready
     age: dict[tuple[str, str], int] = field(default_factory=dict)
     lag: int = 0  # steps by which Envoy's files and checks are behind
     views: list[dict[str, dict[str, bool]]] = field(default_factory=list)
-    taken: dict[str, dict[str, bool]] = field(default_factory=dict)
-    deaf: bool = False  # Envoy does not answer
+    envoy_health: dict[str, dict[str, bool]] = field(default_factory=dict)
+    deaf: bool = False  # Envoy does not reply
     actions: Actions = field(default_factory=lambda: Actions({}, [], [], []))
     now: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def step(self) -> None:
-        """Envoy reads its files, models load, the fleet decides, hosts act."""
+        """Simulates one step: Envoy reads its files, models load, the fleet decides, hosts act."""
         self.wait()
         self.act()
 
@@ -66,16 +66,18 @@ class World:
             }
         )
         self.views = self.views[-1 - self.lag :]
-        self.taken = self.views[0]
+        self.envoy_health = self.views[0]
 
     def act(self) -> None:
-        heard = {name: facts for name, facts in self.hosts.items() if name not in self.dead}
-        seen = Seen(heard, None if self.deaf else self.taken)
-        self.actions, self.memory = decide(self.wish, seen, self.memory, self.now)
+        reachable = {
+            name: observed for name, observed in self.hosts.items() if name not in self.dead
+        }
+        observation = Observation(reachable, None if self.deaf else self.envoy_health)
+        self.actions, self.memory = decide(self.spec, observation, self.memory, self.now)
         actions = self.actions
-        for name, orders in actions.apply.items():
+        for name, assignments in actions.apply.items():
             if self.chance.random() >= self.lossy:
-                self._apply(name, orders)
+                self._apply(name, assignments)
         for drained, them in ((True, actions.drain), (False, actions.undrain)):
             for model, name in them:
                 if self.chance.random() >= self.lossy:
@@ -86,11 +88,11 @@ class World:
             self.step()
 
     def restart_fleet(self) -> None:
-        """What is on disk stays."""
+        """Restarts the Fleet actor, which keeps only the state on disk."""
         self.memory = Memory(self.memory.placement, self.memory.published)
 
     def answers(self, model: str, name: str) -> bool:
-        """Whether the copy is ready, as Envoy finds."""
+        """Checks whether the copy is ready from Envoy's point of view."""
         found = self.hosts[name].copies.get(model)
         return name not in self.dead and found is not None and found.ready and not found.drained
 
@@ -98,59 +100,63 @@ class World:
         return {each.host for each in self.memory.published.get(model, ())}
 
     def serving(self, model: str) -> set[str]:
-        """Hosts to which Envoy may send the model's requests and that answer, drained or not."""
+        """Returns published hosts that can serve the model, drained or not."""
         there = self.published(model) - self.dead
         copies = {name: self.hosts[name].copies.get(model) for name in there}
         return {name for name, each in copies.items() if each and each.ready}
 
     def astray(self, model: str) -> set[str]:
-        """Hosts to which Envoy sends the model's requests, and that do not have it."""
-        sent = {name for name, healthy in self.taken.get(model, {}).items() if healthy}
+        """Returns hosts without the model to which Envoy sends its requests."""
+        sent = {name for name, healthy in self.envoy_health.get(model, {}).items() if healthy}
         return {name for name in sent - self.dead if model not in self.hosts[name].copies}
 
     def table(self, model: str) -> set[Slot]:
         return {
-            Slot(name, facts.copies[model].gpu)
-            for name, facts in self.hosts.items()
-            if name not in self.dead and model in facts.copies
+            Slot(name, observed.copies[model].gpu)
+            for name, observed in self.hosts.items()
+            if name not in self.dead and model in observed.copies
         }
 
     def _load(self) -> None:
-        for name, facts in self.hosts.items():
-            copies = dict(facts.copies)
-            for model, each in facts.copies.items():
+        for name, observed in self.hosts.items():
+            copies = dict(observed.copies)
+            for model, each in observed.copies.items():
                 self.age[(model, name)] = self.age.get((model, name), 0) + 1
                 if (model, name) in self.broken:
                     copies[model] = replace(each, state="unready", why="it is broken")
                 elif self.age[(model, name)] > self.loads:
                     copies[model] = replace(each, state="ready")
-            self.hosts[name] = replace(facts, copies=copies)
+            self.hosts[name] = replace(observed, copies=copies)
 
-    def _apply(self, name: str, orders: Orders) -> None:
-        facts = self.hosts[name]
-        copies = {model: facts.copies[model] for model in orders.keep if model in facts.copies}
-        ordered = {model: facts.ordered[model] for model in orders.keep}
-        for order in orders.new:
-            model = order.model.name
-            ordered[model] = order.digest
-            old = facts.copies.get(model)
+    def _apply(self, name: str, assignments: Assignments) -> None:
+        observed = self.hosts[name]
+        copies = {
+            model: observed.copies[model] for model in assignments.keep if model in observed.copies
+        }
+        assigned = {model: observed.assigned[model] for model in assignments.keep}
+        for assignment in assignments.new:
+            model = assignment.model.name
+            assigned[model] = assignment.digest
+            old = observed.copies.get(model)
             if old is None:
                 self.age[(model, name)] = 0
-            copies[model] = replace(old, gpu=order.gpu) if old else copy(order.gpu, "loading")
-        self.hosts[name] = replace(facts, copies=copies, ordered=ordered)
+            copies[model] = (
+                replace(old, gpu=assignment.gpu) if old else copy(assignment.gpu, "loading")
+            )
+        self.hosts[name] = replace(observed, copies=copies, assigned=assigned)
 
     def _drain(self, model: str, name: str, drained: bool) -> None:
-        facts = self.hosts[name]
-        if model not in facts.copies:
+        observed = self.hosts[name]
+        if model not in observed.copies:
             return
-        changed = replace(facts.copies[model], drained=drained)
-        self.hosts[name] = replace(facts, copies=facts.copies | {model: changed})
+        changed = replace(observed.copies[model], drained=drained)
+        self.hosts[name] = replace(observed, copies=observed.copies | {model: changed})
 
 
-def world(wished: Wish, placement: Placement, hosts: str = "abc", **more: object) -> World:
+def world(spec: Spec, placement: Placement, hosts: str = "abc", **more: object) -> World:
     gpus = {name: host(name, 2 if name == "c" else 1) for name in hosts}
-    return World(wished, Memory(placement, {}), gpus, **more)  # type: ignore[arg-type]
+    return World(spec, Memory(placement, {}), gpus, **more)  # type: ignore[arg-type]
 
 
-def order(wished: Wish, model: str, gpu: int = 0) -> Order:
-    return Order(wished.models[model], gpu)
+def assignment(spec: Spec, model: str, gpu: int = 0) -> Assignment:
+    return Assignment(spec.models[model], gpu)

@@ -1,4 +1,4 @@
-"""What the sandbox refuses to a model, recognised in the exception that comes of it."""
+"""Recognises exceptions that the worker's sandbox causes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import socket
 from collections.abc import Iterator
 
-SANDBOX = "the sandbox refuses this"
+SANDBOX = "the sandbox does not allow this"
 
-PROCESSES = f"{SANDBOX}: models may not start processes or reach the network (docs/security.md)"
+PROCESSES = f"{SANDBOX}: models cannot start processes or use the network (docs/security.md)"
 
-FILES = f"{SANDBOX}: models may only write files in `context.cache` (docs/security.md)"
+FILES = f"{SANDBOX}: models can write files only in `context.cache` (docs/security.md)"
 
 
 def reason(error: BaseException) -> str | None:
-    """Returns what the sandbox has refused, if the exception or one of its causes comes of that."""
+    """Returns the sandbox's rule that caused the exception or one of its causes, or ``None``."""
     for each in causes(error):
         if isinstance(each, OSError):
-            if found := of_system(each):
+            if found := reason_of_os_error(each):
                 return found
         elif type(each).__name__ == "OfflineModeIsEnabled":
             return PROCESSES
@@ -26,7 +26,7 @@ def reason(error: BaseException) -> str | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the exception, and those that it was raised from or beside."""
+    """Yields the exception, then its chain of causes and contexts."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -35,20 +35,20 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
-def of_system(error: OSError) -> str | None:
-    """Returns what the sandbox has refused, if the system's answer is one of the sandbox's."""
+def reason_of_os_error(error: OSError) -> str | None:
+    """Returns the sandbox's rule that the system call violated, or ``None``."""
     if type(error).__name__ == "OfflineModeIsEnabled" or isinstance(error, socket.gaierror):
-        # Names are looked up over the network.
+        # A lookup of a host name needs the network.
         return PROCESSES
-    # The filter of system calls answers EPERM, and knows no files.
+    # The seccomp filter returns EPERM, and such errors name no file.
     if error.errno == errno.EPERM and error.filename is None:
         return PROCESSES
     if error.errno == errno.EACCES and isinstance(error.filename, (str, bytes)):
-        return FILES if only_the_sandbox_refuses(os.fsdecode(error.filename)) else None
+        return FILES if is_writable_by_mode(os.fsdecode(error.filename)) else None
     return None
 
 
-def only_the_sandbox_refuses(file: str) -> bool:
-    """Whether the file's mode would let this process write it; `access` does not ask Landlock."""
+def is_writable_by_mode(file: str) -> bool:
+    """Checks whether the file's mode lets this process write it; `access` ignores Landlock."""
     place = file if os.path.lexists(file) else os.path.dirname(os.path.abspath(file))
     return os.access(place, os.W_OK)

@@ -1,4 +1,4 @@
-"""The one folder that a model may write, as libraries look for it."""
+"""Environment variables that point libraries to the one folder that a model may write to."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 from pathlib import Path
 
 
-def lead_to(cache: Path | None, on_gpu: bool) -> None:
+def redirect_to(cache: Path | None, on_gpu: bool) -> None:
     """Points temporary files, caches and the home folder to `cache`, before libraries are imported.
 
     Most libraries derive their own folders from these: numba, Matplotlib, Hugging Face, PyTorch's
-    compiler, Triton. Variables of single libraries stay as the operator let them through.
+    compiler, Triton. The variables of single libraries keep the values that the operator passed on.
     """
-    # A worker reaches no network, and without this each look-up of a file waits for it.
+    # The sandbox has no network. Without this, each lookup of a file would wait for a timeout.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if cache is None:
         return
     if on_gpu:
-        # The driver's cache of kernels, which all models share, stays where it is.
+        # All models share the driver's cache of kernels, so its folder does not move.
         kernels = Path("~/.nv/ComputeCache").expanduser()
         os.environ.setdefault("CUDA_CACHE_PATH", str(kernels))
     for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME"):

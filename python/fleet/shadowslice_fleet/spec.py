@@ -1,4 +1,4 @@
-"""What the operator wishes: which models, how many copies, and what each of them is."""
+"""The spec: the models that the operator wants, with their copies and configuration."""
 
 import difflib
 import hashlib
@@ -15,17 +15,17 @@ import yaml
 from shadowslice_fleet import values
 
 Document = dict[str, Any]
-Read = TypeVar("Read")
+Value = TypeVar("Value")
 
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-MOST_MODELS = 256
-MOST_COPIES = 64
-SHORTEST, LONGEST = 1e-3, 86400.0  # seconds, of a request
-# The last three: what YAML has and JSON does not, as keys of bytes and anchors of themselves.
-UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
+MAX_MODELS = 256
+MAX_COPIES = 64
+MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86400.0  # seconds, for a request
+# The last three occur for YAML that JSON cannot express: keys of bytes, recursive anchors.
+READ_ERRORS = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
-# Keys of a model in the supervisor's configuration, without those above; a test compares them.
+# The keys of a model in the supervisor's configuration without those above. A test compares them.
 SUPERVISOR_KEYS = {
     "engine",
     "path",
@@ -47,8 +47,8 @@ SUPERVISOR_KEYS = {
 }
 
 
-class WishFaults(Exception):
-    """The wish cannot be read; `faults` has all of them, as `FILE: models[0].copies: ...`."""
+class SpecFaults(Exception):
+    """The spec is invalid; `faults` has all faults, as `FILE: models[0].copies: ...`."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(faults)
@@ -60,20 +60,20 @@ class WishFaults(Exception):
 
 @dataclass(frozen=True)
 class Files:
-    """What is fetched to each host that gets the model."""
+    """The files that each host with a copy of the model fetches."""
 
     url: str
     sha256: str | None
 
     @property
     def key(self) -> str:
-        """The folder's name, so that files are fetched once. A URL may stand for the content."""
+        """The name of the folder with the files: `sha256`, or else the digest of the URL."""
         return self.sha256 or hashlib.sha256(self.url.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a copy needs, for placement."""
+    """The resources that a copy needs, for placement."""
 
     sms: int
     memory_mib: int
@@ -81,42 +81,47 @@ class Need:
 
 @dataclass(frozen=True)
 class Model:
+    """One model of the spec."""
+
     name: str
     copies: int
-    most: int | None  # with those that load makes necessary; None: as many as there are hosts
+    max_copies: int | None  # under load; None: the number of hosts
     priority: int
-    rate: float | None  # requests a second
+    rate: float | None  # rows per second
     files: Files | None
     retry: bool
     timeout_s: float
     need: Need | None
     profile: Document | None
-    keys: Document  # the supervisor's own
+    keys: Document  # the keys for the supervisor
 
     @cached_property
     def digest(self) -> str:
-        """Of all that a host's copy depends on."""
+        """The digest of everything that a host's copy depends on."""
         files = (self.files.key, self.files.url) if self.files else None
         written = json.dumps([self.keys, files, self.profile], sort_keys=True)
         return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class Wish:
+class Spec:
+    """The desired state of the fleet."""
+
     models: dict[str, Model]
-    document: Document  # from which it can be read again, profiles included
+    document: Document  # the source of the models, including their profiles
 
     @cached_property
     def digest(self) -> str:
+        """The digest of the document."""
         return hashlib.sha256(json.dumps(self.document, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def load(path: Path) -> Wish:
-    """Reads the operator's file; profiles that it names are read, too. Raises WishFaults."""
+def load(path: Path) -> Spec:
+    """Reads the operator's file, and the profiles that it names. Raises SpecFaults."""
     try:
         document = _read(path)
-    except UNREADABLE as error:
-        raise WishFaults([f"{path}: cannot be read as YAML: {error}"]) from error
+    except READ_ERRORS as error:
+        raise SpecFaults([f"{path}: cannot read this file as YAML: {error}"]) from error
     faults: list[str] = []
     models = document.get("models") if isinstance(document, dict) else None
     for at, model in enumerate(models if isinstance(models, list) else []):
@@ -124,87 +129,89 @@ def load(path: Path) -> Wish:
             named = path.parent / model["profile"]
             try:
                 model["profile"] = _read(named)
-            except UNREADABLE as error:
-                faults.append(f"{path}: models[{at}].profile: {named} cannot be read: {error}")
+            except READ_ERRORS as error:
+                faults.append(f"{path}: models[{at}].profile: cannot read {named}: {error}")
                 del model["profile"]
     try:
-        wish = parse(document, str(path))
-    except WishFaults as found:
-        raise WishFaults(faults + found.faults) from found
+        spec = parse(document, str(path))
+    except SpecFaults as found:
+        raise SpecFaults(faults + found.faults) from found
     if faults:
-        raise WishFaults(faults)
-    return wish
+        raise SpecFaults(faults)
+    return spec
 
 
 def _read(path: Path) -> Any:
-    """As JSON has it: all keys are text."""
+    """Reads YAML and converts it to JSON types, so all keys are strings."""
     return json.loads(json.dumps(yaml.safe_load(path.read_text()), default=str))
 
 
-def parse(document: object, file: str) -> Wish:
-    """Reads a document whose profiles are written out. Raises WishFaults with all faults."""
+def parse(document: object, file: str) -> Spec:
+    """Parses a document that contains its profiles. Raises SpecFaults with all faults."""
     if not isinstance(document, dict):
-        raise WishFaults([f"{file}: a map with `models` is needed"])
+        raise SpecFaults([f"{file}: expected a map with the key `models`"])
     faults = [f"{file}: {_unknown(key, {'models'})}" for key in document if key != "models"]
     entries = document.get("models")
     if not isinstance(entries, list):
-        raise WishFaults([*faults, f"{file}: models: a list of models is needed"])
-    if len(entries) > MOST_MODELS:
-        faults.append(f"{file}: models: there are more than {MOST_MODELS}")
+        raise SpecFaults([*faults, f"{file}: models: expected a list of models"])
+    if len(entries) > MAX_MODELS:
+        faults.append(f"{file}: models: the list has more than {MAX_MODELS} models")
     models: dict[str, Model] = {}
     for at, entry in enumerate(entries):
         reader = _Reader(f"{file}: models[{at}]", entry, faults)
         model = reader.model()
         if model and model.name in models:
-            faults.append(f"{file}: models[{at}].name: '{model.name}' is there twice")
+            faults.append(f"{file}: models[{at}].name: '{model.name}' occurs twice")
         elif model:
             models[model.name] = model
     if faults:
-        raise WishFaults(faults)
-    return Wish(models, document)
+        raise SpecFaults(faults)
+    return Spec(models, document)
 
 
 def _unknown(key: str, known: set[str]) -> str:
-    """What to do about a key that nobody reads."""
+    """Returns the fault of an unknown key, with the most similar known key."""
     close = difflib.get_close_matches(key.lower(), known, n=1)
     return f"{key}: unknown key" + (f"; did you mean `{close[0]}`?" if close else "")
 
 
 class _Reader:
-    """Reads one model and goes on after each fault."""
+    """A parser of one model, which continues after each fault."""
 
     def __init__(self, where: str, entry: object, faults: list[str]) -> None:
         self.where, self.entry, self.faults = where, entry, faults
 
     def model(self) -> Model | None:
         if not isinstance(self.entry, dict):
-            self.fault("", "a map is needed")
+            self.fault("", "expected a map, as `{name: NAME, ...}`")
             return None
         before = len(self.faults)
         keys = {key: value for key, value in self.entry.items() if key not in FLEET_KEYS}
         for key in keys.keys() - SUPERVISOR_KEYS:
             self.faults.append(f"{self.where}.{_unknown(key, FLEET_KEYS | SUPERVISOR_KEYS)}")
         if "gpu" in keys:
-            self.fault(".gpu", "models are placed by the fleet; remove it")
+            self.fault(".gpu", "the fleet places models; remove this key")
         files = self.files()
         path = keys.get("path")
         if isinstance(path, str) and not path.startswith("/") and not files:
-            self.fault(".path", "a relative path needs `files`, to which it is relative")
+            self.fault(
+                ".path", "a relative path needs `files`; add `files`, or use an absolute path"
+            )
         if isinstance(path, str) and files and ".." in Path(path).parts:
-            self.fault(".path", "it leads out of the `files`; write it without `..`")
+            self.fault(".path", "the path leads out of `files`; remove `..`")
         need, profile = self.need(), self.entry.get("profile")
         if profile is not None and not isinstance(profile, dict):
-            self.fault(".profile", "a path, or a map as in a profile's file, is needed")
+            self.fault(".profile", "expected a path, or a map as in a profile's file")
         name = self.value("name", self.name, "")
-        copies = self.value("copies", lambda x: values.whole(x, 1, MOST_COPIES), 2)
+        copies = self.value("copies", lambda x: values.integer(x, 1, MAX_COPIES), 2)
         model = Model(
             name=name or "",
             copies=copies,
-            most=self.value("most", lambda x: values.whole(x, copies, MOST_COPIES), None),
-            priority=self.value("priority", lambda x: values.whole(x, 1, 1000), 1),
+            max_copies=self.value("most", lambda x: values.integer(x, copies, MAX_COPIES), None),
+            priority=self.value("priority", lambda x: values.integer(x, 1, 1000), 1),
             rate=self.value("rate", lambda x: values.number(x, 0, 1e9), None),
             files=files,
-            retry=self.value("retry", values.flag, True),
+            retry=self.value("retry", values.boolean, True),
             timeout_s=self.value("timeout", self.timeout, 60.0),
             need=need,
             profile=profile,
@@ -215,10 +222,10 @@ class _Reader:
     def fault(self, key: str, why: str) -> None:
         self.faults.append(f"{self.where}{key}: {why}")
 
-    def value(self, key: str, read: Callable[[object], Read], default: Any) -> Any:
+    def value(self, key: str, read: Callable[[object], Value], default: Any) -> Any:
         if key not in self.entry:  # type: ignore[operator]
             if key == "name":
-                self.fault(".name", "is missing")
+                self.fault(".name", "missing")
             return default
         try:
             return read(self.entry[key])  # type: ignore[index]
@@ -229,18 +236,18 @@ class _Reader:
     @staticmethod
     def name(value: object) -> str:
         if not isinstance(value, str):
-            raise values.ValueFault(f"{value!r} is no text; put it between quotes")
+            raise values.ValueFault(f"{value!r} is not a string; put it in quotes")
         if not NAME.fullmatch(value):
             raise values.ValueFault(
-                f"{value!r} is no name; write at most 128 letters, digits, '.', '_' and '-'"
+                f"invalid name {value!r}; use at most 128 letters, digits, '.', '_' and '-'"
             )
         return value
 
     @staticmethod
     def timeout(value: object) -> float:
         found = values.duration_s(value)
-        if not SHORTEST <= found <= LONGEST:
-            raise values.ValueFault(f"{value!r} is no duration from 1ms to 24h")
+        if not MIN_TIMEOUT <= found <= MAX_TIMEOUT:
+            raise values.ValueFault(f"{value!r} is not a duration from 1ms to 24h")
         return found
 
     def files(self) -> Files | None:
@@ -250,9 +257,9 @@ class _Reader:
         given = value if isinstance(value, dict) else {"url": value}
         url, digest = given.get("url"), given.get("sha256")
         if not isinstance(url, str) or not (url.startswith("/") or "://" in url):
-            self.fault(".files", "an absolute path, a URL or {url: URL, sha256: DIGEST} is needed")
+            self.fault(".files", "expected an absolute path, a URL or {url: URL, sha256: DIGEST}")
         if digest is not None and not (isinstance(digest, str) and SHA256.fullmatch(digest)):
-            self.fault(".files.sha256", "64 hexadecimal digits are needed")
+            self.fault(".files.sha256", "expected 64 hexadecimal digits, in quotes")
         for key in given.keys() - {"url", "sha256"}:
             self.fault(f".files.{key}", "unknown key")
         return Files(str(url), digest)
@@ -262,11 +269,11 @@ class _Reader:
         if value is None:
             return None
         if not isinstance(value, dict) or value.keys() != {"sms", "memory"}:
-            self.fault(".need", "exactly `sms` and `memory` are needed, as {sms: 24, memory: 4Gi}")
+            self.fault(".need", "expected `sms` and `memory`, as {sms: 24, memory: 4Gi}")
             return None
         read: dict[str, int] = {}
         for key, reader in (
-            ("sms", lambda x: values.whole(x, 1, 1024)),
+            ("sms", lambda x: values.integer(x, 1, 1024)),
             ("memory", values.size_mib),
         ):
             try:

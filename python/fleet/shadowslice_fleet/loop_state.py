@@ -1,0 +1,75 @@
+"""The observation, memory and actions of the control loop."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shadowslice_fleet.envoy import Endpoint
+from shadowslice_fleet.observed import Assignment, Assignments, ObservedHost, Slot
+from shadowslice_fleet.spec import Files, Spec
+
+
+class CopyKey(NamedTuple):
+    """The model and the host of a copy."""
+
+    model: str
+    host: str
+
+
+Placement = dict[str, tuple[Slot, ...]]
+Published = dict[str, tuple[Endpoint, ...]]
+EnvoyHealth = dict[str, dict[str, bool]]  # model: host: True if Envoy sends requests there
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The observation of a round: the hosts that have replied recently, and Envoy's view."""
+
+    hosts: dict[str, ObservedHost]
+    envoy_health: EnvoyHealth | None  # None: Envoy does not reply
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A copy that did not start. The next attempt is not before `until`."""
+
+    assignment: str  # digest
+    why: str
+    until: float
+    times: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The state that one round leaves to the next. Times are in seconds of the caller's clock."""
+
+    placement: Placement
+    published: Published
+    starting: dict[CopyKey, float] = field(default_factory=dict)
+    released_at: dict[CopyKey, float] = field(default_factory=dict)
+    failures: dict[CopyKey, Failure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Actions:
+    """The actions of a round."""
+
+    apply: dict[str, Assignments]
+    fetch: list[tuple[str, Files]]
+    drain: list[CopyKey]
+    undrain: list[CopyKey]
+
+
+def serving(envoy_health: EnvoyHealth | None) -> set[str]:
+    """Returns the hosts to which Envoy sends requests."""
+    hosts = (envoy_health or {}).values()
+    return {host for them in hosts for host, healthy in them.items() if healthy}
+
+
+def desired_copies(spec: Spec, placement: Placement) -> dict[CopyKey, Assignment]:
+    """Returns the copies that the placement demands."""
+    return {
+        CopyKey(name, slot.host): Assignment(model, slot.gpu)
+        for name, model in spec.models.items()
+        for slot in placement.get(name, ())
+    }

@@ -1,0 +1,166 @@
+"""The observed state of a host and of its supervisor."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shadowslice_fleet import load
+from shadowslice_fleet.load import Load
+from shadowslice_fleet.spec import Document, Files, Model
+
+FRESH_FOR = 2.0  # seconds for which an observation counts as recent
+# Seconds without a reply after which a host's copies are placed elsewhere.
+LOST_AFTER = 3.0
+# The same for hosts whose copies Envoy reaches: perhaps only the fleet's unit there restarts.
+LOST_AFTER_SERVING = 300.0
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A GPU of a host, which can have one copy of a model."""
+
+    host: str
+    gpu: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.gpu}"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A model that a host must serve, and the GPU for it."""
+
+    model: Model
+    gpu: int
+
+    @property
+    def digest(self) -> str:
+        """The digest of the model's configuration and the GPU."""
+        return f"{self.model.digest}-{self.gpu}"
+
+
+@dataclass(frozen=True)
+class Assignments:
+    """All models that a host must serve. Those in `keep` stay as they are."""
+
+    new: tuple[Assignment, ...]
+    keep: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The reason why a command failed. Each attempt has its own number."""
+
+    why: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of a host."""
+
+    index: int
+    sms: int
+    memory_mib: int
+    why: str | None  # the reason why the GPU accepts no workers
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a model, as the supervisor reports it."""
+
+    state: str
+    why: str | None
+    drained: bool
+    gpu: int
+    in_flight: int  # queued and running requests
+    accepted: int
+    load: Load | None = None
+
+    @property
+    def ready(self) -> bool:
+        """True if the copy serves requests."""
+        return self.state in ("ready", "moved")
+
+
+@dataclass(frozen=True)
+class ObservedHost:
+    """The observed state of a host."""
+
+    name: str
+    address: str
+    http_port: int
+    grpc_port: int
+    why: str | None  # the reason why its supervisor does not reply
+    gpus: tuple[Gpu, ...] = ()
+    copies: dict[str, Copy] = field(default_factory=dict)
+    assigned: dict[str, str] = field(default_factory=dict)  # model: digest, from the served file
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # by the assignment's digest
+    fetched: frozenset[str] = frozenset()  # keys of files
+    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
+    busy: bool = False  # the host is changing its configuration
+    interrupted: bool = False  # a part of the file is not in force; the command must be repeated
+
+    @property
+    def answers(self) -> bool:
+        """True if the supervisor replied."""
+        return self.why is None
+
+
+def gpus(status: Document, emulated_mib: int) -> tuple[Gpu, ...]:
+    """Reads the GPUs from `shadowslice status --json`.
+
+    `emulated_mib` is the memory of an emulated GPU, which the status does not have.
+    """
+    return tuple(
+        Gpu(each["index"], each["sms"], _memory_mib(each["nvml"], emulated_mib), each["why"])
+        for each in status["gpus"]
+    )
+
+
+def _memory_mib(nvml: dict[str, Any] | None, emulated_mib: int) -> int:
+    if nvml is None:
+        return emulated_mib
+    memory = nvml["memory"]
+    return int(memory["total_mib"]) if memory else 0
+
+
+def copies(status: Document) -> dict[str, Copy]:
+    """Reads the copies from `shadowslice status --json`."""
+    return {
+        each["name"]: Copy(
+            each["state"],
+            each["why"],
+            each["drained"],
+            each["gpu"],
+            each["queue"] + each["in_flight"],
+            each["requests"]["accepted"],
+            load.read(each),
+        )
+        for each in status["models"]
+    }
+
+
+def files_to_fetch(assignment: Assignment, host: ObservedHost) -> Files | None:
+    """Returns the files that the host must fetch before it can apply the assignment."""
+    files = assignment.model.files
+    return files if files and files.key not in host.fetched else None
+
+
+@dataclass
+class HostRecord:
+    """The last reply of a host. Times are of the monotonic clock."""
+
+    observed: ObservedHost
+    at: float  # the time of the last observation with a reply of the supervisor
+    why: str | None = None  # the reason why the supervisor does not reply
+
+
+def current_hosts(
+    records: dict[str, HostRecord], serving: set[str], now: float
+) -> dict[str, ObservedHost]:
+    """Returns the hosts that are not lost; Envoy sends requests to those in `serving`."""
+    return {
+        name: each.observed
+        for name, each in records.items()
+        if now - each.at < (LOST_AFTER_SERVING if name in serving else LOST_AFTER)
+    }

@@ -1,0 +1,68 @@
+"""Errors of models, and their texts for the operator."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from . import _sandbox_errors
+
+TRACEBACK_LINES = 40
+"""The number of lines of a traceback that are logged; these are the last ones."""
+
+CHARACTERS = 2000
+"""The maximum length of a line of a traceback, and of an exception's text."""
+
+NEXT_LINE = "\x1f"
+"""The line separator inside a log record. The supervisor logs each line as its own record."""
+
+
+class ModelError(Exception):
+    """The model cannot be loaded. The text has the reason."""
+
+
+def describe(error: BaseException) -> str:
+    """Returns the text of an exception, and the sandbox's rule if that caused it."""
+    if isinstance(error, SystemExit):
+        return "the model called sys.exit"
+    text = escape_surrogates(truncate("".join(traceback.format_exception_only(error)).strip()))
+    refused = _sandbox_errors.reason(error)
+    return f"{text}: {refused}" if refused else text
+
+
+def truncate(text: str) -> str:
+    """Returns the text, or its first `CHARACTERS` characters."""
+    return text if len(text) <= CHARACTERS else text[:CHARACTERS] + " ..."
+
+
+def escape_surrogates(text: str) -> str:
+    """Returns the text with surrogates escaped, which UTF-8 cannot encode."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def line_of(*objects: Any) -> int:
+    """Returns the line of the first object that has source code, such as a method or its class."""
+    for each in objects:
+        try:
+            return inspect.getsourcelines(each)[1]
+        except (TypeError, OSError):
+            continue
+    return 0
+
+
+def line_in(file: Path, error: BaseException) -> int:
+    """Returns the line of `file` in the traceback of the error that is closest to its origin."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next(
+        (frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0
+    )
+
+
+def log_traceback() -> None:
+    """Writes the exception that is being handled to the worker's log, as one record."""
+    lines = traceback.format_exc().rstrip().splitlines()
+    record = NEXT_LINE.join(map(truncate, lines[-TRACEBACK_LINES:]))
+    print(record, file=sys.stderr, flush=True)
