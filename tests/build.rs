@@ -1,4 +1,4 @@
-//! Compiles the protocols' clients from the supervisor's own descriptions of them.
+//! Compiles the gRPC clients from the supervisor's protocol files.
 
 use std::error::Error;
 

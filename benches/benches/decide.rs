@@ -5,7 +5,9 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use shadowslice_policy::sharing::{Choice, Executed, Facts, Live, Policy, PolicyName, Seen, Terms};
+use shadowslice_policy::sharing::{
+    BatchStats, Choice, ModelSnapshot, ModelSpec, Observation, Policy, PolicyInput, PolicyName,
+};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
@@ -33,8 +35,8 @@ fn profile(work: f64, knee: u32) -> Profile {
     }
 }
 
-fn terms(model: usize) -> Terms {
-    Terms {
+fn terms(model: usize) -> ModelSpec {
+    ModelSpec {
         name: format!("model-{model}"),
         gpu: model % GPUS,
         initial: Sms(40),
@@ -49,9 +51,9 @@ fn terms(model: usize) -> Terms {
 }
 
 /// The facts of a model in an interval in which `arrived` requests came.
-fn live(share: Sms, arrived: u64) -> Live {
-    let executed = vec![Executed { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
-    let seen = Seen {
+fn live(share: Sms, arrived: u64) -> ModelSnapshot {
+    let executed = vec![BatchStats { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
+    let seen = Observation {
         span: INTERVAL,
         arrived,
         answered: arrived,
@@ -59,25 +61,25 @@ fn live(share: Sms, arrived: u64) -> Live {
         mean_latency: Duration::from_millis(6),
         p99_latency: Duration::from_millis(12),
         busy: 0.4,
-        executed,
-        ..Seen::default()
+        batches: executed,
+        ..Observation::default()
     };
-    Live {
+    ModelSnapshot {
         share,
-        since: Timestamp::default(),
-        coming: None,
-        ready: None,
+        share_since: Timestamp::default(),
+        pending_share: None,
+        standby_share: None,
         groups: Some(Groups::WHOLE),
         execution: None,
         held: false,
-        seen,
+        observation: seen,
     }
 }
 
 /// The facts of this round: some models miss, so that the policy tries steps all the time.
-fn facts(round: u64, shares: &[Sms]) -> Facts {
+fn facts(round: u64, shares: &[Sms]) -> PolicyInput {
     let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
-    Facts {
+    PolicyInput {
         now: Timestamp::after_origin(INTERVAL * u32::try_from(round).unwrap_or(u32::MAX)),
         gpus: vec![GPU; GPUS],
         models: shares.iter().enumerate().map(model).collect(),
@@ -85,7 +87,7 @@ fn facts(round: u64, shares: &[Sms]) -> Facts {
 }
 
 fn decide(criterion: &mut Criterion) {
-    let terms: Vec<Terms> = (0..MODELS).map(terms).collect();
+    let terms: Vec<ModelSpec> = (0..MODELS).map(terms).collect();
     let mut policy = Policy::new(Choice::of(PolicyName::Adaptive), &vec![Gpu::new(GPU); GPUS], &terms);
     let shares = policy.initial();
     let mut round = 0_u64;

@@ -9,8 +9,8 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_datapath::pipeline::BatchSocket;
-use shadowslice_policy::scheduler::batcher::{self, Limits, Next};
-use shadowslice_policy::scheduler::queue::{Entry, Queue};
+use shadowslice_policy::scheduler::batcher::{self, BatchLimits, NextBatch};
+use shadowslice_policy::scheduler::queue::{QueuedRequest, RequestQueue};
 use shadowslice_shared::batch::{
     Answer, Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output, decode, encode,
 };
@@ -19,7 +19,7 @@ use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableS
 use shadowslice_shared::units::Timestamp;
 
 /// A request as the pipeline queues it: the shapes of its inputs are shared, its item is as wide as a ticket.
-type Request = Entry<Arc<[Vec<i64>]>, [u64; 8]>;
+type Request = QueuedRequest<Arc<[Vec<i64>]>, [u64; 8]>;
 
 const SLO: Duration = Duration::from_millis(20);
 
@@ -28,7 +28,7 @@ const SIZES: [u64; 4] = [64, 4096, 65_536, 600_000];
 
 fn request(number: u64) -> Request {
     let arrived = Timestamp::after_origin(Duration::from_micros(number));
-    Entry {
+    QueuedRequest {
         shape: Arc::new([vec![16]]),
         rows: 1,
         arrived,
@@ -39,8 +39,8 @@ fn request(number: u64) -> Request {
     }
 }
 
-fn queue_of(depth: u64) -> Queue<Arc<[Vec<i64>]>, [u64; 8]> {
-    let mut queue = Queue::default();
+fn queue_of(depth: u64) -> RequestQueue<Arc<[Vec<i64>]>, [u64; 8]> {
+    let mut queue = RequestQueue::default();
     for number in 0..depth {
         queue.push(request(number));
     }
@@ -52,7 +52,7 @@ fn queue(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("queue+batcher");
     for depth in [1, 100, 1000] {
         for batch in [1, 32] {
-            let limits = Limits { max_rows: batch, max_requests: 1024, max_delay: Duration::ZERO };
+            let limits = BatchLimits { max_rows: batch, max_requests: 1024, max_delay: Duration::ZERO };
             let mut queue = queue_of(depth);
             let mut number = depth;
             let name = format!("push {batch} and take a batch of {batch}");
@@ -67,7 +67,7 @@ fn queue(criterion: &mut Criterion) {
                             queue.push(request);
                         }
                         let now = Timestamp::after_origin(Duration::ZERO);
-                        let Next::Run(taken) = batcher::next(&mut queue, &limits, None, now) else {
+                        let NextBatch::Run(taken) = batcher::next(&mut queue, &limits, None, now) else {
                             unreachable!("requests wait, and none may wait for company")
                         };
                         taken

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -22,7 +22,7 @@ use crate::plan::{self, Protocol, Setting, Transport};
 
 /// shadowslice and the bare server.
 pub(crate) struct Servers {
-    system: Server,
+    system: ServerUnderTest,
     bare: Bare,
     tcp: SocketAddr,
 }
@@ -38,7 +38,7 @@ impl Servers {
     pub(crate) async fn start(settings: &[Setting]) -> Result<Self, Failure> {
         let tcp = free_address()?;
         let most = settings.iter().map(|setting| setting.connections).max().unwrap_or(1);
-        let system = Server::ready(Home::with_config(&config(tcp, most))?).await?;
+        let system = ServerUnderTest::start_ready(Home::with_config(&config(tcp, most))?).await?;
         Ok(Self { system, bare: Bare::start().await?, tcp })
     }
 

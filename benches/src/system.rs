@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use nix::unistd::Pid;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::Failure;
 use crate::bare::{GRPC_SOCKET, HTTP_SOCKET};
@@ -52,7 +52,7 @@ pub(crate) struct Addresses {
 
 /// A running supervisor with its workers.
 pub(crate) struct System {
-    server: Server,
+    server: ServerUnderTest,
     /// `None` if it listens on Unix sockets only.
     tcp: Option<Addresses>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct System {
 impl System {
     /// Starts the binaries that the folder names, and returns when all models serve.
     pub(crate) async fn start(home: Home) -> Result<Self, Failure> {
-        Ok(Self { server: Server::ready(home).await?, tcp: None })
+        Ok(Self { server: ServerUnderTest::start_ready(home).await?, tcp: None })
     }
 
     /// Starts a supervisor that [`over_tcp`] configured.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_config::{ConfigError, profile};
-use shadowslice_policy::placement::{self, Aim, Load, Need, Placement, Share};
+use shadowslice_policy::placement::{self, CopyLoad, Objective, Placement, Share, SmRequirement};
 use shadowslice_shared::units::Sms;
 
 /// In bytes.
@@ -147,7 +147,7 @@ fn place(wish: &Wish) -> Result<Answer, PlaceError> {
     let gpus = gpus(&wish.gpus);
     let largest = gpus.iter().map(|gpu| gpu.sms).max().unwrap_or(Sms(1));
     let needs: Vec<_> = wish.models.iter().map(|model| model.needs(largest)).collect::<Result<_, _>>()?;
-    let model = |(model, need): (&ModelWish, &Result<(Share, Needed), String>)| placement::Model {
+    let model = |(model, need): (&ModelWish, &Result<(Share, Needed), String>)| placement::ModelCopies {
         // A copy that cannot keep its SLO anywhere is not placed.
         copies: if need.is_ok() { model.copies } else { 0 },
         each: need.as_ref().map_or(Share::NOTHING, |(share, _)| *share),
@@ -155,7 +155,7 @@ fn place(wish: &Wish) -> Result<Answer, PlaceError> {
         on: model.on.iter().filter_map(|place| places.get(place).copied()).collect(),
     };
     let models: Vec<_> = wish.models.iter().zip(&needs).map(model).collect();
-    let found = placement::place(&gpus, &models, Aim::FewGpus);
+    let found = placement::place(&gpus, &models, Objective::FewGpus);
     let placed = wish.models.iter().zip(needs).enumerate();
     let models: Vec<_> =
         placed.map(|(index, (model, need))| model.placed(&wish.gpus, need, (index, &found))).collect();
@@ -173,9 +173,9 @@ fn places(gpus: &[GpuWish]) -> Result<HashMap<Place, usize>, PlaceError> {
     Ok(places)
 }
 
-fn gpus(wish: &[GpuWish]) -> Vec<placement::Gpu> {
+fn gpus(wish: &[GpuWish]) -> Vec<placement::GpuCapacity> {
     let hosts: BTreeSet<&str> = wish.iter().map(|gpu| gpu.host.as_str()).collect();
-    let gpu = |gpu: &GpuWish| placement::Gpu {
+    let gpu = |gpu: &GpuWish| placement::GpuCapacity {
         host: hosts.range(..gpu.host.as_str()).count(),
         sms: Sms(gpu.sms),
         memory: gpu.memory_mib.saturating_mul(MIB),
@@ -199,7 +199,7 @@ impl ModelWish {
     ) -> Placed {
         let on: Vec<Place> = found.models[index].iter().map(|&gpu| gpus[gpu].place()).collect();
         let lacks = found.missing.iter().find(|missing| missing.model == index);
-        let why = need.as_ref().err().cloned().or_else(|| lacks.map(|missing| missing.lacks.to_string()));
+        let why = need.as_ref().err().cloned().or_else(|| lacks.map(|missing| missing.shortage.to_string()));
         Placed {
             name: self.name.clone(),
             need: need.ok().map(|(_, needed)| needed),
@@ -252,9 +252,10 @@ impl ModelWish {
         }
         let profile = profile::read(path).map_err(|error| PlaceError::Profile(self.name.clone(), error))?;
         let rate = rate / f64::from(self.copies.max(1));
-        let load = Load { slo, rate, max_batch: self.max_batch.unwrap_or(MAX_BATCH) };
-        let need = placement::need(&profile.execution, gpu, &load).map_err(|unmet| unmet.to_string());
-        Ok(need.map(|Need { sms, batch, busy }| {
+        let load = CopyLoad { slo, rate, max_batch: self.max_batch.unwrap_or(MAX_BATCH) };
+        let need =
+            placement::sm_requirement(&profile.execution, gpu, &load).map_err(|unmet| unmet.to_string());
+        Ok(need.map(|SmRequirement { sms, batch, busy }| {
             let shadow = profile.memory.context.saturating_add(profile.memory.activations);
             let memory = shadow.saturating_add(profile.memory.weights);
             let share = Share { sms, memory, shadow, bandwidth: profile.bandwidth * busy };

@@ -10,9 +10,9 @@ use crate::upgrade::Turnstile;
 use shadowslice_config::Config;
 use shadowslice_control::controller::{Context, ControlThread, ModelState, Planned, Planner};
 use shadowslice_control::models::{COMMANDS, Known, ModelFactory, ModelSet, Registry, Served, Shown};
+use shadowslice_datapath::heartbeat::Heartbeat;
 use shadowslice_datapath::peer::Guard;
-use shadowslice_datapath::pulse::Pulse;
-use shadowslice_datapath::repository::{Asked, Repository};
+use shadowslice_datapath::repository::{QueuedCommand, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_shared::exit;
@@ -23,7 +23,7 @@ pub(crate) struct Running {
     pub(crate) router: Arc<Router>,
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) planned: Option<watch::Receiver<Planned>>,
-    pub(crate) pulse: Pulse,
+    pub(crate) pulse: Heartbeat,
     /// Lets the models' workers start, one model after the other.
     pub(crate) turns: Turnstile,
 }
@@ -39,7 +39,7 @@ pub(crate) async fn run_models(
 ) -> Result<Running, Failed> {
     let succeeds = *moving.borrow();
     let (for_planner, shared) = watch::channel(Vec::new());
-    let pulse = Pulse::new(context.clock);
+    let pulse = Heartbeat::new(context.clock);
     let planner = Planner::new(&config.controller, context.clock, &context.gpus, shared, moving);
     let (planner, planned) = planner.unzip();
     let started = ControlThread::start(planner, pulse.clone());
@@ -61,7 +61,7 @@ pub(crate) fn repository(
     models: &watch::Receiver<Arc<ModelSet>>,
     router: &Arc<Router>,
     guard: Guard,
-    (wishes, rising): (mpsc::Sender<Asked>, watch::Receiver<bool>),
+    (wishes, rising): (mpsc::Sender<QueuedCommand>, watch::Receiver<bool>),
 ) -> Arc<Repository> {
     let (models, router) = (models.clone(), Arc::clone(router));
     let list = move || models.borrow().listed(|name| router.is_drained(name));

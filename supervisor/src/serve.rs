@@ -24,9 +24,9 @@ use shadowslice_control::host::{self, RunDir};
 use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
-use shadowslice_datapath::relay::Relays;
+use shadowslice_datapath::relay::RelayServer;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::sockets::Passable;
+use shadowslice_datapath::sockets::PassableSocket;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::access_log::AccessLogWriter;
@@ -158,7 +158,8 @@ async fn serve(
     let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
     let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)
         .map_err(|error| unavailable("cannot listen on the control socket", &error))?;
-    let relays = predecessor.as_mut().and_then(|before| before.relay.take()).map(Relays::listen).transpose();
+    let relays =
+        predecessor.as_mut().and_then(|before| before.relay.take()).map(RelayServer::listen).transpose();
     let relays = relays
         .map_err(|error| unavailable("cannot listen for requests from the previous supervisor", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
@@ -268,8 +269,8 @@ async fn serve(
             ready = ready => ready?,
             () = ended(steered.clone()) => return Ok(()),
         }
-        sockets.iter().for_each(Passable::keep);
-        inherited.remove_left();
+        sockets.iter().for_each(PassableSocket::retain);
+        inherited.remove_unclaimed();
         rising.send_replace(false);
         open.send_replace(true);
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");

@@ -3,7 +3,7 @@
 use std::future::pending;
 
 use sd_notify::NotifyState;
-use shadowslice_datapath::pulse::Pulse;
+use shadowslice_datapath::heartbeat::Heartbeat;
 
 pub(crate) fn serving() {
     say(NotifyState::Ready);
@@ -20,12 +20,12 @@ pub(crate) fn stopping() {
 
 /// Feeds its watchdog, if there is one, while the control thread moves. That this runs shows that
 /// the data path does.
-pub(crate) async fn feed_watchdog(pulse: Pulse) {
+pub(crate) async fn feed_watchdog(pulse: Heartbeat) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return pending().await };
     let mut turn = tokio::time::interval(limit / 3);
     loop {
         turn.tick().await;
-        if pulse.moves() {
+        if pulse.is_alive() {
             say(NotifyState::Watchdog);
         }
     }

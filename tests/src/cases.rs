@@ -1,4 +1,4 @@
-//! Requests with known answers, as `models/make_models.py` writes them, and how answers are compared.
+//! Requests with known answers, which `models/make_models.py` writes, and the comparison of answers.
 
 use std::fs;
 use std::io;
@@ -7,84 +7,84 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde::Deserialize;
 
-/// A model's file, as far as can be seen without loading it, which no engine loads.
+/// The contents of a file that looks like an ONNX model until an engine tries to load it.
 pub const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
-/// A tensor, its elements row-major and little-endian as the protocol carries them.
+/// A tensor with row-major, little-endian elements, as the protocol carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tensor {
-    /// Its name.
+pub struct ClientTensor {
+    /// The name of the input or output.
     pub name: String,
-    /// Its datatype in the protocol's words, such as FP32.
+    /// The datatype in the protocol's notation, such as FP32.
     pub datatype: String,
-    /// Its whole shape.
+    /// The shape with the batch axis.
     pub shape: Vec<i64>,
-    /// Its elements.
+    /// The elements.
     pub data: Bytes,
 }
 
-impl Tensor {
-    /// A tensor of FP32 elements.
+impl ClientTensor {
+    /// Makes a tensor of FP32 elements.
     pub fn fp32(name: &str, shape: &[i64], elements: &[f32]) -> Self {
         let data = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
         Self { name: name.into(), datatype: "FP32".into(), shape: shape.to_vec(), data }
     }
 
-    /// Its elements, if they are FP32.
+    /// Returns the elements if they are FP32.
     pub fn as_fp32(&self) -> Option<impl Iterator<Item = f32>> {
         let elements = self.data.as_chunks::<4>().0;
         (self.datatype == "FP32").then(|| elements.iter().map(|bytes| f32::from_le_bytes(*bytes)))
     }
 }
 
-/// One request, the answer that it must get, and the true label if it is known.
+/// A request, the answer that it must get, and the true label if it is known.
 #[derive(Debug, Clone)]
-pub struct Case {
-    /// The request's tensors.
-    pub inputs: Vec<Tensor>,
-    /// The answer of ONNX Runtime when it is called directly.
-    pub outputs: Vec<Tensor>,
+pub struct RequestCase {
+    /// The tensors of the request.
+    pub inputs: Vec<ClientTensor>,
+    /// The answer that ONNX Runtime gives when it is called directly.
+    pub outputs: Vec<ClientTensor>,
     /// The true label of the input.
     pub truth: Option<i64>,
 }
 
-/// Why there are no cases.
+/// A failure to load a file of cases.
 #[derive(Debug, thiserror::Error)]
-pub enum BadCases {
-    /// The file cannot be read.
-    #[error("cannot read {}; `make models` makes it", path.display())]
+pub enum CasesError {
+    /// A file that cannot be read.
+    #[error("cannot read {}; run `make models` to create it", path.display())]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The file is no JSON of cases.
-    #[error("{} holds no cases; remove it, and `make models` makes it again", path.display())]
+    /// A file that is not the JSON of cases.
+    #[error("{} does not contain valid cases; remove it and run `make models`", path.display())]
     Parse {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: serde_json::Error,
     },
 }
 
-/// The cases in a file.
-pub fn load(path: &Path) -> Result<Vec<Case>, BadCases> {
-    let text = fs::read(path).map_err(|source| BadCases::Read { path: path.into(), source })?;
+/// Loads the cases of a file.
+pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
+    let text = fs::read(path).map_err(|source| CasesError::Read { path: path.into(), source })?;
     let file: File =
-        serde_json::from_slice(&text).map_err(|source| BadCases::Parse { path: path.into(), source })?;
+        serde_json::from_slice(&text).map_err(|source| CasesError::Parse { path: path.into(), source })?;
     Ok(file.cases)
 }
 
-/// Where the models and their cases lie, wherever the tests are run from.
+/// Returns the folder with the models and their cases, whatever the working directory is.
 pub fn models_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("models")
 }
 
 #[derive(Deserialize)]
 struct File {
-    cases: Vec<Case>,
+    cases: Vec<RequestCase>,
 }
 
 #[derive(Deserialize)]
@@ -111,15 +111,15 @@ enum Elements {
     Int64(Vec<i64>),
 }
 
-impl<'de> Deserialize<'de> for Case {
+impl<'de> Deserialize<'de> for RequestCase {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let RawCase { inputs, outputs, truth } = RawCase::deserialize(deserializer)?;
-        let tensors = |raw: Vec<RawTensor>| raw.into_iter().map(Tensor::from).collect();
+        let tensors = |raw: Vec<RawTensor>| raw.into_iter().map(ClientTensor::from).collect();
         Ok(Self { inputs: tensors(inputs), outputs: tensors(outputs), truth })
     }
 }
 
-impl From<RawTensor> for Tensor {
+impl From<RawTensor> for ClientTensor {
     fn from(RawTensor { name, shape, elements }: RawTensor) -> Self {
         match elements {
             Elements::Fp32(elements) => Self::fp32(&name, &shape, &elements),
@@ -133,15 +133,15 @@ impl From<RawTensor> for Tensor {
 
 /// Compares an answer with the expected answer: FP32 within `tolerance` if that is above zero, all
 /// other types byte for byte. The error names the difference.
-pub fn compare(expected: &[Tensor], got: &[Tensor], tolerance: f32) -> Result<(), String> {
+pub fn compare(expected: &[ClientTensor], got: &[ClientTensor], tolerance: f32) -> Result<(), String> {
     if expected.len() != got.len() {
         return Err(format!("{} outputs instead of {}", got.len(), expected.len()));
     }
     expected.iter().zip(got).try_for_each(|(expected, got)| compare_tensor(expected, got, tolerance))
 }
 
-fn compare_tensor(expected: &Tensor, got: &Tensor, tolerance: f32) -> Result<(), String> {
-    let head = |tensor: &Tensor| format!("{} {} {:?}", tensor.name, tensor.datatype, tensor.shape);
+fn compare_tensor(expected: &ClientTensor, got: &ClientTensor, tolerance: f32) -> Result<(), String> {
+    let head = |tensor: &ClientTensor| format!("{} {} {:?}", tensor.name, tensor.datatype, tensor.shape);
     if head(expected) != head(got) || expected.data.len() != got.data.len() {
         return Err(format!(
             "output {} of {} bytes instead of {} of {}",
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_cases_and_tells_answers_apart() {
+    fn cases_are_read_and_different_answers_are_recognised() {
         let text = r#"{"cases": [{"truth": 3,
             "inputs": [{"name": "a", "datatype": "INT64", "shape": [1, 2], "data": [1, -1]}],
             "outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [0.5, 2]}]}]}"#;
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(case.inputs[0].data[8..], [0xff; 8]);
         assert_eq!(case.truth, Some(3));
 
-        let answer = |elements: &[f32]| vec![Tensor::fp32("y", &[2], elements)];
+        let answer = |elements: &[f32]| vec![ClientTensor::fp32("y", &[2], elements)];
         assert_eq!(compare(&case.outputs, &answer(&[0.5, 2.00005]), 1e-4), Ok(()));
         assert!(compare(&case.outputs, &answer(&[0.5, 2.1]), 1e-4).unwrap_err().contains("element 1"));
         assert!(compare(&case.outputs, &answer(&[0.5, 2.00005]), 0.0).is_err());

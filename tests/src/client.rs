@@ -20,89 +20,119 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tower::{Service, ServiceExt};
 
-use crate::cases::Tensor;
+use crate::cases::ClientTensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::proto::health::HealthCheckRequest;
 use crate::proto::health::health_check_response::ServingStatus;
 use crate::proto::health::health_client::HealthClient;
 use crate::proto::infer_parameter::ParameterChoice as Choice;
 use crate::proto::model_infer_request::InferInputTensor;
+use crate::proto::model_metadata_response::TensorMetadata;
 use crate::proto::model_repository_parameter::ParameterChoice;
+use crate::proto::repository_index_response::ModelIndex;
 use crate::proto::{
     InferParameter, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest,
     ModelRepositoryParameter, RepositoryIndexRequest, RepositoryModelLoadRequest,
     RepositoryModelUnloadRequest, ServerReadyRequest,
 };
 
-/// The largest answer taken, in bytes.
-const MAX_ANSWER: usize = 256 << 20;
+/// The largest response that the client accepts, in bytes.
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// The bytes before each message of gRPC: whether it is compressed, and its length.
+/// The length of the prefix of each gRPC message, in bytes: a flag for compression, and the length.
 const FRAMING: usize = 5;
 
-/// How long an attempt to connect may take.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// The longest time that a connection attempt may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client with one connection, made when it is first needed and again after it broke. Clones share
-/// the connection; any number of requests may be in flight on it.
+/// A model in the answer of `RepositoryIndex`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepositoryEntry {
+    /// The name of the model.
+    pub name: String,
+    /// The state, such as READY.
+    pub state: String,
+    /// The reason of the state, which may be empty.
+    pub reason: String,
+}
+
+/// An input of a model, as the server describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInputSpec {
+    /// The name of the input.
+    pub name: String,
+    /// The datatype in the protocol's notation, such as FP32.
+    pub datatype: String,
+    /// The shape with the batch axis; -1 stands for an axis of any size.
+    pub shape: Vec<i64>,
+}
+
+/// A client with one connection, which it opens with the first request and again after a failure.
+/// Clones share the connection; any number of requests may be in flight on it.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct InferGrpcClient {
     grpc: GrpcInferenceServiceClient<Channel>,
     channel: Channel,
 }
 
-impl Client {
-    /// A client of the server that listens on this socket.
+impl InferGrpcClient {
+    /// Makes a client of the server that listens on this socket.
     pub fn new(socket: &Path) -> Self {
         let socket = socket.to_path_buf();
         let connector = tower::service_fn(move |_: Uri| {
             let socket = socket.clone();
             async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
         });
-        let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CONNECT_WITHIN);
+        let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CONNECT_TIMEOUT);
         Self::on(endpoint.connect_with_connector_lazy(connector))
     }
 
-    /// A client of the server at this address, over TCP.
+    /// Makes a client of the server at this TCP address.
     pub fn at(address: SocketAddr) -> Self {
         let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
         let endpoint = Endpoint::from(uri.expect("a socket's address is an authority"));
-        Self::on(endpoint.connect_timeout(CONNECT_WITHIN).connect_lazy())
+        Self::on(endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy())
     }
 
     fn on(channel: Channel) -> Self {
-        let grpc = GrpcInferenceServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
+        let grpc =
+            GrpcInferenceServiceClient::new(channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
         Self { grpc, channel }
     }
 
-    /// Whether the server says that it is ready.
+    /// Returns the answer of `ServerReady`.
     pub async fn server_ready(&mut self) -> Result<bool, Status> {
         Ok(self.grpc.server_ready(ServerReadyRequest {}).await?.into_inner().ready)
     }
 
-    /// What gRPC's health service says, and then each change of it; true for SERVING.
+    /// Watches gRPC's health service: yields its state and then each change; true means SERVING.
     pub async fn health(&self) -> Result<impl Stream<Item = Result<bool, Status>> + use<>, Status> {
         let mut health = HealthClient::new(self.channel.clone());
-        let told = health.watch(HealthCheckRequest::default()).await?.into_inner();
-        Ok(told.map_ok(|answer| answer.status() == ServingStatus::Serving))
+        let responses = health.watch(HealthCheckRequest::default()).await?.into_inner();
+        Ok(responses.map_ok(|answer| answer.status() == ServingStatus::Serving))
     }
 
-    /// Whether the server says that the model is ready.
+    /// Returns the answer of `ModelReady`.
     pub async fn model_ready(&mut self, model: &str) -> Result<bool, Status> {
         let request = ModelReadyRequest { name: model.into(), version: String::new() };
         Ok(self.grpc.model_ready(request).await?.into_inner().ready)
     }
 
-    /// Name, state and reason of every model, or of the ready models.
-    pub async fn repository_index(&mut self, ready: bool) -> Result<Vec<(String, String, String)>, Status> {
+    /// Lists all models, or only the ready ones.
+    pub async fn repository_index(&mut self, ready: bool) -> Result<Vec<RepositoryEntry>, Status> {
         let request = RepositoryIndexRequest { repository_name: String::new(), ready };
         let listed = self.grpc.repository_index(request).await?.into_inner().models;
-        Ok(listed.into_iter().map(|model| (model.name, model.state, model.reason)).collect())
+        let entry = |model: ModelIndex| RepositoryEntry {
+            name: model.name,
+            state: model.state,
+            reason: model.reason,
+        };
+        Ok(listed.into_iter().map(entry).collect())
     }
 
-    /// Has a model loaded, with a configuration that differs by this JSON.
+    /// Loads a model. `config` is JSON with keys that replace those of the configuration.
     pub async fn load(&mut self, model: &str, config: Option<&str>) -> Result<(), Status> {
         let text = |json: &str| ModelRepositoryParameter {
             parameter_choice: Some(ParameterChoice::StringParam(json.to_owned())),
@@ -115,7 +145,7 @@ impl Client {
         self.grpc.repository_model_load(request).await.map(drop)
     }
 
-    /// Has a model unloaded.
+    /// Unloads a model.
     pub async fn unload(&mut self, model: &str) -> Result<(), Status> {
         let request = RepositoryModelUnloadRequest {
             model_name: model.into(),
@@ -124,36 +154,46 @@ impl Client {
         self.grpc.repository_model_unload(request).await.map(drop)
     }
 
-    /// The model's inputs: name, datatype and shape of each, -1 for an axis of any size.
-    pub async fn inputs(&mut self, model: &str) -> Result<Vec<(String, String, Vec<i64>)>, Status> {
+    /// Returns the inputs that the model's metadata describe.
+    pub async fn inputs(&mut self, model: &str) -> Result<Vec<ModelInputSpec>, Status> {
         let request = ModelMetadataRequest { name: model.into(), version: String::new() };
         let metadata = self.grpc.model_metadata(request).await?.into_inner();
-        Ok(metadata.inputs.into_iter().map(|input| (input.name, input.datatype, input.shape)).collect())
+        let spec = |input: TensorMetadata| ModelInputSpec {
+            name: input.name,
+            datatype: input.datatype,
+            shape: input.shape,
+        };
+        Ok(metadata.inputs.into_iter().map(spec).collect())
     }
 
-    /// The model's answer to one request.
-    pub async fn infer(&mut self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, Status> {
+    /// Sends one request, and returns the output tensors.
+    pub async fn infer(&mut self, model: &str, inputs: &[ClientTensor]) -> Result<Vec<ClientTensor>, Status> {
         self.infer_with(model, inputs, &[]).await
     }
 
-    /// The same, with this metadata: name and value of each entry.
+    /// Sends one request with gRPC metadata, given as pairs of name and value.
     pub async fn infer_with(
         &mut self,
         model: &str,
-        inputs: &[Tensor],
+        inputs: &[ClientTensor],
         metadata: &[(&'static str, &str)],
-    ) -> Result<Vec<Tensor>, Status> {
-        let mut asked = Request::new(request(model, inputs));
+    ) -> Result<Vec<ClientTensor>, Status> {
+        let mut call = Request::new(request(model, inputs));
         for (name, value) in metadata {
-            let value = value.parse().map_err(|_| Status::invalid_argument("it is no metadata"))?;
-            asked.metadata_mut().append(*name, value);
+            let value = value
+                .parse()
+                .map_err(|_| Status::invalid_argument("the value is not valid as gRPC metadata"))?;
+            call.metadata_mut().append(*name, value);
         }
-        tensors(self.grpc.model_infer(asked).await?.into_inner())
+        tensors(self.grpc.model_infer(call).await?.into_inner())
     }
 
     /// Sends requests over one call of `ModelStreamInfer`, one after the other, each with its place as
     /// its id. Returns the error of each answer; it is empty where there is none.
-    pub async fn infer_in_stream(&mut self, requests: &[(&str, &[Tensor])]) -> Result<Vec<String>, Status> {
+    pub async fn infer_in_stream(
+        &mut self,
+        requests: &[(&str, &[ClientTensor])],
+    ) -> Result<Vec<String>, Status> {
         let requests = requests.iter().enumerate();
         let requests: Vec<_> = requests
             .map(|(at, (model, inputs))| ModelInferRequest { id: at.to_string(), ..request(model, inputs) })
@@ -162,60 +202,59 @@ impl Client {
         answers.map_ok(|answer| answer.error_message).try_collect().await
     }
 
-    /// The same, with a priority: lower numbers go first.
-    pub async fn infer_at(
+    /// Sends one request with a priority; lower numbers come first.
+    pub async fn infer_with_priority(
         &mut self,
         model: &str,
-        inputs: &[Tensor],
+        inputs: &[ClientTensor],
         priority: i64,
-    ) -> Result<Vec<Tensor>, Status> {
-        let mut asked = request(model, inputs);
+    ) -> Result<Vec<ClientTensor>, Status> {
+        let mut call = request(model, inputs);
         let priority = InferParameter { parameter_choice: Some(Choice::Int64Param(priority)) };
-        asked.parameters.insert("priority".to_owned(), priority);
-        tensors(self.grpc.model_infer(asked).await?.into_inner())
+        call.parameters.insert("priority".to_owned(), priority);
+        tensors(self.grpc.model_infer(call).await?.into_inner())
     }
 
-    /// Like [`Self::infer`], but the head of the request is sent at once, and its message once
-    /// `over` has ended.
-    pub async fn infer_after(
+    /// Sends one request: its headers at once, and its message after `delay` has ended.
+    pub async fn infer_with_late_body(
         &self,
         model: &str,
-        inputs: &[Tensor],
-        over: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<Vec<Tensor>, Status> {
+        inputs: &[ClientTensor],
+        delay: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Vec<ClientTensor>, Status> {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let message = request(model, inputs);
-        let asked = Request::new(stream::once(async {
-            over.await;
+        let call = Request::new(stream::once(async {
+            delay.await;
             message
         }));
         let path = PathAndQuery::from_static(INFER);
         let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
-        tensors(grpc.client_streaming(asked, path, codec).await?.into_inner())
+        tensors(grpc.client_streaming(call, path, codec).await?.into_inner())
     }
 
-    /// Sends a request that is encoded already, without a copy of it; returns the model's answer.
-    pub async fn infer_prepared(&self, prepared: &Prepared) -> Result<Vec<Tensor>, Status> {
+    /// Sends an encoded request without copying it, and returns the output tensors.
+    pub async fn infer_encoded(&self, encoded: &EncodedRequest) -> Result<Vec<ClientTensor>, Status> {
         let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
         let request = http::Request::post(INFER)
             .header("content-type", "application/grpc")
             .header("te", "trailers")
-            .body(Body::new(Full::new(prepared.0.clone())))
+            .body(Body::new(Full::new(encoded.0.clone())))
             .expect("the headers are constants");
         let mut channel = self.channel.clone();
         let answer = channel.ready().await.map_err(failed)?.call(request).await.map_err(failed)?;
         let (head, body) = answer.into_parts();
-        refused(&head.headers)?;
+        check_status(&head.headers)?;
         let body = body.collect().await?;
-        body.trailers().map_or(Ok(()), refused)?;
+        body.trailers().map_or(Ok(()), check_status)?;
         let mut message = body.to_bytes();
         message.advance(FRAMING.min(message.len()));
         let answer = ModelInferResponse::decode(message);
         tensors(answer.map_err(|error| Status::data_loss(error.to_string()))?)
     }
 
-    /// Asks for an inference with these bytes as the message, whatever they are.
+    /// Sends these bytes as the message of `ModelInfer`, valid or not.
     pub async fn infer_bytes(&self, message: Bytes) -> Result<(), Status> {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -224,32 +263,32 @@ impl Client {
     }
 }
 
-/// Returns the error that the headers or trailers of an answer name.
-fn refused(headers: &http::HeaderMap) -> Result<(), Status> {
+/// Returns the error that the headers or trailers of a response name.
+fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
         _ => Ok(()),
     }
 }
 
-/// A request for an inference as it goes over the wire. Clones share its bytes.
+/// An inference request in its wire format. Clones share the bytes.
 #[derive(Debug, Clone)]
-pub struct Prepared(Bytes);
+pub struct EncodedRequest(Bytes);
 
-impl Prepared {
+impl EncodedRequest {
     /// Encodes a request.
-    pub fn new(model: &str, inputs: &[Tensor]) -> Self {
+    pub fn new(model: &str, inputs: &[ClientTensor]) -> Self {
         let message = request(model, inputs);
         let length = message.encoded_len();
         let mut framed = BytesMut::with_capacity(FRAMING + length);
         framed.put_u8(0);
-        framed.put_u32(u32::try_from(length).expect("a request has less than 4 GiB"));
-        message.encode(&mut framed).expect("there is room for it");
+        framed.put_u32(u32::try_from(length).expect("the request is smaller than 4 GiB"));
+        message.encode(&mut framed).expect("the buffer has room for the message");
         Self(framed.freeze())
     }
 }
 
-/// Sends bytes as they are, and reads no answer.
+/// A codec that sends bytes unchanged and ignores the response.
 struct AnyBytes;
 
 impl Codec for AnyBytes {
@@ -288,13 +327,13 @@ impl Decoder for AnyBytes {
     }
 }
 
-fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
+fn tensors(answer: ModelInferResponse) -> Result<Vec<ClientTensor>, Status> {
     if answer.outputs.len() != answer.raw_output_contents.len() {
-        return Err(Status::data_loss("the answer does not carry each output's raw contents"));
+        return Err(Status::data_loss("the response does not carry the raw contents of each output"));
     }
     let outputs = answer.outputs.into_iter().zip(answer.raw_output_contents);
     Ok(outputs
-        .map(|(output, data)| Tensor {
+        .map(|(output, data)| ClientTensor {
             name: output.name,
             datatype: output.datatype,
             shape: output.shape,
@@ -303,15 +342,15 @@ fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
         .collect())
 }
 
-/// A request for an inference as it goes into the body of a call: flag, length, message.
-pub fn framed(model: &str, inputs: &[Tensor]) -> Vec<u8> {
+/// Encodes an inference request as the body of a call: flag, length, message.
+pub fn framed(model: &str, inputs: &[ClientTensor]) -> Vec<u8> {
     let message = request(model, inputs).encode_to_vec();
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0], &length.to_be_bytes()[..], &message].concat()
 }
 
-fn request(model: &str, inputs: &[Tensor]) -> ModelInferRequest {
-    let described = |tensor: &Tensor| InferInputTensor {
+fn request(model: &str, inputs: &[ClientTensor]) -> ModelInferRequest {
+    let described = |tensor: &ClientTensor| InferInputTensor {
         name: tensor.name.clone(),
         datatype: tensor.datatype.clone(),
         shape: tensor.shape.clone(),

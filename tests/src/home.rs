@@ -1,4 +1,4 @@
-//! A folder for one supervisor under test, and the `shadowslice` commands run in it.
+//! The folder of one supervisor under test, and the `shadowslice` commands that run in it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,126 +12,126 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::process::Process;
+use crate::process::ProcessHandle;
 
-/// How long anything that the supervisor does by itself may take here, unless a folder says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// The default time limit for each action of a supervisor under test.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much of the supervisor's log an error shows, in lines.
+/// The number of lines at the end of the supervisor's log that an error shows.
 const LOG_LINES: usize = 30;
 
 /// The failure of a supervisor under test.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A file or process of the harness itself.
+pub enum HarnessError {
+    /// A failed operation on a file or process of the harness itself.
     #[error("cannot {what}")]
     Io {
-        /// The action that failed.
+        /// The operation, as an infinitive.
         what: String,
         /// The cause.
         source: io::Error,
     },
-    /// The binary is not there.
-    #[error("there is no {}; build it first (`cargo build --workspace`), or set SHADOWSLICE_BIN", .0.display())]
+    /// A binary that is not found.
+    #[error("{} not found; run `cargo build --workspace`, or set SHADOWSLICE_BIN", .0.display())]
     NoBinary(PathBuf),
-    /// Something did not happen in time.
-    #[error("not within {within:?}: {what}; its log:\n{log}")]
-    TooLate {
-        /// How long it was waited for.
+    /// A condition that was not fulfilled in time.
+    #[error("timed out after {within:?} waiting for {what}; the supervisor's log:\n{log}")]
+    Timeout {
+        /// The time limit.
         within: Duration,
-        /// The condition that was waited for.
+        /// The condition.
         what: String,
-        /// The end of the supervisor's log.
+        /// Returns the end of the supervisor's log.
         log: String,
     },
-    /// The supervisor ended by itself or not as it should.
-    #[error("the supervisor ended with {status}; its log:\n{log}")]
-    Ended {
-        /// Its exit status.
+    /// An unexpected exit of the supervisor.
+    #[error("the supervisor exited with {status}; its log:\n{log}")]
+    Exited {
+        /// The exit status.
         status: ExitStatus,
-        /// The end of its log.
+        /// Returns the end of the supervisor's log.
         log: String,
     },
-    /// A command of the `shadowslice` binary failed.
-    #[error("`shadowslice {command}` ended with {status}: {stderr}")]
+    /// A `shadowslice` command that failed.
+    #[error("`shadowslice {command}` exited with {status}: {stderr}")]
     Command {
-        /// Its arguments.
+        /// The arguments of the command.
         command: String,
-        /// Its exit status.
+        /// The exit status.
         status: ExitStatus,
-        /// The command's stderr.
+        /// The standard error of the command.
         stderr: String,
     },
-    /// A command printed a text that is not as agreed.
-    #[error("`shadowslice {command}` printed {printed}")]
-    Printed {
-        /// Its arguments.
+    /// An output of a command that is not the expected JSON.
+    #[error("unexpected output of `shadowslice {command}`: {printed}")]
+    UnexpectedOutput {
+        /// The arguments of the command.
         command: String,
-        /// The printed text.
+        /// The output.
         printed: String,
-        /// The fault of the text.
+        /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// The model is not known to the supervisor.
-    #[error("`shadowslice status` names no model {0}")]
-    NoModel(String),
-    /// The supervisor left something behind.
-    #[error("left behind: {}", .0.join(", "))]
-    Left(Vec<String>),
+    /// A model that the supervisor's status does not contain.
+    #[error("`shadowslice status` has no model {0}")]
+    UnknownModel(String),
+    /// Processes and files that the supervisor left behind.
+    #[error("the supervisor left behind: {}", .0.join(", "))]
+    LeftBehind(Vec<String>),
 }
 
-/// A folder for one supervisor: its configuration, run directory and temporary files. Its path is
-/// short, since a Unix socket's path may not be long.
+/// A folder for one supervisor: its configuration, run directory and temporary files. The folder is
+/// in /tmp because the path of a Unix socket must be short.
 #[derive(Debug)]
 pub struct Home {
     folder: TempDir,
     environment: Vec<(OsString, OsString)>,
     binary: Option<PathBuf>,
     log: PathBuf,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Home {
-    /// An empty folder.
-    pub fn new() -> Result<Self, Error> {
+    /// Creates an empty folder.
+    pub fn new() -> Result<Self, HarnessError> {
         let folder = tempfile::Builder::new()
             .prefix("ss-")
             .tempdir_in("/tmp")
-            .map_err(|source| Error::Io { what: "make a folder in /tmp".into(), source })?;
+            .map_err(|source| HarnessError::Io { what: "create a folder in /tmp".into(), source })?;
         let log = folder.path().join("log");
-        let home = Self { folder, environment: Vec::new(), binary: None, log, patience: PATIENCE };
+        let home = Self { folder, environment: Vec::new(), binary: None, log, timeout: DEFAULT_TIMEOUT };
         let temporary = home.path().join("tmp");
         fs::create_dir(&temporary)
-            .map_err(|source| Error::Io { what: format!("make {}", temporary.display()), source })?;
+            .map_err(|source| HarnessError::Io { what: format!("create {}", temporary.display()), source })?;
         Ok(home)
     }
 
-    /// A folder that holds this configuration as `config.yaml`.
-    pub fn with_config(yaml: &str) -> Result<Self, Error> {
+    /// Creates a folder with this configuration as `config.yaml`.
+    pub fn with_config(yaml: &str) -> Result<Self, HarnessError> {
         let home = Self::new()?;
         home.write("config.yaml", yaml)?;
         Ok(home)
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The supervisor's run directory, unless the configuration names another.
+    /// Returns the supervisor's run directory, unless the configuration names another.
     pub fn run_dir(&self) -> PathBuf {
         self.path().join("run")
     }
 
-    /// Writes a file into it.
-    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> Result<PathBuf, Error> {
+    /// Writes a file into the folder, and returns its path.
+    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> Result<PathBuf, HarnessError> {
         let path = self.path().join(name);
         fs::write(&path, contents)
-            .map_err(|source| Error::Io { what: format!("write {}", path.display()), source })?;
+            .map_err(|source| HarnessError::Io { what: format!("write {}", path.display()), source })?;
         Ok(path)
     }
 
-    /// The end of the supervisor's log.
+    /// Returns the end of the supervisor's log.
     pub fn log(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -143,14 +143,14 @@ impl Home {
         self.environment.push((name.into(), value.into()));
     }
 
-    /// Runs this `shadowslice` instead of the binary that is found.
+    /// Sets the `shadowslice` binary to run instead of the default one.
     pub fn set_binary(&mut self, path: PathBuf) {
         self.binary = Some(path);
     }
 
-    /// Runs the binary from a folder `bin` of its own, where this script is the worker's.
-    pub fn set_worker(&mut self, script: &str) -> Result<(), Error> {
-        let failed = |source| Error::Io { what: "give the supervisor another worker".into(), source };
+    /// Replaces the worker by a shell script: copies `shadowslice` to a folder `bin` beside the script.
+    pub fn set_worker(&mut self, script: &str) -> Result<(), HarnessError> {
+        let failed = |source| HarnessError::Io { what: "replace the supervisor's worker".into(), source };
         let folder = self.path().join("bin");
         fs::create_dir_all(&folder).map_err(failed)?;
         let program = folder.join("shadowslice");
@@ -161,40 +161,40 @@ impl Home {
         Ok(())
     }
 
-    /// Writes the supervisor's log there instead of into this folder.
+    /// Sets the path of the supervisor's log.
     pub fn set_log(&mut self, path: PathBuf) {
         self.log = path;
     }
 
-    /// Where the supervisor's log goes.
+    /// Returns the path of the supervisor's log.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// Lets the supervisor keep optimised models in this folder, which outlives it.
-    pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |source| Error::Io { what: format!("keep models in {}", folder.display()), source };
+    /// Makes the supervisor keep optimised models in this folder, which outlives the supervisor.
+    pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), HarnessError> {
+        let failed =
+            |source| HarnessError::Io { what: format!("keep models in {}", folder.display()), source };
         let private = self.run_dir().join("private");
-        // The supervisor takes no folder that others may write to.
+        // The supervisor refuses a folder that others may write to.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&private).map_err(failed)?;
         symlink(folder, private.join("tensorrt")).map_err(failed)
     }
 
-    /// Sets how long to wait for actions that the supervisor takes by itself.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    /// Sets the time limit for each action of the supervisor.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
-    /// How long anything that the supervisor does by itself may take.
-    pub fn patience(&self) -> Duration {
-        self.patience
+    /// Returns the time limit for each action of the supervisor.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    /// The `shadowslice` command in this folder's environment. [`left_behind`] finds all files that
-    /// it writes to the temporary or the home directory. ONNX Runtime's library writes its
-    /// telemetry there unless the supervisor prevents it, and this environment does nothing to
-    /// prevent it.
-    pub fn command(&self, arguments: &[&str]) -> Result<Command, Error> {
+    /// Makes a `shadowslice` command with this folder's environment. [`left_behind`] finds all files
+    /// that the command writes to the temporary or the home directory. ONNX Runtime writes its
+    /// telemetry there unless the supervisor prevents that; this environment does not.
+    pub fn command(&self, arguments: &[&str]) -> Result<Command, HarnessError> {
         let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command
             .args(arguments)
@@ -210,37 +210,38 @@ impl Home {
         Ok(command)
     }
 
-    /// Runs a command of `shadowslice` to its end.
-    pub async fn run(&self, arguments: &[&str]) -> Result<Output, Error> {
+    /// Runs a `shadowslice` command to its end.
+    pub async fn run(&self, arguments: &[&str]) -> Result<Output, HarnessError> {
         let what = format!("`shadowslice {}`", arguments.join(" "));
-        let within = self.patience;
+        let within = self.timeout;
         let output = timeout(within, self.command(arguments)?.output()).await;
-        let output = output.map_err(|_| Error::TooLate { within, what: what.clone(), log: String::new() })?;
-        output.map_err(|source| Error::Io { what: format!("run {what}"), source })
+        let output =
+            output.map_err(|_| HarnessError::Timeout { within, what: what.clone(), log: String::new() })?;
+        output.map_err(|source| HarnessError::Io { what: format!("run {what}"), source })
     }
 }
 
-/// The `shadowslice` binary: named by SHADOWSLICE_BIN, or built beside this one.
-fn binary() -> Result<PathBuf, Error> {
+/// Returns the `shadowslice` binary: SHADOWSLICE_BIN, or the one built beside the running program.
+fn binary() -> Result<PathBuf, HarnessError> {
     match std::env::var_os("SHADOWSLICE_BIN") {
         Some(path) => Ok(path.into()),
-        None => beside("shadowslice"),
+        None => sibling_binary("shadowslice"),
     }
 }
 
-/// A binary of this workspace, built beside the running program.
-pub fn beside(name: &str) -> Result<PathBuf, Error> {
+/// Returns the path of a binary of this workspace, built beside the running program.
+pub fn sibling_binary(name: &str) -> Result<PathBuf, HarnessError> {
     let own = std::env::current_exe()
-        .map_err(|source| Error::Io { what: "find the running program".into(), source })?;
-    // Cargo puts tests into `deps`, one folder below the binaries.
+        .map_err(|source| HarnessError::Io { what: "find the running program".into(), source })?;
+    // Cargo puts test binaries into `deps`, one folder below the other binaries.
     let folder = own.parent().filter(|folder| !folder.ends_with("deps")).or(own.ancestors().nth(2));
     let path = folder.unwrap_or(Path::new(".")).join(name);
-    if path.is_file() { Ok(path) } else { Err(Error::NoBinary(path)) }
+    if path.is_file() { Ok(path) } else { Err(HarnessError::NoBinary(path)) }
 }
 
-/// The remains of a supervisor that ended: processes, sockets, temporary and memory files.
-pub fn left_behind(home: &Home, children: &[Process]) -> Vec<String> {
-    let processes = children.iter().filter(|child| child.alive());
+/// Lists what a supervisor left behind after its exit: processes, sockets, and temporary files.
+pub fn left_behind(home: &Home, children: &[ProcessHandle]) -> Vec<String> {
+    let processes = children.iter().filter(|child| child.is_alive());
     let mut left: Vec<String> = processes.map(|child| format!("process {}", child.pid)).collect();
     let mut folders = vec![home.run_dir(), home.path().join("tmp")];
     while let Some(folder) = folders.pop() {

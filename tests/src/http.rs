@@ -1,4 +1,4 @@
-//! An HTTP client of the Open Inference Protocol over TCP that keeps its connections.
+//! An HTTP client of the Open Inference Protocol over TCP with keep-alive.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,56 +9,56 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use crate::cases::Tensor;
+use crate::cases::ClientTensor;
 
 type Connection = BufReader<TcpStream>;
 
-/// Clones share the connections. A request takes one that is idle, or makes one.
+/// An HTTP client. Clones share the connections; a request takes an idle one or opens one.
 #[derive(Debug, Clone)]
-pub struct HttpClient {
+pub struct InferHttpClient {
     address: SocketAddr,
     idle: Arc<Mutex<Vec<Connection>>>,
 }
 
-struct Answer {
+struct Response {
     status: u16,
     closes: bool,
     body: Vec<u8>,
 }
 
-impl HttpClient {
-    /// A client of the server at this address.
+impl InferHttpClient {
+    /// Makes a client of the server at this address.
     pub fn new(address: SocketAddr) -> Self {
         Self { address, idle: Arc::default() }
     }
 
-    /// The model's answer to one request, all tensors being FP32; an error says why there is none.
-    pub async fn infer(&self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    /// Sends one request with FP32 tensors, and returns the output tensors or the reason of the failure.
+    pub async fn infer(&self, model: &str, inputs: &[ClientTensor]) -> Result<Vec<ClientTensor>, String> {
         let request = request(model, inputs)?;
-        let answer = self.answer(&request).await.map_err(|error| format!("HTTP: {error}"))?;
+        let answer = self.send(&request).await.map_err(|error| format!("HTTP: {error}"))?;
         if answer.status != 200 {
             return Err(format!("{}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
         }
-        tensors(&answer.body).ok_or_else(|| "the answer has no FP32 tensors".to_owned())
+        tensors(&answer.body).ok_or_else(|| "the response has no FP32 tensors".to_owned())
     }
 
-    async fn answer(&self, request: &[u8]) -> io::Result<Answer> {
+    async fn send(&self, request: &[u8]) -> io::Result<Response> {
         loop {
-            let kept = self.idle.lock().pop();
-            let was_kept = kept.is_some();
-            let mut connection = match kept {
-                Some(kept) => kept,
+            let idle = self.idle.lock().pop();
+            let was_idle = idle.is_some();
+            let mut connection = match idle {
+                Some(idle) => idle,
                 None => connect(self.address).await?,
             };
-            // A server may end an idle connection just as it is used again.
-            match asked(&mut connection, request).await? {
+            // The server may close an idle connection just as it is used again.
+            match exchange(&mut connection, request).await? {
                 Some(answer) => {
                     if !answer.closes {
                         self.idle.lock().push(connection);
                     }
                     return Ok(answer);
                 }
-                None if was_kept => {}
+                None if was_idle => {}
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
@@ -71,8 +71,8 @@ async fn connect(address: SocketAddr) -> io::Result<Connection> {
     Ok(BufReader::new(stream))
 }
 
-/// `None` if the connection ended before anything was answered.
-async fn asked(connection: &mut Connection, request: &[u8]) -> io::Result<Option<Answer>> {
+/// Sends a request and reads the response. Returns `None` if the connection closed before that.
+async fn exchange(connection: &mut Connection, request: &[u8]) -> io::Result<Option<Response>> {
     let mut line = String::new();
     let begun = match connection.write_all(request).await {
         Ok(()) => connection.read_line(&mut line).await,
@@ -98,11 +98,11 @@ async fn asked(connection: &mut Connection, request: &[u8]) -> io::Result<Option
     }
     let mut body = vec![0; length];
     connection.read_exact(&mut body).await?;
-    Ok(Some(Answer { status, closes, body }))
+    Ok(Some(Response { status, closes, body }))
 }
 
-fn request(model: &str, inputs: &[Tensor]) -> Result<Vec<u8>, String> {
-    let described = |tensor: &Tensor| {
+fn request(model: &str, inputs: &[ClientTensor]) -> Result<Vec<u8>, String> {
+    let described = |tensor: &ClientTensor| {
         let data: Vec<f32> = tensor.as_fp32().ok_or("an input is not FP32")?.collect();
         Ok(json!({"name": tensor.name, "datatype": "FP32", "shape": tensor.shape, "data": data}))
     };
@@ -115,13 +115,13 @@ fn request(model: &str, inputs: &[Tensor]) -> Result<Vec<u8>, String> {
     .into_bytes())
 }
 
-fn tensors(body: &[u8]) -> Option<Vec<Tensor>> {
+fn tensors(body: &[u8]) -> Option<Vec<ClientTensor>> {
     let body: Value = serde_json::from_slice(body).ok()?;
     let tensor = |output: &Value| {
         let shape: Vec<i64> = serde_json::from_value(output["shape"].clone()).ok()?;
         let data: Vec<f32> = serde_json::from_value(output["data"].clone()).ok()?;
         let name = output["name"].as_str().filter(|_| output["datatype"] == "FP32")?;
-        Some(Tensor::fp32(name, &shape, &data))
+        Some(ClientTensor::fp32(name, &shape, &data))
     };
     body["outputs"].as_array()?.iter().map(tensor).collect()
 }

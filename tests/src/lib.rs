@@ -1,5 +1,5 @@
-//! The shared parts of the whole-system tests and the demo: a supervisor to be tested from outside,
-//! with its clients, an open-loop load, and requests with known answers.
+//! The library of the whole-system tests, the demo and the GPU check: a supervisor under test, its
+//! clients, open-loop and closed-loop loads, and requests with known answers.
 
 pub mod cases;
 pub mod client;
@@ -12,12 +12,12 @@ pub mod random;
 pub mod server;
 pub mod status;
 
-/// The protocol's messages and its client.
+/// The messages of the Open Inference Protocol and its gRPC client.
 #[allow(unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("inference");
 
-    /// gRPC's health service.
+    /// The messages and the client of gRPC's health service.
     pub mod health {
         tonic::include_proto!("grpc.health.v1");
     }

@@ -1,7 +1,9 @@
-//! Loads. Open-loop: requests leave at their planned times, whether or not earlier requests were
-//! answered, and latency counts from the planned arrival. So a server that stalls is charged for
-//! every request that came during the stall. Closed-loop: each client sends a request as soon as
-//! its last request is answered, so the server has as much to do as it can carry.
+//! Open-loop and closed-loop loads.
+//!
+//! An open-loop load sends requests at their planned times, whether or not earlier requests are
+//! answered. Latency counts from the planned arrival, so that a stall of the server adds to the
+//! latency of every request that arrives during the stall. In a closed-loop load, each client sends
+//! a request as soon as its previous one is answered, which saturates the server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,31 +18,31 @@ use tokio::time::{Instant, timeout};
 
 use crate::random::SplitMix64;
 
-/// How long a request may take before it counts as unfinished.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// The time after which an unanswered request counts as failed.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Beyond so many requests in flight, further requests count as failed: this bounds the client's
-/// own memory.
+/// The maximum number of requests in flight. Further requests count as failed, which bounds the
+/// memory of the client.
 const MAX_IN_FLIGHT: usize = 16_384;
 
-/// Descriptions of wrong answers that are kept.
+/// The maximum number of wrong answers whose description is kept.
 const MAX_EXAMPLES: usize = 5;
 
-/// Longest latency that is told apart, in microseconds; [`ANSWER_WITHIN`] lies below.
+/// The upper bound of the latency histogram, in microseconds, which is above [`REQUEST_TIMEOUT`].
 const MAX_LATENCY_US: u64 = 60_000_000;
 
-/// How arrivals are spread.
+/// The distribution of arrivals over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrivals {
-    /// At equal distances.
+pub enum ArrivalPattern {
+    /// Equal intervals.
     Uniform,
-    /// At random, as from many independent clients.
+    /// Random intervals, as from many independent clients.
     Poisson,
 }
 
-impl Arrivals {
-    /// The next distance between two of them, as a part of the mean.
-    pub fn distance(self, random: &mut SplitMix64) -> f64 {
+impl ArrivalPattern {
+    /// Returns the next interval between two arrivals, as a multiple of the mean interval.
+    pub fn interval(self, random: &mut SplitMix64) -> f64 {
         match self {
             Self::Uniform => 1.0,
             Self::Poisson => -(1.0 - random.fraction()).ln(),
@@ -48,26 +50,26 @@ impl Arrivals {
     }
 }
 
-/// Which requests arrive when. The same plan always means the same arrivals.
+/// The arrivals of an open-loop load. The same plan always means the same arrivals.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
-    /// Requests per second.
+pub struct LoadPlan {
+    /// The mean rate, in requests per second.
     pub rate: f64,
-    /// From the start to the last arrival.
+    /// The time from the start to the last arrival.
     pub span: Duration,
-    /// How they are spread.
-    pub arrivals: Arrivals,
-    /// Decides random arrivals.
+    /// The distribution of the arrivals.
+    pub arrivals: ArrivalPattern,
+    /// The seed of random arrivals.
     pub seed: u64,
 }
 
-impl Plan {
-    /// The arrivals, as times since the start.
+impl LoadPlan {
+    /// Returns the arrivals as times since the start.
     pub fn schedule(&self) -> Vec<Duration> {
         let mut random = SplitMix64::new(self.seed);
         let mut at = 0.0;
         let mut next = || {
-            at += self.arrivals.distance(&mut random) / self.rate;
+            at += self.arrivals.interval(&mut random) / self.rate;
             Duration::from_secs_f64(at)
         };
         std::iter::repeat_with(&mut next).take_while(|at| *at < self.span).collect()
@@ -76,35 +78,35 @@ impl Plan {
 
 /// The outcome of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// Answered rightly.
+pub enum RequestOutcome {
+    /// A correct answer.
     Right,
-    /// Answered wrongly; holds the difference.
+    /// A wrong answer, with the difference.
     Wrong(String),
-    /// Not answered; says why, in few different words.
+    /// No answer, with the reason. Reasons are counted, so they contain no varying parts.
     Failed(String),
 }
 
-/// The outcome of a load.
+/// The counts and latencies of a load.
 #[derive(Debug, Clone)]
-pub struct Tally {
-    /// Requests that were due so far.
+pub struct LoadTally {
+    /// The number of requests whose planned time has come.
     pub offered: u64,
-    /// Right answers.
+    /// The number of correct answers.
     pub right: u64,
-    /// Wrong answers.
+    /// The number of wrong answers.
     pub wrong: u64,
-    /// Requests without an answer, by the reason.
+    /// The number of requests without an answer, by reason.
     pub failed: BTreeMap<String, u64>,
-    /// Some wrong answers.
+    /// Descriptions of the first wrong answers.
     pub examples: Vec<String>,
-    /// Latencies of the right answers, in microseconds.
+    /// The latencies of the correct answers, in microseconds.
     pub latency_us: Histogram<u64>,
-    /// Delays with which the client itself sent requests, in microseconds.
+    /// The delays between planned arrival and sending, which the client causes, in microseconds.
     pub late_us: Histogram<u64>,
 }
 
-impl Default for Tally {
+impl Default for LoadTally {
     fn default() -> Self {
         let histogram = || {
             Histogram::new_with_max(MAX_LATENCY_US, 3)
@@ -122,29 +124,29 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
-    /// Requests answered, rightly or wrongly.
+impl LoadTally {
+    /// Returns the number of answers, correct or wrong.
     pub fn answered(&self) -> u64 {
         self.right + self.wrong
     }
 
-    /// Requests without an answer.
+    /// Returns the number of requests without an answer.
     pub fn failures(&self) -> u64 {
         self.failed.values().sum()
     }
 
-    /// The latency in milliseconds that this share of the right answers kept, 0.99 for p99.
+    /// Returns a quantile of the latency of correct answers, in milliseconds: 0.99 means p99.
     pub fn latency_ms(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.latency_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
     }
 
-    /// Returns the delay in milliseconds that the client kept when it sent this share of the
-    /// requests; 1.0 stands for the largest delay.
+    /// Returns a quantile of the client's own delay in sending, in milliseconds: 1.0 means the
+    /// largest delay.
     pub fn sent_late_ms(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.late_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
     }
 
-    /// The share of the offered requests that were answered rightly within `slo`.
+    /// Returns the fraction of the offered requests that were answered correctly within `slo`.
     pub fn attainment(&self, slo: Duration) -> f64 {
         let limit = u64::try_from(slo.as_micros()).unwrap_or(MAX_LATENCY_US);
         let within = self.latency_us.count_between(0, limit);
@@ -165,19 +167,19 @@ impl Tally {
         self.late_us.add(&other.late_us).expect("both have the same bounds");
     }
 
-    fn record(&mut self, latency: Duration, outcome: Outcome) {
+    fn record(&mut self, latency: Duration, outcome: RequestOutcome) {
         match outcome {
-            Outcome::Right => {
+            RequestOutcome::Right => {
                 self.right += 1;
                 self.latency_us.saturating_record(micros(latency));
             }
-            Outcome::Wrong(how) => {
+            RequestOutcome::Wrong(how) => {
                 self.wrong += 1;
                 if self.examples.len() < MAX_EXAMPLES {
                     self.examples.push(how);
                 }
             }
-            Outcome::Failed(why) => *self.failed.entry(why).or_default() += 1,
+            RequestOutcome::Failed(why) => *self.failed.entry(why).or_default() += 1,
         }
     }
 }
@@ -186,133 +188,140 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(MAX_LATENCY_US)
 }
 
-/// The tallies of a load in two parts: of requests that were due in its first part, and later.
+/// Two tallies of a load: of requests due in its first part, and of later requests.
 #[derive(Debug, Clone)]
-pub struct Split {
+pub struct SplitTally {
     start: Instant,
     /// The length of the first part.
     first: Duration,
-    tallies: [Arc<Mutex<Tally>>; 2],
+    tallies: [Arc<Mutex<LoadTally>>; 2],
 }
 
-impl Split {
-    /// Returns empty tallies of a load that starts now.
+impl SplitTally {
+    /// Makes empty tallies of a load that starts now.
     pub fn after(first: Duration) -> Self {
         Self { start: Instant::now(), first, tallies: [Arc::default(), Arc::default()] }
     }
 
-    /// Counts all requests in one tally.
-    fn all(tally: &Arc<Mutex<Tally>>) -> Self {
+    /// Makes tallies that count all requests in one tally.
+    fn single(tally: &Arc<Mutex<LoadTally>>) -> Self {
         Self { start: Instant::now(), first: Duration::MAX, tallies: [Arc::clone(tally), Arc::default()] }
     }
 
-    fn at(&self, due: Instant) -> &Arc<Mutex<Tally>> {
+    fn at(&self, due: Instant) -> &Arc<Mutex<LoadTally>> {
         &self.tallies[usize::from(due.saturating_duration_since(self.start) >= self.first)]
     }
 
     /// Returns the tallies of both parts.
-    pub fn take(&self) -> [Tally; 2] {
+    pub fn take(&self) -> [LoadTally; 2] {
         self.tallies.each_ref().map(|tally| std::mem::take(&mut *tally.lock()))
     }
 }
 
-/// Sends the planned requests, `request(n)` being the n-th request with the check of its answer,
-/// and returns when all of them have ended. `tally` may be read meanwhile.
-pub async fn run<F, R>(plan: &Plan, tally: &Arc<Mutex<Tally>>, request: F)
+/// Sends the planned requests, and returns when all of them have ended. `request(n)` sends the n-th
+/// request and checks its answer. `tally` may be read meanwhile.
+pub async fn run<F, R>(plan: &LoadPlan, tally: &Arc<Mutex<LoadTally>>, request: F)
 where
     F: Fn(usize) -> R,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
 {
-    run_split(plan, &Split::all(tally), request).await;
+    run_split(plan, &SplitTally::single(tally), request).await;
 }
 
-/// Does the same with tallies by the time at which a request was due.
-pub async fn run_split<F, R>(plan: &Plan, tallies: &Split, request: F)
+/// Sends the planned requests like [`run`], and counts each in the tally of its planned time.
+pub async fn run_split<F, R>(plan: &LoadPlan, tallies: &SplitTally, request: F)
 where
     F: Fn(usize) -> R,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
 {
-    let mut paced = paced(plan.schedule());
+    let mut arrivals_rx = pace(plan.schedule());
     let mut in_flight = JoinSet::new();
     let mut n = 0;
-    while let Some(due) = paced.recv().await {
+    while let Some(due) = arrivals_rx.recv().await {
         let tally = tallies.at(due);
         tally.lock().offered += 1;
         while in_flight.try_join_next().is_some() {}
         if in_flight.len() < MAX_IN_FLIGHT {
-            in_flight.spawn(one(due, Arc::clone(tally), request(n)));
+            in_flight.spawn(send_one(due, Arc::clone(tally), request(n)));
         } else {
-            tally.lock().record(Duration::ZERO, Outcome::Failed("too many in flight".into()));
+            tally.lock().record(Duration::ZERO, RequestOutcome::Failed("too many in flight".into()));
         }
         n += 1;
     }
     while in_flight.join_next().await.is_some() {}
 }
 
-/// Tells of each arrival at its time, counted from now. A thread does it, since the reactor knows
-/// only milliseconds; the thread ends after the last arrival, or once the receiver is gone.
-fn paced(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
-    let (tell, told) = mpsc::channel(MAX_IN_FLIGHT);
+/// Sends each arrival to a channel at its time, counted from now. This takes a thread because
+/// tokio's timer has a resolution of a millisecond. The thread ends after the last arrival, or when
+/// the receiver is dropped.
+fn pace(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
+    let (arrivals_tx, arrivals_rx) = mpsc::channel(MAX_IN_FLIGHT);
     let start = Instant::now();
     std::thread::spawn(move || {
         for due in schedule.into_iter().map(|due| start + due) {
             #[expect(
                 clippy::disallowed_methods,
-                reason = "an arrival's time is a deadline, and this thread has no other"
+                reason = "the thread waits for nothing but the time of the next arrival"
             )]
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            if tell.blocking_send(due).is_err() {
+            if arrivals_tx.blocking_send(due).is_err() {
                 return;
             }
         }
     });
-    told
+    arrivals_rx
 }
 
-/// So many clients send requests one after the other, `request(n)` being the n-th request of all,
-/// until `work` is done; returns the result of `work`.
-pub async fn closed<F, R, W>(clients: usize, tally: &Arc<Mutex<Tally>>, request: F, work: W) -> W::Output
+/// Runs a closed-loop load until `work` ends, and returns the result of `work`. Each client sends
+/// one request after the other; `request(n)` is the n-th request of all clients together.
+pub async fn run_closed<F, R, W>(
+    clients: usize,
+    tally: &Arc<Mutex<LoadTally>>,
+    request: F,
+    work: W,
+) -> W::Output
 where
     F: Fn(usize) -> R + Send + Sync + 'static,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
     W: Future,
 {
-    closed_split(clients, &Split::all(tally), request, work).await
+    run_closed_split(clients, &SplitTally::single(tally), request, work).await
 }
 
-/// Does the same with tallies by the time at which a request was sent.
-pub async fn closed_split<F, R, W>(clients: usize, tallies: &Split, request: F, work: W) -> W::Output
+/// Runs a closed-loop load like [`run_closed`], and counts each request in the tally of its send time.
+pub async fn run_closed_split<F, R, W>(clients: usize, tallies: &SplitTally, request: F, work: W) -> W::Output
 where
     F: Fn(usize) -> R + Send + Sync + 'static,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
     W: Future,
 {
     let (done, request) = (Arc::new(AtomicBool::new(false)), Arc::new(request));
     let next = Arc::new(AtomicUsize::new(0));
-    let mut asking = JoinSet::new();
+    let mut client_tasks = JoinSet::new();
     for _ in 0..clients {
         let (done, request, tallies, next) = (done.clone(), request.clone(), tallies.clone(), next.clone());
-        asking.spawn(async move {
+        client_tasks.spawn(async move {
             while !done.load(Ordering::Relaxed) {
                 let now = Instant::now();
                 let tally = tallies.at(now);
                 tally.lock().offered += 1;
                 let request = request(next.fetch_add(1, Ordering::Relaxed));
-                one(now, tally.clone(), request).await;
+                send_one(now, tally.clone(), request).await;
             }
         });
     }
     let result = work.await;
     done.store(true, Ordering::Relaxed);
-    asking.join_all().await;
+    client_tasks.join_all().await;
     result
 }
 
-async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output = Outcome>) {
+async fn send_one(due: Instant, tally: Arc<Mutex<LoadTally>>, request: impl Future<Output = RequestOutcome>) {
     let late = due.elapsed();
-    let outcome = timeout(ANSWER_WITHIN, request).await;
+    let outcome = timeout(REQUEST_TIMEOUT, request).await;
     let latency = due.elapsed();
-    let outcome = outcome.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {ANSWER_WITHIN:?}")));
+    let outcome =
+        outcome.unwrap_or_else(|_| RequestOutcome::Failed(format!("no answer within {REQUEST_TIMEOUT:?}")));
     let mut tally = tally.lock();
     tally.late_us.saturating_record(micros(late));
     tally.record(latency, outcome);
@@ -324,59 +333,66 @@ mod tests {
 
     use super::*;
 
-    fn plan(arrivals: Arrivals, seed: u64) -> Plan {
-        Plan { rate: 100.0, span: Duration::from_secs(20), arrivals, seed }
+    fn plan(arrivals: ArrivalPattern, seed: u64) -> LoadPlan {
+        LoadPlan { rate: 100.0, span: Duration::from_secs(20), arrivals, seed }
     }
 
     #[test]
     fn the_same_seed_means_the_same_arrivals() {
-        let schedule = |seed| plan(Arrivals::Poisson, seed).schedule();
+        let schedule = |seed| plan(ArrivalPattern::Poisson, seed).schedule();
         assert_eq!(schedule(1), schedule(1));
         assert_ne!(schedule(1), schedule(2));
         let count = schedule(1).len();
         assert!((1800..2200).contains(&count), "{count} arrivals instead of about 2000");
         assert!(schedule(1).is_sorted());
-        assert_eq!(plan(Arrivals::Uniform, 1).schedule().len(), 1999);
+        assert_eq!(plan(ArrivalPattern::Uniform, 1).schedule().len(), 1999);
     }
 
     #[tokio::test]
-    async fn clients_of_a_closed_loop_wait_for_their_answers() {
+    async fn clients_of_a_closed_loop_wait_for_answers() {
         let tally = Arc::default();
-        let (open, gate) = tokio::sync::watch::channel(false);
+        let (gate_tx, gate_rx) = tokio::sync::watch::channel(false);
         let request = move |_| {
-            let mut gate = gate.clone();
+            let mut gate_rx = gate_rx.clone();
             async move {
-                gate.wait_for(|open| *open).await.map_or(Outcome::Wrong(String::new()), |_| Outcome::Right)
+                gate_rx
+                    .wait_for(|open| *open)
+                    .await
+                    .map_or(RequestOutcome::Wrong(String::new()), |_| RequestOutcome::Right)
             }
         };
         let counted = Arc::clone(&tally);
-        closed(3, &tally, request, async move {
+        run_closed(3, &tally, request, async move {
             while counted.lock().offered < 3 {
                 tokio::task::yield_now().await;
             }
             assert_eq!(counted.lock().right, 0);
-            open.send_replace(true);
+            gate_tx.send_replace(true);
             while counted.lock().offered < 100 {
                 tokio::task::yield_now().await;
             }
         })
         .await;
-        let tally: Tally = tally.lock().clone();
+        let tally: LoadTally = tally.lock().clone();
         assert!(tally.offered >= 100 && tally.right == tally.offered, "{tally:?}");
     }
 
     #[tokio::test]
-    async fn a_stalled_server_is_charged_for_what_came_meanwhile() {
-        let plan =
-            Plan { rate: 100.0, span: Duration::from_millis(500), arrivals: Arrivals::Uniform, seed: 0 };
+    async fn a_stall_adds_to_the_latency_of_requests_that_arrive_during_it() {
+        let plan = LoadPlan {
+            rate: 100.0,
+            span: Duration::from_millis(500),
+            arrivals: ArrivalPattern::Uniform,
+            seed: 0,
+        };
         let tally = Arc::default();
         let stalled_until = Instant::now() + Duration::from_millis(400);
         run(&plan, &tally, |n| async move {
             sleep_until(stalled_until).await;
             match n {
-                0 => Outcome::Failed("lost".into()),
-                1 => Outcome::Wrong("differs".into()),
-                _ => Outcome::Right,
+                0 => RequestOutcome::Failed("lost".into()),
+                1 => RequestOutcome::Wrong("differs".into()),
+                _ => RequestOutcome::Right,
             }
         })
         .await;

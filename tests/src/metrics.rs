@@ -1,4 +1,4 @@
-//! The text of the metrics' listeners, as a scraper reads it.
+//! A scraper of the metrics listeners, and a strict parser of their text.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,19 +8,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::home::PATIENCE;
+use crate::home::DEFAULT_TIMEOUT;
 
-/// An answer over HTTP.
+/// An HTTP response.
 #[derive(Debug, Clone)]
-pub struct Answer {
-    /// The status line and the headers.
+pub struct MetricsResponse {
+    /// The status line and the headers, in lower case.
     pub head: String,
     /// The body.
     pub body: String,
 }
 
-/// Asks at a Unix socket, on a connection of its own.
-pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<Answer> {
+/// Sends an HTTP request over a new connection to a Unix socket.
+pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<MetricsResponse> {
     let asking = async {
         let mut stream = UnixStream::connect(socket).await?;
         let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -28,23 +28,23 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<Answer> 
         let mut text = String::new();
         stream.read_to_string(&mut text).await?;
         let (head, body) = text.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Answer { head: head.to_lowercase(), body: body.to_owned() })
+        Ok(MetricsResponse { head: head.to_lowercase(), body: body.to_owned() })
     };
-    timeout(PATIENCE, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
+    timeout(DEFAULT_TIMEOUT, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Values by name and labels, as they are written: `a_total{model="m"}`.
+/// Values by series, such as `a_total{model="m"}`.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics(BTreeMap<String, f64>);
 
 impl Metrics {
-    /// Reads the text format; an error names the malformed line. Stricter than the format: each
-    /// metric is introduced by HELP and TYPE, in this order, right before its values.
+    /// Parses the text format; an error names the malformed line. This is stricter than the format:
+    /// HELP and TYPE must come in this order, right before the values of the metric.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut metrics = Self::default();
         let (mut helped, mut typed) = (String::new(), String::new());
         for line in text.lines() {
-            let wrong = || format!("what is `{line}`?");
+            let wrong = || format!("malformed line `{line}`");
             if let Some(help) = line.strip_prefix("# HELP ") {
                 helped = help.split_once(' ').ok_or_else(wrong)?.0.to_owned();
             } else if let Some(kind) = line.strip_prefix("# TYPE ") {
@@ -61,25 +61,25 @@ impl Metrics {
                     return Err(wrong());
                 }
                 if metrics.0.insert(name.to_owned(), value).is_some() {
-                    return Err(format!("twice: `{line}`"));
+                    return Err(format!("duplicate series: `{line}`"));
                 }
             }
         }
         Ok(metrics)
     }
 
-    /// The value of a metric, with its labels as they are written.
+    /// Returns the value of a series, named as in the text.
     pub fn named(&self, series: &str) -> Option<f64> {
         self.0.get(series).copied()
     }
 
-    /// The value of a model's metric, with more labels if there are any: `, le="1"`, say.
+    /// Returns the value of a model's metric. `more` holds further labels, for example `, le="1"`.
     pub fn of(&self, model: &str, metric: &str, more: &str) -> Option<f64> {
         self.named(&format!("shadowslice_{metric}{{model=\"{model}\",gpu=\"0\"{more}}}"))
     }
 }
 
-/// A name with its labels, if it has any, and a value.
+/// Parses a line into the series and its value.
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, value) = line.rsplit_once(' ')?;
     let (metric, labels) = name.split_once('{').unwrap_or((name, "}"));
@@ -100,7 +100,7 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     Some((name, value.parse().ok()?))
 }
 
-/// The text after the quote that ends a label's value.
+/// Returns the text after the quote that ends a label's value.
 fn after_quote(text: &str) -> Option<&str> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {

@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them: which process descends from which, and which are still there.
+//! Processes as `/proc` shows them: their descendants, and whether they still run.
 
 use std::collections::HashSet;
 use std::fs;
@@ -7,46 +7,42 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A process. Its number may be given to another process later; the start time tells the two apart.
+/// A process, identified by its PID and start time: the system may give the PID to another process later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Process {
-    /// Its number.
+pub struct ProcessHandle {
+    /// The PID.
     pub pid: i32,
     started: u64,
 }
 
 struct Stat {
-    process: Process,
+    process: ProcessHandle,
     parent: i32,
-    gone: bool,
+    exited: bool,
 }
 
-impl Process {
-    /// The living process of that number.
+impl ProcessHandle {
+    /// Returns the running process with that PID.
     pub fn of(pid: i32) -> Option<Self> {
-        stat(pid).filter(|stat| !stat.gone).map(|stat| stat.process)
+        stat(pid).filter(|stat| !stat.exited).map(|stat| stat.process)
     }
 
-    /// Whether it still runs. A process that only waits to be reaped does not.
-    pub fn alive(self) -> bool {
+    /// Returns true if the process still runs. A zombie does not.
+    pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
 
-    /// How many files it has open.
-    pub fn pid(self) -> i32 {
-        self.pid
-    }
-
+    /// Counts the open files of the process.
     pub fn open_files(self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// The memory that it has, in bytes.
+    /// Returns the resident memory in bytes.
     pub fn memory(self) -> Option<u64> {
         self.bytes("VmRSS:")
     }
 
-    /// The most memory that it ever had, in bytes.
+    /// Returns the peak of the resident memory in bytes.
     pub fn peak_memory(self) -> Option<u64> {
         self.bytes("VmHWM:")
     }
@@ -57,17 +53,17 @@ impl Process {
         Some(found.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
     }
 
-    /// Sends it a signal, if it still runs.
+    /// Sends a signal if the process still runs.
     pub fn signal(self, signal: Signal) -> Result<(), Errno> {
-        if self.alive() { kill(Pid::from_raw(self.pid), signal) } else { Err(Errno::ESRCH) }
+        if self.is_alive() { kill(Pid::from_raw(self.pid), signal) } else { Err(Errno::ESRCH) }
     }
 }
 
-/// The living children of a process, their children, and so on.
-pub fn descendants(pid: i32) -> Vec<Process> {
+/// Returns the running children of a process, their children, and so on.
+pub fn descendants(pid: i32) -> Vec<ProcessHandle> {
     let all: Vec<Stat> = all().collect();
     let mut known = HashSet::from([pid]);
-    // Children may be listed before their parents, so look until nothing new is found.
+    // Children may be listed before their parents, so repeat until nothing new is found.
     loop {
         let before = known.len();
         known.extend(
@@ -77,13 +73,13 @@ pub fn descendants(pid: i32) -> Vec<Process> {
             break;
         }
     }
-    let found = all.iter().filter(|stat| !stat.gone && stat.process.pid != pid);
+    let found = all.iter().filter(|stat| !stat.exited && stat.process.pid != pid);
     found.map(|stat| stat.process).filter(|process| known.contains(&process.pid)).collect()
 }
 
-/// Children of a process that have ended and were not waited for.
+/// Counts the children of a process that have exited and are not reaped.
 pub fn zombies(pid: i32) -> usize {
-    all().filter(|stat| stat.gone && stat.parent == pid).count()
+    all().filter(|stat| stat.exited && stat.parent == pid).count()
 }
 
 fn all() -> impl Iterator<Item = Stat> {
@@ -95,13 +91,13 @@ fn stat(pid: i32) -> Option<Stat> {
     parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Reads a line of `/proc/PID/stat`; the command's name may hold spaces and parentheses.
+/// Parses a line of `/proc/PID/stat`. The command's name may contain spaces and parentheses.
 fn parse(pid: i32, line: &str) -> Option<Stat> {
     let fields: Vec<&str> = line.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     Some(Stat {
-        process: Process { pid, started: fields.get(19)?.parse().ok()? },
+        process: ProcessHandle { pid, started: fields.get(19)?.parse().ok()? },
         parent: fields.get(1)?.parse().ok()?,
-        gone: matches!(*fields.first()?, "Z" | "X"),
+        exited: matches!(*fields.first()?, "Z" | "X"),
     })
 }
 
@@ -112,22 +108,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_a_child_and_sees_it_go() {
+    fn a_child_is_found_and_its_exit_is_noticed() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let own = i32::try_from(process::id()).unwrap();
         let found = descendants(own).into_iter().find(|process| process.pid == pid).unwrap();
-        assert!(found.alive());
+        assert!(found.is_alive());
         found.signal(Signal::SIGKILL).unwrap();
         child.wait().unwrap();
-        assert!(!found.alive());
+        assert!(!found.is_alive());
         assert_eq!(found.signal(Signal::SIGKILL), Err(Errno::ESRCH));
     }
 
     #[test]
-    fn names_with_spaces_and_parentheses() {
+    fn names_may_contain_spaces_and_parentheses() {
         let line = "7 (a) b (c) S 3 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
         let stat = parse(7, line).unwrap();
-        assert_eq!((stat.parent, stat.process.started, stat.gone), (3, 4711, false));
+        assert_eq!((stat.parent, stat.process.started, stat.exited), (3, 4711, false));
     }
 }

@@ -1,11 +1,11 @@
-//! Random numbers that are the same everywhere for the same seed.
+//! Random numbers that depend on the seed alone.
 
-/// Steele, Lea and Flood's generator.
+/// The SplitMix64 generator of Steele, Lea and Flood.
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The sequence of a seed.
+    /// Starts the sequence of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -17,7 +17,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// The next number, uniform from 0 to 1, without 1.
+    /// Returns the next number, uniform in [0, 1).
     pub fn fraction(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,5 +1,4 @@
-//! The output of `shadowslice status --json` and `shadowslice resize --json`, as other programs
-//! read it.
+//! The JSON that `shadowslice status`, `resize` and `reload` print, as other programs read it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,196 +6,196 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// The whole answer.
+/// The output of `shadowslice status --json`.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Status {
-    /// The process that answers.
-    pub supervisor: Supervisor,
-    /// Every model.
-    pub models: Vec<Model>,
-    /// Every GPU.
-    pub gpus: Vec<Gpu>,
+pub struct StatusJson {
+    /// The supervisor that answers.
+    pub supervisor: SupervisorJson,
+    /// All models.
+    pub models: Vec<ModelStatusJson>,
+    /// All GPUs.
+    pub gpus: Vec<GpuStatusJson>,
 }
 
-/// A supervisor's process.
+/// The supervisor process.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Supervisor {
-    /// The program's version.
+pub struct SupervisorJson {
+    /// The version of the program.
     pub version: String,
-    /// Its process.
+    /// The PID.
     pub pid: i32,
-    /// Since its start, in seconds.
+    /// The time since the start, in seconds.
     pub age_s: f64,
-    /// The configuration that it was started with.
+    /// The path of the configuration file.
     pub config: PathBuf,
 }
 
-/// One GPU.
+/// A GPU.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Gpu {
-    /// Its place in the configuration.
+pub struct GpuStatusJson {
+    /// The index in the configuration.
     pub index: usize,
     /// `emulated`, an index or a UUID.
     pub device: String,
-    /// NVML's facts about the GPU, if it gives any.
+    /// The data that NVML reports about the GPU, if any.
     pub nvml: Option<Value>,
     /// `emulated`, `mps` or `none`.
     pub backend: String,
-    /// Its SMs.
+    /// The number of SMs.
     pub sms: u32,
-    /// The MPS server.
+    /// The PID of the MPS server.
     pub mps_server_pid: Option<i32>,
-    /// Why it takes no workers.
+    /// The reason why no workers start on the GPU.
     pub why: Option<String>,
 }
 
-/// One model.
+/// A model.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Model {
-    /// Its name.
+pub struct ModelStatusJson {
+    /// The name of the model.
     pub name: String,
-    /// `ready`, or another state.
+    /// The state, such as `ready`.
     pub state: String,
-    /// The share in force.
+    /// The current share, in percent.
     pub share_percent: u32,
-    /// The SMs of that share.
+    /// The number of SMs of the share.
     pub sms: u32,
-    /// How it is changed: `in-process`, `shadow`, `restart` or `never`.
+    /// The way in which the share changes: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// The groups of SMs of a partition inside the worker.
+    /// The groups of SMs of the partition inside the worker.
     pub groups: Option<String>,
-    /// Its worker processes.
-    pub workers: Vec<Worker>,
-    /// The outcomes of its requests.
-    pub requests: Requests,
-    /// Its promise to clients.
-    pub slo: Slo,
-    /// Its hand-overs.
-    pub handovers: Handovers,
-    /// All further keys of the model.
+    /// The worker processes.
+    pub workers: Vec<WorkerStatusJson>,
+    /// The numbers of requests by outcome.
+    pub requests: RequestCountsJson,
+    /// The service level objective.
+    pub slo: SloStatusJson,
+    /// The hand-overs so far.
+    pub handovers: HandoverCountsJson,
+    /// All further keys.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// One worker process.
+/// A worker process.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Worker {
-    /// `incumbent`, `shadow`, or another role.
+pub struct WorkerStatusJson {
+    /// The role, such as `incumbent` or `shadow`.
     pub role: String,
-    /// Its process.
+    /// The PID.
     pub pid: i32,
-    /// Its SMs.
+    /// The number of SMs.
     pub sms: u32,
-    /// The memory that it has on a real GPU.
+    /// The memory on a real GPU, in MiB.
     pub memory_mib: Option<u64>,
-    /// All further keys of the worker.
+    /// All further keys.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// Requests by their outcome.
+/// The numbers of requests by outcome.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Requests {
-    /// Taken into the queue.
+pub struct RequestCountsJson {
+    /// Requests accepted into the queue.
     pub accepted: u64,
-    /// Answered.
+    /// Requests answered without an error.
     pub succeeded: u64,
-    /// Answered with an error.
+    /// Requests answered with an error.
     pub failed: u64,
-    /// Refused, on arrival or out of the queue.
+    /// Requests refused on arrival or while queued.
     pub rejected: u64,
-    /// At fault themselves.
+    /// Invalid requests.
     pub invalid: u64,
-    /// All that were refused, by the reason.
+    /// The refused requests by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Executed again after a worker's death.
+    /// Requests executed again after a worker died.
     pub retried: u64,
-    /// Given up by their clients before they had all of the answer.
+    /// Requests whose client left before the end of the response.
     pub cancelled: u64,
 }
 
 /// A service level objective.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Slo {
-    /// The latency promised, in milliseconds.
+pub struct SloStatusJson {
+    /// The latency bound, in milliseconds.
     pub latency_ms: f64,
-    /// The part of the recent requests that kept it; `None` while the model takes no requests.
+    /// The fraction of recent requests within the bound; `None` while there are no requests.
     pub attainment: Option<f64>,
 }
 
-/// Hand-overs so far.
+/// The hand-overs of a model so far.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Handovers {
-    /// Hand-overs after which the new worker serves.
+pub struct HandoverCountsJson {
+    /// The number of completed hand-overs.
     pub completed: u64,
-    /// Hand-overs that were given up.
+    /// The number of aborted hand-overs.
     pub aborted: u64,
-    /// Hand-overs that were taken back soon after they were completed.
+    /// The number of hand-overs rolled back soon after their completion.
     #[serde(default)]
     pub rolled_back: u64,
-    /// Deaths after which a standing worker served.
+    /// The number of worker deaths after which a standby took over.
     #[serde(default)]
     pub failovers: u64,
-    /// The last hand-over.
-    pub last: Option<Handover>,
+    /// The most recent hand-over.
+    pub last: Option<HandoverJson>,
 }
 
-/// One hand-over.
+/// A hand-over.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Handover {
-    /// The SMs before.
+pub struct HandoverJson {
+    /// The number of SMs before.
     pub from_sms: u32,
-    /// The SMs after.
+    /// The number of SMs after.
     pub to_sms: u32,
-    /// How it was done.
+    /// The way in which the share changed.
     #[serde(default)]
     pub mechanism: String,
-    /// From the decision to the first batch completed at the new share, in ms; `None` before that
-    /// batch.
+    /// The time from the decision to the first completed batch at the new share, in ms; `None` before
+    /// that batch.
     pub effect_ms: Option<f64>,
-    /// How long a batch was ready, a slot free, and no lane took it.
+    /// The time for which a batch was ready and a slot free, but no lane took the batch, in us.
     pub stall_us: Option<f64>,
-    /// How it went.
+    /// The outcome, such as `completed`.
     pub outcome: Option<String>,
-    /// The origin of the hand-over's order.
+    /// The origin of the order, such as `hand` or the policy.
     pub cause: Option<String>,
-    /// Whether a worker stood ready.
+    /// True if a standby was ready.
     pub at_once: Option<bool>,
 }
 
-/// The outcome of a reload.
+/// The output of `shadowslice reload --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Reloaded {
-    /// Every model that it changed.
-    pub models: Vec<Change>,
-    /// Models that were not touched.
+pub struct ReloadJson {
+    /// The models that the reload changed.
+    pub models: Vec<ModelChangeJson>,
+    /// The number of unchanged models.
     pub unchanged: usize,
 }
 
-/// The outcome for one model.
+/// The effect of a reload on one model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Change {
-    /// Its name.
+pub struct ModelChangeJson {
+    /// The name of the model.
     pub name: String,
     /// `added`, `removed`, `changed` or `replaced`.
     pub change: String,
-    /// The keys that differ.
+    /// The keys whose values differ.
     pub keys: Vec<String>,
-    /// Why that is not in force.
+    /// The reason why the change is not in effect, if so.
     pub why: Option<String>,
 }
 
-impl Reloaded {
-    /// Name and kind of every change.
+impl ReloadJson {
+    /// Returns the name of each changed model, and the kind of the change.
     pub fn changes(&self) -> Vec<(&str, &str)> {
         self.models.iter().map(|model| (model.name.as_str(), model.change.as_str())).collect()
     }
 }
 
-impl Status {
-    /// The model of that name.
-    pub fn model(&self, name: &str) -> Option<&Model> {
+impl StatusJson {
+    /// Returns the model with that name.
+    pub fn model(&self, name: &str) -> Option<&ModelStatusJson> {
         self.models.iter().find(|model| model.name == name)
     }
 }

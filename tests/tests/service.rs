@@ -1,24 +1,24 @@
-//! The unit for systemd that comes with shadowslice, and what packages bring besides programs.
+//! Tests of the systemd unit and of the packages' dependencies.
 
 use std::process::Command;
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/shadowslice.service");
 
-/// systemd counts what a service may do, from 0 (nothing) to 100.
+/// Checks the exposure level of systemd-analyze, from 0 (the service may do nothing) to 100.
 #[test]
-fn the_service_may_do_little_else_than_serve() {
+fn the_service_has_few_privileges() {
     let analyze = |arguments: &[&str]| Command::new("systemd-analyze").args(arguments).arg(UNIT).output();
-    let Ok(judged) = analyze(&["security", "--offline=true", "--threshold=40"]) else {
-        println!("skipped: there is no systemd-analyze");
+    let Ok(report) = analyze(&["security", "--offline=true", "--threshold=40"]) else {
+        println!("skipped: systemd-analyze not found");
         return;
     };
-    if String::from_utf8_lossy(&judged.stderr).contains("unrecognized option") {
-        println!("skipped: this systemd-analyze only judges services that are installed");
+    if String::from_utf8_lossy(&report.stderr).contains("unrecognized option") {
+        println!("skipped: this version of systemd-analyze checks only installed services");
         return;
     }
-    let said = String::from_utf8_lossy(&judged.stdout);
-    assert!(judged.status.success(), "{said}");
-    // It looks for the programs, too, which are not installed here, nor is the manual.
+    let table = String::from_utf8_lossy(&report.stdout);
+    assert!(report.status.success(), "{table}");
+    // The command also reports missing programs, because they are not installed here.
     let faults = analyze(&["verify", "--man=no"]).unwrap().stderr;
     let faults = String::from_utf8_lossy(&faults).into_owned();
     let faults: Vec<_> = faults.lines().filter(|line| line.contains("shadowslice.service:")).collect();
@@ -26,9 +26,9 @@ fn the_service_may_do_little_else_than_serve() {
     assert!(faults.is_empty(), "{faults:?}");
 }
 
-/// SIGHUP, which is heard of in the log only, would have `systemctl reload` succeed whatever happens.
+/// Checks that `systemctl reload` runs the command: with SIGHUP it would succeed even if the reload fails.
 #[test]
-fn a_reload_of_the_service_fails_where_the_command_fails() {
+fn a_reload_of_the_service_fails_if_the_command_fails() {
     let unit = std::fs::read_to_string(UNIT).unwrap();
     let reload = unit.lines().find_map(|line| line.strip_prefix("ExecReload="));
     assert_eq!(reload, Some("/usr/bin/shadowslice reload"));
@@ -36,9 +36,9 @@ fn a_reload_of_the_service_fails_where_the_command_fails() {
     assert!(start.is_some_and(|start| start.starts_with("/usr/bin/shadowslice serve ")), "{start:?}");
 }
 
-/// ONNX Runtime asks the C library for the locale that a model of text names.
+/// Checks the packaged locale, which ONNX Runtime needs for text models that name it.
 #[test]
-fn packages_bring_the_locale_that_models_of_text_name() {
+fn packages_provide_the_locale_of_text_models() {
     let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");
     let image = std::fs::read_to_string(format!("{packaging}/Dockerfile")).unwrap();
     let last = image.rsplit("\nFROM ").next().unwrap();

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_policy::sharing::{Decision, Door, Facts, Terms};
+use shadowslice_policy::sharing::{AdmissionPolicy, Decision, ModelSpec, PolicyInput};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::Named;
@@ -32,7 +32,7 @@ fn served(index: u32) -> Served {
         shapes: Default::default(),
         execution: Execution::new(vec![Sms(10), Sms(20), Sms(40)], rows).unwrap(),
     };
-    let terms = Terms {
+    let terms = ModelSpec {
         name: format!("m{index}"),
         gpu: 0,
         initial: Sms(22),
@@ -54,13 +54,13 @@ fn served(index: u32) -> Served {
     }
 }
 
-fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {
+fn measure(what: &str, initial: Sms, admissions: &[AdmissionPolicy], utilisation: f64) {
     let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);
     let arrivals = Named::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
-    let mut decide = |_: &Facts| Decision { doors: doors.to_vec(), ..Decision::default() };
+    let mut decide = |_: &PolicyInput| Decision { admissions: admissions.to_vec(), ..Decision::default() };
     let begun = Instant::now();
     let outcome = world::run(&scenario, &SETTINGS, counted, &mut decide);
     let took = begun.elapsed().as_secs_f64();
@@ -70,10 +70,10 @@ fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {
 }
 
 fn main() {
-    let door = [Door { refuse_late: true, ..Door::open(32) }; 6];
+    let admission = [AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(32) }; 6];
     measure("partitioned, half loaded", Sms(22), &[], 0.5);
-    measure("partitioned, half loaded, guarded doors", Sms(22), &door, 0.5);
-    measure("unpartitioned, half loaded, guarded doors", Sms(132), &door, 0.5);
-    measure("partitioned, overloaded, guarded doors", Sms(22), &door, 1.5);
+    measure("partitioned, half loaded, refusing late requests", Sms(22), &admission, 0.5);
+    measure("unpartitioned, half loaded, refusing late requests", Sms(132), &admission, 0.5);
+    measure("partitioned, overloaded, refusing late requests", Sms(22), &admission, 1.5);
     measure("partitioned, overloaded", Sms(22), &[], 1.5);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::Terms;
+use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Sms, Timestamp};
 
@@ -15,7 +15,7 @@ pub struct Scenario {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Served {
     /// What policies are told; the profile is what they believe.
-    pub terms: Terms,
+    pub terms: ModelSpec,
     /// What the model really costs.
     pub truth: Profile,
     pub max_queued: usize,
@@ -55,7 +55,7 @@ pub(crate) mod fixtures {
 
     /// A model with 50 SMs. A request takes `ms` by itself, and its answer is due after a second.
     pub(crate) fn model(name: &str, ms: f64) -> Served {
-        let terms = Terms {
+        let terms = ModelSpec {
             name: name.to_owned(),
             gpu: 0,
             initial: Sms(50),

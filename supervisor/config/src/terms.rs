@@ -1,6 +1,6 @@
 //! The terms that a policy gets of a configured model.
 
-use shadowslice_policy::sharing::Terms;
+use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::types::{HandoverMode, Model};
@@ -8,14 +8,14 @@ use super::types::{HandoverMode, Model};
 impl Model {
     /// `sms` says to how many SMs a share comes. A model whose share never changes has no other
     /// share.
-    pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
+    pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {
             HandoverMode::Never => vec![initial],
             _ => self.shares().map(sms).collect(),
         };
         shares.dedup();
-        Terms {
+        ModelSpec {
             name: self.name.clone(),
             gpu: self.gpu,
             initial,

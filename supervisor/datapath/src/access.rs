@@ -1,7 +1,7 @@
-//! The access log's record of each request. Its last holder tells it: the answer's last bytes when
-//! they have been written, or whatever was dropped as the client left.
+//! The access log's record of each request. The last holder of an entry logs it: either the answer,
+//! after its last byte was written, or the task that is dropped when the client disconnects.
 //!
-//! Nothing here writes. The log takes a record without waiting, or drops and counts it.
+//! Nothing here writes to a file. The log takes a record without waiting, or drops and counts it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,19 +13,20 @@ use parking_lot::Mutex;
 use crate::peer::Peer;
 use crate::trace::Journal;
 
-/// The longest text of a client that a record has, in bytes: paths, ids and messages.
+/// The longest client text in a record (path, id or message), in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// The reason of an answer that its client did not take to the end.
+/// The reason in the record of a client that disconnected before it had the whole answer.
 const CLIENT_LEFT: &str = "client_left";
 
+/// The protocol of a logged request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum AccessProtocol {
     Http,
     Grpc,
 }
 
-impl Protocol {
+impl AccessProtocol {
     pub fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -33,8 +34,8 @@ impl Protocol {
         }
     }
 
-    /// Returns the code of a request whose client left before its answer: nginx's 499, gRPC's
-    /// `CANCELLED`.
+    /// Returns the code of a request whose client disconnected before the answer: nginx's 499,
+    /// gRPC's `CANCELLED`.
     fn left(self) -> u16 {
         match self {
             Self::Http => 499,
@@ -43,34 +44,35 @@ impl Protocol {
     }
 }
 
-/// A request and its answer.
+/// The record of a request and its answer.
 #[derive(Debug)]
 pub struct AccessRecord {
     /// The time at which the request's first part was read.
     pub time: SystemTime,
-    pub protocol: Protocol,
+    pub protocol: AccessProtocol,
     pub method: String,
     pub path: String,
     pub peer: Arc<Peer>,
-    /// The model of an inference.
+    /// The model, if the request is an inference.
     pub model: Option<String>,
-    /// The request's own id, else that of its header `x-request-id`.
+    /// The id in the request, or the value of its header `x-request-id`.
     pub request_id: Option<String>,
     pub code: u16,
-    /// The reason of a refusal in a word, as the metrics have it, or [`CLIENT_LEFT`].
+    /// The reason for a refusal as the metrics name it, or [`CLIENT_LEFT`].
     pub reason: Option<&'static str>,
-    /// The error as the client reads it, shortened.
+    /// The error that the client reads, shortened.
     pub error: Option<String>,
-    /// The bytes of the request's body and the answer's.
+    /// The sizes of the request's body and of the answer's body, in bytes.
     pub bytes: (u64, u64),
     /// The time from the request's first part to the answer's last byte.
     pub latency: Duration,
 }
 
-/// Takes records. It must not wait.
-type Tell = Box<dyn Fn(&AccessRecord) + Send + Sync>;
+/// A function that takes records. It must not block.
+type RecordSink = Box<dyn Fn(&AccessRecord) + Send + Sync>;
 
-pub struct AccessLog(Tell);
+/// The access log, which takes the records of requests.
+pub struct AccessLog(RecordSink);
 
 impl fmt::Debug for AccessLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,23 +82,23 @@ impl fmt::Debug for AccessLog {
 
 /// The head of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Head<'h> {
-    pub protocol: Protocol,
+pub struct RequestHead<'h> {
+    pub protocol: AccessProtocol,
     pub method: &'h str,
     pub path: &'h str,
-    /// Its header `x-request-id`.
+    /// The value of the header `x-request-id`.
     pub request_id: Option<&'h str>,
 }
 
 impl AccessLog {
-    pub fn new(tell: impl Fn(&AccessRecord) + Send + Sync + 'static) -> Self {
-        Self(Box::new(tell))
+    pub fn new(sink: impl Fn(&AccessRecord) + Send + Sync + 'static) -> Self {
+        Self(Box::new(sink))
     }
 
-    /// Begins the record of a request whose first part was read at `began`.
-    pub fn begin(self: &Arc<Self>, head: Head<'_>, peer: &Arc<Peer>, began: Instant) -> Access {
-        let Head { protocol, method, path, request_id } = head;
-        Access(Arc::new(Entry {
+    /// Starts the entry of a request whose first part was read at `began`.
+    pub fn begin(self: &Arc<Self>, head: RequestHead<'_>, peer: &Arc<Peer>, began: Instant) -> AccessEntry {
+        let RequestHead { protocol, method, path, request_id } = head;
+        AccessEntry(Arc::new(EntryState {
             log: Arc::clone(self),
             time: SystemTime::now().checked_sub(began.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH),
             began,
@@ -107,72 +109,73 @@ impl AccessLog {
             journal: Journal::default(),
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
-            answer: Mutex::new(Answer { peer: Arc::clone(peer), code: None, is_whole: false }),
+            answer: Mutex::new(EntryResponse { peer: Arc::clone(peer), code: None, is_whole: false }),
         }))
     }
 }
 
-/// The record of a request under way; the last one that is dropped tells it.
+/// The access log's entry of a request in flight. The record is logged when the last clone is
+/// dropped.
 #[derive(Debug, Clone)]
-pub struct Access(Arc<Entry>);
+pub struct AccessEntry(Arc<EntryState>);
 
 #[derive(Debug)]
-struct Entry {
+struct EntryState {
     log: Arc<AccessLog>,
     time: SystemTime,
     began: Instant,
-    protocol: Protocol,
+    protocol: AccessProtocol,
     method: String,
     path: String,
     request_id: Option<String>,
     journal: Journal,
     received: AtomicU64,
     sent: AtomicU64,
-    answer: Mutex<Answer>,
+    answer: Mutex<EntryResponse>,
 }
 
 #[derive(Debug)]
-struct Answer {
+struct EntryResponse {
     peer: Arc<Peer>,
     code: Option<u16>,
-    /// Whether the client took all of it.
+    /// True if the client took the whole answer.
     is_whole: bool,
 }
 
-impl Access {
-    /// Returns the request's journal, which names the model, the id and the failure.
+impl AccessEntry {
+    /// Returns the request's journal, which holds the model, the id and the failure.
     pub fn journal(&self) -> &Journal {
         &self.0.journal
     }
 
-    /// Notes that the peer is known by a name now.
-    pub fn identified(&self, peer: &Arc<Peer>) {
+    /// Replaces the peer after it was authenticated by name.
+    pub fn set_peer(&self, peer: &Arc<Peer>) {
         self.0.answer.lock().peer = Arc::clone(peer);
     }
 
-    pub fn received(&self, bytes: usize) {
+    pub fn add_received(&self, bytes: usize) {
         self.0.received.fetch_add(bytes as u64, Relaxed);
     }
 
-    pub fn sent(&self, bytes: usize) {
+    pub fn add_sent(&self, bytes: usize) {
         self.0.sent.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Notes the code of the answer, which may be on its way for a while. A later code wins.
-    pub fn answered(&self, code: u16) {
+    /// Sets the code of the answer, which may not be sent yet. A later code replaces it.
+    pub fn set_code(&self, code: u16) {
         self.0.answer.lock().code = Some(code);
     }
 
-    /// Notes that the client took the whole answer.
-    pub fn delivered(&self) {
+    /// Marks the answer as taken completely by the client.
+    pub fn mark_delivered(&self) {
         self.0.answer.lock().is_whole = true;
     }
 }
 
-impl Drop for Entry {
+impl Drop for EntryState {
     fn drop(&mut self) {
-        let journey = self.journal.take();
-        let Answer { peer, code, is_whole } = self.answer.get_mut();
+        let trace = self.journal.take();
+        let EntryResponse { peer, code, is_whole } = self.answer.get_mut();
         let left = (code.is_none() || !*is_whole).then_some(CLIENT_LEFT);
         let record = AccessRecord {
             time: self.time,
@@ -180,11 +183,11 @@ impl Drop for Entry {
             method: std::mem::take(&mut self.method),
             path: std::mem::take(&mut self.path),
             peer: Arc::clone(peer),
-            model: journey.model,
-            request_id: journey.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
+            model: trace.model,
+            request_id: trace.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
             code: code.unwrap_or(self.protocol.left()),
-            reason: journey.refusal.or(left),
-            error: journey.why.map(|why| clipped(&why)),
+            reason: trace.refusal.or(left),
+            error: trace.why.map(|why| clipped(&why)),
             bytes: (*self.received.get_mut(), *self.sent.get_mut()),
             latency: self.began.elapsed(),
         };
@@ -202,46 +205,46 @@ mod tests {
 
     fn log() -> (Arc<AccessLog>, Arc<Mutex<Vec<String>>>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&lines);
-        let tell = move |record: &AccessRecord| {
+        let logged = Arc::clone(&lines);
+        let sink = move |record: &AccessRecord| {
             let AccessRecord { code, reason, error, request_id, bytes, .. } = record;
-            told.lock().push(format!("{code} {reason:?} {error:?} {request_id:?} {bytes:?}"));
+            logged.lock().push(format!("{code} {reason:?} {error:?} {request_id:?} {bytes:?}"));
         };
-        (Arc::new(AccessLog::new(tell)), lines)
+        (Arc::new(AccessLog::new(sink)), lines)
     }
 
-    fn begin(log: &Arc<AccessLog>, protocol: Protocol) -> Access {
-        let head = Head { protocol, method: "POST", path: "/v2", request_id: Some("from-proxy") };
+    fn begin(log: &Arc<AccessLog>, protocol: AccessProtocol) -> AccessEntry {
+        let head = RequestHead { protocol, method: "POST", path: "/v2", request_id: Some("from-proxy") };
         log.begin(head, &Arc::new(Peer::Unix { uid: 1, groups: Vec::new(), pid: 2 }), Instant::now())
     }
 
     #[test]
-    fn the_last_holder_tells_the_record() {
+    fn the_last_holder_logs_the_record() {
         let (log, lines) = log();
-        let access = begin(&log, Protocol::Http);
+        let access = begin(&log, AccessProtocol::Http);
         let other = access.clone();
-        access.received(5);
-        access.answered(200);
+        access.add_received(5);
+        access.set_code(200);
         drop(access);
         assert!(lines.lock().is_empty());
-        other.sent(7);
-        other.delivered();
-        other.journal().identified("own");
+        other.add_sent(7);
+        other.mark_delivered();
+        other.journal().set_id("own");
         drop(other);
         assert_eq!(*lines.lock(), ["200 None None Some(\"own\") (5, 7)"]);
     }
 
     #[test]
-    fn a_client_that_leaves_is_told_apart() {
+    fn a_client_that_disconnects_has_its_own_reason() {
         let (log, lines) = log();
-        drop(begin(&log, Protocol::Http));
-        drop(begin(&log, Protocol::Grpc));
-        begin(&log, Protocol::Http).answered(200);
-        let refused = begin(&log, Protocol::Http);
-        refused.journal().refused("late");
-        refused.journal().failed("x".repeat(300));
-        refused.answered(503);
-        refused.delivered();
+        drop(begin(&log, AccessProtocol::Http));
+        drop(begin(&log, AccessProtocol::Grpc));
+        begin(&log, AccessProtocol::Http).set_code(200);
+        let refused = begin(&log, AccessProtocol::Http);
+        refused.journal().record_refusal("late");
+        refused.journal().record_failure("x".repeat(300));
+        refused.set_code(503);
+        refused.mark_delivered();
         drop(refused);
         let long = "x".repeat(MAX_TEXT_BYTES);
         let expected = [

@@ -1,14 +1,14 @@
-//! The data path: a request's way from a queue to a worker and back.
+//! The data path: takes requests from the queue to a worker, and answers back to clients.
 
 pub mod access;
 pub mod clock;
+pub mod heartbeat;
+pub mod host_counters;
 pub mod peer;
 pub mod pipeline;
-pub mod pulse;
 pub mod readiness;
 pub mod relay;
 pub mod repository;
 pub mod router;
 pub mod sockets;
-pub mod tally;
 pub mod trace;

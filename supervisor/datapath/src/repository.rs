@@ -1,5 +1,5 @@
-//! The protocol's model repository: clients list, load and unload models. Ingress uses this module
-//! only, and does not know the registry behind it.
+//! The protocol's model repository: clients list, load and unload models. Ingress uses only this
+//! module, and does not know the registry behind it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,21 +9,23 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::peer::{Guard, Peer};
 
-/// How long a command may wait for its turn: another command may be starting models.
-const TURN_WITHIN: Duration = Duration::from_secs(5);
+/// The longest time that a command waits for its turn, because another command may be starting
+/// models.
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A client's command to load or unload a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
-    /// The model is to serve, with its files read anew; `config` has the keys of its configuration
-    /// that are to differ, as JSON.
+pub enum ModelCommand {
+    /// Load the model and read its files again. `config` has the keys of its configuration to
+    /// override, as JSON.
     Load { model: String, config: Option<String> },
-    /// The model is to answer the requests that it accepted, and end.
+    /// Unload the model after it has answered the requests that it accepted.
     Unload { model: String },
 }
 
-impl Wish {
-    /// What is to be done to which model.
-    pub fn named(&self) -> (&'static str, &str) {
+impl ModelCommand {
+    /// Returns the name of the action, and the model.
+    pub fn action_and_model(&self) -> (&'static str, &str) {
         match self {
             Self::Load { model, .. } => ("load", model),
             Self::Unload { model } => ("unload", model),
@@ -31,15 +33,17 @@ impl Wish {
     }
 }
 
+/// A command that waits for the registry.
 #[derive(Debug)]
-pub struct Asked {
-    pub wish: Wish,
+pub struct QueuedCommand {
+    pub command: ModelCommand,
     pub by: Arc<Peer>,
-    pub reply: oneshot::Sender<Result<(), WishRefused>>,
+    pub reply_tx: oneshot::Sender<Result<(), ModelCommandError>>,
 }
 
+/// The reason why a command was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WishRefused {
+pub enum ModelCommandError {
     #[error(
         "explicit model load / unload is not allowed; to allow it, set `model_control: explicit` in the configuration"
     )]
@@ -58,66 +62,73 @@ pub enum WishRefused {
     Failed(String, String),
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
-    /// What is changed now would not be known there.
+    /// The next supervisor is starting, and would not know of a change that is made now.
     #[error("another supervisor is taking over; try again in a few seconds")]
     Succession,
 }
 
 /// A model as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ModelListing {
     pub name: String,
     /// `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
     pub state: &'static str,
     pub reason: String,
 }
 
-type List = Box<dyn Fn() -> Vec<Listed> + Send + Sync>;
+type ListModels = Box<dyn Fn() -> Vec<ModelListing> + Send + Sync>;
 
+/// The models as clients see them, and the commands that change them.
 pub struct Repository {
-    list: List,
+    list: ListModels,
     guard: Guard,
-    wishes: mpsc::Sender<Asked>,
-    rising: watch::Receiver<bool>,
+    commands_tx: mpsc::Sender<QueuedCommand>,
+    successor_rx: watch::Receiver<bool>,
 }
 
 impl fmt::Debug for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Repository").field("wishes", &self.wishes).finish_non_exhaustive()
+        f.debug_struct("Repository").field("commands_tx", &self.commands_tx).finish_non_exhaustive()
     }
 }
 
 impl Repository {
-    /// Commands of those whom `guard` lets go to `wishes`, unless the next supervisor is `rising`.
+    /// Creates a repository. It sends the commands that `guard` permits to `commands_tx`, unless
+    /// `successor_rx` says that the next supervisor is starting.
     pub fn new(
-        list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
+        list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
-        wishes: mpsc::Sender<Asked>,
-        rising: watch::Receiver<bool>,
+        commands_tx: mpsc::Sender<QueuedCommand>,
+        successor_rx: watch::Receiver<bool>,
     ) -> Self {
-        Self { list: Box::new(list), guard, wishes, rising }
+        Self { list: Box::new(list), guard, commands_tx, successor_rx }
     }
 
-    pub fn list(&self) -> Vec<Listed> {
+    /// Returns the models.
+    pub fn list(&self) -> Vec<ModelListing> {
         (self.list)()
     }
 
-    /// Waits until it is so, or cannot be.
-    pub async fn wish(&self, by: Arc<Peer>, wish: Wish) -> Result<(), WishRefused> {
-        if !self.guard.is_open() {
-            return Err(WishRefused::NotAllowed);
+    /// Executes a command, and waits until it has succeeded or failed.
+    pub async fn execute(&self, by: Arc<Peer>, command: ModelCommand) -> Result<(), ModelCommandError> {
+        if !self.guard.permits_any() {
+            return Err(ModelCommandError::NotAllowed);
         }
-        let (action, model) = wish.named();
-        if !self.guard.lets(&by, action, model) {
-            return Err(WishRefused::Denied);
+        let (action, model) = command.action_and_model();
+        if !self.guard.permits(&by, action, model) {
+            return Err(ModelCommandError::Denied);
         }
-        if *self.rising.borrow() {
-            return Err(WishRefused::Succession);
+        if *self.successor_rx.borrow() {
+            return Err(ModelCommandError::Succession);
         }
-        let (reply, outcome) = oneshot::channel();
-        let sent = tokio::time::timeout(TURN_WITHIN, self.wishes.send(Asked { wish, by, reply })).await;
-        sent.map_err(|_| WishRefused::Busy)?.map_err(|_| WishRefused::Busy)?;
+        let (reply_tx, reply_rx) = oneshot::channel();
+        let sent = tokio::time::timeout(
+            TURN_TIMEOUT,
+            self.commands_tx.send(QueuedCommand { command, by, reply_tx }),
+        )
+        .await;
+        sent.map_err(|_| ModelCommandError::Busy)?.map_err(|_| ModelCommandError::Busy)?;
         // The registry bounds the time of a command; if it sends no reply, it has ended.
-        outcome.await.unwrap_or(Err(WishRefused::Busy))
+        reply_rx.await.unwrap_or(Err(ModelCommandError::Busy))
     }
 }

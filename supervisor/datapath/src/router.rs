@@ -1,4 +1,5 @@
-//! The models by name: where ingress finds the pipeline of a request, and whether the host wants more.
+//! The models by name. Ingress finds the pipeline of a request here, and learns whether the host is
+//! ready.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -9,17 +10,19 @@ use parking_lot::RwLock;
 use shadowslice_config::Ready;
 use tokio::sync::{mpsc, watch};
 
-use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, Pipeline, RequestOptions};
-use crate::pulse::Pulse;
-use crate::readiness::{Host, Readiness};
+use crate::heartbeat::Heartbeat;
+use crate::pipeline::{
+    Answers, Delivery, Pipeline, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+};
+use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
 
-/// The models that requests can reach now. Models come and go: [`Router::set`] changes all at once.
+/// The models that requests can reach now. [`Router::set`] replaces them all at once.
 #[derive(Debug)]
 pub struct Router {
     hosted: RwLock<Hosted>,
-    changed: watch::Sender<()>,
-    pulse: Pulse,
+    changed_tx: watch::Sender<()>,
+    heartbeat: Heartbeat,
 }
 
 #[derive(Debug, Default)]
@@ -28,82 +31,87 @@ struct Hosted {
     readiness: Readiness,
 }
 
-/// The way to one model, held by a request from before it is checked until it is answered. A model
-/// off the router goes on serving while a request has a hold on it.
+/// A route to one model. A request holds it from before it is checked until it is answered. A model
+/// that was taken off the router serves until no request holds its route.
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
-    /// If another supervisor has the model's workers.
+    /// The relay, if another supervisor has the model's workers.
     relay: Option<Arc<Relay>>,
-    /// Held, not used: its end tells.
-    _guest: Guest,
-    streams: Guest,
+    /// A sender that is never used: [`RouteHolds`] is notified when all clones are dropped.
+    _hold_tx: RouteHold,
+    streams_tx: RouteHold,
 }
 
-/// Held as long as something is on its way to a model.
-pub(crate) type Guest = mpsc::Sender<Infallible>;
+/// A hold on a model, while a request or a stream uses it.
+pub(crate) type RouteHold = mpsc::Sender<Infallible>;
 
-/// Says when nothing is on its way to a model any more.
+/// A notification of when nothing uses a model any more.
 #[derive(Debug)]
-pub struct Guests {
-    requests: mpsc::Receiver<Infallible>,
-    streams: mpsc::Receiver<Infallible>,
+pub struct RouteHolds {
+    requests_rx: mpsc::Receiver<Infallible>,
+    streams_rx: mpsc::Receiver<Infallible>,
 }
 
 impl Route {
-    pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
-        let ((guest, requests), (streams, open)) = (mpsc::channel(1), mpsc::channel(1));
-        (Self { pipeline, relay: None, _guest: guest, streams }, Guests { requests, streams: open })
+    /// Creates a route to the workers of this supervisor.
+    pub fn to(pipeline: Arc<Pipeline>) -> (Self, RouteHolds) {
+        let ((hold_tx, requests_rx), (streams_tx, streams_rx)) = (mpsc::channel(1), mpsc::channel(1));
+        (
+            Self { pipeline, relay: None, _hold_tx: hold_tx, streams_tx },
+            RouteHolds { requests_rx, streams_rx },
+        )
     }
 
-    /// The way to the same model by another supervisor. Who takes it is no guest here.
+    /// Returns a route to the same model through another supervisor. Requests that take it do not
+    /// hold this route.
     pub fn by(&self, relay: Relay) -> Self {
         Self { relay: Some(Arc::new(relay)), ..Self::to(Arc::clone(&self.pipeline)).0 }
     }
 
-    /// Whether it takes requests; else why not.
+    /// Returns `Ok` if the model takes requests, or else the reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
         if self.relay.is_some() { Ok(()) } else { self.pipeline.ready() }
     }
 
-    /// As [`Pipeline::infer`].
+    /// Runs a request, see [`Pipeline::infer`].
     pub async fn infer(
         &self,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<(Vec<Output>, Delivery), Failure> {
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        arrival: RequestArrival,
+    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
         match &self.relay {
-            None => self.pipeline.infer(inputs, terms, coming).await,
-            Some(relay) => relay.infer(inputs, terms, coming).await,
+            None => self.pipeline.infer(inputs, options, arrival).await,
+            Some(relay) => relay.infer(inputs, options, arrival).await,
         }
     }
 
-    /// As [`Pipeline::stream`]. A stream goes on without the route.
+    /// Starts a stream, see [`Pipeline::stream`]. The stream continues after the route is dropped.
     pub async fn stream(
         &self,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<Answers, Failure> {
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        arrival: RequestArrival,
+    ) -> Result<Answers, RequestFailure> {
         let answers = match &self.relay {
-            None => self.pipeline.stream(inputs, terms, coming).await,
-            Some(relay) => relay.stream(inputs, terms, coming, self.pipeline.streams()).await,
+            None => self.pipeline.stream(inputs, options, arrival).await,
+            Some(relay) => relay.stream(inputs, options, arrival, self.pipeline.streams()).await,
         };
-        Ok(answers?.held(self.streams.clone()))
+        Ok(answers?.with_hold(self.streams_tx.clone()))
     }
 }
 
-impl Guests {
-    /// Waits until the route and every copy of it have gone.
-    pub async fn gone(&mut self) {
-        // Nothing is ever sent: this is the end of the last sender.
-        self.requests.recv().await;
+impl RouteHolds {
+    /// Waits until the route and every clone of it were dropped.
+    pub async fn released(&mut self) {
+        // Nothing is ever sent: `recv` returns when the last sender is dropped.
+        self.requests_rx.recv().await;
     }
 
-    /// Waits until the streams have ended, too.
+    /// Waits until the streams have ended too.
     pub async fn streams_ended(&mut self) {
-        self.streams.recv().await;
+        self.streams_rx.recv().await;
     }
 }
 
@@ -116,28 +124,28 @@ impl Deref for Route {
 }
 
 impl Router {
-    pub fn new(pulse: Pulse) -> Self {
-        Self { hosted: RwLock::default(), changed: watch::Sender::default(), pulse }
+    pub fn new(heartbeat: Heartbeat) -> Self {
+        Self { hosted: RwLock::default(), changed_tx: watch::Sender::default(), heartbeat }
     }
 
-    /// A model that comes back later is not drained any more.
+    /// Replaces the models. A model that was removed is not drained when it is added again.
     pub fn set(&self, models: HashMap<String, Route>) {
         let before = {
             let Hosted { models: now, readiness } = &mut *self.hosted.write();
-            readiness.look(now);
-            readiness.keep(|name| models.contains_key(name));
+            readiness.is_started(now);
+            readiness.retain(|name| models.contains_key(name));
             std::mem::replace(now, models)
         };
-        // Not under the lock.
+        // Dropping routes may take long, so the lock is released first.
         drop(before);
-        self.changed.send_replace(());
+        self.changed_tx.send_replace(());
     }
 
     pub fn model(&self, name: &str) -> Option<Route> {
         self.hosted.read().models.get(name).cloned()
     }
 
-    /// Sorted by name.
+    /// Returns the models, sorted by name.
     pub fn models(&self) -> Vec<(String, Route)> {
         let hosted = self.hosted.read();
         let mut models: Vec<_> =
@@ -146,53 +154,55 @@ impl Router {
         models
     }
 
-    /// Changes whenever there are other models, or the host's readiness goes by something else.
+    /// Returns a receiver that changes when the models or the host's readiness may have changed.
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
+        self.changed_tx.subscribe()
     }
 
-    /// Which models make the host ready, from now on.
-    pub fn go_by(&self, rule: Ready) {
-        self.tell(|hosted| hosted.readiness.rule = rule);
+    /// Sets the rule for which models make the host ready.
+    pub fn set_ready_rule(&self, rule: Ready) {
+        self.change(|hosted| hosted.readiness.rule = rule);
     }
 
-    /// Has the host, or one of its models, say that it is ready no more, or say again what is so.
-    /// Both serve on. Returns whether that is news.
+    /// Drains the host or one of its models, or ends that. A drained model still serves, but
+    /// reports that it is not ready. Returns whether the state has changed.
     pub fn drain(&self, model: Option<&str>, drained: bool) -> bool {
-        self.tell(|Hosted { models, readiness }| {
-            model.is_none_or(|name| models.contains_key(name)) && readiness.drain(model, drained)
+        self.change(|Hosted { models, readiness }| {
+            model.is_none_or(|name| models.contains_key(name)) && readiness.set_drained(model, drained)
         })
     }
 
-    /// The host is to stop, and is never ready again.
+    /// Marks the host as stopping. It is never ready again.
     pub fn stop(&self) {
-        self.tell(|hosted| hosted.readiness.host = Host::Stopping);
+        self.change(|hosted| hosted.readiness.host = HostState::Stopping);
     }
 
-    fn tell<T>(&self, change: impl FnOnce(&mut Hosted) -> T) -> T {
-        let changed = change(&mut self.hosted.write());
-        self.changed.send_replace(());
-        changed
+    fn change<T>(&self, change: impl FnOnce(&mut Hosted) -> T) -> T {
+        let result = change(&mut self.hosted.write());
+        self.changed_tx.send_replace(());
+        result
     }
 
-    pub fn host(&self) -> Host {
+    pub fn host(&self) -> HostState {
         self.hosted.read().readiness.host
     }
 
-    /// Whether the model is to get no more requests, though it serves.
+    /// Returns whether the model or the host is drained: the model serves, but should get no more
+    /// requests.
     pub fn is_drained(&self, model: &str) -> bool {
         self.hosted.read().readiness.is_drained(model)
     }
 
-    /// Whether that was said of this model, and not of the host.
-    pub fn drains(&self, model: &str) -> bool {
-        self.hosted.read().readiness.drains(model)
+    /// Returns whether this model was drained, apart from the host.
+    pub fn is_model_drained(&self, model: &str) -> bool {
+        self.hosted.read().readiness.is_model_drained(model)
     }
 
-    /// The host serves what its rule says, and the control thread would replace a worker that dies.
+    /// Returns whether the host is ready: its models fulfil the rule, and the control thread is
+    /// alive, so it would replace a worker that dies.
     pub fn ready(&self) -> bool {
         let Hosted { models, readiness } = &*self.hosted.read();
-        self.pulse.moves() && readiness.of(models)
+        self.heartbeat.is_alive() && readiness.is_ready(models)
     }
 }
 
@@ -202,10 +212,10 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::pipeline::{LiveSettings, Settings, Slo};
+    use crate::pipeline::{LiveSettings, PipelineSettings, Slo};
 
     fn pipeline() -> Arc<Pipeline> {
-        let settings = Settings {
+        let settings = PipelineSettings {
             name: "m".to_owned(),
             live: LiveSettings {
                 slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
@@ -220,17 +230,17 @@ mod tests {
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())
     }
 
-    async fn have_gone(guests: &mut Guests) -> bool {
+    async fn are_released(holds: &mut RouteHolds) -> bool {
         tokio::select! {
             biased;
-            () = guests.gone() => true,
+            () = holds.released() => true,
             () = std::future::ready(()) => false,
         }
     }
 
-    /// A router of these models, all loading.
+    /// Returns a router with these models, all of them loading.
     fn router<const N: usize>(names: [&str; N]) -> (Router, [Arc<Pipeline>; N]) {
-        let router = Router::new(Pulse::new(Clock::start()));
+        let router = Router::new(Heartbeat::new(Clock::start()));
         let pipelines = names.map(|_| pipeline());
         set(&router, &names.into_iter().zip(&pipelines).collect::<Vec<_>>());
         (router, pipelines)
@@ -244,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_waited_for_and_later_troubles_take_no_host_out() {
+    fn the_host_waits_for_a_start_and_stays_ready_through_later_failures() {
         let (router, [a, b]) = router(["a", "b"]);
         assert!(!router.ready());
         a.open();
@@ -260,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_nobody_asked_about_was_one() {
+    fn a_start_is_over_even_if_nobody_read_the_readiness() {
         let (router, [a]) = router(["a"]);
         a.open();
         set(&router, &[("a", &a), ("added", &pipeline())]);
@@ -268,21 +278,21 @@ mod tests {
     }
 
     #[test]
-    fn all_or_named_models_may_be_what_makes_a_host_ready() {
+    fn a_rule_may_require_all_models_or_named_models() {
         let (router, [a, b]) = router(["a", "b"]);
-        router.go_by(Ready::Each(vec!["b".to_owned()]));
+        router.set_ready_rule(Ready::Each(vec!["b".to_owned()]));
         a.open();
         assert!(!router.ready());
         b.open();
         a.shut("it is broken");
         assert!(router.ready());
-        router.go_by(Ready::All);
+        router.set_ready_rule(Ready::All);
         assert!(!router.ready());
         a.open();
         assert!(router.ready());
         set(&router, &[("a", &a)]);
         assert!(router.ready(), "an unloaded model is none of all");
-        router.go_by(Ready::Each(vec!["b".to_owned()]));
+        router.set_ready_rule(Ready::Each(vec!["b".to_owned()]));
         assert!(!router.ready(), "and is named all the same");
     }
 
@@ -292,7 +302,7 @@ mod tests {
         [&a, &b].into_iter().for_each(|model| model.open());
         assert!(router.drain(Some("a"), true) && !router.drain(Some("a"), true));
         assert!(router.is_drained("a") && !router.is_drained("b") && router.ready());
-        assert!(!router.drain(Some("c"), true), "there is none");
+        assert!(!router.drain(Some("c"), true), "no model has this name");
         router.drain(Some("b"), true);
         assert!(!router.ready());
         assert!(router.drain(Some("b"), false) && router.ready());
@@ -308,7 +318,7 @@ mod tests {
         let mut changes = router.changes();
         assert!(router.drain(None, true) && !router.drain(None, true));
         assert!(!router.ready() && router.is_drained("a"), "{:?}", router.host());
-        assert!(changes.has_changed().unwrap(), "watchers look again");
+        assert!(changes.has_changed().unwrap(), "watchers are notified");
         changes.mark_unchanged();
         assert!(router.drain(None, false) && router.ready() && !router.is_drained("a"));
         router.stop();
@@ -317,15 +327,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_model_has_gone_when_its_last_request_has() {
-        let router = Router::new(Pulse::new(Clock::start()));
-        let (route, mut guests) = Route::to(pipeline());
+    async fn a_route_is_released_when_its_last_request_ends() {
+        let router = Router::new(Heartbeat::new(Clock::start()));
+        let (route, mut holds) = Route::to(pipeline());
         router.set(HashMap::from([("m".to_owned(), route)]));
-        let guest = router.model("m").unwrap();
+        let route = router.model("m").unwrap();
         router.set(HashMap::new());
         assert!(router.model("m").is_none());
-        assert!(!have_gone(&mut guests).await, "a request is under way");
-        drop(guest);
-        assert!(have_gone(&mut guests).await);
+        assert!(!are_released(&mut holds).await, "a request is under way");
+        drop(route);
+        assert!(are_released(&mut holds).await);
     }
 }

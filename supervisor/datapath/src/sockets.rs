@@ -1,5 +1,5 @@
-//! Listening sockets that one supervisor passes to the next, so that clients find one of them
-//! listening at every moment.
+//! Listening sockets that one supervisor passes to the next, so that one of them listens at every
+//! moment.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,23 +10,23 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// A listening socket that can be passed on while it is listened on.
+/// A listening socket that can be passed to another supervisor while it is in use.
 #[derive(Clone)]
-pub struct Passable {
-    /// As the configuration has it.
+pub struct PassableSocket {
+    /// The address as written in the configuration.
     pub address: String,
     socket: Weak<dyn AsFd + Send + Sync>,
-    /// Of nothing for TCP.
+    /// The socket's file; dangling for TCP.
     file: Weak<SocketFile>,
 }
 
-impl fmt::Debug for Passable {
+impl fmt::Debug for PassableSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Passable").field(&self.address).finish()
     }
 }
 
-impl Passable {
+impl PassableSocket {
     pub fn new<S: AsFd + Send + Sync + 'static>(
         address: String,
         socket: &Arc<S>,
@@ -36,45 +36,46 @@ impl Passable {
         Self { address, socket, file: file.map(Arc::downgrade).unwrap_or_default() }
     }
 
-    /// Fails once it is listened on no more.
+    /// Duplicates the socket's descriptor. Fails if the socket is closed.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         let socket = self.socket.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         socket.as_fd().try_clone_to_owned()
     }
 
-    /// From now on the socket's file is another supervisor's.
-    pub fn pass(&self) {
+    /// Leaves the socket's file to another supervisor, so that it is not removed here.
+    pub fn release(&self) {
         if let Some(file) = self.file.upgrade() {
-            file.passed.store(true, Ordering::Relaxed);
+            file.is_released.store(true, Ordering::Relaxed);
         }
     }
 
-    /// From now on it is this one's, which has inherited it.
-    pub fn keep(&self) {
+    /// Takes over the socket's inherited file, so that it is removed here.
+    pub fn retain(&self) {
         if let Some(file) = self.file.upgrade() {
-            file.passed.store(false, Ordering::Relaxed);
+            file.is_released.store(false, Ordering::Relaxed);
         }
     }
 }
 
-/// Sockets of the supervisor before this one, by their addresses. Those that are not taken close
-/// when this is dropped.
+/// Sockets inherited from the previous supervisor, by their addresses. Sockets that are not taken
+/// close when this is dropped.
 #[derive(Debug, Default)]
 pub struct Inherited(HashMap<String, Vec<OwnedFd>>);
 
 impl Inherited {
-    pub fn put(&mut self, address: String, socket: OwnedFd) {
+    pub fn insert(&mut self, address: String, socket: OwnedFd) {
         self.0.entry(address).or_default().push(socket);
     }
 
-    /// The first of those with this address that are left: several may have port 0.
+    /// Takes the first socket left with this address. Several may have port 0.
     pub fn take(&mut self, address: &str) -> Option<OwnedFd> {
         let sockets = self.0.get_mut(address)?;
         (!sockets.is_empty()).then(|| sockets.remove(0))
     }
 
-    /// Removes the files of Unix sockets that were not taken: nobody listens there any more.
-    pub fn remove_left(self) {
+    /// Removes the files of Unix sockets that were not taken, because nobody listens on them any
+    /// more.
+    pub fn remove_unclaimed(self) {
         for (address, sockets) in self.0 {
             if let (Some(path), false) = (address.strip_prefix("unix:"), sockets.is_empty())
                 && let Err(error) = std::fs::remove_file(path)
@@ -85,23 +86,24 @@ impl Inherited {
     }
 }
 
-/// A Unix socket's file, removed when dropped if it is still the file that was made here.
+/// The file of a Unix socket. It is removed on drop, if it is still the same file.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
-    passed: AtomicBool,
+    is_released: AtomicBool,
 }
 
 impl SocketFile {
     pub fn new(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), identity: identity(path)?, passed: AtomicBool::new(false) })
+        Ok(Self { path: path.to_owned(), identity: identity(path)?, is_released: AtomicBool::new(false) })
     }
 
-    /// One of a supervisor that still listens there: it stays unless it is [kept](Passable::keep).
+    /// Returns the file of a supervisor that still listens there. It is not removed unless it is
+    /// [retained](PassableSocket::retain).
     pub fn inherited(path: &Path) -> io::Result<Self> {
         let file = Self::new(path)?;
-        file.passed.store(true, Ordering::Relaxed);
+        file.is_released.store(true, Ordering::Relaxed);
         Ok(file)
     }
 
@@ -112,10 +114,10 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if !self.passed.load(Ordering::Relaxed)
+        if !self.is_released.load(Ordering::Relaxed)
             && identity(&self.path).is_ok_and(|identity| identity == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
-            // The other supervisor of an upgrade may have been faster.
+            // The other supervisor of an upgrade may have removed it first.
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
@@ -139,19 +141,19 @@ mod tests {
         let path = folder.path().join("x.sock");
         let socket = Arc::new(UnixListener::bind(&path).unwrap());
         let file = Arc::new(SocketFile::new(&path).unwrap());
-        let passable = Passable::new("unix:x.sock".to_owned(), &socket, Some(&file));
+        let passable = PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file));
         let copy = passable.duplicate().unwrap();
-        passable.pass();
+        passable.release();
         drop((socket, file));
-        assert!(passable.duplicate().is_err(), "it is not held open");
+        assert!(passable.duplicate().is_err(), "the copy does not keep it open");
         drop(passable);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
         let socket = Arc::new(UnixListener::from(copy));
         let next = || Arc::new(SocketFile::inherited(&path).unwrap());
         drop(next());
-        assert!(path.try_exists().unwrap(), "the one before listens there");
+        assert!(path.try_exists().unwrap(), "the previous supervisor listens there");
         let file = next();
-        Passable::new("unix:x.sock".to_owned(), &socket, Some(&file)).keep();
+        PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file)).retain();
         drop(file);
         assert!(!path.try_exists().unwrap());
     }
@@ -160,8 +162,8 @@ mod tests {
     fn sockets_of_one_address_are_taken_in_turn() {
         let mut inherited = Inherited::default();
         let socket = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        inherited.put("a:0".to_owned(), socket());
-        inherited.put("a:0".to_owned(), socket());
+        inherited.insert("a:0".to_owned(), socket());
+        inherited.insert("a:0".to_owned(), socket());
         assert!(inherited.take("b").is_none());
         assert!(inherited.take("a:0").is_some() && inherited.take("a:0").is_some());
         assert!(inherited.take("a:0").is_none());

@@ -12,7 +12,7 @@ use hyper::http::Extensions;
 
 use super::Frontend;
 use super::request_error::RequestError;
-use shadowslice_datapath::access::{Access, Head, Protocol};
+use shadowslice_datapath::access::{AccessEntry, AccessProtocol, RequestHead};
 use shadowslice_datapath::peer::Peer;
 
 /// The header by which proxies name requests.
@@ -22,10 +22,10 @@ impl Frontend {
     /// Begins the request's record, which lies in its extensions and counts its body.
     pub(super) fn logged(
         &self,
-        protocol: Protocol,
+        protocol: AccessProtocol,
         mut request: Request<Incoming>,
         peer: &Arc<Peer>,
-    ) -> (Request<Counted>, Option<Access>) {
+    ) -> (Request<Counted>, Option<AccessEntry>) {
         let access = self.access.as_ref().map(|log| {
             let head = head(protocol, &request);
             log.begin(head, peer, Instant::now())
@@ -37,26 +37,26 @@ impl Frontend {
     }
 }
 
-fn head(protocol: Protocol, request: &Request<Incoming>) -> Head<'_> {
+fn head(protocol: AccessProtocol, request: &Request<Incoming>) -> RequestHead<'_> {
     let request_id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
-    Head { protocol, method: request.method().as_str(), path: request.uri().path(), request_id }
+    RequestHead { protocol, method: request.method().as_str(), path: request.uri().path(), request_id }
 }
 
 /// Returns a request's record, if answers are logged.
-pub(super) fn of(extensions: &Extensions) -> Option<&Access> {
+pub(super) fn of(extensions: &Extensions) -> Option<&AccessEntry> {
     extensions.get()
 }
 
 /// Notes that the client gets this error as its answer.
-pub(super) fn failed(access: &Access, why: &RequestError) {
-    access.journal().failed(why.message());
-    access.answered(why.code() as u16);
+pub(super) fn failed(access: &AccessEntry, why: &RequestError) {
+    access.journal().record_failure(why.message());
+    access.set_code(why.code() as u16);
 }
 
 /// A request's body, of which the record counts the bytes.
 pub(super) struct Counted {
     body: Incoming,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl Body for Counted {
@@ -69,7 +69,7 @@ impl Body for Counted {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if let (Some(access), Poll::Ready(Some(Ok(frame)))) = (&self.access, &frame) {
-            access.received(frame.data_ref().map_or(0, Bytes::len));
+            access.add_received(frame.data_ref().map_or(0, Bytes::len));
         }
         frame
     }

@@ -9,7 +9,7 @@ use super::json::Form;
 use super::model::{Answered, VERSION};
 use super::tensors::WantedOutput;
 use super::values;
-use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 
 /// Room for an answer with an output or two, and for a small tensor behind it.
 const JSON_BYTES: usize = 512;
@@ -31,13 +31,13 @@ pub(super) fn check_form(
     wanted: &[usize],
     named: &[WantedOutput],
     form: &Form,
-) -> Result<(), Failure> {
+) -> Result<(), RequestFailure> {
     for (place, &index) in wanted.iter().enumerate() {
         let spec = &model.outputs[index];
         let shared = named.get(place).is_some_and(|output| output.place.is_some());
         if !shared && !form.binary(place) {
             values::no_json_form(spec.datatype)
-                .map_err(|why| Failure::Invalid(format!("output '{}': {why}", spec.name)))?;
+                .map_err(|why| RequestFailure::Invalid(format!("output '{}': {why}", spec.name)))?;
         }
     }
     Ok(())
@@ -49,9 +49,14 @@ pub(super) fn text_bytes(outputs: &[Answered], form: &Form) -> usize {
     texts.map(|(_, output)| values::text_bytes(output.datatype, output.data.len())).sum()
 }
 
-pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) -> Result<Body, Failure> {
+pub(super) fn write(
+    model: &str,
+    id: &str,
+    outputs: &[Answered],
+    form: &Form,
+) -> Result<Body, RequestFailure> {
     let (mut json, bytes) = (String::new(), JSON_BYTES + text_bytes(outputs, form));
-    json.try_reserve_exact(bytes).map_err(|_| Failure::no_memory(bytes))?;
+    json.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
     json.push_str("{\"model_name\":");
     values::quote(model, &mut json);
     push(&mut json, format_args!(",\"model_version\":\"{VERSION}\""));
@@ -103,11 +108,11 @@ fn head(output: &Answered, follows: bool, json: &mut String) {
 }
 
 /// Strings that are not UTF-8 are the client's to ask for as binary; other faults are the model's.
-fn unwritable(output: &Answered, why: &str) -> Failure {
+fn unwritable(output: &Answered, why: &str) -> RequestFailure {
     let message = format!("output '{}' cannot be written as JSON: {why}", output.name);
     match output.datatype {
-        Datatype::Bytes => Failure::Invalid(message),
-        _ => Failure::Internal(message),
+        Datatype::Bytes => RequestFailure::Invalid(message),
+        _ => RequestFailure::Internal(message),
     }
 }
 
@@ -189,7 +194,7 @@ mod tests {
     #[test]
     fn strings_that_are_not_utf8_must_be_asked_for_as_binary() {
         let outputs = [output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff])];
-        let Err(Failure::Invalid(why)) = write("m", "", &outputs, &Form::All(false)) else { panic!() };
+        let Err(RequestFailure::Invalid(why)) = write("m", "", &outputs, &Form::All(false)) else { panic!() };
         assert!(why.contains("binary_data"), "{why}");
         assert!(write("m", "", &outputs, &Form::All(true)).is_ok());
     }
@@ -207,6 +212,6 @@ mod tests {
             outputs: vec![spec],
         };
         assert!(check_form(&model, &[0], &[], &Form::All(true)).is_ok());
-        assert!(matches!(check_form(&model, &[0], &[], &Form::All(false)), Err(Failure::Invalid(_))));
+        assert!(matches!(check_form(&model, &[0], &[], &Form::All(false)), Err(RequestFailure::Invalid(_))));
     }
 }

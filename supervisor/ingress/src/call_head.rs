@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::grpc::Reply;
 use super::request_error::RequestError;
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// The most metadata of a call, in bytes: as much as the head of an HTTP request.
 const METADATA_BYTES: usize = 64 << 10;
@@ -36,7 +36,7 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<usize, Box<Reply>> {
     if bytes > METADATA_BYTES {
         let why =
             format!("the call has {bytes} bytes of metadata; the server reads at most {METADATA_BYTES}");
-        let refusal = RequestError::from(Failure::Exhausted(why));
+        let refusal = RequestError::from(RequestFailure::Exhausted(why));
         return Err(Box::new(Status::from(refusal).into_http()));
     }
     Ok(bytes)

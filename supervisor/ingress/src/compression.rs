@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::request_error::{RequestError, away, invalid};
 use super::reserved::Reserved;
-use shadowslice_datapath::pipeline::{Failure, Pieces};
+use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
 /// Compressed requests that are read at a time: each takes a CPU, and many times its memory.
 static TURNS: Semaphore = Semaphore::const_new(4);
@@ -60,7 +60,7 @@ impl Encoding {
     ) -> Result<(Pieces, Turn), RequestError> {
         let turn = timeout(PATIENCE, TURNS.acquire()).await.ok().and_then(Result::ok).ok_or_else(|| {
             let why = "too many compressed requests at a time; try again later, or send them uncompressed";
-            Failure::Unavailable(why.to_owned())
+            RequestFailure::Unavailable(why.to_owned())
         })?;
         // It goes on when its client has gone.
         away("decompressing the request", move || {
@@ -201,7 +201,7 @@ mod tests {
             let corrupt = |bytes: &[u8]| {
                 let got = encoding.decompress_here(bytes, 1000, &enough());
                 assert!(
-                    matches!(got, Err(RequestError::Failed(Failure::Invalid(_)))),
+                    matches!(got, Err(RequestError::Failed(RequestFailure::Invalid(_)))),
                     "{encoding:?} {bytes:?}: {got:?}"
                 );
             };

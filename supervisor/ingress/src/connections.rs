@@ -66,7 +66,7 @@ impl Connections {
                 && let Some((_, longest)) = idle.min_by_key(|(idleness, _)| *idleness)
             {
                 longest.leave();
-                longest.tally().closed();
+                longest.tally().count_closed();
             }
             if open.clients.len() >= self.most.saturating_add(RESERVE) {
                 return None;
@@ -77,7 +77,7 @@ impl Connections {
         let number = open.next;
         open.next += 1;
         open.clients.insert(number, Arc::clone(client));
-        client.tally().connected();
+        client.tally().count_connection();
         self.count.send_replace(open.clients.len());
         Some(number)
     }
@@ -110,7 +110,7 @@ pub(super) struct Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         self.connections.remove(self.number);
-        self.client.tally().disconnected();
+        self.client.tally().count_disconnection();
     }
 }
 

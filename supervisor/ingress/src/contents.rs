@@ -13,7 +13,7 @@ use super::proto::{
 use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 const REGION: &str = "shared_memory_region";
 const OFFSET: &str = "shared_memory_offset";
@@ -28,7 +28,7 @@ pub(super) fn is_quick(request: &ModelInferRequest) -> bool {
     contents.map(Message::encoded_len).sum::<usize>() <= QUICK_BYTES
 }
 
-pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failure> {
+pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, RequestFailure> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
     let sent = inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
     if !raw.is_empty() && raw.len() != sent {
@@ -53,7 +53,7 @@ pub(super) fn request(request: ModelInferRequest) -> Result<InferRequest, Failur
     Ok(InferRequest { id, inputs: read, outputs: wanted, terms })
 }
 
-fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, Failure> {
+fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, RequestFailure> {
     let Some(parameter) = parameters.get(name) else { return Ok(0) };
     match &parameter.parameter_choice {
         Some(ParameterChoice::Uint64Param(number)) => Ok(*number),
@@ -65,7 +65,7 @@ fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u6
     }
 }
 
-fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Failure> {
+fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, RequestFailure> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
     unsupported("input", &name, &parameters)?;
     let place = place("input", &name, &parameters)?;
@@ -83,7 +83,7 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Fa
             return invalid(format!("input '{}' has both contents and raw_input_contents", Clipped(&name)));
         }
         (None, contents) => typed(datatype, contents.unwrap_or_default())
-            .map_err(|why| Failure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
+            .map_err(|why| RequestFailure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
     };
     Ok(NamedTensor { name, datatype, shape, data: data.into(), place })
 }
@@ -92,9 +92,9 @@ fn place(
     kind: &str,
     name: &str,
     parameters: &HashMap<String, InferParameter>,
-) -> Result<Option<SharedTensor>, Failure> {
+) -> Result<Option<SharedTensor>, RequestFailure> {
     let Some(region) = parameters.get(REGION) else { return Ok(None) };
-    let invalid = |why: String| Failure::Invalid(format!("{kind} '{}': {why}", Clipped(name)));
+    let invalid = |why: String| RequestFailure::Invalid(format!("{kind} '{}': {why}", Clipped(name)));
     let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
         return Err(invalid(format!("{REGION} must be a string")));
     };
@@ -103,7 +103,11 @@ fn place(
 }
 
 /// Refuses parameters that ask for an extension that is not served; other parameters are hints.
-fn unsupported(kind: &str, name: &str, parameters: &HashMap<String, InferParameter>) -> Result<(), Failure> {
+fn unsupported(
+    kind: &str,
+    name: &str,
+    parameters: &HashMap<String, InferParameter>,
+) -> Result<(), RequestFailure> {
     let name = Clipped(name);
     let classes = parameters.get("classification").and_then(|choice| choice.parameter_choice.as_ref());
     match classes {

@@ -116,7 +116,7 @@ fn priority_and_timeout_come_as_signed_or_unsigned_numbers() {
         Some(ParameterChoice::DoubleParam(1.0)),
     ] {
         for name in ["priority", "timeout"] {
-            let Err(Failure::Invalid(why)) = read(name, bad.clone()) else { panic!("{bad:?}") };
+            let Err(RequestFailure::Invalid(why)) = read(name, bad.clone()) else { panic!("{bad:?}") };
             assert!(why.contains(name) && why.contains("whole number"), "{why}");
         }
     }

@@ -14,9 +14,9 @@ use std::time::Instant;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
 use prost::Message as _;
-use shadowslice_datapath::access::{Access, Head, Protocol};
+use shadowslice_datapath::access::{AccessEntry, AccessProtocol, RequestHead};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Answers, Coming, Metadata, Output};
+use shadowslice_datapath::pipeline::{Answers, Metadata, RequestArrival, RequestOutput};
 use tonic::{Code, Status, Streaming};
 
 use super::deliveries::{Beginnings, Deliveries};
@@ -51,11 +51,12 @@ pub(super) struct Context {
 
 impl Context {
     /// Begins the record of one of the call's requests, if answers are logged.
-    fn record(&self, request: &ModelInferRequest, began: Instant) -> Option<Access> {
+    fn record(&self, request: &ModelInferRequest, began: Instant) -> Option<AccessEntry> {
         let log = self.front.access.as_ref()?;
-        let head = Head { protocol: Protocol::Grpc, method: "POST", path: STREAM, request_id: None };
+        let head =
+            RequestHead { protocol: AccessProtocol::Grpc, method: "POST", path: STREAM, request_id: None };
         let access = log.begin(head, &self.peer, began);
-        access.received(request.encoded_len());
+        access.add_received(request.encoded_len());
         Some(access)
     }
 }
@@ -127,7 +128,7 @@ impl Conversation {
         let began = context.beginnings.next();
         let access = context.record(&request, began);
         let journal = access.as_ref().map(|access| access.journal().clone());
-        let coming = Coming { began, ..Coming::now(journal) };
+        let coming = RequestArrival { began, ..RequestArrival::now(journal) };
         let route = model::find(&context.front.router, &request.model_name, &request.model_version);
         if route.is_ok_and(|route| route.streams()) {
             self.streams.push(answers(context, request, (reserved, coming, access)).boxed());
@@ -221,7 +222,7 @@ async fn answer(context: Context, request: ModelInferRequest, (reserved, coming,
                 mark(&mut response, true);
             }
             if let Some(access) = &access {
-                access.answered(Code::Ok as u16);
+                access.set_code(Code::Ok as u16);
             }
             told(response)
         }
@@ -234,14 +235,14 @@ async fn answer(context: Context, request: ModelInferRequest, (reserved, coming,
         }
     };
     if let Some(access) = access {
-        access.sent(answer.encoded_len());
+        access.add_sent(answer.encoded_len());
         reserved.carry(access.into());
     }
     (answer, reserved)
 }
 
 /// The companions of a request: its memory, its arrival, its record.
-type Came = (Arc<Reserved>, Coming, Option<Access>);
+type Came = (Arc<Reserved>, RequestArrival, Option<AccessEntry>);
 
 enum Turn {
     Asked(Context, Box<ModelInferRequest>, Came),
@@ -258,7 +259,7 @@ struct Open {
     answers: Answers,
     id: String,
     wants_end: bool,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
     /// Until its end: a place among the requests in flight, memory.
     _held: (Taken, Arc<Reserved>),
 }
@@ -287,7 +288,7 @@ fn answers(
         match open.next().await {
             Some(Ok(response)) => {
                 if let Some(access) = &open.access {
-                    access.sent(response.encoded_len());
+                    access.add_sent(response.encoded_len());
                 }
                 Some((told(response), Turn::Open(open)))
             }
@@ -308,13 +309,13 @@ fn answers(
 }
 
 /// Notes how a stream ended; one that is dropped before was left by its client.
-fn end(access: Option<&Access>, why: Option<&RequestError>) {
+fn end(access: Option<&AccessEntry>, why: Option<&RequestError>) {
     let Some(access) = access else { return };
     match why {
         Some(why) => access::failed(access, why),
-        None => access.answered(Code::Ok as u16),
+        None => access.set_code(Code::Ok as u16),
     }
-    access.delivered();
+    access.mark_delivered();
 }
 
 async fn open(
@@ -346,7 +347,7 @@ impl Open {
         Some(response)
     }
 
-    fn response(&self, outputs: Vec<Output>) -> Result<ModelInferResponse, RequestError> {
+    fn response(&self, outputs: Vec<RequestOutput>) -> Result<ModelInferResponse, RequestError> {
         let outputs = self.wanted.of(&self.metadata, outputs)?;
         self.call.grow(2 * (self.id.len() + model::bytes(&outputs)))?;
         let mut response = response(self.name.clone(), self.id.clone(), outputs);

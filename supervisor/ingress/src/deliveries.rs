@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use shadowslice_datapath::access::Access;
+use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::pipeline::Delivery;
 
 use super::access;
@@ -17,7 +17,7 @@ pub(super) struct Deliveries {
     first: Option<Delivery>,
     others: Vec<Delivery>,
     /// The records of requests of a call with many.
-    records: Vec<Access>,
+    records: Vec<AccessEntry>,
 }
 
 impl Deliveries {
@@ -34,19 +34,19 @@ impl Deliveries {
     /// Counts the requests as answered: the socket has the last bytes.
     pub(super) fn written(&mut self) {
         let Self { first, others, records } = std::mem::take(self);
-        records.iter().for_each(Access::delivered);
-        first.into_iter().chain(others).for_each(|mut delivery| delivery.written());
+        records.iter().for_each(AccessEntry::mark_delivered);
+        first.into_iter().chain(others).for_each(|mut delivery| delivery.mark_written());
     }
 
     /// Counts the requests as failed: their client gets this error instead.
     pub(super) fn failed(self, why: &RequestError) {
         for record in &self.records {
             access::failed(record, why);
-            record.delivered();
+            record.mark_delivered();
         }
         let invalid = why.status().is_client_error();
         let all = self.first.into_iter().chain(self.others);
-        all.for_each(|mut delivery| if invalid { delivery.invalid() } else { delivery.failed() });
+        all.for_each(|mut delivery| if invalid { delivery.mark_invalid() } else { delivery.mark_failed() });
     }
 }
 
@@ -56,8 +56,8 @@ impl From<Delivery> for Deliveries {
     }
 }
 
-impl From<Access> for Deliveries {
-    fn from(record: Access) -> Self {
+impl From<AccessEntry> for Deliveries {
+    fn from(record: AccessEntry) -> Self {
         Self { records: vec![record], ..Self::default() }
     }
 }

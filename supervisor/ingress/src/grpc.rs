@@ -57,9 +57,9 @@ use super::{
     Frontend, access, describe, envelope, load_metrics, model, peers, reflection, repository, statistics,
     traced, unsupported,
 };
-use shadowslice_datapath::access::Protocol;
+use shadowslice_datapath::access::AccessProtocol;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Coming, Metadata};
+use shadowslice_datapath::pipeline::{Metadata, RequestArrival};
 use shadowslice_datapath::router::Route;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
@@ -105,16 +105,16 @@ pub(super) async fn serve(
     // hyper calls this when it has read a call's headers, before the call has its turn.
     let service = service_fn(|request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
-        let (mut request, access) = front.logged(Protocol::Grpc, request, &caller.peer);
+        let (mut request, access) = front.logged(AccessProtocol::Grpc, request, &caller.peer);
         traced::arrives(&mut request);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
         let (untaken, caller) = (untaken.clone(), caller.clone());
         async move {
             let (answer, reserved) = reserve(front, &client, servers, &caller, request).await;
-            client.tally().grpc(code(&answer));
+            client.tally().count_grpc(code(&answer));
             if let Some(access) = &access {
                 if answer.status() != StatusCode::OK {
-                    access.answered(answer.status().as_u16());
+                    access.set_code(answer.status().as_u16());
                 }
                 traced::note_grpc(access, answer.headers());
             }
@@ -228,7 +228,7 @@ async fn call(
         Err(refusal) => return Status::from(refusal).into_http(),
     };
     if let Some(access) = access::of(request.extensions()) {
-        access.identified(&peer);
+        access.set_peer(&peer);
     }
     request.extensions_mut().insert(peer);
     if request.uri().path() != INFER {
@@ -320,7 +320,7 @@ impl Service {
         &self,
         request: ModelInferRequest,
         peer: &Peer,
-        coming: Coming,
+        coming: RequestArrival,
     ) -> Result<(ModelInferResponse, Route), RequestError> {
         let reserved = RESERVED.get();
         let Inference { name, route, metadata, request, _place } =

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::future::select_all;
-use shadowslice_datapath::pulse::STILL_AFTER;
+use shadowslice_datapath::heartbeat::HEARTBEAT_TIMEOUT;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -76,7 +76,7 @@ async fn follow(
 ) {
     let mut stop = std::pin::pin!(stop.begun());
     let mut last = None;
-    let mut look = tokio::time::interval(STILL_AFTER);
+    let mut look = tokio::time::interval(HEARTBEAT_TIMEOUT);
     loop {
         let mut others = front.router.changes();
         let mut readiness = readinesses(&front);
@@ -140,15 +140,15 @@ mod tests {
     use super::super::stop::Course;
     use super::*;
     use shadowslice_datapath::clock::Clock;
+    use shadowslice_datapath::heartbeat::Heartbeat;
     use shadowslice_datapath::peer::Guard;
-    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, Slo};
-    use shadowslice_datapath::pulse::Pulse;
+    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, Slo};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
 
     fn front() -> Arc<Frontend> {
         Arc::new(Frontend {
-            router: Arc::new(Router::new(Pulse::new(Clock::start()))),
+            router: Arc::new(Router::new(Heartbeat::new(Clock::start()))),
             repository: Arc::new(Repository::new(
                 Vec::new,
                 Guard::nobody(),
@@ -165,7 +165,7 @@ mod tests {
 
     /// The only model from now on, ready.
     fn serve(front: &Frontend) -> Arc<Pipeline> {
-        let settings = Settings {
+        let settings = PipelineSettings {
             name: "m".to_owned(),
             live: LiveSettings {
                 slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
@@ -193,7 +193,7 @@ mod tests {
         tokio::spawn(follow(front, true, tell, Stop::new(stopped, Duration::ZERO, Duration::ZERO), room));
         assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
         // No control thread is there to say that it moves.
-        let next = tokio::time::timeout(STILL_AFTER * 4, told.recv()).await.unwrap();
+        let next = tokio::time::timeout(HEARTBEAT_TIMEOUT * 4, told.recv()).await.unwrap();
         assert_eq!(next.unwrap().unwrap(), said(ServingStatus::NotServing));
     }
 

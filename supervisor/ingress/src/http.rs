@@ -31,10 +31,10 @@ use super::reserved::Reserved;
 use super::routes::{self, Goal};
 use super::stop::Stop;
 use super::{Frontend, access, traced};
-use shadowslice_datapath::access::{Access, Protocol};
+use shadowslice_datapath::access::{AccessEntry, AccessProtocol};
 use shadowslice_datapath::pipeline::Pieces;
-use shadowslice_datapath::readiness::Host;
-use shadowslice_datapath::trace::Outcome;
+use shadowslice_datapath::readiness::HostState;
+use shadowslice_datapath::trace::SpanStatus;
 
 pub(super) type Answer = Response<Pieces>;
 
@@ -69,9 +69,9 @@ pub(super) async fn serve(
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     let counted = async |request: Request<Incoming>| {
         let is_head = request.method() == Method::HEAD;
-        let (request, access) = front.logged(Protocol::Http, request, &caller.peer);
+        let (request, access) = front.logged(AccessProtocol::Http, request, &caller.peer);
         let reply = answer(&front, (client, &caller), (&asked, &refused), &stop, request).await;
-        client.tally().http(reply.status().as_u16());
+        client.tally().count_http(reply.status().as_u16());
         Ok::<_, Infallible>(written(reply, access, is_head))
     };
     let service = service_fn(|request| Box::pin(counted(request)));
@@ -149,13 +149,13 @@ async fn answer(
     match caller.identify(&head.uri, &head.headers, about) {
         Ok(peer) => {
             if let Some(access) = access::of(&head.extensions) {
-                access.identified(&peer);
+                access.set_peer(&peer);
             }
             head.extensions.insert(peer);
         }
         Err(refusal) => {
             if let Some(access) = access::of(&head.extensions) {
-                access.journal().failed(refusal.message());
+                access.journal().record_failure(refusal.message());
             }
             // Its body is not read.
             refused.store(true, Ordering::Relaxed);
@@ -182,7 +182,7 @@ async fn answer(
         client.touch();
     }
     if let Some(span) = span {
-        span.end(Outcome::Http(answer.status().as_u16()));
+        span.end(SpanStatus::Http(answer.status().as_u16()));
     }
     if head.method == Method::HEAD && answer.body().is_empty() {
         // hyper adds this to answers to GET, and the length of a body that is there to both.
@@ -192,7 +192,7 @@ async fn answer(
         refused.store(true, Ordering::Relaxed);
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }
-    if front.router.host() != Host::Serving || stop.leaves() {
+    if front.router.host() != HostState::Serving || stop.leaves() {
         // The client connects anew, and finds another host, or the next supervisor, if there is one.
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }
@@ -200,11 +200,11 @@ async fn answer(
 }
 
 /// An answer on its way. An empty one, as one to HEAD, is not written, and so arrives at once.
-fn written(reply: Reply, access: Option<Access>, is_head: bool) -> Response<Written> {
+fn written(reply: Reply, access: Option<AccessEntry>, is_head: bool) -> Response<Written> {
     if let Some(access) = &access {
-        access.answered(reply.status().as_u16());
+        access.set_code(reply.status().as_u16());
         if is_head || reply.body().0.is_empty() {
-            access.delivered();
+            access.mark_delivered();
         }
     }
     reply.map(|(pieces, reserved)| Full::new(Kept::new(pieces, Companions { reserved, access })))
@@ -214,13 +214,13 @@ fn written(reply: Reply, access: Option<Access>, is_head: bool) -> Response<Writ
 #[derive(Debug)]
 struct Companions {
     reserved: Option<Arc<Reserved>>,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl Goes for Companions {
     fn advanced(&mut self, bytes: usize) {
         if let Some(access) = &self.access {
-            access.sent(bytes);
+            access.add_sent(bytes);
         }
     }
 
@@ -229,7 +229,7 @@ impl Goes for Companions {
             reserved.deliveries().written();
         }
         if let Some(access) = &self.access {
-            access.delivered();
+            access.mark_delivered();
         }
     }
 }
@@ -287,7 +287,7 @@ fn refuse(unread: Unread, limit: usize, inference: bool, head: &Parts) -> Answer
         Unread::NoMemory(why) => (why.status(), why.message()),
     };
     if let Some(journal) = traced::journal(&head.extensions) {
-        journal.failed(message.clone());
+        journal.record_failure(message.clone());
     }
     error(status, &message)
 }

@@ -35,11 +35,11 @@ pub(super) async fn inference(
     let name = request.model_name.clone();
     let route = model::find(&front.router, &name, &request.model_version)?;
     if let Some(journal) = journal {
-        journal.found(&name);
-        journal.identified(&request.id);
+        journal.set_model(&name);
+        journal.set_id(&request.id);
     }
-    let metadata = route.described(journal)?;
-    let _place = reserved.client().admit().inspect_err(|_| route.refused_by_host(journal))?;
+    let metadata = route.metadata_or_refuse(journal)?;
+    let _place = reserved.client().admit().inspect_err(|_| route.count_host_refusal(journal))?;
     let request = match contents::is_quick(&request) {
         true => contents::request(request),
         false => away("reading the tensors", move || in_turn(|| contents::request(request))).await,

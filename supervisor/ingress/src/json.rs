@@ -12,7 +12,7 @@ use super::reserved::Reserved;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
-use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces, RequestOptions};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestOptions};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpRequest {
@@ -121,7 +121,7 @@ struct RequestParameters<'a> {
 }
 
 impl RequestParameters<'_> {
-    fn terms(&self) -> Result<RequestOptions, Failure> {
+    fn terms(&self) -> Result<RequestOptions, RequestFailure> {
         let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
             None => Ok(0),
             Some(text) => text.parse().map_err(|_| tensors::no_number(name, text)),
@@ -173,7 +173,7 @@ pub(super) fn parse(
     reserved.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
     let mut binary = body;
     let header: Header<'_> = object::body(&header, HEADER)
-        .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+        .map_err(|why| RequestFailure::Invalid(format!("failed to parse the request JSON: {why}")))?;
     let mut inputs = Vec::new();
     for Object(input) in header.inputs.0 {
         inputs.push(tensor(input, &mut binary, reserved)?);
@@ -203,7 +203,7 @@ fn tensor(
     let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
         parameters;
     let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
-        .map_err(|why| Failure::Invalid(format!("input '{name}': {why}")))?;
+        .map_err(|why| RequestFailure::Invalid(format!("input '{name}': {why}")))?;
     let datatype = tensors::datatype(&input.name, &input.datatype)?;
     let data = match (parameters.binary_data_size, input.data) {
         (None, None) if place.is_some() => Pieces::default(),
@@ -222,7 +222,8 @@ fn tensor(
             }
         }
         (None, Some(data)) => {
-            let wrong = |why| Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape)));
+            let wrong =
+                |why| RequestFailure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape)));
             let elements = tensors::count(&shape).map_err(wrong)?;
             let bytes = reserved.buffer(values::room(datatype, data, elements))?;
             values::encode(datatype, data, elements, bytes).map(Pieces::from).map_err(wrong)?
@@ -233,7 +234,10 @@ fn tensor(
     Ok(NamedTensor { name: input.name, datatype, shape, data, place })
 }
 
-fn outputs(headers: Vec<Object<OutputHeader>>, default: bool) -> Result<(Vec<WantedOutput>, Form), Failure> {
+fn outputs(
+    headers: Vec<Object<OutputHeader>>,
+    default: bool,
+) -> Result<(Vec<WantedOutput>, Form), RequestFailure> {
     if headers.is_empty() {
         return Ok((Vec::new(), Form::All(default)));
     }
@@ -247,7 +251,7 @@ fn outputs(headers: Vec<Object<OutputHeader>>, default: bool) -> Result<(Vec<Wan
         let OutputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
             parameters;
         let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
-            .map_err(|why| Failure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
+            .map_err(|why| RequestFailure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
         wanted.push(WantedOutput { name, place });
         each.push(parameters.binary_data.unwrap_or(default));
     }
@@ -273,7 +277,8 @@ fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpReques
         Some(size) => {
             if let [axis] = open[..] {
                 shape[axis] = 1;
-                let row = tensors::count(&shape).map_err(Failure::Invalid)?.saturating_mul(size).max(1);
+                let row =
+                    tensors::count(&shape).map_err(RequestFailure::Invalid)?.saturating_mul(size).max(1);
                 shape[axis] = i64::try_from(body.len() / row).unwrap_or(i64::MAX);
             }
             body
@@ -302,7 +307,7 @@ fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpReques
 
 fn byte_string(body: Pieces, reserved: &Reserved) -> Result<Pieces, RequestError> {
     let length = u32::try_from(body.len())
-        .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
+        .map_err(|_| RequestFailure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
     let mut string = reserved.buffer(size_of::<u32>() + body.len())?;
     string.extend_from_slice(&length.to_le_bytes());
     body.iter().for_each(|piece| string.extend_from_slice(piece));

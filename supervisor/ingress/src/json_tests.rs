@@ -21,7 +21,7 @@ fn model() -> Metadata {
 fn parsed(json: &str, binary: &[u8]) -> Result<HttpRequest, String> {
     let body = [json.as_bytes(), binary].concat();
     parse(body.into(), Some(json.len()), &model(), &enough()).map_err(|why| match why {
-        RequestError::Failed(Failure::Invalid(why)) => why,
+        RequestError::Failed(RequestFailure::Invalid(why)) => why,
         other => panic!("{other:?}"),
     })
 }
@@ -241,7 +241,8 @@ fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
     assert_eq!(read(r#"{"priority":18446744073709551615}"#).unwrap().priority, u64::MAX);
     for bad in ["-1", "1.5", "\"1\"", "true", "[1]", "18446744073709551616", "1e3"] {
         for name in ["priority", "timeout"] {
-            let Err(RequestError::Failed(Failure::Invalid(why))) = read(&format!("{{\"{name}\":{bad}}}"))
+            let Err(RequestError::Failed(RequestFailure::Invalid(why))) =
+                read(&format!("{{\"{name}\":{bad}}}"))
             else {
                 panic!("{bad}")
             };

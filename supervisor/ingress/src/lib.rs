@@ -72,11 +72,11 @@ use tokio::sync::{Semaphore, watch};
 
 use shadowslice_config::{Limits, Listener};
 use shadowslice_datapath::access::AccessLog;
+use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::sockets::{Inherited, Passable};
-use shadowslice_datapath::tally::HostCounts;
+use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 use shadowslice_datapath::trace::Tracer;
 
 pub use expiry::{CertificateExpiry, expiry_warnings};
@@ -191,7 +191,7 @@ impl Ingress {
     }
 
     /// What another supervisor may listen on next.
-    pub fn passable(&self) -> Vec<Passable> {
+    pub fn passable(&self) -> Vec<PassableSocket> {
         self.http.iter().chain(&self.grpc).map(listen::Bound::passable).collect()
     }
 

@@ -17,7 +17,7 @@ use super::tls::Encryption;
 use super::tokens::Tokens;
 use shadowslice_config::{Listener, SOCKET_MODE};
 use shadowslice_datapath::peer::{Guard, Refusals, UnknownAccount};
-use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
+use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
 
 /// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
 /// socket that does not block is turned away at once.
@@ -55,12 +55,12 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    pub(super) fn passable(&self) -> Passable {
+    pub(super) fn passable(&self) -> PassableSocket {
         match self {
             Self::Unix { listener, file, .. } => {
-                Passable::new(unix_address(file.path()), listener, Some(file))
+                PassableSocket::new(unix_address(file.path()), listener, Some(file))
             }
-            Self::Tcp { listener, address, .. } => Passable::new(address.to_string(), listener, None),
+            Self::Tcp { listener, address, .. } => PassableSocket::new(address.to_string(), listener, None),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
 use serde_json::json;
-use shadowslice_datapath::pipeline::Load;
+use shadowslice_datapath::pipeline::ModelLoad;
 
 /// `text` or `json`.
 const ASKED: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
@@ -14,7 +14,7 @@ const ASKED: HeaderName = HeaderName::from_static("endpoint-load-metrics-format"
 pub(super) const TOLD: &str = "endpoint-load-metrics";
 
 /// `None` if the request does not ask, or for a form that is not known.
-pub(super) fn told(asked: &HeaderMap, load: impl FnOnce() -> (Load, usize)) -> Option<HeaderValue> {
+pub(super) fn told(asked: &HeaderMap, load: impl FnOnce() -> (ModelLoad, usize)) -> Option<HeaderValue> {
     let form = asked.get(ASKED)?.as_bytes();
     let text = match () {
         () if form.eq_ignore_ascii_case(b"text") => text(load()),
@@ -24,7 +24,7 @@ pub(super) fn told(asked: &HeaderMap, load: impl FnOnce() -> (Load, usize)) -> O
     HeaderValue::try_from(text).ok()
 }
 
-fn text((Load { utilisation, rate, errors }, waiting): (Load, usize)) -> String {
+fn text((ModelLoad { utilisation, rate, errors }, waiting): (ModelLoad, usize)) -> String {
     let mut text = String::with_capacity(128);
     // Writing to a string cannot fail.
     let _ = write!(
@@ -34,7 +34,7 @@ fn text((Load { utilisation, rate, errors }, waiting): (Load, usize)) -> String 
     text
 }
 
-fn json_text((Load { utilisation, rate, errors }, waiting): (Load, usize)) -> String {
+fn json_text((ModelLoad { utilisation, rate, errors }, waiting): (ModelLoad, usize)) -> String {
     let report = json!({
         "application_utilization": utilisation, "rps_fractional": rate, "eps": errors,
         "named_metrics": {"waiting": waiting},
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_load_is_told_in_the_form_that_is_asked_for() {
-        let load = || (Load { utilisation: 0.5, rate: 120.0, errors: 0.0 }, 3);
+        let load = || (ModelLoad { utilisation: 0.5, rate: 120.0, errors: 0.0 }, 3);
         let told = |form: Option<&'static str>| {
             let mut asked = HeaderMap::new();
             asked.extend(form.map(|form| (ASKED, HeaderValue::from_static(form))));

@@ -12,7 +12,7 @@ use super::routes::OfMemory;
 use super::shared_memory::Regions;
 use super::unsupported;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 #[derive(Deserialize)]
 #[serde(expecting = "an object with `key` and `byte_size`")]
@@ -35,7 +35,7 @@ pub(super) fn answer(
         OfMemory::Register => {
             let form = "an object with `key` and `byte_size`";
             let Register { key, offset, byte_size } = object::body(body, form)
-                .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+                .map_err(|why| RequestFailure::Invalid(format!("failed to parse the request JSON: {why}")))?;
             regions.register(by, RegionStatus { name, key, offset, byte_size })?;
         }
         OfMemory::Unregister if name.is_empty() => regions.unregister_all(by)?,

@@ -25,7 +25,7 @@ use super::pools::{Client, Pool, Pools, Taken};
 use super::stop::{Course, Stop};
 use shadowslice_config::{Limits, Listener};
 use shadowslice_datapath::peer::Refusals;
-use shadowslice_datapath::sockets::{Inherited, Passable};
+use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 
 /// The most connections at a time; a scraper needs one, and so does an open page. For more, idle
 /// ones make room.
@@ -96,7 +96,7 @@ impl MetricsListeners {
     }
 
     /// What another supervisor may listen on next.
-    pub fn passable(&self) -> Vec<Passable> {
+    pub fn passable(&self) -> Vec<PassableSocket> {
         self.0.iter().map(Bound::passable).collect()
     }
 

@@ -11,7 +11,9 @@ use super::reserved::Reserved;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Coming, Failure, Input, Metadata, Output, RequestOptions};
+use shadowslice_datapath::pipeline::{
+    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+};
 use shadowslice_datapath::router::{Route, Router};
 
 pub(super) const VERSION: &str = "1";
@@ -24,7 +26,7 @@ pub(super) struct Answered {
     pub(super) name: String,
     pub(super) datatype: Datatype,
     pub(super) shape: Vec<i64>,
-    /// Its elements, as in [`shadowslice_datapath::pipeline::Output::data`].
+    /// Its elements, as in [`shadowslice_datapath::pipeline::RequestOutput::data`].
     pub(super) data: Bytes,
     /// Whether it was put into shared memory instead.
     pub(super) placed: bool,
@@ -57,7 +59,7 @@ pub(super) fn ready(router: &Router, name: &str, model: &Route) -> Result<(), St
 pub(super) fn metadata(pipeline: &Route, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
         let why = pipeline.ready().err().unwrap_or_else(|| "the model is still loading".to_owned());
-        Failure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
+        RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
     })
 }
 
@@ -67,7 +69,7 @@ pub(super) async fn infer(
     pipeline: &Route,
     metadata: &Arc<Metadata>,
     request: InferRequest,
-    (peer, coming): (&Peer, Coming),
+    (peer, coming): (&Peer, RequestArrival),
     reserved: &Reserved,
 ) -> Result<Vec<Answered>, RequestError> {
     if metadata.streams.is_some() {
@@ -84,8 +86,8 @@ pub(super) async fn infer(
 
 /// Counts a request that turned out to be at fault itself before the model has seen it.
 pub(super) fn count_malformed<T>(route: &Route, outcome: Result<T, RequestError>) -> Result<T, RequestError> {
-    if let Err(RequestError::Failed(Failure::Invalid(_))) = &outcome {
-        route.malformed();
+    if let Err(RequestError::Failed(RequestFailure::Invalid(_))) = &outcome {
+        route.count_malformed();
     }
     outcome
 }
@@ -97,7 +99,7 @@ pub(super) async fn ready_made(
     mut request: InferRequest,
     peer: &Peer,
     reserved: &Reserved,
-) -> Result<(Vec<Input>, RequestOptions, Wanted), RequestError> {
+) -> Result<(Vec<RequestInput>, RequestOptions, Wanted), RequestError> {
     let order = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
     let places = places.map(|place| place.as_ref().map(|place| front.regions.find(peer, place)).transpose());
@@ -120,18 +122,18 @@ impl Wanted {
     pub(super) fn of(
         &self,
         metadata: &Metadata,
-        outputs: Vec<Output>,
+        outputs: Vec<RequestOutput>,
     ) -> Result<Vec<Answered>, RequestError> {
         if outputs.len() != metadata.outputs.len() {
             let (expected, got) = (metadata.outputs.len(), outputs.len());
             let why = format!("the model has {expected} outputs, but its answer has {got}");
-            return Err(Failure::Internal(why).into());
+            return Err(RequestFailure::Internal(why).into());
         }
         let mut outputs: Vec<_> = outputs.into_iter().map(Some).collect();
         let mut answered = Vec::new();
         for (order, &index) in self.order.iter().enumerate() {
             let (spec, output) = (&metadata.outputs[index], outputs[index].take());
-            let Some(Output { shape, data }) = output else { continue };
+            let Some(RequestOutput { shape, data }) = output else { continue };
             let found = self.places.get(order).and_then(Option::as_ref);
             let data = match found {
                 Some(found) => {
@@ -147,7 +149,10 @@ impl Wanted {
     }
 }
 
-async fn checked(metadata: &Arc<Metadata>, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
+async fn checked(
+    metadata: &Arc<Metadata>,
+    tensors: Vec<NamedTensor>,
+) -> Result<Vec<RequestInput>, RequestFailure> {
     let one_by_one = |tensor: &&NamedTensor| matches!(tensor.datatype, Datatype::Bool | Datatype::Bytes);
     if tensors.iter().filter(one_by_one).map(|tensor| tensor.data.len()).sum::<usize>() <= QUICK_BYTES {
         return tensors::check(metadata, tensors);

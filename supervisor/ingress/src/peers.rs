@@ -59,7 +59,7 @@ pub(super) async fn accept(
         let (stream, _) = listener.accept().await?;
         // A stream that does not say whose it is is nobody's.
         let Ok(peer) = Peer::of_unix(&stream) else { continue };
-        if guard.lets(&peer, "connect", path) {
+        if guard.permits(&peer, "connect", path) {
             return Ok((stream, Caller { peer: Arc::new(peer), site: Site::Unix, tokens: None }));
         }
     }

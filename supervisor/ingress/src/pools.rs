@@ -16,9 +16,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::request_error::RequestError;
+use shadowslice_datapath::host_counters::{HostCounters, HostLimit};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::Failure;
-use shadowslice_datapath::tally::{HostLimit, Tally};
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// The part of a pool, as a divisor, that connections with much leave alone.
 const LAST: u64 = 8;
@@ -70,7 +70,7 @@ pub(super) struct Pools {
     sizes: [u64; 3],
     taken: Amounts,
     peers: Mutex<HashMap<Owner, Weak<Amounts>>>,
-    tally: Tally,
+    tally: HostCounters,
     began: Instant,
 }
 
@@ -82,7 +82,7 @@ impl Pools {
             sizes,
             taken: Amounts::default(),
             peers: Mutex::default(),
-            tally: Tally::default(),
+            tally: HostCounters::default(),
             began: Instant::now(),
         }
     }
@@ -95,7 +95,7 @@ impl Pools {
         self.taken[pool as usize].load(Relaxed)
     }
 
-    pub(super) fn tally(&self) -> &Tally {
+    pub(super) fn tally(&self) -> &HostCounters {
         &self.tally
     }
 
@@ -153,7 +153,7 @@ impl Client {
         self.pools.size(pool)
     }
 
-    pub(super) fn tally(&self) -> &Tally {
+    pub(super) fn tally(&self) -> &HostCounters {
         &self.pools.tally
     }
 
@@ -172,10 +172,10 @@ impl Client {
     /// A place among the requests in flight.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Taken, RequestError> {
         self.take(Pool::Requests, 1).ok_or_else(|| {
-            self.tally().refused(HostLimit::InFlight);
+            self.tally().count_refusal(HostLimit::InFlight);
             let why =
                 "too many requests in flight; try again later, use more connections, or raise limits.in_flight";
-            Failure::Unavailable(why.to_owned()).into()
+            RequestFailure::Unavailable(why.to_owned()).into()
         })
     }
 
@@ -267,10 +267,10 @@ impl Client {
         match timeout(WITHIN, standing.wait_for(|standing| *standing != Standing::Beyond)).await {
             Ok(_) => Ok(()),
             Err(_) => {
-                self.tally().refused(HostLimit::Connections);
+                self.tally().count_refusal(HostLimit::Connections);
                 let why =
                     "too many connections, all of them in use; try again later, or raise limits.connections";
-                Err(Failure::Unavailable(why.to_owned()).into())
+                Err(RequestFailure::Unavailable(why.to_owned()).into())
             }
         }
     }

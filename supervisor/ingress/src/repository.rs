@@ -19,8 +19,8 @@ use super::proto::{
 use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::Failure;
-use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
+use shadowslice_datapath::pipeline::RequestFailure;
+use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, ModelListing, Repository};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
@@ -43,16 +43,16 @@ struct Body {
     parameters: HashMap<String, Value>,
 }
 
-impl From<WishRefused> for RequestError {
-    fn from(refused: WishRefused) -> Self {
+impl From<ModelCommandError> for RequestError {
+    fn from(refused: ModelCommandError) -> Self {
         let message = refused.to_string();
         match refused {
-            WishRefused::Unknown(..) => Self::NotFound(message),
-            WishRefused::Denied => Self::Forbidden(message),
-            WishRefused::Invalid(_) => Failure::Invalid(message).into(),
-            WishRefused::Failed(..) => Failure::Internal(message).into(),
-            WishRefused::NotAllowed | WishRefused::Busy | WishRefused::Succession => {
-                Failure::Unavailable(message).into()
+            ModelCommandError::Unknown(..) => Self::NotFound(message),
+            ModelCommandError::Denied => Self::Forbidden(message),
+            ModelCommandError::Invalid(_) => RequestFailure::Invalid(message).into(),
+            ModelCommandError::Failed(..) => RequestFailure::Internal(message).into(),
+            ModelCommandError::NotAllowed | ModelCommandError::Busy | ModelCommandError::Succession => {
+                RequestFailure::Unavailable(message).into()
             }
         }
     }
@@ -72,24 +72,24 @@ pub(super) async fn answer(
         Route::Load(model) => {
             let Body { parameters } = read(body)?;
             let text = |(name, value): (String, Value)| (name, value.as_str().map(str::to_owned));
-            Wish::Load { model, config: config(parameters.into_iter().map(text))? }
+            ModelCommand::Load { model, config: config(parameters.into_iter().map(text))? }
         }
         Route::Unload(model) => {
             let Body { .. } = read(body)?;
-            Wish::Unload { model }
+            ModelCommand::Unload { model }
         }
     };
-    repository.wish(by, wish).await?;
+    repository.execute(by, wish).await?;
     Ok(empty(StatusCode::OK))
 }
 
 /// An empty body says nothing.
-fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure> {
+fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, RequestFailure> {
     if body.is_empty() {
         return Ok(T::default());
     }
     object::body(body, "an object")
-        .map_err(|error| Failure::Invalid(format!("failed to parse the request JSON: {error}")))
+        .map_err(|error| RequestFailure::Invalid(format!("failed to parse the request JSON: {error}")))
 }
 
 pub(super) fn index(
@@ -111,7 +111,7 @@ pub(super) async fn load(
         _ => (name, None),
     };
     let config = config(request.parameters.into_iter().map(text))?;
-    Ok(repository.wish(by, Wish::Load { model: request.model_name, config }).await?)
+    Ok(repository.execute(by, ModelCommand::Load { model: request.model_name, config }).await?)
 }
 
 /// No model depends on another.
@@ -121,12 +121,12 @@ pub(super) async fn unload(
     request: RepositoryModelUnloadRequest,
 ) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
-    Ok(repository.wish(by, Wish::Unload { model: request.model_name }).await?)
+    Ok(repository.execute(by, ModelCommand::Unload { model: request.model_name }).await?)
 }
 
 fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
     let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
-    let model = |Listed { name, state, reason }| ModelIndex {
+    let model = |ModelListing { name, state, reason }| ModelIndex {
         name,
         version: VERSION.to_owned(),
         state: state.to_owned(),
@@ -135,7 +135,7 @@ fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
     wanted.map(model).collect()
 }
 
-fn only_one(name: &str) -> Result<(), Failure> {
+fn only_one(name: &str) -> Result<(), RequestFailure> {
     if name.is_empty() {
         return Ok(());
     }
@@ -145,7 +145,9 @@ fn only_one(name: &str) -> Result<(), Failure> {
     )
 }
 
-fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<Option<String>, Failure> {
+fn config(
+    parameters: impl Iterator<Item = (String, Option<String>)>,
+) -> Result<Option<String>, RequestFailure> {
     let mut config = None;
     for (name, text) in parameters {
         match (name.as_str(), text) {

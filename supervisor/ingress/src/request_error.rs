@@ -8,7 +8,7 @@ use hyper::{HeaderMap, StatusCode};
 use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
 const MAX_MESSAGE_BYTES: usize = 2048;
@@ -30,7 +30,7 @@ pub(super) enum RequestError {
     TooLarge(String),
     /// The pipeline's failure, or a failure found before it.
     #[error(transparent)]
-    Failed(#[from] Failure),
+    Failed(#[from] RequestFailure),
 }
 
 impl RequestError {
@@ -42,10 +42,12 @@ impl RequestError {
             Self::AlreadyExists(_) => StatusCode::BAD_REQUEST,
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Failed(Failure::Invalid(_)) => StatusCode::BAD_REQUEST,
-            Self::Failed(Failure::Unavailable(_) | Failure::Exhausted(_)) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Failed(Failure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
-            Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Failed(RequestFailure::Invalid(_)) => StatusCode::BAD_REQUEST,
+            Self::Failed(RequestFailure::Unavailable(_) | RequestFailure::Exhausted(_)) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Failed(RequestFailure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Failed(RequestFailure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -57,11 +59,11 @@ impl RequestError {
             Self::AlreadyExists(_) => Code::AlreadyExists,
             Self::Unsupported(_) => Code::Unimplemented,
             Self::TooLarge(_) => Code::OutOfRange,
-            Self::Failed(Failure::Invalid(_)) => Code::InvalidArgument,
-            Self::Failed(Failure::Unavailable(_)) => Code::Unavailable,
-            Self::Failed(Failure::Exhausted(_)) => Code::ResourceExhausted,
-            Self::Failed(Failure::TimedOut(_)) => Code::DeadlineExceeded,
-            Self::Failed(Failure::Internal(_)) => Code::Internal,
+            Self::Failed(RequestFailure::Invalid(_)) => Code::InvalidArgument,
+            Self::Failed(RequestFailure::Unavailable(_)) => Code::Unavailable,
+            Self::Failed(RequestFailure::Exhausted(_)) => Code::ResourceExhausted,
+            Self::Failed(RequestFailure::TimedOut(_)) => Code::DeadlineExceeded,
+            Self::Failed(RequestFailure::Internal(_)) => Code::Internal,
         }
     }
 
@@ -82,8 +84,8 @@ impl RequestError {
     }
 }
 
-pub(super) fn invalid<T, E: From<Failure>>(message: String) -> Result<T, E> {
-    Err(Failure::Invalid(message).into())
+pub(super) fn invalid<T, E: From<RequestFailure>>(message: String) -> Result<T, E> {
+    Err(RequestFailure::Invalid(message).into())
 }
 
 /// As much as the threads that serve connections: what takes long leaves half of the cores to them.
@@ -99,7 +101,7 @@ pub(super) async fn away<T, E>(
 ) -> Result<T, E>
 where
     T: Send + 'static,
-    E: From<Failure> + Send + 'static,
+    E: From<RequestFailure> + Send + 'static,
 {
     let turn = HELPERS.acquire().await;
     let done = tokio::task::spawn_blocking(move || {
@@ -107,7 +109,7 @@ where
         work()
     });
     let done = done.await;
-    done.unwrap_or_else(|why| Err(Failure::Internal(format!("{what} failed: {why}")).into()))
+    done.unwrap_or_else(|why| Err(RequestFailure::Internal(format!("{what} failed: {why}")).into()))
 }
 
 impl From<RequestError> for Status {
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn messages_are_bounded_and_have_no_control_characters() {
-        let message = |why: String| RequestError::Failed(Failure::Internal(why)).message();
+        let message = |why: String| RequestError::Failed(RequestFailure::Internal(why)).message();
         let coloured = message("\x1b[31mred\0\n\tnext\u{9b}\r\n".to_owned());
         assert!(coloured.ends_with("[31mred\n\tnext\n"), "{coloured:?}");
         assert!(message("ä".repeat(MAX_MESSAGE_BYTES)).len() <= MAX_MESSAGE_BYTES);

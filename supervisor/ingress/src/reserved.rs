@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::deliveries::Deliveries;
 use super::pools::{Client, Pool, Taken};
 use super::request_error::RequestError;
-use shadowslice_datapath::pipeline::{Failure, Pieces};
-use shadowslice_datapath::tally::HostLimit;
+use shadowslice_datapath::host_counters::HostLimit;
+use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
 /// In bytes, what every request takes, and all that a small one does: its head, its tasks, and
 /// [`SMALL`] more.
@@ -130,9 +130,9 @@ impl Drop for Reserved {
 }
 
 fn spent(client: &Client, pool: Pool) -> RequestError {
-    client.tally().refused(HostLimit::Memory);
+    client.tally().count_refusal(HostLimit::Memory);
     let size = client.size(pool);
-    Failure::Exhausted(format!(
+    RequestFailure::Exhausted(format!(
         "the memory for requests and answers is used up ({size} bytes, at most half for one connection); try again later, send less at a time, or raise limits.memory"
     ))
     .into()
@@ -141,7 +141,7 @@ fn spent(client: &Client, pool: Pool) -> RequestError {
 /// An empty buffer, if the system has that much.
 pub(super) fn room(bytes: usize) -> Result<Vec<u8>, RequestError> {
     let mut buffer = Vec::new();
-    buffer.try_reserve_exact(bytes).map_err(|_| Failure::no_memory(bytes))?;
+    buffer.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
     Ok(buffer)
 }
 
@@ -165,7 +165,9 @@ mod tests {
         assert_eq!(client.has(Pool::Memory), BASE);
         reserved.grow(90_000).unwrap();
         assert_eq!(client.has(Pool::Memory), 100_000 + BASE - SMALL);
-        let Err(RequestError::Failed(Failure::Exhausted(why))) = reserved.grow(1 << 20) else { panic!() };
+        let Err(RequestError::Failed(RequestFailure::Exhausted(why))) = reserved.grow(1 << 20) else {
+            panic!()
+        };
         assert!(why.contains("limits.memory"), "{why}");
         reserved.shrink(95_000);
         reserved.replace(7).unwrap();
@@ -190,7 +192,10 @@ mod tests {
     #[test]
     fn memory_that_the_system_does_not_have_fails_the_request_alone() {
         let why = enough().grow(1 << 39);
-        assert!(matches!(room(usize::MAX / 2), Err(RequestError::Failed(Failure::Exhausted(_)))), "{why:?}");
+        assert!(
+            matches!(room(usize::MAX / 2), Err(RequestError::Failed(RequestFailure::Exhausted(_)))),
+            "{why:?}"
+        );
     }
 
     #[test]

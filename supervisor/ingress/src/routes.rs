@@ -18,7 +18,7 @@ use super::{
     Frontend, answer, describe, load_metrics, memory_routes, model, peers, repository, statistics, traced,
     unsupported,
 };
-use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 use shadowslice_datapath::router;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -194,15 +194,15 @@ fn target(front: &Frontend, name: String, version: &str, head: &Parts) -> Result
     let pipeline = model::find(&front.router, &name, version)?;
     let journal = traced::journal(&head.extensions);
     if let Some(journal) = journal {
-        journal.found(&name);
+        journal.set_model(&name);
     }
-    let metadata = pipeline.described(journal)?;
+    let metadata = pipeline.metadata_or_refuse(journal)?;
     Ok(Target { name, pipeline, metadata })
 }
 
 pub(super) fn refusal(why: &RequestError, head: &Parts) -> Answer {
     if let Some(journal) = traced::journal(&head.extensions) {
-        journal.failed(why.message());
+        journal.record_failure(why.message());
     }
     error(why.status(), &why.message())
 }
@@ -265,11 +265,11 @@ pub(super) async fn infer(
     let _place = reserved
         .client()
         .admit()
-        .inspect_err(|_| pipeline.refused_by_host(traced::journal(&head.extensions)))?;
+        .inspect_err(|_| pipeline.count_host_refusal(traced::journal(&head.extensions)))?;
     let parsed = parse(front, &head.headers, body, metadata, reserved).await;
     let HttpRequest { request, form } = model::count_malformed(pipeline, parsed)?;
     if let Some(journal) = traced::journal(&head.extensions) {
-        journal.identified(&request.id);
+        journal.set_id(&request.id);
     }
     let wanted = tensors::requested(metadata, &request.outputs)?;
     answer::check_form(metadata, &wanted, &request.outputs, &form)?;
@@ -287,7 +287,12 @@ pub(super) async fn infer(
     Ok(answer)
 }
 
-async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {
+async fn write(
+    name: &str,
+    id: String,
+    outputs: Vec<Answered>,
+    form: Form,
+) -> Result<answer::Body, RequestFailure> {
     let json_bytes =
         |(place, output): (usize, &Answered)| if form.binary(place) { 0 } else { output.data.len() };
     if outputs.iter().enumerate().map(json_bytes).sum::<usize>() < LONG_JSON_BYTES {
@@ -325,7 +330,7 @@ async fn parse(
     .await
 }
 
-fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
+fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RequestFailure> {
     let mut encodings = headers
         .get_all(CONTENT_ENCODING)
         .iter()
@@ -335,11 +340,13 @@ fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
     let encoding = Encoding::named(name.trim()).filter(|_| encodings.next().is_none());
     encoding.map(Some).ok_or_else(|| {
         let name = Clipped(&name);
-        Failure::Invalid(format!("Content-Encoding {name} is not supported; use either gzip or deflate"))
+        RequestFailure::Invalid(format!(
+            "Content-Encoding {name} is not supported; use either gzip or deflate"
+        ))
     })
 }
 
-fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>, RequestFailure> {
     let mut values = headers.get_all(HEADER_LENGTH).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -349,7 +356,9 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits).map(Some).ok_or_else(|| {
         let text = Clipped(&text);
-        Failure::Invalid(format!("Inference-Header-Content-Length must be a number of bytes, got '{text}'"))
+        RequestFailure::Invalid(format!(
+            "Inference-Header-Content-Length must be a number of bytes, got '{text}'"
+        ))
     })
 }
 

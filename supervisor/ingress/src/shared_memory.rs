@@ -24,8 +24,8 @@ use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::request_error::{RequestError, invalid};
 use super::reserved::Reserved;
 use super::tensors::Clipped;
-use shadowslice_datapath::peer::{Guard, Outcome, Peer, audit};
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, audit};
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// Regions at a time, over all clients; each holds a descriptor.
 const MAX_REGIONS: usize = 1024;
@@ -120,16 +120,16 @@ impl Regions {
     }
 
     pub(super) fn allowed(&self) -> bool {
-        self.guard.is_open()
+        self.guard.permits_any()
     }
 
     fn check_allowed(&self, by: &Peer, action: &'static str, name: &str) -> Result<(), RequestError> {
-        if !self.guard.is_open() {
+        if !self.guard.permits_any() {
             let why =
                 "shared memory is not allowed; to allow it, set limits.shared_memory in the configuration";
             return Err(RequestError::Unsupported(why.to_owned()));
         }
-        if !self.guard.lets(by, action, name) {
+        if !self.guard.permits(by, action, name) {
             let why =
                 "this client may not use shared memory; limits.shared_memory lists the clients that may";
             return Err(RequestError::Forbidden(why.to_owned()));
@@ -179,7 +179,7 @@ impl Regions {
         }
         if by_name.len() >= MAX_REGIONS {
             let why = format!("{MAX_REGIONS} shared memory regions are already registered; unregister some");
-            return Err(Failure::Unavailable(why).into());
+            return Err(RequestFailure::Unavailable(why).into());
         }
         let (file, found) = open(key)?;
         let lets = Lets::of(&found);
@@ -210,7 +210,7 @@ impl Regions {
         };
         // Here, as to close the last descriptor of a region may take long.
         drop(gone);
-        audit(by, UNREGISTER, name, Outcome::Done);
+        audit(by, UNREGISTER, name, AuditOutcome::Done);
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl Regions {
         self.check_allowed(by, UNREGISTER, ALL)?;
         let gone: Vec<_> = self.by_name.lock().extract_if(.., |_, region| region.lets.lets(by)).collect();
         drop(gone);
-        audit(by, UNREGISTER, ALL, Outcome::Done);
+        audit(by, UNREGISTER, ALL, AuditOutcome::Done);
         Ok(())
     }
 
@@ -289,13 +289,15 @@ impl Found {
 
     fn shrunk(&self) -> RequestError {
         let name = Clipped(&self.place.region);
-        Failure::Invalid(format!("shared memory region '{name}' is now smaller than when it was registered"))
-            .into()
+        RequestFailure::Invalid(format!(
+            "shared memory region '{name}' is now smaller than when it was registered"
+        ))
+        .into()
     }
 
     fn failed(&self, what: &str, error: &std::io::Error) -> RequestError {
         let name = Clipped(&self.place.region);
-        Failure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
+        RequestFailure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
     }
 }
 
@@ -316,7 +318,7 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
         .custom_flags(flags)
         .open(Path::new(SHARED_MEMORY).join(name));
     let file = opened.map_err(|error| {
-        Failure::Invalid(format!("unable to open shared memory region '{shown}': {error}"))
+        RequestFailure::Invalid(format!("unable to open shared memory region '{shown}': {error}"))
     })?;
     match file.metadata() {
         Ok(found) if found.is_file() => Ok((file, found)),

@@ -107,7 +107,10 @@ fn nothing_else_is_opened() {
         "no-such-key-here",
     ] {
         let refused = regions.register(&CLIENT, region(key, 0, 1));
-        assert!(matches!(refused, Err(RequestError::Failed(Failure::Invalid(_)))), "{key}: {refused:?}");
+        assert!(
+            matches!(refused, Err(RequestError::Failed(RequestFailure::Invalid(_)))),
+            "{key}: {refused:?}"
+        );
     }
     for (offset, size) in [(0, 0), (0, 5), (4, 1), (u64::MAX, 2), (1, u64::MAX)] {
         assert!(regions.register(&CLIENT, region(&shared.key, offset, size)).is_err(), "{offset} {size}");
@@ -127,7 +130,7 @@ fn regions_are_bounded_in_number() {
         regions.register(&CLIENT, RegionStatus { name: count.to_string(), ..region(&shared.key, 0, 4) })
     };
     (0..MAX_REGIONS).for_each(|count| register(count).unwrap());
-    assert!(matches!(register(MAX_REGIONS), Err(RequestError::Failed(Failure::Unavailable(_)))));
+    assert!(matches!(register(MAX_REGIONS), Err(RequestError::Failed(RequestFailure::Unavailable(_)))));
     regions.unregister_all(&CLIENT).unwrap();
     register(0).unwrap();
 }

@@ -20,7 +20,7 @@ use super::kept::{Goes, Kept};
 use super::pace::{Patience, SILENCE, SLOWEST, SLOWEST_STREAM};
 use super::reserved::Reserved;
 use super::traced::note_grpc;
-use shadowslice_datapath::access::Access;
+use shadowslice_datapath::access::AccessEntry;
 
 /// Answers go on in pieces of at most so many bytes, and the peer must take each piece in time.
 const PIECE: usize = 256 << 10;
@@ -101,7 +101,7 @@ pub(super) struct Answer<B> {
     deliveries: Deliveries,
     untaken: Arc<Untaken>,
     reserved: Option<Arc<Reserved>>,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl<B: Body> Answer<B> {
@@ -109,10 +109,10 @@ impl<B: Body> Answer<B> {
         body: B,
         untaken: Arc<Untaken>,
         reserved: Option<Arc<Reserved>>,
-        access: Option<Access>,
+        access: Option<AccessEntry>,
     ) -> Self {
         if let Some(access) = access.as_ref().filter(|_| body.is_end_stream()) {
-            access.delivered();
+            access.mark_delivered();
         }
         Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), untaken, reserved, access }
     }
@@ -125,7 +125,7 @@ impl<B> Answer<B> {
         if let Some(trailers) = trailers {
             note_grpc(access, trailers);
         }
-        access.delivered();
+        access.mark_delivered();
     }
 }
 
@@ -136,13 +136,13 @@ pub(super) struct Piece {
     _reserved: Option<Arc<Reserved>>,
     /// The deliveries of the answers that end with it.
     deliveries: Deliveries,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl Goes for Piece {
     fn advanced(&mut self, bytes: usize) {
         if let Some(access) = &self.access {
-            access.sent(bytes);
+            access.add_sent(bytes);
         }
     }
 

@@ -7,7 +7,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype, count_by
 
 use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
-use shadowslice_datapath::pipeline::{Failure, Input, Metadata, Pieces, RequestOptions};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestInput, RequestOptions};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InferRequest {
@@ -31,7 +31,7 @@ pub(super) struct NamedTensor {
     pub(super) name: String,
     pub(super) datatype: Datatype,
     pub(super) shape: Vec<i64>,
-    /// Its elements, as in [`Input::data`]; empty if they lie in shared memory.
+    /// Its elements, as in [`RequestInput::data`]; empty if they lie in shared memory.
     pub(super) data: Pieces,
     pub(super) place: Option<SharedTensor>,
 }
@@ -45,15 +45,15 @@ pub(super) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
     RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
 }
 
-pub(super) fn datatype(input: &str, datatype: &str) -> Result<Datatype, Failure> {
+pub(super) fn datatype(input: &str, datatype: &str) -> Result<Datatype, RequestFailure> {
     datatype.parse().or_else(|UnknownDatatype(got)| {
         invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(input), Clipped(&got)))
     })
 }
 
-pub(super) fn no_number(name: &str, got: &str) -> Failure {
+pub(super) fn no_number(name: &str, got: &str) -> RequestFailure {
     let unit = if name == "timeout" { " of microseconds" } else { "" };
-    Failure::Invalid(format!(
+    RequestFailure::Invalid(format!(
         "the parameter '{name}' must be a whole number{unit} from 0 to {}, got {}",
         u64::MAX,
         Clipped(got)
@@ -61,9 +61,12 @@ pub(super) fn no_number(name: &str, got: &str) -> Failure {
 }
 
 /// Returns the inputs in the model's order. If an optional one is given, all of those follow.
-pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
-    let mut inputs: Vec<Option<Input>> = vec![None; model.inputs.len()];
-    let mut optional: Vec<Option<Input>> = vec![None; model.optional.len()];
+pub(super) fn check(
+    model: &Metadata,
+    tensors: Vec<NamedTensor>,
+) -> Result<Vec<RequestInput>, RequestFailure> {
+    let mut inputs: Vec<Option<RequestInput>> = vec![None; model.inputs.len()];
+    let mut optional: Vec<Option<RequestInput>> = vec![None; model.optional.len()];
     for tensor in tensors {
         let required = model.inputs.iter().zip(&mut inputs).map(|(spec, slot)| (spec, slot, false));
         let left_out = model.optional.iter().zip(&mut optional).map(|(spec, slot)| (spec, slot, true));
@@ -76,7 +79,7 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
             return invalid(format!("input '{}' is given twice for model '{}'", spec.name, model.name));
         }
         check_tensor(model, (spec, is_optional), &tensor)?;
-        *slot = Some(Input { shape: tensor.shape, data: tensor.data });
+        *slot = Some(RequestInput { shape: tensor.shape, data: tensor.data });
     }
     let given = inputs.iter().flatten().count();
     if let Some((spec, _)) = model.inputs.iter().zip(&inputs).find(|(_, input)| input.is_none()) {
@@ -86,18 +89,18 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
             "expected {expected} inputs but got {given} inputs for model '{model}': input '{name}' is missing"
         ));
     }
-    let mut inputs: Vec<Input> = inputs.into_iter().flatten().collect();
+    let mut inputs: Vec<RequestInput> = inputs.into_iter().flatten().collect();
     if model.max_batch > 0 {
         check_rows(model, &inputs)?;
     }
     if optional.iter().any(Option::is_some) {
-        inputs.extend(optional.into_iter().map(|input| input.unwrap_or_else(Input::left_out)));
+        inputs.extend(optional.into_iter().map(|input| input.unwrap_or_else(RequestInput::left_out)));
     }
     Ok(inputs)
 }
 
 /// Positions among the model's outputs, in the order wanted; all if the request names none.
-pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, Failure> {
+pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, RequestFailure> {
     if wanted.is_empty() {
         return Ok((0..model.outputs.len()).collect());
     }
@@ -139,7 +142,7 @@ fn check_tensor(
     model: &Metadata,
     (spec, is_optional): (&TensorSpec, bool),
     tensor: &NamedTensor,
-) -> Result<(), Failure> {
+) -> Result<(), RequestFailure> {
     let (name, model_name) = (&spec.name, &model.name);
     if tensor.datatype != spec.datatype {
         let (expected, got) = (spec.datatype, tensor.datatype);
@@ -189,8 +192,8 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
     no_bool.map_or(Ok(()), |byte| Err(format!("expected 0 or 1 for each BOOL, got the byte {byte}")))
 }
 
-fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
-    let rows = |input: &Input| input.shape.first().copied().unwrap_or(0);
+fn check_rows(model: &Metadata, inputs: &[RequestInput]) -> Result<(), RequestFailure> {
+    let rows = |input: &RequestInput| input.shape.first().copied().unwrap_or(0);
     let Some(first) = inputs.first().map(rows) else { return Ok(()) };
     let (name, max) = (&model.name, model.max_batch);
     if let Some((spec, input)) = model.inputs.iter().zip(inputs).find(|(_, input)| rows(input) != first) {
@@ -218,10 +221,10 @@ fn unexpected<'s>(
     name: &str,
     model: &Metadata,
     specs: impl Iterator<Item = &'s TensorSpec>,
-) -> Failure {
+) -> RequestFailure {
     let known: Vec<&str> = specs.map(|spec| spec.name.as_str()).collect();
     let (name, model, known) = (Clipped(name), &model.name, known.join(", "));
-    Failure::Invalid(format!(
+    RequestFailure::Invalid(format!(
         "unexpected inference {kind} '{name}' for model '{model}', whose {kind}s are: {known}"
     ))
 }

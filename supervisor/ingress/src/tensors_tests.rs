@@ -28,7 +28,10 @@ fn optional_inputs_follow_the_others_if_one_is_given() {
     assert_eq!(check(&model, vec![n(3), x(3)]).unwrap().len(), 2);
     let c = || tensor("c", Datatype::Uint8, &[2], &[5, 6]);
     let inputs = check(&model, vec![c(), x(3), n(3)]).unwrap();
-    assert_eq!(inputs[2..], [Input::left_out(), Input { shape: vec![2], data: vec![5, 6].into() }]);
+    assert_eq!(
+        inputs[2..],
+        [RequestInput::left_out(), RequestInput { shape: vec![2], data: vec![5, 6].into() }]
+    );
     assert!(refused(&model, vec![x(3), n(3), c(), c()]).contains("given twice"));
     let wrong = tensor("c", Datatype::Uint8, &[3], &[5, 6, 7]);
     let said = refused(&model, vec![x(3), n(3), wrong]);
@@ -54,7 +57,7 @@ fn n(rows: i64) -> NamedTensor {
 
 fn refused(model: &Metadata, tensors: Vec<NamedTensor>) -> String {
     match check(model, tensors) {
-        Err(Failure::Invalid(why)) => why,
+        Err(RequestFailure::Invalid(why)) => why,
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -136,7 +139,7 @@ fn strings_must_be_as_many_and_as_long_as_they_say() {
         (3, &[0, 0, 0, 0, 0, 0, 0, 0]),
         (0, &[0, 0, 0, 0]),
     ] {
-        assert!(matches!(check(count, lie), Err(Failure::Invalid(_))), "{count} {lie:?}");
+        assert!(matches!(check(count, lie), Err(RequestFailure::Invalid(_))), "{count} {lie:?}");
     }
 }
 
@@ -169,6 +172,6 @@ fn outputs_are_picked_in_the_order_wanted() {
     assert_eq!(requested(&model(), &names(&["z", "y"])), Ok(vec![1, 0]));
     assert_eq!(requested(&model(), &names(&["z"])), Ok(vec![1]));
     for wrong in [&["q"][..], &["y", "y"], &["y", ""]] {
-        assert!(matches!(requested(&model(), &names(wrong)), Err(Failure::Invalid(_))), "{wrong:?}");
+        assert!(matches!(requested(&model(), &names(wrong)), Err(RequestFailure::Invalid(_))), "{wrong:?}");
     }
 }

@@ -16,7 +16,7 @@ use super::*;
 use shadowslice_config::Access;
 use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pulse::Pulse;
+use shadowslice_datapath::heartbeat::Heartbeat;
 
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -72,7 +72,7 @@ impl Server {
         .unwrap();
         let (stop, stopped) = watch::channel(Course::Serve);
         let running = tokio::spawn(ingress.run(
-            Arc::new(Router::new(Pulse::new(Clock::start()))),
+            Arc::new(Router::new(Heartbeat::new(Clock::start()))),
             Arc::new(Repository::new(
                 Vec::new,
                 Guard::nobody(),

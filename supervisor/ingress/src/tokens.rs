@@ -35,7 +35,7 @@ impl Tokens {
     pub(super) fn read(file: &Path, refusals: &Arc<Refusals>) -> Result<Self, BindError> {
         let path = file.to_owned();
         let names = Renewed::read(vec![file.to_owned()], move || read(&path))?;
-        Ok(Self { names, guard: Arc::new(Guard::counting(refusals)) })
+        Ok(Self { names, guard: Arc::new(Guard::refusing(refusals)) })
     }
 
     pub(super) fn guard(&self) -> &Guard {

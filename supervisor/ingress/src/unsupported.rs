@@ -3,19 +3,19 @@
 
 use super::request_error::RequestError;
 use super::tensors::Clipped;
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 pub(super) const TRACING: &str = "tracing";
 pub(super) const LOGGING: &str = "dynamic logging";
 
 pub(super) fn extension(what: &str) -> RequestError {
-    Failure::Unavailable(format!("the server does not support {what}")).into()
+    RequestFailure::Unavailable(format!("the server does not support {what}")).into()
 }
 
 pub(super) fn register_cuda(name: &str) -> RequestError {
     let name = Clipped(name);
     let why = "CUDA shared memory is not supported here; use system shared memory";
-    Failure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
+    RequestFailure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
 }
 
 /// An empty name stands for all regions, of which there are none.

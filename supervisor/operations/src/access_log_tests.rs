@@ -3,16 +3,16 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use serde_json::Value;
-use shadowslice_datapath::access::{Head, Protocol};
+use shadowslice_datapath::access::{AccessProtocol, RequestHead};
 
 use super::*;
 
 fn ask(log: &Arc<AccessLog>, path: &str) {
     let peer = Arc::new(Peer::Unix { uid: 7, groups: Vec::new(), pid: 8 });
-    let head = Head { protocol: Protocol::Http, method: "GET", path, request_id: None };
+    let head = RequestHead { protocol: AccessProtocol::Http, method: "GET", path, request_id: None };
     let access = log.begin(head, &peer, Instant::now());
-    access.answered(200);
-    access.delivered();
+    access.set_code(200);
+    access.mark_delivered();
 }
 
 fn paths(file: &Path) -> Vec<String> {
@@ -29,7 +29,7 @@ fn a_line_has_all_fields() {
     let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
     let record = AccessRecord {
         time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_123_456_789),
-        protocol: Protocol::Grpc,
+        protocol: AccessProtocol::Grpc,
         method: "POST".to_owned(),
         path: "/x\n".to_owned(),
         peer: Arc::new(Peer::Tcp { address, names: vec!["ci".to_owned(), "deploy".to_owned()] }),

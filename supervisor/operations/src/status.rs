@@ -28,8 +28,8 @@ use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelRep
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
-use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, Rates, StalledBatch};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::pipeline::{Pipeline, PipelineReport, Rates, RequestCounts, StalledBatch};
+use shadowslice_datapath::readiness::HostState;
 
 /// The status of the supervisor, its models and its GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub struct HostStatus {
     #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,
     #[serde(default)]
-    pub host: Host,
+    pub host: HostState,
     /// True if the host reports that it is ready.
     #[serde(default)]
     pub ready: bool,
@@ -151,7 +151,7 @@ pub struct ModelStatus {
     pub last_death: Option<String>,
     /// The workers started to replace a dead worker when no standby was ready.
     pub worker_restarts: u64,
-    pub requests: Counts,
+    pub requests: RequestCounts,
     /// The batches answered since the start.
     pub batches: u64,
     /// The sum of the queue waits of all answered requests, until their batches were sent, in seconds.
@@ -297,7 +297,7 @@ pub fn of_model(
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
     let pipeline_report = pipeline.report();
-    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = pipeline_report;
+    let PipelineReport { open, latencies, queued: queue, in_flight, .. } = pipeline_report;
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == "shadow";
     let cannot_resize =

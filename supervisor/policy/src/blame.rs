@@ -1,28 +1,35 @@
-//! What becomes of a request when its worker died.
+//! The judgement of requests whose worker died.
 //!
-//! Only the batch that was *executing* is blamed: the oldest one that was sent and not answered,
-//! since a worker executes its batches in the order sent. The batch behind it, in the worker's
-//! socket, cannot have killed the worker: it is put back without a death and without a call of
-//! [`after_death`]. So are batches that are taken away from a worker that lives. If a worker is
-//! killed on purpose, or dies before its first batch, no request is blamed.
+//! Only the batch that was *executing* is blamed: the oldest batch without an answer, because a
+//! worker executes batches in the order in which they are sent. A batch that still waits in the
+//! worker's socket cannot have killed the worker. It returns to the queue without a recorded death
+//! and without a call of [`after_death`]; so do batches that are taken away from a live worker. If
+//! a worker is killed on purpose, or dies before its first batch, no request is blamed.
 
-/// After its first death a request is tried again with others: most deaths are not its fault.
+/// The number of deaths after which a request is still retried together with others: most deaths are
+/// not its fault.
 const DEATHS_IN_COMPANY: u8 = 1;
 
-/// Then a request that ran alone has proved that it kills its workers.
+/// The number of deaths from which a request that ran alone is proved to kill its workers.
 const DEATHS_THAT_PROVE: u8 = 3;
 
-/// Deaths of a request of which the next proves that it kills its workers, if it is alone.
+/// The number of deaths after which one more death proves that a request kills its workers, if it
+/// runs alone then.
 pub const ON_TRIAL: u8 = DEATHS_THAT_PROVE - 1;
 
+/// The fate of a request of the batch that was executing when its worker died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
+    /// The request is retried, in a batch with others if they fit.
     Again,
+    /// The request is retried in a batch that has no other request.
     AgainAlone,
+    /// The request fails.
     Fail,
 }
 
-/// Judges a request of the batch that was executing. `deaths` counts this death too.
+/// Judges a request of the batch that was executing. `deaths` includes this death; `was_alone` is true
+/// if the batch had no other request.
 pub fn after_death(deaths: u8, was_alone: bool) -> Blame {
     match deaths {
         ..=DEATHS_IN_COMPANY => Blame::Again,

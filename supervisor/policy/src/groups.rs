@@ -1,49 +1,56 @@
-//! Which groups of SMs each model gets, where its share is a partition inside the worker's process.
+//! The groups of SMs that each model gets if its share is a partition inside its worker.
 //!
-//! Every model gets neighbouring groups, so that there are few different partitions: a worker makes
-//! the contexts of all of them before it serves. Where models do not fit beside each other, they
-//! overlap where that harms least: with as few others as possible, and rather with a lower priority
-//! than with a higher one. Beyond that, as little moves as possible.
+//! Every model gets neighbouring groups. This keeps the number of different partitions small, because
+//! a worker creates the contexts of all of them before it serves. If the models do not fit side by
+//! side, they overlap where this harms least: with as few other models as possible, and with lower
+//! priorities before higher ones. Among equal placements, the one that moves the fewest groups wins.
 
 use shadowslice_shared::groups::Groups;
 
+/// A model that needs groups of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tenant {
-    /// If these are all, the model has the whole GPU, and no model makes room for it.
+pub struct GroupTenant {
+    /// The number of groups. A model with all groups of the GPU has the whole GPU, and the others
+    /// don't make room for it.
     pub count: usize,
-    /// 1 is the highest.
+    /// The model's priority; 1 is the highest.
     pub priority: u32,
+    /// The groups that the model has now.
     pub now: Groups,
-    /// The groups that a layout gives the model, however many others have them, too.
+    /// The groups that a layout assigns to the model, even if other models have them, too.
     pub preferred: Option<Groups>,
+    /// The runs of groups that the model's worker cannot use.
     pub cannot: Vec<Groups>,
 }
 
-impl Tenant {
-    /// The preferred groups, if they are as many as the model is to have and it can have them.
+impl GroupTenant {
+    /// Returns the preferred groups if their number is right and the worker can use them.
     fn given(&self) -> Option<Groups> {
         self.preferred.filter(|groups| groups.count() == self.count && !self.cannot.contains(groups))
     }
 }
 
-/// The cost of giving a model a run of groups: the first difference decides.
+/// The cost of a run of groups for a model. Costs compare field by field, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// Counted once for each model that has them already.
+    /// The number of groups that other models have, counted once for each of these models.
     shared: usize,
-    /// Grows with the highest priority that has to share; 0 where no model has to.
+    /// A number that grows with the highest priority that has to share; 0 if no model has to.
     harm: u32,
+    /// The number of groups that the model does not have now.
     moved: usize,
-    /// Distance from an end of the GPU, so that what is free lies together.
+    /// The distance from the nearer end of the GPU, in groups. It keeps free groups together.
     inside: usize,
 }
 
+/// The most attempts to reduce overlaps from a placement that was just found.
 const ROUNDS: usize = 8;
 
-/// The groups of each model; all `total` groups where every run of the asked length is one that the
-/// model cannot have. If the same is asked for again, nothing moves.
-pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
-    let stays = |tenant: &Tenant| match (tenant.count < total, tenant.given()) {
+/// Returns the groups of each model on a GPU with `total` groups. A model gets the whole GPU if its
+/// worker can use no run of the right length. A second call with the result and the same counts moves
+/// nothing.
+pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
+    let stays = |tenant: &GroupTenant| match (tenant.count < total, tenant.given()) {
         (true, Some(given)) => Some(given),
         (true, None) => {
             (tenant.now.count() == tenant.count && !tenant.cannot.contains(&tenant.now)).then_some(tenant.now)
@@ -56,32 +63,32 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
         return placed;
     }
     for _ in 0..ROUNDS {
-        let moved: Vec<Tenant> =
-            tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
+        let moved: Vec<GroupTenant> =
+            tenants.iter().zip(&placed).map(|(tenant, &now)| GroupTenant { now, ..tenant.clone() }).collect();
         let next = place_in_turn(&moved, total);
         if overlaps(&moved, &next) >= overlaps(&moved, &placed) {
             break;
         }
         placed = next;
     }
-    // The free groups may not lie together: where all models fit, all are placed anew.
+    // The free groups may be scattered. If all models fit, they are then placed side by side.
     let parts = tenants.iter().filter(|tenant| tenant.count < total);
     let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
     if !fit || overlaps(tenants, &placed).0 == 0 {
         return placed;
     }
-    let anew = side_by_side(tenants, total);
-    let possible = tenants.iter().zip(&anew).all(|(tenant, groups)| !tenant.cannot.contains(groups));
-    if possible { anew } else { placed }
+    let adjacent = side_by_side(tenants, total);
+    let possible = tenants.iter().zip(&adjacent).all(|(tenant, groups)| !tenant.cannot.contains(groups));
+    if possible { adjacent } else { placed }
 }
 
-/// Each model in turn gets the run that costs least, higher priorities first.
-fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+/// Places one model after the other, higher priorities first, each on the run with the lowest cost.
+fn place_in_turn(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let parts = (0..tenants.len()).filter(|&index| tenants[index].count < total);
     let (given, mut order): (Vec<usize>, Vec<usize>) =
         parts.partition(|&index| tenants[index].given().is_some());
-    // Of equal priorities those that have groups stay, and a new model takes what is free.
+    // Among equal priorities, models with groups stay, and new models take free groups.
     order.sort_by_key(|&index| (tenants[index].priority, tenants[index].now == Groups::WHOLE, index));
     let mut before: Vec<(Groups, u32)> = Vec::new();
     for (index, groups) in given.into_iter().filter_map(|index| Some((index, tenants[index].given()?))) {
@@ -109,8 +116,8 @@ fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     placed
 }
 
-/// In the order in which the models lie now, from the first group on.
-fn side_by_side(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+/// Places the models in their present order, without gaps, from the first group on.
+fn side_by_side(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
     order.sort_by_key(|&index| {
@@ -130,9 +137,10 @@ fn first(groups: Groups) -> usize {
     groups.iter().next().unwrap_or(0)
 }
 
-/// How many groups two models share, the whole GPU aside; and the same number weighted by the
-/// higher of the two priorities, so that of two placements the less harmful one comes first.
-fn overlaps(tenants: &[Tenant], placed: &[Groups]) -> (usize, u64) {
+/// Returns the number of groups that pairs of models share, and the same number weighted by the higher
+/// of the two priorities. Of two placements, the smaller value is the less harmful one. Models with
+/// the whole GPU don't count.
+fn overlaps(tenants: &[GroupTenant], placed: &[Groups]) -> (usize, u64) {
     let parts: Vec<(u32, Groups)> = tenants
         .iter()
         .map(|tenant| tenant.priority)
@@ -157,8 +165,8 @@ mod tests {
         (from..from + count).collect()
     }
 
-    fn tenant(count: usize, priority: u32, now: Groups) -> Tenant {
-        Tenant { count, priority, now, preferred: None, cannot: Vec::new() }
+    fn tenant(count: usize, priority: u32, now: Groups) -> GroupTenant {
+        GroupTenant { count, priority, now, preferred: None, cannot: Vec::new() }
     }
 
     #[test]
@@ -189,7 +197,11 @@ mod tests {
         let models = [tenant(6, 1, run(0, 6)), tenant(6, 3, run(10, 6)), tenant(6, 2, Groups::WHOLE)];
         let placed = place(&models, TOTAL);
         assert_eq!(placed[0], run(0, 6));
-        assert_eq!(placed[0].common(placed[2]), Groups::NONE, "the second priority keeps clear of the first");
+        assert_eq!(
+            placed[0].common(placed[2]),
+            Groups::NONE,
+            "the second priority does not overlap with the first"
+        );
         assert_eq!(placed[2].common(placed[1]).count(), 2);
         assert_eq!(placed[0].common(placed[1]), Groups::NONE, "the third overlaps with the second alone");
     }
@@ -217,7 +229,7 @@ mod tests {
         assert_ne!(place(&models, TOTAL)[0], run(4, 8));
     }
 
-    /// Every mix of up to four models on a small GPU, from wherever they were.
+    /// Draws mixes of up to four models on a small GPU, each from the placement of the one before.
     #[test]
     fn whatever_is_asked_for_each_gets_as_many_and_no_two_meet_that_fit() {
         let total = 6;
@@ -228,7 +240,7 @@ mod tests {
             (seed >> 33) % below
         };
         for round in 0..20_000 {
-            let tenants: Vec<Tenant> = (0..1 + draw(4) as usize)
+            let tenants: Vec<GroupTenant> = (0..1 + draw(4) as usize)
                 .map(|at| tenant(1 + draw(6) as usize, 1 + draw(3) as u32, now[at]))
                 .collect();
             let placed = place(&tenants, total);
@@ -242,9 +254,16 @@ mod tests {
             if wanted <= total {
                 assert_eq!(overlaps(&tenants, &placed).0, 0, "round {round}: {tenants:?} {placed:?}");
             }
-            let again: Vec<Tenant> =
-                tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
-            assert_eq!(place(&again, total), placed, "round {round}: what is in place stays: {tenants:?}");
+            let again: Vec<GroupTenant> = tenants
+                .iter()
+                .zip(&placed)
+                .map(|(tenant, &now)| GroupTenant { now, ..tenant.clone() })
+                .collect();
+            assert_eq!(
+                place(&again, total),
+                placed,
+                "round {round}: a second call moves nothing: {tenants:?}"
+            );
             now[..placed.len()].copy_from_slice(&placed);
         }
     }

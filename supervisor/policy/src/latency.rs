@@ -1,8 +1,8 @@
-//! How long a batch executes, predicted from the profile and from what was seen.
+//! Predictions of how long a batch executes, from the model's profile and from observed batches.
 //!
-//! How batch sizes compare changes slowly if at all; the pace of all sizes changes as soon as
-//! neighbours begin or cease to execute. So the two are told apart, and a new pace is learnt within
-//! a few batches, whatever their sizes.
+//! The ratios between batch sizes change slowly. The pace, a factor on the times of all sizes, changes
+//! as soon as neighbours start or stop executing. A [`Predictor`] keeps the two apart, so that a few
+//! batches of any size are enough to learn a new pace.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,75 +10,84 @@ use std::time::Duration;
 use shadowslice_shared::profile::{Execution, Profile};
 use shadowslice_shared::units::Sms;
 
-/// Warmed batch sizes are about a dozen; when more occur, the further ones are predicted from their
-/// neighbours.
+/// The most row counts with their own observed time. A model warms up about a dozen batch sizes;
+/// further row counts are predicted from their neighbours.
 const MAX_ROW_COUNTS: usize = 64;
 
-/// A new observation against all earlier ones of its row count.
+/// The weight of a new observation in the mean of its row count.
 const OBSERVATION_WEIGHT: f64 = 0.125;
 
+/// The weight of a new observation in the pace.
 const PACE_WEIGHT: f64 = 0.5;
 
-/// A slower or faster batch counts as this factor on the pace, so that a single outlier is soon
-/// forgotten.
+/// The largest factor by which a single batch may differ from the pace. It limits the effect of an
+/// outlier.
 const MAX_SURPRISE: f64 = 3.0;
 
-/// The pace stays between this and its inverse. What goes further, as when a worker reports zero
-/// times, becomes part of the times per row count.
+/// The largest pace; the smallest one is its inverse. Times beyond these bounds, for example when a
+/// worker reports zero, change the times of the row counts instead.
 const MAX_PACE: f64 = 64.0;
 
-/// Of an observation in the mean error of predictions.
+/// The weight of a new observation in the mean error of predictions.
 const ERROR_WEIGHT: f64 = 0.125;
 
-/// A cautious prediction adds so many times the mean error.
+/// The number of mean errors that a cautious prediction adds.
 const CAUTION: f64 = 1.5;
 
-/// Of each observation in the times of the other row counts: a hundred batches of any size correct
-/// them.
+/// The weight of an observation in the times of other row counts. About a hundred batches of any size
+/// correct a wrong time.
 const AGING: f64 = 0.01;
 
+/// The multiple of its predicted time after which a batch counts as hung.
 const HANG_FACTOR: u32 = 20;
 
-/// A busy host delays any batch by some of it.
+/// The shortest time after which a batch counts as hung: a busy host can delay any batch.
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
-/// Without a prediction: first executions may compile kernels.
+/// The time after which a batch without a prediction counts as hung. The first execution may compile
+/// kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// Times in seconds.
+/// The times of one row count, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Observed {
-    /// At a pace of 1; recent observations weigh more.
+    /// The mean time at a pace of 1; recent observations weigh more.
     mean: f64,
+    /// The time of the profile.
     profiled: Option<f64>,
 }
 
+/// Predicts how long batches of one model execute on one number of SMs.
 #[derive(Debug, Clone)]
 pub struct Predictor {
     profile: Option<Execution>,
     sms: Sms,
-    /// Sizes that batches are padded to, ascending; a batch beyond the last runs as it is.
+    /// The sizes that batches are padded to, in rows, ascending. A batch beyond the last size is not
+    /// padded.
     sizes: Vec<u32>,
     observed: BTreeMap<u32, Observed>,
-    /// The factor on the observed times now; never zero.
+    /// The present factor on the observed times; never zero.
     pace: f64,
-    /// The recent predictions' mean error, as a part of the prediction.
+    /// The mean error of recent predictions, as a part of the prediction.
     error: f64,
 }
 
 impl Predictor {
+    /// Creates a predictor for `sms` SMs. Without a profile, it predicts nothing until a batch is observed
+    /// or expected.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
         let profile = profile.map(|profile| profile.execution.clone());
         Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
-    /// The same predictor on other SMs, where nothing was seen yet.
+    /// Returns the same predictor for another number of SMs, without observations.
     #[must_use]
     pub fn on(&self, sms: Sms) -> Self {
         let (profile, sizes) = (self.profile.clone(), self.sizes.clone());
         Self { profile, sms, sizes, observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
+    /// Sets the sizes that batches are padded to, in rows.
     #[must_use]
     pub fn padded_to(mut self, mut sizes: Vec<u32>) -> Self {
         sizes.sort_unstable();
@@ -86,7 +95,8 @@ impl Predictor {
         self
     }
 
-    /// The largest smaller batch that needs no padding; `None` if this batch needs none itself.
+    /// Returns the largest smaller batch that needs no padding, in rows. Returns `None` if a batch of
+    /// `rows` needs no padding itself.
     pub(crate) fn unpadded_below(&self, rows: u32) -> Option<u32> {
         let above = self.sizes.partition_point(|&size| size < rows);
         if self.sizes.get(above)? == &rows {
@@ -100,6 +110,7 @@ impl Predictor {
         self.sizes.get(above).copied().unwrap_or(rows)
     }
 
+    /// Learns from a batch of `rows` rows that executed for `took`.
     pub fn observe(&mut self, rows: u32, took: Duration) {
         let (rows, took) = (self.padded(rows), took.as_secs_f64());
         self.follow(rows, took);
@@ -113,8 +124,8 @@ impl Predictor {
         self.age(rows);
     }
 
-    /// Moves the other row counts towards what this one implies. Otherwise a wrong memory that
-    /// keeps batches of a size from being tried would never be corrected.
+    /// Moves the times of the other row counts towards the times that this one implies. Otherwise a
+    /// wrong time that keeps batches of a size from being sent would never be corrected.
     fn age(&mut self, rows: u32) {
         let Some(&Observed { mean: seen, profiled: own }) = self.observed.get(&rows) else { return };
         for (&other, Observed { mean, profiled }) in &mut self.observed {
@@ -123,15 +134,15 @@ impl Predictor {
             }
             let implied = match (own, *profiled) {
                 (Some(own), Some(time)) => seen * time / own.max(1e-9),
-                // Without a profile only a bound is known.
+                // Without a profile, only an upper bound is known.
                 _ => mean.min(seen * (f64::from(other) / f64::from(rows.max(1))).max(1.0)),
             };
             *mean += AGING * (implied - *mean);
         }
     }
 
-    /// Without a profile, a row count that was never seen says nothing of the pace: its expected
-    /// time is a guess.
+    /// Updates the pace. Without a profile, a new row count does not change the pace, because its
+    /// expected time is a guess.
     fn follow(&mut self, rows: u32, took: f64) {
         let known = self.profile.is_some() || self.observed.contains_key(&rows);
         let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
@@ -142,26 +153,31 @@ impl Predictor {
         self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
 
-    /// From a warm-up. Without a profile that serves as a prediction until batches are seen.
+    /// Learns a time from the worker's warm-up. Without a profile, this is the prediction until a batch
+    /// of this row count is observed.
     pub fn expect(&mut self, rows: u32, took: Duration) {
         if self.profile.is_none() && !self.observed.contains_key(&rows) {
             self.observe(rows, took);
         }
     }
 
+    /// Returns the observed row counts and their times at the present pace.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
         self.observed.iter().map(|(&rows, seen)| (rows, span(self.pace * seen.mean)))
     }
 
-    /// `None` while there is neither a profile nor an observation. A row count that was not seen
-    /// yet follows the profile, corrected as the nearest row count that was seen; without a
-    /// profile, more rows take longer in proportion, and fewer rows take as long.
+    /// Predicts how long a batch of `rows` rows executes. Returns `None` while there is neither a profile
+    /// nor an observation.
+    ///
+    /// A row count without observations gets the time of the profile, corrected by the nearest observed
+    /// row count. Without a profile, more rows take proportionally longer than the nearest observed row
+    /// count, and fewer rows take as long.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
         self.at_pace_1(self.padded(rows)).map(|seconds| span(self.pace * seconds))
     }
 
-    /// A time that is not likely exceeded: longer than predicted where predictions have been off,
-    /// as beside neighbours that come and go.
+    /// Returns a time that a batch is unlikely to exceed. The margin grows with the error of recent
+    /// predictions, for example beside neighbours that start and stop.
     pub fn cautious(&self, rows: u32) -> Option<Duration> {
         Some(span(self.predict(rows)?.as_secs_f64() * (1.0 + CAUTION * self.error)))
     }
@@ -184,11 +200,12 @@ impl Predictor {
         }
     }
 
-    /// Times in seconds.
+    /// Returns the time of the profile, in seconds.
     fn profiled(&self, rows: u32) -> Option<f64> {
         Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64())
     }
 
+    /// Returns the time after which a batch of `rows` rows counts as hung.
     pub fn hang_limit(&self, rows: u32) -> Duration {
         match self.predict(rows) {
             Some(predicted) => predicted.saturating_mul(HANG_FACTOR).max(MIN_HANG_LIMIT),
@@ -209,7 +226,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// 10 ms a row on 10 SMs, half of that on 20.
+    /// Returns a profile of 10 ms a row on 10 SMs, and 5 ms on 20.
     fn profile() -> Profile {
         let row = |batch: u32| Row { batch, ms: vec![10.0 * f64::from(batch), 5.0 * f64::from(batch)] };
         Profile {
@@ -242,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_speaks_first_and_then_what_is_seen() {
+    fn the_profile_predicts_until_batches_are_observed() {
         let mut predictor = Predictor::new(Some(&profile()), Sms(20));
         assert!(near(predictor.predict(4), 20 * MS));
         predictor.observe(4, 30 * MS);
@@ -253,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_profile_neighbours_speak() {
+    fn without_a_profile_neighbouring_row_counts_predict() {
         let mut predictor = Predictor::new(None, Sms(20));
         assert_eq!(predictor.predict(1), None);
         predictor.observe(4, 10 * MS);
@@ -262,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn warm_up_speaks_only_where_nothing_better_does() {
+    fn the_warm_up_predicts_only_without_a_profile() {
         let mut blind = Predictor::new(None, Sms(20));
         blind.expect(1, 10 * MS);
         assert!(near(blind.predict(1), 10 * MS));
@@ -345,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_observed_row_counts_is_bounded() {
         let mut predictor = Predictor::new(None, Sms(20));
         for rows in 1..=1000 {
             predictor.observe(rows, MS * rows);

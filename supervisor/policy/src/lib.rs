@@ -1,8 +1,10 @@
-//! shadowslice's decisions, apart from their effects.
+//! shadowslice's decisions, without their effects.
 //!
-//! Nothing here reads a clock, does I/O, draws random numbers or waits: time comes in as
-//! [`Timestamp`](shadowslice_shared::units::Timestamp)s, facts as values, and decisions go out as values
-//! that the caller carries out. So tests and simulations run exactly what serves.
+//! This crate reads no clock, does no I/O, draws no random numbers and never blocks. Its input is
+//! [`Timestamp`](shadowslice_shared::units::Timestamp)s and values; its output is decisions, which the
+//! caller carries out. Tests and simulations therefore run the same code as the supervisor.
+
+#![warn(missing_docs)]
 
 pub mod blame;
 pub mod groups;

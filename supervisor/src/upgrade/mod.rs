@@ -37,9 +37,9 @@ use tokio::time::timeout;
 use shadowslice_control::backend::{Gpus, MpsEstate};
 use shadowslice_control::host::RunDir;
 use shadowslice_control::models::{Known, ModelSet, Move, Served};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::sockets::Passable;
+use shadowslice_datapath::sockets::PassableSocket;
 use shadowslice_ingress::{Region, SharedMemory};
 use shadowslice_operations::admin::Upgrade;
 use shadowslice_operations::history::History;
@@ -106,7 +106,7 @@ pub(crate) struct Succession<'a> {
     pub(crate) program: &'a Path,
     pub(crate) config: &'a Path,
     pub(crate) run_dir: &'a RunDir,
-    pub(crate) sockets: Vec<Passable>,
+    pub(crate) sockets: Vec<PassableSocket>,
     pub(crate) gpus: &'a Gpus,
     pub(crate) memory: SharedMemory,
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
@@ -162,7 +162,7 @@ impl Succession<'_> {
         }
         self.stay().await;
         self.gpus.iter().for_each(|gpu| gpu.pass());
-        self.sockets.iter().for_each(Passable::pass);
+        self.sockets.iter().for_each(PassableSocket::release);
         Ok(next)
     }
 
@@ -198,8 +198,8 @@ impl Succession<'_> {
     fn go(&self, models: &ModelSet) -> Go {
         let names = models.served.iter().map(|served| &served.model.name);
         Go {
-            drained: self.router.host() == Host::Drained,
-            drained_models: names.filter(|name| self.router.drains(name)).cloned().collect(),
+            drained: self.router.host() == HostState::Drained,
+            drained_models: names.filter(|name| self.router.is_model_drained(name)).cloned().collect(),
             regions: self.memory.regions(),
         }
     }

@@ -44,7 +44,7 @@ impl Predecessor {
         let Estate { run_dir, lock, relay, sockets, mps } = serde_json::from_slice(&line)?;
         let mut inherited = Inherited::default();
         for (address, number) in sockets {
-            inherited.put(address, own(number)?);
+            inherited.insert(address, own(number)?);
         }
         let (lock, relay) = (Some(own(lock)?), Some(own(relay)?));
         Ok(Some(Self { channel, run_dir, lock, relay, sockets: inherited, mps }))

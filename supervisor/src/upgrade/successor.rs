@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::{Estate, Go, MAX_LINE, Order, Succession, VARIABLE, Word};
 use shadowslice_control::process::{Child, Inherited, spawn};
 use shadowslice_datapath::relay;
-use shadowslice_datapath::sockets::{Passable, SocketFile};
+use shadowslice_datapath::sockets::{PassableSocket, SocketFile};
 use shadowslice_shared::errors;
 
 /// The first number that a successor gets; the ones before are standard streams.
@@ -81,7 +81,7 @@ impl Successor {
         let (ours, theirs) = UnixStream::pair()?;
         let theirs = theirs.into_std()?;
         theirs.set_nonblocking(false)?;
-        let copies: Vec<OwnedFd> = sockets.iter().map(Passable::duplicate).collect::<Result<_, _>>()?;
+        let copies: Vec<OwnedFd> = sockets.iter().map(PassableSocket::duplicate).collect::<Result<_, _>>()?;
         let (listener, relay) = listen(&run_dir.relay())?;
         let passed = [theirs.as_fd(), run_dir.lock(), listener.as_fd()]
             .into_iter()
@@ -193,7 +193,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns when the supervisor at that socket does not answer any more.
 async fn silence(socket: &Path) {
-    while relay::answers(socket, ANSWERS_WITHIN).await {
+    while relay::is_responding(socket, ANSWERS_WITHIN).await {
         tokio::time::sleep(ASKED_EVERY).await;
     }
 }

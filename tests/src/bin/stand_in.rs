@@ -1,20 +1,21 @@
-//! A stand-in for `nvidia-cuda-mps-control`, for tests: the same command line, the same words, no GPU.
+//! A stand-in for `nvidia-cuda-mps-control`, for tests without a GPU: it has the same command line and
+//! prints the same texts.
 //!
-//! `-f` is the daemon, which takes commands on a socket in CUDA_MPS_PIPE_DIRECTORY; without arguments it
-//! is the client that sends its input there, a command a line. A process is a client of the server while
-//! it lives and a file with its PID as name lies in `clients/` of the pipe directory. Files in the
-//! folder STAND_IN_ORDERS make it misbehave:
+//! With `-f` the program is the daemon, which reads commands from a socket in
+//! CUDA_MPS_PIPE_DIRECTORY. Without arguments it is the client, which sends its input to the daemon, one
+//! command a line. A running process is a client of the server if `clients/` in the pipe directory
+//! contains a file named after its PID. Files in the folder STAND_IN_ORDERS make the daemon misbehave:
 //!
-//! | file | |
+//! | file | effect |
 //! |---|---|
-//! | `hang-COMMAND` | no answer |
-//! | `slow-COMMAND` | an answer after so many ms as the file says |
-//! | `say-COMMAND` | the file's text instead of the answer |
-//! | `fault` | the server is at fault, until all clients have gone, which removes the file |
-//! | `stuck` | it stays at fault even then |
+//! | `hang-COMMAND` | the command gets no answer |
+//! | `slow-COMMAND` | the answer comes after the number of ms in the file |
+//! | `say-COMMAND` | the answer is the text of the file |
+//! | `fault` | the server has a fault until all clients have exited, which removes the file |
+//! | `stuck` | the fault stays even then |
 //! | `initializing` | a new server does not become active |
-//! | `linger` | dead clients stay in the list |
-//! | `terminated` | (written) a line a client that was terminated |
+//! | `linger` | exited clients stay in the list |
+//! | `terminated` | written by the daemon: one line for each terminated client |
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, Read, Write};
@@ -26,28 +27,28 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::ProcessHandle;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::process::{Child, Command};
 use tokio::sync::Notify;
 use tokio::time::{interval, sleep};
 
-/// How often `quit` looks whether the clients have gone.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The interval at which `quit` checks whether all clients have exited.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let version = "CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n";
-    let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => client(),
         ["-v"] => print(&order("say--v").unwrap_or_else(|| version.to_owned())),
         ["-f"] => daemon().await,
         ["--server"] => std::future::pending().await,
         _ => return ExitCode::from(64),
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
@@ -61,7 +62,7 @@ fn pipe() -> PathBuf {
     PathBuf::from(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into()))
 }
 
-/// The text of an order to misbehave, if it is given.
+/// Returns the contents of an order file, if the file exists.
 fn order(name: &str) -> Option<String> {
     fs::read_to_string(PathBuf::from(std::env::var_os("STAND_IN_ORDERS")?).join(name)).ok()
 }
@@ -84,7 +85,7 @@ fn client() -> io::Result<()> {
 #[derive(Default)]
 struct State {
     server: Mutex<Option<Child>>,
-    /// As it was last set.
+    /// The percentage of active threads that was last set.
     percentage: Mutex<Option<f64>>,
     quit: Notify,
 }
@@ -92,6 +93,7 @@ struct State {
 async fn daemon() -> io::Result<()> {
     let control = pipe().join("control");
     fs::create_dir_all(pipe().join("clients"))?;
+    // The error is dropped: the socket exists only if an earlier daemon was killed.
     fs::remove_file(&control).ok();
     let listener = UnixListener::bind(&control)?;
     fs::write(pipe().join("nvidia-cuda-mps-control.pid"), std::process::id().to_string())?;
@@ -102,7 +104,7 @@ async fn daemon() -> io::Result<()> {
             caller = listener.accept() => {
                 let state = Arc::clone(&state);
                 let (caller, _) = caller?;
-                // The caller may have been killed.
+                // The error is dropped, because a test may kill the caller.
                 tokio::spawn(async move { answer(caller, &state).await.ok() });
             }
             () = state.quit.notified() => break,
@@ -110,7 +112,7 @@ async fn daemon() -> io::Result<()> {
     }
     let server = state.server.lock().take();
     if let Some(mut server) = server {
-        let process = server.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Process::of);
+        let process = server.id().and_then(|pid| i32::try_from(pid).ok()).and_then(ProcessHandle::of);
         process.map(|process| process.signal(Signal::SIGTERM));
         server.wait().await?;
     }
@@ -121,7 +123,7 @@ fn log(file: &str, line: &str) {
     let Some(folder) = std::env::var_os("CUDA_MPS_LOG_DIRECTORY") else { return };
     let file = OpenOptions::new().create(true).append(true).open(PathBuf::from(folder).join(file));
     let line = format!("[2026-01-01 00:00:00.000 Control {}] {line}", std::process::id());
-    // A log that cannot be written does not matter to the tests.
+    // The error is dropped, because the tests do not need the log.
     file.and_then(|mut file| writeln!(file, "{line}")).ok();
 }
 
@@ -137,14 +139,14 @@ async fn answer(mut caller: tokio::net::UnixStream, state: &State) -> io::Result
         sleep(Duration::from_millis(ms)).await;
     }
     if command == "quit" {
-        let mut look = interval(LOOK_EVERY);
+        let mut tick = interval(POLL_INTERVAL);
         while !clients().is_empty() {
-            look.tick().await;
+            tick.tick().await;
         }
         state.quit.notify_one();
     }
-    let said = order(&format!("say-{command}")).unwrap_or_else(|| obey(&words, state));
-    caller.write_all(said.as_bytes()).await
+    let reply = order(&format!("say-{command}")).unwrap_or_else(|| obey(&words, state));
+    caller.write_all(reply.as_bytes()).await
 }
 
 fn obey(words: &[&str], state: &State) -> String {
@@ -192,6 +194,7 @@ fn status() -> &'static str {
             return "FAULT";
         }
         if let Some(orders) = std::env::var_os("STAND_IN_ORDERS") {
+            // The error is dropped: a test may have removed the file meanwhile.
             fs::remove_file(PathBuf::from(orders).join("fault")).ok();
         }
     }
@@ -202,7 +205,7 @@ fn clients() -> Vec<i32> {
     let entries = fs::read_dir(pipe().join("clients")).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let lingers = order("linger").is_some();
-    pids.filter(|pid| lingers || Process::of(*pid).is_some_and(|process| process.alive())).collect()
+    pids.filter(|pid| lingers || ProcessHandle::of(*pid).is_some_and(|process| process.is_alive())).collect()
 }
 
 fn lines(pids: &[i32]) -> String {
@@ -216,6 +219,7 @@ fn terminate(client: &str) -> String {
     if let Some(orders) = std::env::var_os("STAND_IN_ORDERS") {
         let file =
             OpenOptions::new().create(true).append(true).open(PathBuf::from(orders).join("terminated"));
+        // The error is dropped: a test that needs the line then fails.
         file.and_then(|mut file| writeln!(file, "{client}")).ok();
     }
     "0\n".to_owned()

@@ -1,11 +1,11 @@
-//! Sources and manifests against the rules. Every fault is a line that names the place, the offence
-//! and the rule.
+//! The checks of sources and manifests. Each fault is a line that names the place, the violation and
+//! the rule.
 
 use crate::manifests::Dependencies;
 use crate::source::{Manifest, Source};
 use crate::table::{MAX_LINES, Row};
 
-/// Uses that no row permits.
+/// Returns the uses that no row permits.
 pub(crate) fn uses(table: &[Row], sources: &[Source]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in sources.iter().filter(|source| source.name.contains("/src/")) {
@@ -24,37 +24,37 @@ fn fault(row: &Row, path: &str) -> Option<String> {
     let root = path.split("::").next().unwrap_or(path);
     let part = row.part;
     if root == "crate" || root.starts_with("shadowslice") {
-        // A crate's name alone is an attribute, a string's neighbour or a re-export; nothing is used by it.
+        // The name of a crate alone is an attribute, the prefix of a string or a re-export, not a use.
         let permitted = starts_with(path, &own_modules(part), "::")
             || row.may.iter().any(|may| starts_with(path, may, "::"))
             || !path.contains("::");
-        return (!permitted).then(|| format!("is used, and {part} may only use {:?}", row.may));
+        return (!permitted).then(|| format!("is used, but {part} may only use {:?}", row.may));
     }
     let path = path.trim_end_matches("::*");
     let hit = row.never.iter().find(|never| {
         // An import of `std::time` could bring in any of its clocks.
         starts_with(path, never, "::") || (path.contains("::") && starts_with(never, path, "::"))
     });
-    hit.map(|never| format!("is used, and {part} never uses {never}"))
+    hit.map(|never| format!("is used, but {part} must not use {never}"))
 }
 
-/// The path of a part's own modules.
+/// Returns the path of the modules of a part.
 fn own_modules(part: &str) -> String {
     let inside = part.split_once("/src/").map_or("", |(_, inside)| inside);
     format!("crate::{}", inside.trim_end_matches(".rs").replace('/', "::"))
 }
 
-/// Whether `path` is `start`, or goes on from there after `separator`.
+/// Returns true if `path` is `start`, or continues after it with `separator`.
 fn starts_with(path: &str, start: &str, separator: &str) -> bool {
     path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with(separator))
 }
 
-/// Dependencies that a crate may not have.
+/// Returns the dependencies that a crate must not have.
 pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) -> Vec<String> {
     let mut faults = Vec::new();
     for Manifest { name, dependencies } in manifests {
         let Some((_, allowed)) = table.iter().find(|(part, _)| part == name) else {
-            faults.push(format!("{name}/Cargo.toml: no row of the table is about it"));
+            faults.push(format!("{name}/Cargo.toml: the table has no row for this crate"));
             continue;
         };
         for dependency in dependencies {
@@ -66,44 +66,47 @@ pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) 
                 }
             };
             if !permitted {
-                faults.push(format!("{name}/Cargo.toml: {dependency} is listed, and the table forbids it"));
+                faults.push(format!("{name}/Cargo.toml: lists {dependency}, which the table forbids"));
             }
         }
     }
     faults
 }
 
-/// Unsafe code where none may be, and permits that are no longer needed.
+/// Returns forbidden unsafe code, and files that are listed without need.
 pub(crate) fn unsafe_code(permitted: &[&str], sources: &[Source]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in sources {
         let lines = &source.unsafe_lines;
         match (permitted.contains(&source.name.as_str()), lines.first()) {
             (false, Some(line)) => {
-                faults.push(format!("{}:{line}: unsafe code may not be here", source.name))
+                faults.push(format!("{}:{line}: this file must not contain unsafe code", source.name))
             }
-            (true, None) => faults.push(format!("{}: may hold unsafe code and does not", source.name)),
+            (true, None) => {
+                faults.push(format!("{}: listed for unsafe code, but contains none", source.name))
+            }
             _ => {}
         }
     }
-    let known = |name: &&&str| !sources.iter().any(|source| source.name == **name);
-    let missing = permitted.iter().filter(known);
-    faults.extend(missing.map(|name| format!("{name}: may hold unsafe code and is not there")));
+    let is_missing = |name: &&&str| !sources.iter().any(|source| source.name == **name);
+    let missing = permitted.iter().filter(is_missing);
+    faults.extend(missing.map(|name| format!("{name}: listed for unsafe code, but does not exist")));
     faults
 }
 
-/// Files that are too long.
+/// Returns the files that are too long.
 pub(crate) fn lengths(sources: &[Source]) -> Vec<String> {
     let long = sources.iter().filter(|source| source.lines > MAX_LINES);
-    long.map(|source| format!("{}: {} lines; {MAX_LINES} is the most", source.name, source.lines)).collect()
+    long.map(|source| format!("{}: {} lines; the maximum is {MAX_LINES}", source.name, source.lines))
+        .collect()
 }
 
-/// Rows that are about no file any more.
+/// Returns the rows that match no file.
 pub(crate) fn stale(table: &[Row], sources: &[Source]) -> Vec<String> {
-    let about = |row: &&Row| !sources.iter().any(|source| starts_with(&source.name, row.part, "/"));
+    let is_stale = |row: &&Row| !sources.iter().any(|source| starts_with(&source.name, row.part, "/"));
     table
         .iter()
-        .filter(about)
-        .map(|row| format!("{}: a row of the table is about nothing", row.part))
+        .filter(is_stale)
+        .map(|row| format!("{}: this row of the table matches no file", row.part))
         .collect()
 }

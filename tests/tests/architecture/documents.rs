@@ -1,18 +1,18 @@
-//! Documents against the tree: every file and heading that they name exists, and every file that a
-//! newcomer needs is named.
+//! The checks of documents: each file and heading that they name exists, and they name each file that a
+//! newcomer needs.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The documents at the root, to which the documents below `docs/` are added.
+/// The documents at the root. All documents in `docs/` are checked as well.
 const DOCUMENTS: [&str; 5] =
     ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
 
 /// The book's table of contents, which must name every document.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// The folders with which a path in a document may start.
+/// The folders at the start of paths that are checked.
 const TREE: [&str; 10] = [
     "shared/",
     "worker/",
@@ -26,7 +26,7 @@ const TREE: [&str; 10] = [
     "python/",
 ];
 
-/// A document's path from the root, and its text.
+/// The path of a document from the root, and its text.
 type Document = (String, String);
 
 /// Returns the faults of all documents.
@@ -45,21 +45,22 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
         faults.extend(missing_paths(name, text, root));
     }
     for name in ["README.md", "ARCHITECTURE.md"] {
-        let text = &documents.iter().find(|(document, _)| document == name).expect("it is one of them").1;
+        let text =
+            &documents.iter().find(|(document, _)| document == name).expect("DOCUMENTS contains the name").1;
         let targets = ["make demo", "make test"].into_iter().filter(|target| !text.contains(target));
-        faults.extend(targets.map(|target| format!("{name}: does not name `{target}`")));
+        faults.extend(targets.map(|target| format!("{name}: does not mention `{target}`")));
     }
     let all: String = documents.iter().map(|(_, text)| text.as_str()).collect();
     let configs = files(root, "configs", ".yaml").into_iter();
     for file in configs.filter(|file| file.matches('/').count() == 1) {
         if !all.contains(&file) {
-            faults.push(format!("{file}: no document names it"));
+            faults.push(format!("{file}: no document mentions this file"));
         }
     }
     faults
 }
 
-/// Returns the files of a folder and of those below it, as paths from the root.
+/// Returns the files of a folder and its subfolders, as paths from the root.
 fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -77,7 +78,7 @@ fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
     files
 }
 
-/// A link to a file of the tree, a heading, or both.
+/// A link to a file of the tree, to a heading, or to both.
 #[derive(Debug)]
 struct Link<'t> {
     line: usize,
@@ -118,7 +119,7 @@ impl<'t> Link<'t> {
     }
 }
 
-/// Returns the paths in code spans and links that lead nowhere.
+/// Returns the broken paths in code spans and links.
 pub(crate) fn missing_paths(name: &str, text: &str, root: &Path) -> Vec<String> {
     let mut faults = Vec::new();
     let mut check = |line: usize, path: &str| {
@@ -135,7 +136,7 @@ pub(crate) fn missing_paths(name: &str, text: &str, root: &Path) -> Vec<String> 
     faults
 }
 
-/// Returns the links to headings that no document has.
+/// Returns the links to missing headings.
 pub(crate) fn missing_headings(documents: &[Document]) -> Vec<String> {
     let anchors: BTreeMap<&str, Vec<String>> =
         documents.iter().map(|(name, text)| (name.as_str(), anchors(text))).collect();
@@ -153,12 +154,12 @@ pub(crate) fn missing_headings(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Returns the documents that the book leaves out.
+/// Returns the documents that are missing in the book.
 pub(crate) fn missing_chapters(documents: &[Document]) -> Vec<String> {
     let summary = documents.iter().find(|(name, _)| name == SUMMARY).map_or("", |(_, text)| text.as_str());
     let chapters: Vec<String> = Link::all(summary).map(|link| link.target(SUMMARY)).collect();
     let left_out = documents.iter().filter(|(name, _)| name != SUMMARY && !chapters.contains(name));
-    left_out.map(|(name, _)| format!("{SUMMARY}: does not name {name}")).collect()
+    left_out.map(|(name, _)| format!("{SUMMARY}: does not list {name}")).collect()
 }
 
 /// Returns the anchors of a document's headings, as GitHub forms them.

@@ -1,8 +1,8 @@
-//! Tests of the architecture that only read files: which part may use which, which files may contain
-//! `unsafe`, how long a file may be, and whether the files and headings that documents name exist.
+//! Tests of the architecture that only read files: the dependencies between parts, the files that may
+//! contain `unsafe`, the maximum length of a file, and the files and headings that documents name.
 //! ARCHITECTURE.md gives the reasons.
 
-#![allow(clippy::panic, clippy::unwrap_used, reason = "all of this is a test")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "this crate contains only tests")]
 
 mod check;
 mod documents;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use source::{Manifest, Source};
 
-/// The workspace's crates with checked sources.
+/// The crates of the workspace, whose sources are checked.
 const CRATES: [&str; 13] = [
     "shared",
     "worker",
@@ -42,8 +42,8 @@ fn every_crate_of_the_workspace_is_checked() {
     members.sort_unstable();
     checked.sort_unstable();
     assert_eq!(members, checked);
-    let ruled: Vec<&str> = manifests::MANIFESTS.iter().map(|&(name, _)| name).collect();
-    assert!(CRATES.iter().all(|name| ruled.contains(name)), "each crate has a rule: {ruled:?}");
+    let with_rule: Vec<&str> = manifests::MANIFESTS.iter().map(|&(name, _)| name).collect();
+    assert!(CRATES.iter().all(|name| with_rule.contains(name)), "each crate has a rule: {with_rule:?}");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn every_manifest_lists_only_what_the_table_permits() {
 }
 
 #[test]
-fn unsafe_code_stands_only_where_it_may() {
+fn only_listed_files_contain_unsafe_code() {
     none(&check::unsafe_code(table::UNSAFE, &sources()));
 }
 
@@ -70,7 +70,7 @@ fn no_file_is_too_long() {
 }
 
 #[test]
-fn what_the_documents_name_exists() {
+fn files_and_headings_that_documents_name_exist() {
     none(&documents::faults(&root()));
 }
 
@@ -86,7 +86,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every Rust file of the workspace.
+/// Parses all Rust files of the workspace.
 fn sources() -> Vec<Source> {
     let mut found = Vec::new();
     let tops = CRATES.iter().filter(|name| !name.contains('/'));
@@ -102,6 +102,6 @@ fn sources() -> Vec<Source> {
             }
         }
     }
-    assert!(found.len() > 100, "the workspace is larger than {} files", found.len());
+    assert!(found.len() > 100, "found only {} files", found.len());
     found
 }

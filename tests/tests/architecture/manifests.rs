@@ -1,16 +1,15 @@
-//! Which crate may depend on which, as data.
+//! The permitted dependencies between crates, as data.
 
-/// The dependencies that a crate's manifest may list, besides the dependencies of tests and build
-/// scripts.
+/// The dependencies that a crate's manifest may list, except those of tests and build scripts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Dependencies {
-    /// Only these dependencies.
+    /// The complete list of permitted dependencies.
     Only(&'static [&'static str]),
-    /// Any dependencies except the first list, but the second list is allowed.
+    /// All dependencies except those of the first lists; those of the second list are permitted anyway.
     Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 
-/// Which crate may depend on which. Arrows go down only:
+/// The permitted dependencies of each crate. Arrows go down only:
 ///
 /// ```text
 ///   supervisor ─▶ operations ─▶ control ─┐
@@ -81,7 +80,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
 
-/// The workspace's own crates; a crate's rule names the crates among them that it may use.
+/// The crates of the workspace. The rule of a crate names those that it may use.
 const OWN: &[&str] = &[
     "shadowslice",
     "shadowslice-config",
@@ -96,8 +95,8 @@ const OWN: &[&str] = &[
     "shadowslice-worker",
 ];
 
-/// Crates that can reach a GPU, or only ask about it.
+/// Crates that use or query a GPU.
 const GPU: &[&str] = &["ort", "cudarc", "nvml-wrapper"];
 
-/// Crates that speak to clients.
+/// Crates that communicate with clients.
 const NETWORK: &[&str] = &["hyper", "tonic"];

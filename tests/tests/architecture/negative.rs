@@ -1,4 +1,4 @@
-//! The checks on made-up trees: that each check finds the fault that it is made for.
+//! Tests of the checks with artificial files: each check finds its fault.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use crate::manifests::MANIFESTS;
 use crate::source::{Manifest, Source};
 use crate::table::{MAX_LINES, ROWS, UNSAFE};
 
-/// The faults of one made-up file.
+/// Returns the faults of an artificial file.
 fn faults(name: &str, text: &str) -> Vec<String> {
     check::uses(ROWS, &[Source::parse(name, text)])
 }
 
 #[test]
-fn offending_uses_are_caught_however_they_are_written() {
+fn forbidden_uses_are_found_in_every_notation() {
     let offenders = [
         ("shared/src/batch.rs", "use std::time::{Duration, Instant};"),
         ("shared/src/batch.rs", "fn now() { std::time::SystemTime::now(); }"),
@@ -27,7 +27,7 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("benches/simulator/src/world/mod.rs", "fn f() { std::fs::read(\"a\"); }"),
         ("worker/src/serve.rs", "use ort::session::Session;"),
         ("worker/src/proof/mod.rs", "use cudarc::driver as cuda;"),
-        ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::Rules;"),
+        ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::SchedulingRules;"),
         ("worker/src/device/emulated.rs", "use crate::engine::Engine;"),
         ("worker/src/engine/echo.rs", "use super::super::device::Device;"),
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::process::Worker;"),
@@ -44,7 +44,7 @@ fn offending_uses_are_caught_however_they_are_written() {
 }
 
 #[test]
-fn what_is_permitted_is_not_caught() {
+fn permitted_uses_are_accepted() {
     let innocents = [
         ("shared/src/batch.rs", "use std::time::Duration; use crate::units::Timestamp;"),
         (
@@ -72,7 +72,7 @@ fn what_is_permitted_is_not_caught() {
 }
 
 #[test]
-fn only_the_tests_are_left_out_of_a_file() {
+fn only_the_tests_of_a_file_are_ignored() {
     let text = "#[cfg(test)]\n#[path = \"x.rs\"]\nmod tests;\nuse std::fs;\n#[cfg(test)]\nmod more { }\nuse std::env;";
     let lines: Vec<String> = faults("supervisor/policy/src/queue.rs", text);
     assert_eq!(lines.len(), 2, "{lines:?}");
@@ -80,7 +80,7 @@ fn only_the_tests_are_left_out_of_a_file() {
 }
 
 #[test]
-fn an_items_visibility_is_no_use_of_the_module_that_may_see_it() {
+fn the_visibility_of_an_item_does_not_count_as_a_use() {
     let name = "supervisor/operations/src/doctor/judge/mod.rs";
     assert_eq!(faults(name, "pub(super) fn f() {} pub(in crate::doctor) struct S;"), [""; 0]);
     assert_eq!(faults(name, "pub(super) fn f() { super::gather::facts(); }").len(), 1);
@@ -88,7 +88,7 @@ fn an_items_visibility_is_no_use_of_the_module_that_may_see_it() {
 }
 
 #[test]
-fn offending_manifests_are_caught() {
+fn forbidden_dependencies_are_found() {
     let offenders = [
         ("shared", "[dependencies]\ntokio.workspace = true\n"),
         ("supervisor/policy", "[dependencies]\nshadowslice-shared.workspace = true\nrand = \"0.9\"\n"),
@@ -101,7 +101,7 @@ fn offending_manifests_are_caught() {
         ("supervisor/control", "[dependencies]\nshadowslice-operations.workspace = true\n"),
         ("supervisor", "[dependencies]\nshadowslice-simulator.workspace = true\n"),
         ("benches/simulator", "[dependencies]\ntokio.workspace = true\n"),
-        ("a-crate-that-no-row-is-about", ""),
+        ("a-crate-without-a-row", ""),
     ];
     for (name, text) in offenders {
         let faults = check::manifests(MANIFESTS, &[Manifest::parse(name, text)]);
@@ -112,7 +112,7 @@ fn offending_manifests_are_caught() {
 }
 
 #[test]
-fn stray_unsafe_code_and_stale_permits_are_caught() {
+fn forbidden_unsafe_code_and_stale_entries_are_found() {
     let mut tree: Vec<Source> =
         UNSAFE.iter().map(|name| Source::parse(name, "fn f() { unsafe { g() } }")).collect();
     assert_eq!(check::unsafe_code(UNSAFE, &tree), [""; 0]);
@@ -125,20 +125,21 @@ fn stray_unsafe_code_and_stale_permits_are_caught() {
     let faults = check::unsafe_code(UNSAFE, &tree);
     assert_eq!(faults.len(), 3, "{faults:?}");
     assert!(
-        faults.contains(&"supervisor/policy/src/queue.rs:3: unsafe code may not be here".to_owned()),
+        faults
+            .contains(&"supervisor/policy/src/queue.rs:3: this file must not contain unsafe code".to_owned()),
         "{faults:?}"
     );
 }
 
 #[test]
-fn long_files_are_caught() {
+fn long_files_are_found() {
     let file = |lines| Source::parse("supervisor/policy/src/queue.rs", &"\n".repeat(lines));
     assert_eq!(check::lengths(&[file(MAX_LINES)]), [""; 0]);
     assert_eq!(check::lengths(&[file(MAX_LINES + 1)]).len(), 1);
 }
 
 #[test]
-fn documents_that_lead_nowhere_are_caught() {
+fn broken_paths_in_documents_are_found() {
     let missing = |text| documents::missing_paths("docs/quick-start.md", text, &crate::root()).len();
     assert_eq!(
         missing("see `supervisor/policy/src/groups.rs`, `configs/` and [that](configuration.md#limits)"),
@@ -146,12 +147,12 @@ fn documents_that_lead_nowhere_are_caught() {
     );
     assert_eq!(missing("`supervisor/policy/src/tuner.rs`"), 1);
     assert_eq!(missing("[that](nowhere.md)"), 1);
-    assert_eq!(missing("a made-up one: `configs/*.yaml`, [out](https://example.org)"), 0);
+    assert_eq!(missing("a pattern: `configs/*.yaml`, [out](https://example.org)"), 0);
     assert!(Path::new(&crate::root()).join("README.md").is_file());
 }
 
 #[test]
-fn links_to_headings_that_are_not_there_are_caught() {
+fn links_to_missing_headings_are_found() {
     let page = "# A page\n## `share` and *more*, 10 %\n```sh\n# no heading\n```\n## Twice\n## Twice\n";
     let missing = |name: &str, link: &str| {
         let documents =
@@ -169,7 +170,7 @@ fn links_to_headings_that_are_not_there_are_caught() {
 }
 
 #[test]
-fn documents_that_the_book_leaves_out_are_caught() {
+fn documents_missing_in_the_book_are_found() {
     let missing = |summary: &str| {
         let names = ["README.md", "docs/deep/page.md"].map(|name| (name.to_owned(), String::new()));
         let summary = ("docs/SUMMARY.md".to_owned(), summary.to_owned());

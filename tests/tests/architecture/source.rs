@@ -1,15 +1,15 @@
-//! Rust files and manifests, as far as the rules look at them.
+//! The parts of Rust files and manifests that the rules check.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// A path that a file names, `::`-separated, and where.
+/// A path that a file names, separated by `::`, and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Used {
     pub(crate) path: String,
     pub(crate) line: usize,
 }
 
-/// A type that other files can name, and where.
+/// A type that other files can name, and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Declared {
     pub(crate) name: String,
@@ -19,14 +19,14 @@ pub(crate) struct Declared {
 /// A Rust file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// From the workspace's root.
+    /// The path from the workspace's root.
     pub(crate) name: String,
     pub(crate) lines: usize,
-    /// Every path that it names outside of its tests, imports written out, from `crate` or a crate's name.
+    /// All paths outside of tests, with imports written out, from `crate` or a crate's name.
     pub(crate) uses: Vec<Used>,
-    /// Every type outside of its tests that has a `pub` of some kind.
+    /// All types outside of tests with a `pub` of some kind.
     pub(crate) types: Vec<Declared>,
-    /// Where `unsafe` stands.
+    /// The lines that contain `unsafe`.
     pub(crate) unsafe_lines: Vec<usize>,
 }
 
@@ -46,19 +46,19 @@ impl Source {
     }
 }
 
-/// Whether all of a file is tests.
+/// Returns true if a file contains only tests.
 fn is_test(name: &str) -> bool {
     !name.contains("/src/") || name.ends_with("tests.rs") || name.contains("/tests/")
 }
 
-/// The modules from the crate's root to a file's own.
+/// Returns the modules from the crate's root to that of a file.
 fn module(name: &str) -> Vec<&str> {
     let inside = name.split_once("/src/").map_or("", |(_, inside)| inside);
     let path = inside.trim_end_matches(".rs").trim_end_matches("/mod");
     path.split('/').filter(|part| !matches!(*part, "" | "lib" | "main" | "mod")).collect()
 }
 
-/// A path with `self` and `super` resolved. Modules within the file are all tests, and left out.
+/// Resolves `self` and `super` in a path. Modules within a file are tests, so they are ignored.
 fn absolute(module: &[&str], path: &str) -> String {
     let mut above = module.len();
     let mut rest = path;
@@ -112,7 +112,7 @@ fn find_types(tokens: TokenStream, types: &mut Vec<Declared>) {
     }
 }
 
-/// Collects the paths in `tokens`, each after `prefix`, and leaves out parts that only tests have.
+/// Collects the paths in `tokens`, each with `prefix`, except those of tests.
 fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
@@ -152,7 +152,7 @@ fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
 
 type Tokens = std::iter::Peekable<proc_macro2::token_stream::IntoIter>;
 
-/// Takes a `::`, if it is next.
+/// Consumes a `::` if it comes next.
 fn follows_colons(tokens: &mut Tokens) -> bool {
     let mut ahead = tokens.clone();
     let colon =
@@ -168,7 +168,7 @@ fn is_cfg_test(group: &Group) -> bool {
     group.stream().to_string().replace(' ', "") == "cfg(test)"
 }
 
-/// Skips the module that may see an item, if a module is named: naming it there is no use of it.
+/// Skips the module in the visibility of an item, because a visibility does not use the module.
 fn skip_visibility(tokens: &mut Tokens) {
     let names_a_module = |text: &str| matches!(text, "crate" | "super" | "self") || text.starts_with("in ");
     if matches!(tokens.peek(), Some(TokenTree::Group(group)) if names_a_module(&group.stream().to_string())) {
@@ -191,12 +191,12 @@ fn skip_item(tokens: &mut Tokens) {
 #[derive(Debug)]
 pub(crate) struct Manifest {
     pub(crate) name: String,
-    /// The crates that it needs outside of its tests and build script.
+    /// The dependencies except those of tests and the build script.
     pub(crate) dependencies: Vec<String>,
 }
 
 impl Manifest {
-    /// Reads a manifest as this workspace writes them: a dependency a line, or a table.
+    /// Parses a manifest in the style of this workspace: each dependency is a line or a table.
     pub(crate) fn parse(name: &str, text: &str) -> Self {
         let mut dependencies = Vec::new();
         let mut listing = false;

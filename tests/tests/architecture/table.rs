@@ -1,11 +1,11 @@
-//! The rules, as data.
+//! The rules for modules, unsafe code and the length of files, as data.
 
-/// The modules and crates that a part of the workspace may use. A file belongs to the row with the
-/// longest `part` that its path starts with, if there is one.
+/// The modules and crates that a part of the workspace may use. The row of a file is the one with the
+/// longest `part` that the file's path starts with, if there is one.
 ///
-/// `may` is about the workspace itself: a path that is not the part's own, and that starts with
-/// `crate` or with the name of a crate of the workspace, must start with an entry of `may`. `never`
-/// is about all other paths.
+/// `may` applies to paths of the workspace. A path outside of the part itself that starts with `crate`
+/// or with the name of a crate of the workspace must start with an entry of `may`. `never` applies to
+/// all other paths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) part: &'static str,
@@ -13,10 +13,10 @@ pub(crate) struct Row {
     pub(crate) never: &'static [&'static str],
 }
 
-/// Clocks. Time comes in as a `Timestamp`.
+/// The paths of clocks. Callers pass the time as a `Timestamp` instead.
 const NO_CLOCK: &[&str] = &["std::time::Instant", "std::time::SystemTime", "nix::time", "tokio::time"];
 
-/// All that reaches out of a pure function.
+/// The paths of everything with side effects or external state.
 const PURE: &[&str] = &[
     "std::time::Instant",
     "std::time::SystemTime",
@@ -30,36 +30,36 @@ const PURE: &[&str] = &[
     "std::thread",
 ];
 
-/// Crates that can reach a GPU, or only ask about it.
+/// The crates that use or query a GPU.
 const NO_GPU: &[&str] = &["ort", "cudarc", "nvml_wrapper"];
 
-/// All that the crate's manifest permits.
+/// The crates that the manifest of control permits.
 const ALL: &[&str] =
     &["crate", "shadowslice_config", "shadowslice_datapath", "shadowslice_policy", "shadowslice_shared"];
 
 const OPERATIONS: &[&str] =
     &["crate", "shadowslice_config", "shadowslice_control", "shadowslice_datapath", "shadowslice_shared"];
 
-/// Rules that are finer than the rules between crates, which the manifests keep
-/// ([`super::manifests`]).
+/// The rules for parts of crates. The rules between crates are in [`super::manifests`].
 pub(crate) const ROWS: &[Row] = &[
     // The formats and types that supervisor and workers share.
     Row { part: "shared/src", may: &["crate"], never: NO_CLOCK },
-    // A worker. CUDA and ONNX Runtime only where the model runs; an engine knows a real GPU, and no device an engine.
+    // A worker uses CUDA and ONNX Runtime only in engines and devices. An engine may use a real GPU, but
+    // a device must not use an engine.
     Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
     Row {
         part: "worker/src/engine",
         may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
         never: &["cudarc"],
     },
-    // The same worker inside of an interpreter.
+    // The worker as a module of a Python interpreter.
     Row {
         part: "worker/python/src",
         may: &["crate", "shadowslice_shared", "shadowslice_worker", "pyo3"],
         never: NO_GPU,
     },
     Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
-    // Decisions. These parts read no slab, speak to no process and know no wire.
+    // The policy decides without I/O: it uses neither slabs nor sockets nor processes.
     Row {
         part: "supervisor/policy/src",
         may: &[
@@ -74,7 +74,7 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: PURE,
     },
-    // Simulated worlds around them, as pure as they are. The command reads files.
+    // The simulator is as pure as the policy, except its command, which reads files.
     Row {
         part: "benches/simulator/src",
         may: &["crate", "shadowslice_policy", "shadowslice_shared"],
@@ -86,7 +86,7 @@ pub(crate) const ROWS: &[Row] = &[
         never: NO_CLOCK,
     },
     Row { part: "benches/simulator/src/main.rs", may: &["crate"], never: NO_CLOCK },
-    // The planner asks the policy and gives orders; it starts, routes and stops nothing itself.
+    // The planner asks the policy and sends orders. It starts, routes and stops nothing itself.
     Row {
         part: "supervisor/control/src/controller/planner",
         may: &[
@@ -99,7 +99,7 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: NO_GPU,
     },
-    // Results that follow from facts alone: the changes of a new configuration, the missing parts
+    // These parts compute results from facts alone: the changes of a new configuration, the missing parts
     // of a host, the texts of metrics and traces.
     Row { part: "supervisor/control/src/models/plan.rs", may: ALL, never: PURE },
     Row {
@@ -123,16 +123,16 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate::otlp", "shadowslice_datapath", "shadowslice_shared"],
         never: PURE,
     },
-    // What `top` shows; only its `run` asks and draws.
+    // The display of `top` is pure. Only `run.rs` queries the supervisor and draws.
     Row {
         part: "supervisor/operations/src/top",
         may: &["crate", "shadowslice_control", "shadowslice_datapath", "shadowslice_shared"],
         never: PURE,
     },
     Row { part: "supervisor/operations/src/top/run.rs", may: OPERATIONS, never: &[] },
-    // Whole-system tests see binaries, sockets and documents, as users do.
+    // Whole-system tests use binaries, sockets and documents, as users do.
     Row { part: "tests/src", may: &["crate", "shadowslice_tests"], never: &["ort", "cudarc"] },
-    // Judging is pure but for the files that simulate, read profiles and write.
+    // The policy evaluation is pure, except the files that simulate, read profiles and write results.
     Row {
         part: "benches/src/bin/policy-eval",
         may: &["crate", "shadowslice_benches::table", "shadowslice_simulator::results"],
@@ -151,7 +151,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// The files that may hold `unsafe` code, all of which do.
+/// The files that contain `unsafe` code. No other file may.
 pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
     "supervisor/control/src/process/spawn.rs",
@@ -180,5 +180,5 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/engine/onnxruntime/strings.rs",
 ];
 
-/// The most lines of a file.
+/// The maximum number of lines of a file.
 pub(crate) const MAX_LINES: usize = 500;

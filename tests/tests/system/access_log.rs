@@ -1,6 +1,6 @@
-//! The access log: a line for each answered request, that a rotation loses none of, and that no
-//! request waits for.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails its test")]
+//! The access log: it has a line for each answered request, a rotation loses no line, and no request
+//! waits for the log.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed helper fails the test")]
 
 use std::fs;
 use std::io;
@@ -11,15 +11,15 @@ use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
-use shadowslice_tests::home::{Home, PATIENCE};
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, Home};
 use shadowslice_tests::metrics::{self, Metrics};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tonic::Code;
 
-use crate::scene::{echo, echo_case, profile};
+use crate::fixtures::{echo, echo_case, profile};
 
 const CONFIG: &str =
     "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}
@@ -28,19 +28,19 @@ controller: {policy: static}
 access_log: access.log
 ";
 
-/// A server with a fast model, and a slow one of whose requests one may wait.
-async fn logging(prepare: impl FnOnce(&Home)) -> Server {
+/// Starts a server with a fast model, and a slow one whose queue holds one request.
+async fn logging(prepare: impl FnOnce(&Home)) -> ServerUnderTest {
     let model = echo("echo", "profile: profile.yaml, share: {initial: 50%}");
     let full = echo("full", "profile: slow.yaml, share: {initial: 50%}, queue: {max_requests: 1}");
     let ours = Home::with_config(&format!("{CONFIG}models:\n  - {model}\n  - {full}\n")).unwrap();
     ours.write("profile.yaml", profile(2.0)).unwrap();
     ours.write("slow.yaml", profile(50.0)).unwrap();
     prepare(&ours);
-    Server::ready(ours).await.unwrap()
+    ServerUnderTest::start_ready(ours).await.unwrap()
 }
 
-/// Sends these bytes over one HTTP connection, and reads to its end.
-async fn http(server: &Server, request: impl AsRef<[u8]>) -> io::Result<String> {
+/// Sends these bytes over an HTTP connection, and reads until the connection closes.
+async fn http(server: &ServerUnderTest, request: impl AsRef<[u8]>) -> io::Result<String> {
     let mut stream = UnixStream::connect(server.home().run_dir().join("http.sock")).await?;
     let (mut from, mut to) = stream.split();
     let mut answer = String::new();
@@ -66,15 +66,15 @@ fn lines(file: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// Waits until a line is as wanted.
+/// Waits for a line that fulfils `wanted`, and returns it.
 async fn line(file: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + DEFAULT_TIMEOUT;
     loop {
         let lines = lines(file);
         if let Some(line) = lines.iter().find(|line| wanted(line)) {
             return line.clone();
         }
-        assert!(Instant::now() < until, "no line of {what} in {lines:#?}");
+        assert!(Instant::now() < until, "no line for {what} in {lines:#?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -85,7 +85,7 @@ fn has(line: &Value, fields: &[(&str, Value)]) {
     }
 }
 
-fn file(server: &Server) -> PathBuf {
+fn file(server: &ServerUnderTest) -> PathBuf {
     server.home().path().join("access.log")
 }
 
@@ -128,10 +128,10 @@ async fn each_request_over_http_is_a_line() {
 }
 
 #[tokio::test]
-async fn a_refusal_has_its_reason_and_a_client_that_leaves_too() {
+async fn the_lines_of_refused_and_cancelled_requests_have_the_reason() {
     let server = logging(|_| {}).await;
     let file = file(&server);
-    // One executes, one waits, and the others find no room.
+    // One request executes, one waits, and the queue is full for the others.
     let asking = (0..6).map(|_| http(&server, inference("full", "", "")));
     let asking: Vec<io::Result<String>> = join_all(asking).await;
     assert!(asking.iter().flatten().any(|answer| answer.starts_with("HTTP/1.1 503")), "{asking:?}");
@@ -184,34 +184,34 @@ async fn a_rotation_loses_no_line() {
     };
     ask("before").await;
     line(&file, "the first request", |line| line["request_id"] == "before").await;
-    // With a signal the next line is in the new file.
+    // After SIGHUP, the next line is in the new file.
     fs::rename(&file, folder.join("1")).unwrap();
     server.signal(Signal::SIGHUP).unwrap();
     server.wait_line(&["configuration reloaded"]).await.unwrap();
     ask("signalled").await;
     line(&file, "the second request", |line| line["request_id"] == "signalled").await;
-    // Without one it is soon.
+    // Without a signal, the supervisor opens the new file soon.
     fs::rename(&file, folder.join("2")).unwrap();
-    let until = Instant::now() + PATIENCE;
-    let mut asked = 0;
+    let until = Instant::now() + DEFAULT_TIMEOUT;
+    let mut requests = 0;
     while !file.try_exists().unwrap() {
-        assert!(Instant::now() < until, "the file is not opened again");
-        ask(&asked.to_string()).await;
-        asked += 1;
+        assert!(Instant::now() < until, "the file was not reopened");
+        ask(&requests.to_string()).await;
+        requests += 1;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // The end writes what waits.
+    // The supervisor writes all queued lines before it exits.
     server.signal(Signal::SIGTERM).unwrap();
     server.wait_gone(server.process()).await.unwrap();
     let all = ["1", "2", "access.log"].map(|name| lines(&folder.join(name))).concat();
     let ids = all.iter().filter(|line| line["model"] == "echo");
     let ids: Vec<_> = ids.filter_map(|line| line["request_id"].as_str()).collect();
-    let numbers: Vec<_> = (0..asked).map(|number| number.to_string()).collect();
+    let numbers: Vec<_> = (0..requests).map(|number| number.to_string()).collect();
     let expected = ["before", "signalled"].into_iter().chain(numbers.iter().map(String::as_str));
     assert_eq!(ids, expected.collect::<Vec<_>>());
 }
 
-/// More lines than the queue, the writer and a pipe hold together.
+/// A number of lines above the capacity of the queue, the writer and a pipe together.
 const MANY: usize = 12_000;
 
 #[tokio::test]
@@ -219,13 +219,13 @@ async fn requests_do_not_wait_for_a_reader_that_stopped() {
     let mut server = logging(|home| {
         nix::unistd::mkfifo(&home.path().join("access.log"), Mode::S_IRWXU).unwrap();
         let reader = fs::OpenOptions::new().read(true).write(true).open(home.path().join("access.log"));
-        // It is open for as long as the test runs, and nobody reads.
+        // The pipe stays open during the test, and nobody reads from it.
         std::mem::forget(reader.unwrap());
     })
     .await;
     let live = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n".repeat(MANY);
     let last = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    let answers = timeout(PATIENCE, http(&server, live + last)).await.unwrap().unwrap();
+    let answers = timeout(DEFAULT_TIMEOUT, http(&server, live + last)).await.unwrap().unwrap();
     assert_eq!(answers.matches("HTTP/1.1 200").count(), MANY + 1);
     let socket = server.home().run_dir().join("metrics.sock");
     let metrics = metrics::ask(&socket, "GET", "/metrics").await.unwrap();
@@ -237,7 +237,7 @@ async fn requests_do_not_wait_for_a_reader_that_stopped() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_opened_is_refused_at_the_start_and_by_check() {
+async fn a_file_that_cannot_be_opened_fails_the_start_and_the_check() {
     let yaml = format!("{CONFIG}models:\n  - {}\n", echo("echo", "priority: 1"));
     let home = Home::with_config(&yaml.replace("access.log", "absent/access.log")).unwrap();
     let checked = home.run(&["check", "config.yaml"]).await.unwrap();

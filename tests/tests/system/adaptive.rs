@@ -4,21 +4,26 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::task::JoinHandle;
 
-use crate::scene::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
+use crate::fixtures::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
 use crate::standby::{in_phase, incumbent, kill};
 
-/// Two models that take 10 ms a batch with 66 SMs and more, under a policy.
-async fn two(controller: &str, first: &str, second: &str) -> Result<Server, Error> {
+/// Starts two models that take 10 ms per batch with 66 SMs or more, under a policy.
+async fn two(controller: &str, first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     of_profile(&profile(10.0), controller, first, second).await
 }
 
-async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) -> Result<Server, Error> {
+async fn of_profile(
+    profile: &str,
+    controller: &str,
+    first: &str,
+    second: &str,
+) -> Result<ServerUnderTest, HarnessError> {
     let models = [("one", first), ("two", second)]
         .map(|(name, more)| format!("  - {}\n", echo(name, &format!("profile: profile.yaml, {more}"))));
     let home = Home::with_config(&format!(
@@ -27,11 +32,11 @@ async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) 
         models.concat()
     ))?;
     home.write("profile.yaml", profile)?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-/// The plan once `decisions` decisions were made.
-async fn plan(server: &Server, decisions: u64) -> Result<Value, Error> {
+/// Waits until the policy has made this number of decisions, and returns the plan.
+async fn plan(server: &ServerUnderTest, decisions: u64) -> Result<Value, HarnessError> {
     loop {
         let plan = server.plan().await?;
         if plan["decisions"].as_u64() >= Some(decisions) {
@@ -41,7 +46,7 @@ async fn plan(server: &Server, decisions: u64) -> Result<Value, Error> {
     }
 }
 
-async fn shares(server: &Server) -> Result<Vec<u32>, Error> {
+async fn shares(server: &ServerUnderTest) -> Result<Vec<u32>, HarnessError> {
     Ok(server.status().await?.models.iter().map(|model| model.share_percent).collect())
 }
 
@@ -64,7 +69,7 @@ async fn the_first_workers_have_the_shares_of_the_policy() {
 async fn a_share_set_by_hand_is_held_until_it_is_released() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
     assert_eq!(shares(&server).await.unwrap(), [50, 50]);
-    let words = server.said(&["resize", "one", "20%"]).await.unwrap();
+    let words = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(words.contains("held until"), "{words}");
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     let waiting = plan(&server, decided + 3).await.unwrap();
@@ -75,19 +80,19 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     );
     let model = server.model("one").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (20, &Value::Bool(true)));
-    let words = server.said(&["resize", "two", "50%"]).await.unwrap();
+    let words = server.command_output(&["resize", "two", "50%"]).await.unwrap();
     assert!(words.contains("in force already") && words.contains("held until"), "{words}");
     assert_eq!(server.model("two").await.unwrap().more["held"], true);
-    server.said(&["release", "two"]).await.unwrap();
+    server.command_output(&["release", "two"]).await.unwrap();
     assert_eq!(model.more["wanted_percent"], 50);
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
-    let words = server.said(&["release", "one"]).await.unwrap();
+    let words = server.command_output(&["release", "one"]).await.unwrap();
     assert!(words.contains("is released"), "{words}");
-    let back = |model: &Model| model.share_percent == 50 && model.more["held"] == false;
+    let back = |model: &ModelStatusJson| model.share_percent == 50 && model.more["held"] == false;
     server.wait_status("one", "the policy's share", back).await.unwrap();
-    assert!(server.said(&["release", "one"]).await.unwrap().contains("already"));
-    assert!(server.said(&["hold", "two"]).await.unwrap().contains("is held"));
-    let table = server.said(&["status"]).await.unwrap();
+    assert!(server.command_output(&["release", "one"]).await.unwrap().contains("already"));
+    assert!(server.command_output(&["hold", "two"]).await.unwrap().contains("is held"));
+    let table = server.command_output(&["status"]).await.unwrap();
     assert!(table.contains("two is held at 50%"), "{table}");
     let unknown = server.home().run(&["hold", "absent"]).await.unwrap();
     assert_eq!(unknown.status.code(), Some(1));
@@ -96,13 +101,13 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
+async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
-    server.said(&["resize", "one", "20%"]).await.unwrap();
-    let parked = |model: &Model| in_phase(model, "parked", "standing").is_some();
+    server.command_output(&["resize", "one", "20%"]).await.unwrap();
+    let parked = |model: &ModelStatusJson| in_phase(model, "parked", "standing").is_some();
     let model = server.wait_status("one", "a worker that was relieved", parked).await.unwrap();
     kill(incumbent(&model).unwrap().pid);
-    let taken_back = |model: &Model| model.handovers.rolled_back == 1;
+    let taken_back = |model: &ModelStatusJson| model.handovers.rolled_back == 1;
     let model = server.wait_status("one", "the old share", taken_back).await.unwrap();
     assert_eq!(model.more["worker_deaths"], 1, "the worker that died served");
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
@@ -115,14 +120,14 @@ async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // Even the least share is enough for the load, so that no request has to wait for long. GSLICE
-    // gives more to a model that answers no more requests than arrive, and less to a model that
-    // answers more: either changes this share, whatever an interval happens to see.
+    // Even the minimum share is enough for the load, so that no request waits for long. GSLICE
+    // increases the share of a model that answers only as many requests as arrive, and decreases that
+    // of a model that answers more. Both change this share, whatever an interval measures.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
     let loads = ["one", "two"].map(|model| load(&server, model, 30.0, Duration::from_secs(6)));
-    let moved = |model: &Model| model.handovers.completed > 0;
+    let moved = |model: &ModelStatusJson| model.handovers.completed > 0;
     server.wait_status("one", "a share that the policy changed", moved).await.unwrap();
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
@@ -130,7 +135,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     assert!(
         std::fs::read_to_string(server.home().log_path()).unwrap().contains("the policy changes a share")
     );
-    let table = server.said(&["plan"]).await.unwrap();
+    let table = server.command_output(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
     // The last interval saw none of the requests.
     assert!(table.contains("cover the last ") && !table.contains(" idle "), "{table}");
@@ -138,29 +143,29 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
+async fn a_plan_shows_the_groups_of_each_model_and_who_shares_them() {
     let inside = "handover: auto, share: {initial: 60%}";
     let server = two("policy: gslice, act: false", inside, inside).await.unwrap();
-    let on_groups = |model: &Model| model.groups.as_deref() != Some("all");
+    let on_groups = |model: &ModelStatusJson| model.groups.as_deref() != Some("all");
     for model in ["one", "two"] {
         server.wait_status(model, "groups of its own", on_groups).await.unwrap();
     }
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     let plan = plan(&server, decided + 2).await.unwrap();
     let [one, two] = [0, 1].map(|model| plan["models"][model].clone());
-    // Nine groups of 8 SMs each, of 17.
+    // The model has 9 of 17 groups of 8 SMs each.
     assert_eq!((&one["mechanism"], &one["groups"]), (&"in-process".into(), &"0-8".into()), "{one}");
     assert_eq!(one["groups_shared_with"], serde_json::json!(["two"]));
     assert_eq!(two["groups_shared_with"], serde_json::json!(["one"]));
-    let table = unwrapped(&server.said(&["plan"]).await.unwrap());
+    let table = unwrapped(&server.command_output(&["plan"]).await.unwrap());
     assert!(table.contains("in-process, groups 0-8, partly shared with two"), "{table}");
     server.stop().await.unwrap();
 }
 
-/// A model that is asked for less than it can carry, and a model of lower priority that never
-/// rests: their kernels take turns, so that the first model does not keep up. All is so slow that a
-/// busy host makes no difference.
-async fn beside_a_hog(handover: &str) -> Result<Server, Error> {
+/// Starts a model that gets less load than its capacity, and a saturated model of lower priority. Their
+/// kernels take turns, so that the first model cannot keep up. All is slow enough for the load of the
+/// host not to matter.
+async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
         .map(|priority| format!("slo: 1s, batch: {{max: 1}}, priority: {priority}, handover: {handover}"));
@@ -168,19 +173,19 @@ async fn beside_a_hog(handover: &str) -> Result<Server, Error> {
 }
 
 #[tokio::test]
-async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_says_so() {
+async fn a_lower_priority_gets_less_if_models_violate_their_slos_and_plan_shows_it() {
     for handover in ["in-process", "shadow"] {
         let server = beside_a_hog(handover).await.unwrap();
         let span = Duration::from_secs(15);
         let loads = [("one", 12.0), ("two", 30.0)].map(|(model, rate)| load(&server, model, rate, span));
-        let has_less = |model: &Model| {
+        let has_less = |model: &ModelStatusJson| {
             let verdict = model.more["verdict"].as_str();
             let says =
                 verdict.is_some_and(|why| why.contains("lower priorities in") && why.contains("violate"));
             says && model.share_percent < 60
         };
         server.wait_status("two", "a layout in which it has less", has_less).await.unwrap();
-        let table = unwrapped(&server.said(&["plan"]).await.unwrap());
+        let table = unwrapped(&server.command_output(&["plan"]).await.unwrap());
         assert!(table.contains("violate") && table.contains("lower priorities in"), "{table}");
         let [high, low] = loads;
         let (high, low) = (high.await.unwrap(), low.await.unwrap());
@@ -195,7 +200,7 @@ async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_say
 }
 
 #[tokio::test]
-async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
+async fn nothing_is_refused_and_no_share_changes_while_all_models_meet_their_slos() {
     let more = "slo: 5s, share: {initial: 100%}";
     let server = two("policy: adaptive, interval: 20ms", more, more).await.unwrap();
     let loads = ["one", "two"].map(|model| load(&server, model, 30.0, Duration::from_secs(3)));
@@ -205,7 +210,7 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
     let plan = plan(&server, 100).await.unwrap();
     for row in plan["models"].as_array().unwrap() {
         assert_eq!((&row["verdict"], &row["door"]["refuse_late"]), (&"keep".into(), &false.into()), "{row}");
-        assert!(row["why"].as_str().unwrap().starts_with("0.0 % of requests missed"), "{row}");
+        assert!(row["why"].as_str().unwrap().starts_with("0.0 % of recent requests missed"), "{row}");
     }
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0));
@@ -213,23 +218,23 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
     server.stop().await.unwrap();
 }
 
-/// Stops a process for 160 ms in each 400, as a host does that has no CPU for it, until this is aborted.
+/// Stops a process for 160 of every 400 ms, like a host without CPU time for it, until the task is aborted.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let process = Process::of(pid).expect("it serves");
+        let process = ProcessHandle::of(pid).expect("the worker runs");
         loop {
             for (signal, ms) in [(Signal::SIGCONT, 240), (Signal::SIGSTOP, 160)] {
-                process.signal(signal).expect("it serves");
+                process.signal(signal).expect("the worker runs");
                 tokio::time::sleep(Duration::from_millis(ms)).await;
             }
         }
     })
 }
 
-/// The first model's batches take a fiftieth of its SLO, so that no room on the GPU helps it, and
+/// Checks a model whose batches take a fiftieth of its SLO, so that more SMs do not help it, and
 /// other work on the host does not matter.
 #[tokio::test]
-async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
+async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neighbours() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";
     let low = "slo: 1s, priority: 2, handover: in-process";
     let server = of_profile(&profile(2.0), "policy: adaptive", high, low).await.unwrap();
@@ -237,20 +242,20 @@ async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     let starved = starve(pid);
     let loads = [("one", 200.0), ("two", 200.0)]
         .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(6)));
-    let says_so = |model: &Model| {
+    let says_so = |model: &ModelStatusJson| {
         model.more["verdict"].as_str().is_some_and(|why| why.contains("more SMs would not help"))
     };
     server.wait_status("one", "that it misses for another reason", says_so).await.unwrap();
     let [one, two] = loads;
     let (one, two) = (one.await.unwrap(), two.await.unwrap());
     starved.abort();
-    Process::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
+    ProcessHandle::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&two);
-    // A host that is busy with other tests, too, may leave so little CPU time that the queue stands
-    // still; the policy cannot mend that.
+    // A host that also runs other tests may leave so little CPU time that the queue does not advance,
+    // which the policy cannot change.
     let by_the_policy = one.failed.keys().find(|why| !why.contains("the server is overloaded"));
     assert_eq!((by_the_policy, one.wrong, one.answered() + one.failures()), (None, 0, one.offered));
-    assert!(one.attainment(Duration::from_millis(100)) < 0.95, "it misses");
+    assert!(one.attainment(Duration::from_millis(100)) < 0.95, "the model violates its SLO");
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0), "{model:?}");
     }
@@ -274,38 +279,38 @@ async fn a_policy_that_only_recommends_changes_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_policy_nothing_is_decided_and_nothing_held() {
+async fn without_a_policy_nothing_is_decided_and_nothing_is_held() {
     let server = two("policy: static", "share: {initial: 50%}", "gpu: 0").await.unwrap();
     let plan = server.plan().await.unwrap();
     assert_eq!((plan["decisions"].as_u64(), plan["models"].as_array().unwrap().len()), (Some(0), 0));
-    assert!(server.said(&["plan"]).await.unwrap().contains("shares change only by"));
-    let words = server.said(&["resize", "one", "20%"]).await.unwrap();
+    assert!(server.command_output(&["plan"]).await.unwrap().contains("shares change only by"));
+    let words = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
-    let again = server.said(&["resize", "one", "20%"]).await.unwrap();
+    let again = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(again.contains("in force already") && !again.contains("held"), "{again}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_resize_that_only_has_a_model_tried_again_holds_nothing() {
+async fn a_resize_that_only_retries_the_start_of_a_model_holds_nothing() {
     let text = EMULATED.replace("policy: static", "policy: equal");
     let mut home = Home::with_config(&format!("{text}models:\n  - {}\n", echo("echo", "gpu: 0"))).unwrap();
-    let (broken, real) = (home.path().join("broken"), beside("shadowslice-worker").unwrap());
+    let (broken, real) = (home.path().join("broken"), sibling_binary("shadowslice-worker").unwrap());
     home.set_worker(&format!("test -e {} && exit 1\nexec {} \"$@\"", broken.display(), real.display()))
         .unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     std::fs::write(&broken, "").unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
-    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     server.wait_status("echo", "unready", |model| model.state == "unready").await.unwrap();
     std::fs::remove_file(&broken).unwrap();
-    let words = server.said(&["resize", "echo", "100%"]).await.unwrap();
+    let words = server.command_output(&["resize", "echo", "100%"]).await.unwrap();
     assert!(!words.contains("held until"), "{words}");
     let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
-    // Of a model that serves, the same command keeps the share.
-    assert!(server.said(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
+    // The same command holds the share of a model that serves.
+    assert!(server.command_output(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
     assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();
 }

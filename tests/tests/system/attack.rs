@@ -1,45 +1,44 @@
-//! Each fault of a worker, in each role and phase, under load: `make attack` prints the table.
+//! Faults of workers in each role and phase, under load. `make attack` prints the table.
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::{Arrivals, Plan, Tally};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Model, Worker};
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::{ArrivalPattern, LoadPlan, LoadTally};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 
-use crate::scene::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
+use crate::fixtures::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
 
-/// `TERM` ends a worker as its own exit would.
+/// The faults. SIGTERM ends a worker like its own exit.
 const FAULTS: [Signal; 4] = [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGSEGV, Signal::SIGTERM];
 
-/// How the worker comes into its role and phase.
+/// The event that brings a worker into its role and phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Trigger {
     Start,
-    /// The one that served was killed.
+    /// The death of the serving worker.
     Death,
     Resize,
 }
 
-/// Role, phase and way; and whether another worker stands ready.
-const CELLS: [(&str, &str, Way, bool); 8] = [
-    ("incumbent", "serving", Way::Start, false),
-    ("incumbent", "serving", Way::Start, true),
-    ("incumbent", "warming", Way::Death, false),
-    ("shadow", "warming", Way::Resize, false),
-    ("incumbent", "serving", Way::Resize, false),
-    ("parked", "standing", Way::Resize, false),
-    ("standby", "warming", Way::Start, true),
-    ("standby", "standing", Way::Start, true),
+/// The role and phase of the worker, the event before, and whether a standby is ready.
+const CELLS: [(&str, &str, Trigger, bool); 8] = [
+    ("incumbent", "serving", Trigger::Start, false),
+    ("incumbent", "serving", Trigger::Start, true),
+    ("incumbent", "warming", Trigger::Death, false),
+    ("shadow", "warming", Trigger::Resize, false),
+    ("incumbent", "serving", Trigger::Resize, false),
+    ("parked", "standing", Trigger::Resize, false),
+    ("standby", "warming", Trigger::Start, true),
+    ("standby", "standing", Trigger::Start, true),
 ];
 
-/// Requests are lost to no fault, and wait no longer than this, in ms: 2 s, and before them the time
-/// of a start if that is what hangs.
+/// The longest latency of a request, in ms: 2 s, and the time of a start if a starting worker hangs.
 const BACK_WITHIN: f64 = 5000.0;
 
-async fn server(standby: bool) -> Result<Server, Error> {
+async fn server(standby: bool) -> Result<ServerUnderTest, HarnessError> {
     let standby = if standby { "always" } else { "off" };
     let more = format!(
         "profile: profile.yaml, share: {{initial: 50%}}, queue: {{on_late: serve}}, standby: {standby}"
@@ -47,45 +46,47 @@ async fn server(standby: bool) -> Result<Server, Error> {
     let timeouts = "timeouts: {spawn: 3s, warm: 3s, dwell: 2s, stop: 500ms}\n";
     let home = Home::with_config(&format!("{EMULATED}{timeouts}models:\n  - {}\n", echo("echo", &more)))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 200ms"))?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-fn find<'m>(model: &'m Model, role: &str, phase: &str) -> Option<&'m Worker> {
+fn find<'m>(model: &'m ModelStatusJson, role: &str, phase: &str) -> Option<&'m WorkerStatusJson> {
     model.workers.iter().find(|worker| worker.role == role && worker.more["phase"] == phase)
 }
 
-/// Does the fault once a worker is in this role and phase. False if it was over too soon.
+/// Causes the fault once a worker has this role and phase. Returns false if no worker was hit.
 async fn strike(
-    server: &Server,
-    (role, phase, way, _): (&str, &str, Way, bool),
+    server: &ServerUnderTest,
+    (role, phase, way, _): (&str, &str, Trigger, bool),
     fault: Signal,
-) -> Result<bool, Error> {
-    let serving = |model: &Model| find(model, "incumbent", "serving").map(|worker| worker.pid);
+) -> Result<bool, HarnessError> {
+    let serving = |model: &ModelStatusJson| find(model, "incumbent", "serving").map(|worker| worker.pid);
     let first = server.wait_status("echo", "a worker", |model| serving(model).is_some()).await?;
     let first = serving(&first).unwrap_or_default();
-    if way == Way::Death {
-        Process::of(first).map(|process| process.signal(Signal::SIGKILL));
+    if way == Trigger::Death {
+        ProcessHandle::of(first).map(|process| process.signal(Signal::SIGKILL));
     }
-    let there = |model: &Model| {
-        let other = |worker: &Worker| way == Way::Start || role == "parked" || worker.pid != first;
+    let there = |model: &ModelStatusJson| {
+        let other =
+            |worker: &WorkerStatusJson| way == Trigger::Start || role == "parked" || worker.pid != first;
         find(model, role, phase).is_some_and(other)
     };
     let hit = async {
         let model = server.wait_status("echo", "the role and the phase", there).await?;
-        let worker = find(&model, role, phase).and_then(|worker| Process::of(worker.pid));
-        Ok::<_, Error>(worker.is_some_and(|worker| worker.signal(fault).is_ok()))
+        let worker = find(&model, role, phase).and_then(|worker| ProcessHandle::of(worker.pid));
+        Ok::<_, HarnessError>(worker.is_some_and(|worker| worker.signal(fault).is_ok()))
     };
-    if way != Way::Resize {
+    if way != Trigger::Resize {
         return hit.await;
     }
-    // Its outcome is the fault's.
+    // The outcome of the resize depends on the fault.
     let (_, hit) = tokio::join!(server.resize("echo", 20), hit);
     hit
 }
 
-async fn cell(cell: (&str, &str, Way, bool), fault: Signal) -> Result<(bool, Tally), Error> {
+async fn cell(cell: (&str, &str, Trigger, bool), fault: Signal) -> Result<(bool, LoadTally), HarnessError> {
     let server = server(cell.3).await?;
-    let plan = Plan { rate: 100.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed: 3 };
+    let plan =
+        LoadPlan { rate: 100.0, span: Duration::from_secs(5), arrivals: ArrivalPattern::Poisson, seed: 3 };
     let loading = planned_load(&server, "echo", plan);
     let hit = strike(&server, cell, fault).await?;
     let tally = loading.await.expect("the load does not panic");

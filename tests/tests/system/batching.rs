@@ -1,13 +1,13 @@
-//! Real models: many requests at once, in batches, each with its own right answer.
+//! Real models: many requests at the same time, in batches, each with its correct answer.
 
 use shadowslice_tests::cases::{self, models_folder};
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{ask_all, home};
+use crate::fixtures::{ask_all, home};
 
-fn with(model: &str) -> Result<Home, Error> {
+fn with(model: &str) -> Result<Home, HarnessError> {
     let path = models_folder().join(format!("{model}.onnx"));
     home(&[format!(
         "{{path: {}, slo: 200ms, batch: {{max: 16}}, queue: {{on_late: serve}}}}",
@@ -16,21 +16,21 @@ fn with(model: &str) -> Result<Home, Error> {
 }
 
 #[tokio::test]
-async fn sequences_of_different_length_are_each_answered_rightly() {
-    let server = Server::ready(with("encoder").unwrap()).await.unwrap();
+async fn sequences_of_different_lengths_are_answered_correctly() {
+    let server = ServerUnderTest::start_ready(with("encoder").unwrap()).await.unwrap();
     let cases = cases::load(&models_folder().join("encoder.json")).unwrap();
     let count = cases.len();
     let outcomes = ask_all(&server.client(), "encoder", cases, 1e-3).await;
-    assert_eq!(outcomes, vec![Outcome::Right; count]);
+    assert_eq!(outcomes, vec![RequestOutcome::Right; count]);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn images_in_batches_are_each_answered_rightly() {
-    let server = Server::ready(with("digits").unwrap()).await.unwrap();
+async fn images_in_batches_are_answered_correctly() {
+    let server = ServerUnderTest::start_ready(with("digits").unwrap()).await.unwrap();
     let cases = cases::load(&models_folder().join("digits.json")).unwrap();
     let count = cases.len();
     let outcomes = ask_all(&server.client(), "digits", cases, 1e-4).await;
-    assert_eq!(outcomes, vec![Outcome::Right; count]);
+    assert_eq!(outcomes, vec![RequestOutcome::Right; count]);
     server.stop().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Where something outside does not go on, only what needs it waits.
+//! Blocked files, sockets and logs: only the parts that need them wait.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -11,15 +11,15 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::{mkfifo, pipe};
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::timeout;
 
+use crate::fixtures::{ask, echo, echo_case, one_echo};
 use crate::metrics::scrape;
-use crate::scene::{ask, echo, echo_case, one_echo};
 
 #[tokio::test]
-async fn a_configuration_that_cannot_be_read_is_given_up_and_the_next_reload_works() {
+async fn a_reload_of_an_unreadable_configuration_times_out_and_a_later_one_works() {
     let mut server = one_echo(1.0, "share: {initial: 50%}").await.unwrap();
     let config = server.home().path().join("config.yaml");
     let text = std::fs::read(&config).unwrap();
@@ -33,19 +33,19 @@ async fn a_configuration_that_cannot_be_read_is_given_up_and_the_next_reload_wor
     assert!(code == Some(1) && why.contains("reading the files timed out after 10 s"), "{why}");
     let (code, why) = reload().await;
     assert!(code == Some(1) && why.contains("earlier read"), "{why}");
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
-    // The read ends with the pipe's end.
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
+    // The read returns when the other end of the pipe closes.
     drop(File::options().write(true).open(&config).unwrap());
     std::fs::remove_file(&config).unwrap();
     std::fs::write(&config, text).unwrap();
     let ended = async { while reload().await.0 != Some(0) {} };
-    timeout(server.home().patience(), ended).await.unwrap();
+    timeout(server.home().timeout(), ended).await.unwrap();
     server.wait_ready().await.unwrap();
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn systemd_hears_that_it_serves_moves_and_stops() {
+async fn systemd_is_notified_of_start_watchdog_and_stop() {
     let mut home = Home::with_config(&format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\n\
          gpus: [{{device: emulated, sms: 132}}]\nmodels:\n  - {}\n",
@@ -56,27 +56,27 @@ async fn systemd_hears_that_it_serves_moves_and_stops() {
     let socket = tokio::net::UnixDatagram::bind(&path).unwrap();
     home.set_env("NOTIFY_SOCKET", &path);
     home.set_env("WATCHDOG_USEC", "300000");
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_ready().await.unwrap();
-    let hear = async |wanted: &str| {
-        let mut said = [0; 256];
+    let receive = async |wanted: &str| {
+        let mut message = [0; 256];
         loop {
-            let length = timeout(Duration::from_secs(10), socket.recv(&mut said)).await.unwrap().unwrap();
-            if std::str::from_utf8(&said[..length]).unwrap().contains(wanted) {
+            let length = timeout(Duration::from_secs(10), socket.recv(&mut message)).await.unwrap().unwrap();
+            if std::str::from_utf8(&message[..length]).unwrap().contains(wanted) {
                 break;
             }
         }
     };
-    hear("READY=1").await;
-    hear("WATCHDOG=1").await;
-    hear("WATCHDOG=1").await;
+    receive("READY=1").await;
+    receive("WATCHDOG=1").await;
+    receive("WATCHDOG=1").await;
     let stopped = tokio::spawn(server.stop());
-    hear("STOPPING=1").await;
+    receive("STOPPING=1").await;
     stopped.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_status_that_does_not_come_is_given_up() {
+async fn a_status_without_a_reply_times_out() {
     let home = Home::with_config("models: 7").unwrap();
     std::fs::create_dir_all(home.run_dir()).unwrap();
     let _listens = UnixListener::bind(home.run_dir().join("control.sock")).unwrap();
@@ -85,7 +85,7 @@ async fn a_status_that_does_not_come_is_given_up() {
     assert!(output.status.code() == Some(69) && why.contains("did not answer within 10 s"), "{why}");
 }
 
-/// A pipe into which nothing fits any more; its ends.
+/// Makes a full pipe, and returns its ends.
 fn full_pipe() -> io::Result<(OwnedFd, File)> {
     let (unread, full) = pipe()?;
     let mut full = File::from(full);
@@ -97,7 +97,7 @@ fn full_pipe() -> io::Result<(OwnedFd, File)> {
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_read_stops_nothing_else() {
+async fn an_unread_log_blocks_nothing_else() {
     let (_unread, full) = full_pipe().unwrap();
     let mut home = Home::with_config(&format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -106,7 +106,7 @@ async fn a_log_that_is_not_read_stops_nothing_else() {
     ))
     .unwrap();
     home.set_env("RUST_LOG", "trace");
-    let mut server = Server::start_saying_to(home, None, full.into()).unwrap();
+    let mut server = ServerUnderTest::start_with_stderr(home, None, full.into()).unwrap();
     server.wait_ready().await.unwrap();
     let mut dropped = 0.0;
     for round in 0..4 {
@@ -114,12 +114,16 @@ async fn a_log_that_is_not_read_stops_nothing_else() {
         let [killed] = server.children()[..] else { panic!("one worker") };
         assert_eq!(killed.pid, worker);
         killed.signal(Signal::SIGKILL).unwrap();
-        let replaced = |model: &shadowslice_tests::status::Model| {
+        let replaced = |model: &shadowslice_tests::status::ModelStatusJson| {
             model.state == "ready" && model.workers.iter().all(|other| other.pid != worker)
         };
         server.wait_status("echo", "another worker", replaced).await.unwrap();
         for _ in 0..400 {
-            assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right, "{round}");
+            assert_eq!(
+                ask(server.client(), "echo", &echo_case(1), 0.0).await,
+                RequestOutcome::Right,
+                "{round}"
+            );
         }
         dropped = scrape(&server, "metrics.sock")
             .await
@@ -127,6 +131,6 @@ async fn a_log_that_is_not_read_stops_nothing_else() {
             .named("shadowslice_log_lines_dropped_total")
             .unwrap();
     }
-    assert!(dropped > 0.0, "more than the queue takes was logged");
+    assert!(dropped > 0.0, "the queue of log lines overflowed");
     timeout(Duration::from_secs(20), server.stop()).await.unwrap().unwrap();
 }

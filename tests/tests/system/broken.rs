@@ -1,4 +1,4 @@
-//! Missing or refused parts: the other models serve, and the operator is told.
+//! Broken or missing parts: the other models serve, and the operator gets the reason.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -8,19 +8,19 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{EMULATED, ask, echo, echo_case, home, one_echo, unwrapped};
+use crate::fixtures::{EMULATED, ask, echo, echo_case, home, one_echo, unwrapped};
 
-/// Runs `serve` on a folder's configuration to its end; returns the exit code and the output.
-async fn refused(home: &Home) -> Result<(Option<i32>, String), Error> {
+/// Runs `serve` with the configuration of a folder until it exits; returns the exit code and stderr.
+async fn refused(home: &Home) -> Result<(Option<i32>, String), HarnessError> {
     let output = home.run(&["serve", "config.yaml"]).await?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-fn with_a_broken_one() -> Result<Home, Error> {
+fn with_a_broken_one() -> Result<Home, HarnessError> {
     let models = [
         echo("echo", "share: {initial: 50%}"),
         "{name: nonsense, path: nonsense.onnx, slo: 50ms}".into(),
@@ -32,28 +32,31 @@ fn with_a_broken_one() -> Result<Home, Error> {
 }
 
 #[tokio::test]
-async fn others_serve_beside_broken_models_and_status_says_why() {
-    let mut server = Server::start(with_a_broken_one().unwrap(), None).unwrap();
+async fn other_models_serve_beside_broken_ones_and_status_gives_the_reason() {
+    let mut server = ServerUnderTest::start(with_a_broken_one().unwrap(), None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     for name in ["nonsense", "missing"] {
-        let why = |model: &shadowslice_tests::status::Model| {
+        let why = |model: &shadowslice_tests::status::ModelStatusJson| {
             model.state != "ready" && model.more.values().any(|value| value.to_string().contains(name))
         };
         server.wait_status(name, "unready, with the file in the reason", why).await.unwrap();
         let refused = ask(server.client(), name, &echo_case(1), 0.0).await;
-        assert!(matches!(&refused, Outcome::Failed(why) if why.starts_with("Unavailable")), "{refused:?}");
+        assert!(
+            matches!(&refused, RequestOutcome::Failed(why) if why.starts_with("Unavailable")),
+            "{refused:?}"
+        );
     }
     assert!(server.client().server_ready().await.unwrap(), "the others serve");
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_faulty_again() {
+async fn a_reload_reads_a_repaired_file_and_reports_a_broken_one_again() {
     let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
     home.write("m.onnx", NO_OPERATORS).unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
     server.wait_status("m", "unready", |model| model.state == "unready").await.unwrap();
     let output = server.home().run(&["reload"]).await.unwrap();
@@ -68,18 +71,18 @@ async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_fau
 }
 
 #[tokio::test]
-async fn a_model_with_a_broken_file_is_loaded_as_soon_as_the_file_is_mended() {
+async fn a_model_loads_as_soon_as_its_broken_file_is_repaired() {
     let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
     home.write("m.onnx", NO_OPERATORS).unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
-    let unready = |model: &shadowslice_tests::status::Model| model.state == "unready";
+    let unready = |model: &shadowslice_tests::status::ModelStatusJson| model.state == "unready";
     server.wait_status("m", "unready", unready).await.unwrap();
     let said = server.home().run(&["status"]).await.unwrap();
     let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
     assert!(said.contains("when its files or its configuration change"), "{said}");
-    // Written by another name first, as a copy is not at once whole.
+    // Rename a complete copy, because a file is incomplete while it is copied.
     let folder = server.home().path();
     std::fs::copy(models_folder().join("digits.onnx"), folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("m.onnx")).unwrap();
@@ -98,7 +101,7 @@ async fn strict_start_refuses_broken_models() {
 }
 
 #[tokio::test]
-async fn without_onnx_runtime_it_says_where_it_looked() {
+async fn without_onnx_runtime_the_error_names_the_path() {
     let digits = models_folder().join("digits.onnx");
     let mut home = home(&[format!("{{path: {}, slo: 50ms}}", digits.display())]).unwrap();
     home.set_env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
@@ -108,7 +111,7 @@ async fn without_onnx_runtime_it_says_where_it_looked() {
 }
 
 #[tokio::test]
-async fn without_a_gpu_it_says_how_to_try_without_one() {
+async fn without_a_gpu_the_error_suggests_an_emulated_one() {
     if Path::new("/dev/nvidiactl").try_exists().unwrap() {
         return;
     }
@@ -128,7 +131,7 @@ async fn a_bad_configuration_is_refused_with_its_place() {
 }
 
 #[tokio::test]
-async fn without_a_server_the_commands_say_so() {
+async fn commands_fail_without_a_supervisor() {
     let home = Home::new().unwrap();
     for command in [vec!["status"], vec!["resize", "echo", "20%"]] {
         let output = home.run(&command).await.unwrap();
@@ -138,16 +141,16 @@ async fn without_a_server_the_commands_say_so() {
 }
 
 #[tokio::test]
-async fn a_temporary_directory_that_is_gone_is_not_needed() {
+async fn a_removed_temporary_directory_is_not_needed() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     std::fs::remove_dir_all(server.home().path().join("tmp")).unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_run_directory_that_is_a_link_is_refused_and_nothing_behind_it_changes() {
+async fn a_run_directory_that_is_a_link_is_refused_and_its_target_stays_unchanged() {
     let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let elsewhere = home.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
@@ -158,11 +161,11 @@ async fn a_run_directory_that_is_a_link_is_refused_and_nothing_behind_it_changes
 }
 
 #[tokio::test]
-async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
+async fn workers_that_send_nonsense_at_their_start_harm_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
-    let real = beside("shadowslice-worker").unwrap();
+    let real = sibling_binary("shadowslice-worker").unwrap();
     let (count, real) = (home.path().join("count"), real.display().to_string());
-    // Lengths of 4 GiB, of the most that is taken and more than is sent; nothing; a message that is none.
+    // A length of 4 GiB; the maximum length with too few bytes; no message; an invalid message.
     let script = format!(
         "echo >> {count}\ncase $(wc -l < {count}) in\n\
          1) printf '\\377\\377\\377\\377nonsense' >&9; sleep 60 ;;\n\
@@ -173,8 +176,8 @@ async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
         count = count.display()
     );
     home.set_worker(&script).unwrap();
-    let server = Server::ready(home).await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let log = server.log();
     assert_eq!(log.matches("invalid message from the worker").count(), 2, "{log}");
     server.stop().await.unwrap();
@@ -184,17 +187,17 @@ async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     home.set_log("/dev/full".into());
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
-/// Runs a command with its output going to `out`; returns its exit code and its stderr.
+/// Runs a command that writes to `out`; returns its exit code and its stderr.
 async fn into(home: &Home, arguments: &[&str], out: impl Into<Stdio>) -> (Option<i32>, String) {
-    let mut command = home.command(arguments).expect("there is a binary");
-    let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("it starts");
-    let ended = child.wait_with_output().await.expect("it ends");
+    let mut command = home.command(arguments).expect("the binary exists");
+    let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let ended = child.wait_with_output().await.expect("the command exits");
     (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
 }
 
@@ -203,7 +206,7 @@ fn full() -> File {
 }
 
 #[tokio::test]
-async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() {
+async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_exited() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     let config = server.home().path().join("config.yaml").to_string_lossy().into_owned();
     let commands: [&[&str]; 5] = [
@@ -226,7 +229,7 @@ async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() 
 }
 
 #[tokio::test]
-async fn faults_that_cannot_be_printed_are_faults_all_the_same() {
+async fn errors_that_cannot_be_printed_still_set_the_exit_code() {
     let home = Home::with_config("models: 7\n").unwrap();
     for command in ["check", "serve"] {
         let mut command = home.command(&[command, "config.yaml"]).unwrap();
@@ -236,24 +239,24 @@ async fn faults_that_cannot_be_printed_are_faults_all_the_same() {
 }
 
 #[tokio::test]
-async fn clients_cannot_take_the_descriptors_that_a_new_worker_needs() {
+async fn clients_cannot_use_up_the_descriptors_that_a_new_worker_needs() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let binary = home.command(&[]).unwrap().as_std().get_program().to_string_lossy().into_owned();
     let script = format!("#!/bin/sh\nulimit -n 140\nexec {binary} \"$@\"\n");
     let script = home.write("limited", script).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     home.set_binary(script);
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let socket = server.home().run_dir().join("http.sock");
     let peers: Vec<_> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let before = server.model("echo").await.unwrap().workers[0].pid;
     let worker = server.children().into_iter().find(|child| child.pid == before).unwrap();
     worker.signal(Signal::SIGKILL).unwrap();
-    let another = |model: &shadowslice_tests::status::Model| {
+    let another = |model: &shadowslice_tests::status::ModelStatusJson| {
         model.state == "ready" && model.workers.iter().any(|worker| worker.pid != before)
     };
     server.wait_status("echo", "another worker", another).await.unwrap();
     drop(peers);
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! `shadowslice check` finds what a start would find.
-#![allow(clippy::unwrap_used, reason = "a helper of tests fails its test")]
+//! `shadowslice check` finds the errors that a start would find.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::fs::{Permissions, create_dir, set_permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -8,9 +8,9 @@ use std::path::Path;
 use nix::unistd::geteuid;
 use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{EMULATED, echo};
+use crate::fixtures::{EMULATED, echo};
 
 async fn check(home: &Home, text: &str) -> (i32, String) {
     let file = home.write("checked.yaml", text).unwrap();
@@ -19,7 +19,7 @@ async fn check(home: &Home, text: &str) -> (i32, String) {
 }
 
 #[tokio::test]
-async fn what_this_host_lacks_is_found_and_said_to_be_about_this_host() {
+async fn errors_that_depend_on_the_host_are_reported_as_such() {
     let home = Home::new().unwrap();
     let digits = models_folder().join("digits.onnx");
     let text = |user: &str, group: &str, core: usize| {
@@ -53,7 +53,7 @@ models: [{{path: {}, slo: 1s, cpus: [0, {core}]}}]
 }
 
 #[tokio::test]
-async fn files_that_are_no_models_and_inputs_that_are_none_are_found() {
+async fn invalid_model_files_and_unknown_inputs_are_found() {
     let home = Home::new().unwrap();
     let whole = std::fs::read(models_folder().join("digits.onnx")).unwrap();
     home.write("whole.onnx", &whole).unwrap();
@@ -61,7 +61,7 @@ async fn files_that_are_no_models_and_inputs_that_are_none_are_found() {
     home.write("page.onnx", "<!DOCTYPE html>\n<html>404</html>\n").unwrap();
     home.write("pointer.onnx", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")
         .unwrap();
-    home.write("text.onnx", "this is no model").unwrap();
+    home.write("text.onnx", "this is not a model").unwrap();
     home.write("empty.onnx", "").unwrap();
     std::fs::create_dir(home.path().join("folder.onnx")).unwrap();
     let names = ["cut", "page", "pointer", "text", "empty", "folder", "whole"];
@@ -89,7 +89,7 @@ async fn files_that_are_no_models_and_inputs_that_are_none_are_found() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_profile_keeps_what_it_holds() {
+async fn an_error_about_an_invalid_profile_does_not_quote_it() {
     let home = Home::new().unwrap();
     for text in ["hunter2\n", "hunter2: {hunter2: hunter2}\nhunter2: 1\n", "hunter2: 1\n[hunter2]\n"] {
         home.write("secret", text).unwrap();
@@ -102,7 +102,7 @@ async fn a_file_that_is_no_profile_keeps_what_it_holds() {
 }
 
 #[tokio::test]
-async fn a_file_that_says_the_same_in_another_form_changes_nothing_at_a_reload() {
+async fn an_equivalent_configuration_in_another_form_changes_nothing_at_a_reload() {
     let home = Home::new().unwrap();
     std::fs::create_dir(home.path().join("models")).unwrap();
     for name in ["digits", "encoder"] {
@@ -118,10 +118,10 @@ models:
   - {path: encoder.onnx, slo: 1s, warmup: {input_ids: [16], attention_mask: [16]}}
 ";
     home.write("config.yaml", written).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let workers = || server.children().into_iter().map(|child| child.pid).collect::<Vec<_>>();
     let before = workers();
-    let printed = server.said(&["check", "--print", "config.yaml"]).await.unwrap();
+    let printed = server.command_output(&["check", "--print", "config.yaml"]).await.unwrap();
     home_write(&server, "profile.yaml", &format!("# Touched.\n{row}\nsource:\n  kind: illustrative\n"));
     let reordered = "# Another form.
 models:
@@ -134,7 +134,7 @@ timeouts: {stop: 5000ms}
 ";
     for form in [written, &format!("# A comment.\n\n{written}\n"), &printed, reordered] {
         home_write(&server, "config.yaml", form);
-        let said = server.said(&["reload"]).await.unwrap();
+        let said = server.command_output(&["reload"]).await.unwrap();
         assert!(said.contains("config.yaml: 0 changed, 2 unchanged"), "{said} for\n{form}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
@@ -142,18 +142,18 @@ timeouts: {stop: 5000ms}
     server.stop().await.unwrap();
 }
 
-fn home_write(server: &Server, name: &str, text: &str) {
-    server.home().write(name, text).expect("the folder takes files");
+fn home_write(server: &ServerUnderTest, name: &str, text: &str) {
+    server.home().write(name, text).expect("the folder is writable");
 }
 
-/// A configuration with this run directory, on an emulated GPU.
+/// Returns a configuration with this run directory and an emulated GPU.
 fn serving_in(run_dir: &Path) -> String {
     let model = echo("echo", "share: {initial: 50%}");
     format!("run_dir: {}\n{EMULATED}models: [{model}]\n", run_dir.display())
 }
 
 #[tokio::test]
-async fn a_run_directory_that_serve_refuses_is_found_in_the_same_words_and_nothing_is_made() {
+async fn check_and_serve_refuse_a_run_directory_with_the_same_text_and_create_nothing() {
     let home = Home::new().unwrap();
     let below = |name: &str| home.path().join(name);
     home.write("file", "").unwrap();
@@ -185,21 +185,21 @@ async fn a_run_directory_that_serve_refuses_is_found_in_the_same_words_and_nothi
 }
 
 #[tokio::test]
-async fn the_run_directory_of_one_that_serves_is_fine() {
+async fn the_run_directory_of_a_running_supervisor_is_accepted() {
     let home = Home::new().unwrap();
     let text = serving_in(&home.run_dir());
     home.write("config.yaml", &text).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
-    // As root sees the one of another user's supervisor.
+    // Root sees such modes in the run directory of another user's supervisor.
     set_permissions(server.home().run_dir(), Permissions::from_mode(0o777)).unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
     server.stop().await.unwrap();
 }
 
-/// As root can write anywhere, the test needs to be root, and then somebody else.
+/// Checks a folder without write permission. Root switches to another user, because it can write anywhere.
 #[tokio::test]
-async fn a_folder_that_may_not_be_written_to_is_no_place_for_a_run_directory() {
+async fn a_run_directory_in_a_read_only_folder_is_refused() {
     let home = Home::new().unwrap();
     set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
     let file = home.write("checked.yaml", serving_in(&home.path().join("run"))).unwrap();
@@ -216,7 +216,7 @@ async fn a_folder_that_may_not_be_written_to_is_no_place_for_a_run_directory() {
 }
 
 #[tokio::test]
-async fn a_limit_on_open_files_that_leaves_few_connections_is_noted_with_numbers() {
+async fn a_low_limit_on_open_files_causes_a_note_with_numbers() {
     let home = Home::new().unwrap();
     let file = home
         .write("checked.yaml", format!("{EMULATED}models:\n  - {}\n", echo("echo", "priority: 1")))

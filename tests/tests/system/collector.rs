@@ -1,4 +1,4 @@
-//! A collector of traces, by OpenTelemetry's own definitions.
+//! A trace collector that uses OpenTelemetry's own definitions.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use parking_lot::Mutex;
-use shadowslice_tests::home::PATIENCE;
+use shadowslice_tests::home::DEFAULT_TIMEOUT;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -33,17 +33,18 @@ pub(crate) struct Collector {
 
 #[derive(Debug, Default)]
 struct Received {
-    /// Of each message, so many spans are said not to be kept.
+    /// The number of spans of each message that the collector rejects.
     rejects: i64,
     spans: Mutex<Vec<Span>>,
     resources: Mutex<Vec<Resource>>,
     more: Notify,
 }
 
-struct Service(Arc<Received>);
+/// The gRPC service of a collector.
+struct CollectorService(Arc<Received>);
 
 #[tonic::async_trait]
-impl TraceService for Service {
+impl TraceService for CollectorService {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
@@ -63,27 +64,27 @@ impl TraceService for Service {
 }
 
 impl Collector {
-    /// On any free port.
+    /// Starts a collector on a free port.
     pub(crate) async fn start() -> io::Result<Self> {
         Self::listen(TcpListener::bind("127.0.0.1:0").await?, 0)
     }
 
-    /// The same, which says that it does not keep so many spans of each message.
+    /// Starts a collector that rejects this number of spans of each message.
     pub(crate) async fn rejecting(rejects: i64) -> io::Result<Self> {
         Self::listen(TcpListener::bind("127.0.0.1:0").await?, rejects)
     }
 
-    /// On that listener.
+    /// Starts a collector on this listener.
     pub(crate) fn listen(listener: TcpListener, rejects: i64) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let received = Arc::new(Received { rejects, ..Received::default() });
-        let service = TraceServiceServer::new(Service(Arc::clone(&received)));
+        let service = TraceServiceServer::new(CollectorService(Arc::clone(&received)));
         let server = tonic::transport::Server::builder().add_service(service);
         let running = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         Ok(Self { address, received, running: running.abort_handle() })
     }
 
-    /// All spans until now.
+    /// Returns all spans received so far.
     pub(crate) fn spans(&self) -> Vec<Span> {
         self.received.spans.lock().clone()
     }
@@ -103,12 +104,11 @@ impl Collector {
                 more.await;
             }
         };
-        let waited = timeout(PATIENCE, looking).await;
+        let waited = timeout(DEFAULT_TIMEOUT, looking).await;
         waited.map_err(|_| format!("no {what} among {:#?}", self.spans()))
     }
 
-    /// Waits for the spans of a trace until the request's own span is there; all its other spans
-    /// come with it.
+    /// Waits for the spans of a trace, which arrive together with the span of the request.
     pub(crate) async fn trace(&self, id: &str) -> Result<Vec<Span>, String> {
         let of = |spans: &[Span]| -> Vec<Span> {
             spans.iter().filter(|span| hex(&span.trace_id) == id).cloned().collect()
@@ -116,7 +116,7 @@ impl Collector {
         self.wait(id, |spans| Some(of(spans)).filter(|spans| !spans.is_empty())).await
     }
 
-    /// The attributes that the sender of the spans gives itself.
+    /// Returns an attribute of the sender of the spans.
     pub(crate) fn resource(&self, key: &str) -> Option<String> {
         let resources = self.received.resources.lock();
         resources.first().and_then(|resource| value(&resource.attributes, key))
@@ -129,13 +129,13 @@ impl Drop for Collector {
     }
 }
 
-/// An identifier as headers write it.
+/// Formats an identifier as in headers.
 pub(crate) fn hex(id: &[u8]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An attribute of a span.
-pub(crate) fn said(span: &Span, key: &str) -> Option<String> {
+/// Returns an attribute of a span.
+pub(crate) fn attribute(span: &Span, key: &str) -> Option<String> {
     value(&span.attributes, key)
 }
 
@@ -148,7 +148,7 @@ fn value(attributes: &[KeyValue], key: &str) -> Option<String> {
     }
 }
 
-/// The spans of that name.
+/// Returns the spans with this name.
 pub(crate) fn named<'s>(spans: &'s [Span], name: &str) -> Vec<&'s Span> {
     spans.iter().filter(|span| span.name == name).collect()
 }

@@ -8,22 +8,22 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
-use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::home::{HarnessError, Home};
 
-use crate::scene::{EMULATED, echo};
+use crate::fixtures::{EMULATED, echo};
 
-/// The doctor's exit code, and its checks.
-async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks), Error> {
+/// Runs the doctor, and returns its exit code and its checks.
+async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks), HarnessError> {
     let arguments = [&["doctor", "--json"], arguments].concat();
     let output = home.run(&arguments).await?;
     let report = serde_json::from_slice(&output.stdout).map_err(|source| {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        Error::Printed { command: arguments.join(" "), printed, source }
+        HarnessError::UnexpectedOutput { command: arguments.join(" "), printed, source }
     })?;
     Ok((output.status.code(), report))
 }
 
-/// The doctor's output for scripts.
+/// The doctor's output in JSON.
 #[derive(Debug, Deserialize)]
 struct Checks {
     checks: Vec<Check>,
@@ -56,11 +56,11 @@ async fn an_emulated_configuration_needs_no_gpu() {
     for name in ["driver", "mps", "worker", "run_dir", "emulated devices"] {
         assert_eq!(checks.level(name), Some("ok"), "{name}");
     }
-    assert!(!home.run_dir().try_exists().unwrap(), "it made the run directory");
+    assert!(!home.run_dir().try_exists().unwrap(), "the doctor created the run directory");
 }
 
 #[tokio::test]
-async fn without_a_gpu_it_says_so_and_what_works() {
+async fn without_a_gpu_the_doctor_reports_it_and_what_works() {
     if Path::new("/dev/nvidiactl").try_exists().unwrap() {
         return;
     }
@@ -78,7 +78,7 @@ async fn without_a_gpu_it_says_so_and_what_works() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_found_by_its_name() {
+async fn missing_parts_are_reported_by_name() {
     let mut home = Home::new().unwrap();
     home.set_env("ORT_DYLIB_PATH", "/nowhere/libonnxruntime.so");
     home.set_env("CUDA_VISIBLE_DEVICES", "1");
@@ -91,7 +91,7 @@ async fn what_is_missing_is_found_by_its_name() {
 }
 
 #[tokio::test]
-async fn onnx_runtimes_version_and_a_library_that_is_none() {
+async fn the_version_of_onnx_runtime_and_an_invalid_library_are_reported() {
     let mut home = Home::new().unwrap();
     let (_, found) = checks(&home, &[]).await.unwrap();
     let library = found.of("onnxruntime").unwrap();
@@ -130,10 +130,10 @@ async fn a_worker_that_breaks_off_is_a_finding_and_so_is_an_absent_one() {
     assert_eq!((code, found.level("worker"), found.level("libraries")), (Some(69), Some("fault"), None));
 }
 
-/// A folder in front of the PATH, with MPS's programs as far as the doctor looks at them.
-fn with_mps(script: &str) -> Result<Home, Error> {
+/// Makes a folder with the MPS programs that the doctor checks, at the start of PATH.
+fn with_mps(script: &str) -> Result<Home, HarnessError> {
     let mut home = Home::new()?;
-    let io = |source| Error::Io { what: "make a program".into(), source };
+    let io = |source| HarnessError::Io { what: "create a program".into(), source };
     home.write("nvidia-cuda-mps-server", "")?;
     let control = home.write("nvidia-cuda-mps-control", format!("#!/bin/sh\n{script}\n"))?;
     fs::set_permissions(control, Permissions::from_mode(0o755)).map_err(io)?;
@@ -143,7 +143,7 @@ fn with_mps(script: &str) -> Result<Home, Error> {
 }
 
 #[tokio::test]
-async fn mps_is_asked_for_its_version_and_for_no_longer_than_a_moment() {
+async fn the_version_of_mps_is_reported_and_its_query_has_a_time_limit() {
     let home = with_mps("echo \"CUDA MPS Control for Linux. Binary version: 13010\"").unwrap();
     let (_, found) = checks(&home, &[]).await.unwrap();
     let mps = found.of("mps").unwrap();
@@ -155,7 +155,7 @@ async fn mps_is_asked_for_its_version_and_for_no_longer_than_a_moment() {
 }
 
 #[tokio::test]
-async fn a_foreign_daemon_and_a_dead_ones_directory_are_found() {
+async fn a_foreign_daemon_and_the_directory_of_a_dead_one_are_found() {
     let mut home = Home::new().unwrap();
     let pipes = home.path().join("pipes");
     fs::create_dir(&pipes).unwrap();
@@ -168,11 +168,11 @@ async fn a_foreign_daemon_and_a_dead_ones_directory_are_found() {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    let told = format!("daemon {} in /some/pipes", daemon.id());
+    let expected = format!("daemon {} in /some/pipes", daemon.id());
     let (_, found) = checks(&home, &[]).await.unwrap();
     daemon.kill().unwrap();
     daemon.wait().unwrap();
-    assert!(found.of("mps daemons").is_some_and(|check| check.finding.contains(&told)), "{found:?}");
+    assert!(found.of("mps daemons").is_some_and(|check| check.finding.contains(&expected)), "{found:?}");
     let left = found.of("mps pipes").unwrap();
     let path = pipes.display().to_string();
     assert!(left.level == "warning" && left.finding.starts_with(&path), "{left:?}");

@@ -1,22 +1,23 @@
-//! Clients that want more than their part: they get it, or a reason, and others are served.
+//! Clients that take too many resources: they are served or refused with a reason, and others are served.
 
 use std::time::Duration;
 
-use shadowslice_tests::client::Client;
+use shadowslice_tests::client::InferGrpcClient;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, timeout};
 
+use crate::fixtures::{ask, echo_case, profile};
 use crate::hostile::{
-    MIB, SOON, Tried, absent, bomb, called, confine, connect, endless_call, has_answer, heard, large, post,
+    AnyResult, MIB, SOON, absent, bomb, called, confine, connect, endless_call, exchange, has_answer, large,
+    post,
 };
-use crate::scene::{ask, echo_case, profile};
 
-/// A model whose input has any length; a batch takes `execution_ms`.
-fn home(limits: &str, execution_ms: f64) -> Tried<Home> {
+/// Makes a configuration of a model whose input has any length; a batch takes `execution_ms`.
+fn home(limits: &str, execution_ms: f64) -> AnyResult<Home> {
     let yaml = format!(
         "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nlimits: {{{limits}}}\n\
@@ -29,48 +30,48 @@ fn home(limits: &str, execution_ms: f64) -> Tried<Home> {
     Ok(home)
 }
 
-async fn started(limits: &str) -> Tried<Server> {
-    Ok(Server::ready(home(limits, 1.0)?).await?)
+async fn started(limits: &str) -> AnyResult<ServerUnderTest> {
+    Ok(ServerUnderTest::start_ready(home(limits, 1.0)?).await?)
 }
 
-/// In MiB.
-fn peak(server: &Server) -> u64 {
+/// Returns the peak memory of the supervisor, in MiB.
+fn peak(server: &ServerUnderTest) -> u64 {
     server.process().peak_memory().map_or(u64::MAX, |bytes| bytes >> 20)
 }
 
-async fn assert_served(client: Client) {
+async fn assert_served(client: InferGrpcClient) {
     let answer = timeout(SOON, ask(client, "echo", &echo_case(1), 0.0)).await;
-    assert_eq!(answer, Ok(Outcome::Right));
+    assert_eq!(answer, Ok(RequestOutcome::Right));
 }
 
 #[tokio::test]
-async fn compressed_bodies_become_no_more_than_the_memory_allows() {
+async fn compressed_bodies_stay_within_the_memory_limit() {
     let server = started("memory: 256Mi").await.unwrap();
     let request = bomb().unwrap();
     let mut asking = JoinSet::new();
     for _ in 0..24 {
         let (mut stream, request) = (connect(&server, "http.sock").await.unwrap(), request.clone());
-        asking.spawn(async move { heard(&mut stream, &request).await });
+        asking.spawn(async move { exchange(&mut stream, &request).await });
     }
     for answer in asking.join_all().await.into_iter().map(Result::unwrap) {
         let why = ["limits.memory", "too many compressed requests"].iter().any(|why| answer.contains(why));
         let refused = answer.starts_with("HTTP/1.1 503") && why;
         assert!(refused || answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
-    // The allocator keeps what was given back for some seconds, on each thread.
+    // The allocator keeps freed memory for some seconds, on each thread.
     assert!(peak(&server) < 900, "{} MiB", peak(&server));
     assert_served(server.client()).await;
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_body_for_no_model_is_not_read() {
+async fn a_body_for_an_unknown_model_is_not_read() {
     let server = started("").await.unwrap();
     let mut asking = JoinSet::new();
     for _ in 0..40 {
         let mut stream = connect(&server, "http.sock").await.unwrap();
         let request = absent();
-        asking.spawn(async move { heard(&mut stream, &request).await });
+        asking.spawn(async move { exchange(&mut stream, &request).await });
     }
     for answer in asking.join_all().await.into_iter().map(Result::unwrap) {
         assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("connection: close"), "{answer}");
@@ -80,7 +81,7 @@ async fn a_body_for_no_model_is_not_read() {
 }
 
 #[tokio::test]
-async fn calls_without_a_body_take_no_more_than_the_memory_allows_and_no_place() {
+async fn calls_without_a_body_stay_within_the_memory_limit_and_do_not_count_as_in_flight() {
     let server =
         started("request_bytes: 8Mi, response_bytes: 8Mi, memory: 32Mi, in_flight: 512").await.unwrap();
     let mut greedy = Vec::new();
@@ -94,14 +95,14 @@ async fn calls_without_a_body_take_no_more_than_the_memory_allows_and_no_place()
 }
 
 #[tokio::test]
-async fn answers_that_nobody_takes_are_counted_and_their_readers_cut() {
+async fn unread_answers_count_as_memory_and_slow_readers_are_disconnected() {
     let server = started("request_bytes: 8Mi, response_bytes: 8Mi, memory: 48Mi").await.unwrap();
     let request = large(7 * MIB);
     let mut slow = Vec::new();
     let mut refused = 0;
     for _ in 0..20 {
         let mut stream = connect(&server, "http.sock").await.unwrap();
-        let answer = heard(&mut stream, &request).await.unwrap();
+        let answer = exchange(&mut stream, &request).await.unwrap();
         if answer.starts_with("HTTP/1.1 200") {
             slow.push(stream);
         } else {
@@ -109,31 +110,32 @@ async fn answers_that_nobody_takes_are_counted_and_their_readers_cut() {
             refused += 1;
         }
     }
-    assert!(refused > 0 && slow.len() > 2, "{} are served", slow.len());
+    assert!(refused > 0 && slow.len() > 2, "{} requests were served", slow.len());
     assert_served(server.client()).await;
-    // A KiB a second keeps the connection moving, and is too slow.
+    // Reading 1 KiB per second is progress, but too slow.
     let begun = Instant::now();
     let mut pace = interval(Duration::from_secs(1));
     let mut room = [0; 1024];
     let mut answer = String::new();
     while begun.elapsed() < Duration::from_secs(45) && !answer.starts_with("HTTP/1.1 200") {
-        answer = heard(&mut connect(&server, "http.sock").await.unwrap(), &request).await.unwrap();
+        answer = exchange(&mut connect(&server, "http.sock").await.unwrap(), &request).await.unwrap();
         pace.tick().await;
         for stream in &mut slow {
+            // The error is dropped: the server may have closed the connection.
             let _ = stream.try_read(&mut room);
         }
     }
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(begun.elapsed() > Duration::from_secs(10), "there was room before");
+    assert!(begun.elapsed() > Duration::from_secs(10), "memory was free too early");
     assert!(peak(&server) < 250, "{} MiB", peak(&server));
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_connection_with_many_requests_leaves_places_to_others() {
-    let server = Server::ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
+async fn a_connection_with_many_requests_does_not_block_others() {
+    let server = ServerUnderTest::start_ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
     let (greedy, other) = (server.client(), server.client());
-    // Both are connected.
+    // Both connections exist now.
     assert_served(greedy.clone()).await;
     assert_served(other.clone()).await;
     let mut asking = JoinSet::new();
@@ -142,12 +144,15 @@ async fn a_connection_with_many_requests_leaves_places_to_others() {
         asking.spawn(async move { ask(client, "echo", &echo_case(n), 0.0).await });
     }
     let refused = asking.join_next().await.unwrap().unwrap();
-    assert!(matches!(&refused, Outcome::Failed(why) if why.contains("limits.in_flight")), "{refused:?}");
+    assert!(
+        matches!(&refused, RequestOutcome::Failed(why) if why.contains("limits.in_flight")),
+        "{refused:?}"
+    );
     assert_served(other).await;
     let outcomes = asking.join_all().await;
-    let right = outcomes.iter().filter(|outcome| **outcome == Outcome::Right).count();
+    let right = outcomes.iter().filter(|outcome| **outcome == RequestOutcome::Right).count();
     assert!((7..=16).contains(&right), "{right}");
-    // All of the sixty but those, and the first one that was taken out.
+    // All sixty requests except the answered ones were refused, including the first outcome.
     let refused = outcomes.len() + 1 - right;
     let model = server.model("echo").await.unwrap();
     assert_eq!(model.requests.refused["host_full"], refused as u64, "{model:?}");
@@ -162,10 +167,10 @@ async fn a_connection_with_many_requests_leaves_places_to_others() {
     server.stop().await.unwrap();
 }
 
-/// The beginning of what a new connection is answered.
-async fn got(server: &Server, socket: &str, path: &str) -> Tried<String> {
+/// Sends a GET request over a new connection, and returns the beginning of the answer.
+async fn got(server: &ServerUnderTest, socket: &str, path: &str) -> AnyResult<String> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
-    heard(&mut connect(server, socket).await?, request.as_bytes()).await
+    exchange(&mut connect(server, socket).await?, request.as_bytes()).await
 }
 
 #[tokio::test]
@@ -183,17 +188,17 @@ async fn idle_connections_make_room_for_health_metrics_and_requests() {
     }
     assert_served(server.client()).await;
     let ended = timeout(SOON, idle[0].read(&mut [0])).await.unwrap();
-    assert!(matches!(ended, Ok(0) | Err(_)), "it was idle for longest");
+    assert!(matches!(ended, Ok(0) | Err(_)), "the connection that was idle for longest is closed");
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_request_for_which_the_system_has_no_memory_fails_alone() {
+async fn a_request_too_large_for_the_system_fails_alone() {
     let mut home = home("request_bytes: 2Gi, memory: 64Gi", 1.0).unwrap();
     let queue = std::fs::read_to_string(home.path().join("config.yaml")).unwrap();
     home.write("config.yaml", queue.replace("queue: {memory: 64Mi", "queue: {memory: 2Gi")).unwrap();
     confine(&mut home, 4096).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut stream = connect(&server, "grpc.sock").await.unwrap();
     stream.write_all(&endless_call()).await.unwrap();
     let mut said = Vec::new();
@@ -201,7 +206,7 @@ async fn a_request_for_which_the_system_has_no_memory_fails_alone() {
         assert!(timeout(SOON, stream.read_buf(&mut said)).await.unwrap().unwrap() > 0, "{said:?}");
     }
     let answer =
-        heard(&mut connect(&server, "http.sock").await.unwrap(), post("echo", "", 2000 * MIB).as_bytes())
+        exchange(&mut connect(&server, "http.sock").await.unwrap(), post("echo", "", 2000 * MIB).as_bytes())
             .await
             .unwrap();
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("cannot allocate"), "{answer}");

@@ -1,4 +1,4 @@
-//! What hostile clients send.
+//! The requests of hostile clients.
 
 use std::error::Error;
 use std::io::{self, Read};
@@ -9,19 +9,20 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::read::GzEncoder;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-pub(crate) type Tried<T> = Result<T, Box<dyn Error + Send + Sync>>;
+/// A result with any error.
+pub(crate) type AnyResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Far less than what the server waits for of a client.
+/// A time limit far below the server's limits for clients.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-pub(crate) async fn connect(server: &Server, socket: &str) -> io::Result<UnixStream> {
+pub(crate) async fn connect(server: &ServerUnderTest, socket: &str) -> io::Result<UnixStream> {
     UnixStream::connect(server.home().run_dir().join(socket)).await
 }
 
@@ -29,7 +30,7 @@ pub(crate) fn post(model: &str, headers: &str, length: usize) -> String {
     format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{headers}\r\n")
 }
 
-/// A request for an answer of so many bytes.
+/// Makes a request with an answer of this number of bytes.
 pub(crate) fn large(bytes: usize) -> Vec<u8> {
     let json = format!(
         r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,{}],"parameters":{{"binary_data_size":{bytes}}}}}],"parameters":{{"binary_data_output":true}}}}"#,
@@ -42,43 +43,43 @@ pub(crate) fn large(bytes: usize) -> Vec<u8> {
     request
 }
 
-/// Sends as much of a request as is taken, and reads the beginning of the answer.
-pub(crate) async fn heard(stream: &mut UnixStream, request: &[u8]) -> Tried<String> {
-    let (mut answer, mut said) = stream.split();
+/// Sends as much of a request as the server reads, and reads the beginning of the answer.
+pub(crate) async fn exchange(stream: &mut UnixStream, request: &[u8]) -> AnyResult<String> {
+    let (mut from, mut to) = stream.split();
     let sending = async {
-        // A server that refuses a request in its middle ends the connection.
-        let _ = said.write_all(request).await;
+        // The error is dropped: a server that refuses a request early closes the connection.
+        let _ = to.write_all(request).await;
         std::future::pending::<()>().await
     };
     let mut beginning = vec![0; 1024];
     let read = tokio::select! {
-        read = timeout(SOON, answer.read(&mut beginning)) => read?.unwrap_or(0),
-        () = sending => unreachable!("it is pending"),
+        read = timeout(SOON, from.read(&mut beginning)) => read?.unwrap_or(0),
+        () = sending => unreachable!("sending never returns"),
     };
     Ok(String::from_utf8_lossy(&beginning[..read]).into_owned())
 }
 
-/// A request of some hundred kB that becomes 64 MiB.
+/// Makes a compressed request that expands to 64 MiB.
 pub(crate) fn bomb() -> io::Result<Vec<u8>> {
     let mut bomb = Vec::new();
     GzEncoder::new(io::repeat(0).take(64 * MIB as u64), Compression::fast()).read_to_end(&mut bomb)?;
     Ok([post("echo", "content-encoding: gzip\r\n", bomb.len()).into_bytes(), bomb].concat())
 }
 
-/// The beginning of a body of 60 MiB for a model that is not there.
+/// Makes the beginning of a request of 60 MiB for an unknown model.
 pub(crate) fn absent() -> Vec<u8> {
     [post("absent", "", 60 * MIB).into_bytes(), vec![0; 8 * MIB]].concat()
 }
 
-/// A frame of HTTP/2.
+/// Makes a frame of HTTP/2.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The head of a call of inferences as a frame.
+/// Makes the frame with the head of an inference call.
 pub(crate) fn call_head(method: &str, stream: u32) -> Vec<u8> {
-    // All are short.
+    // All texts are shorter than 128 bytes.
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
     let named = |name: &str, value: &str| [vec![0], text(name), text(value)].concat();
     let head = [
@@ -92,12 +93,12 @@ pub(crate) fn call_head(method: &str, stream: u32) -> Vec<u8> {
     frame(1, 4, stream, &head)
 }
 
-/// How a connection begins over which calls go.
+/// Returns the first bytes of an HTTP/2 connection.
 pub(crate) fn preface() -> Vec<u8> {
     [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat()
 }
 
-/// The heads of so many calls of ModelInfer, and a ping behind them.
+/// Makes the heads of several calls of ModelInfer, and a ping after them.
 pub(crate) fn heads(calls: u32) -> Vec<u8> {
     let mut sent = preface();
     (0..calls).for_each(|call| sent.extend(call_head("ModelInfer", 2 * call + 1)));
@@ -105,20 +106,20 @@ pub(crate) fn heads(calls: u32) -> Vec<u8> {
     sent
 }
 
-/// A connection on which so many calls were begun and read.
-pub(crate) async fn called(server: &Server, calls: u32) -> Tried<UnixStream> {
+/// Opens a connection with this number of started calls, and waits until the server has read them.
+pub(crate) async fn called(server: &ServerUnderTest, calls: u32) -> AnyResult<UnixStream> {
     let mut stream = connect(server, "grpc.sock").await?;
     stream.write_all(&heads(calls)).await?;
     let mut got = Vec::new();
     while !got.windows(8).any(|window| window == b"all read") {
         if timeout(SOON, stream.read_buf(&mut got)).await?? == 0 {
-            return Err("the connection was ended".into());
+            return Err("the server closed the connection".into());
         }
     }
     Ok(stream)
 }
 
-/// A call whose message has 1.9 GiB, as its first bytes say.
+/// Makes the beginning of a call whose message announces 1.9 GiB.
 pub(crate) fn endless_call() -> Vec<u8> {
     let mut call = heads(1);
     call.truncate(call.len() - 17);
@@ -126,7 +127,7 @@ pub(crate) fn endless_call() -> Vec<u8> {
     call
 }
 
-/// Whether the head of an answer is among these frames.
+/// Returns true if these frames contain the head of an answer.
 pub(crate) fn has_answer(mut frames: &[u8]) -> bool {
     while let [a, b, c, kind, ..] = *frames {
         if kind == 1 {
@@ -137,8 +138,8 @@ pub(crate) fn has_answer(mut frames: &[u8]) -> bool {
     false
 }
 
-/// Runs the server with so many MiB of address space.
-pub(crate) fn confine(home: &mut Home, mib: usize) -> Tried<()> {
+/// Limits the address space of the server, in MiB.
+pub(crate) fn confine(home: &mut Home, mib: usize) -> AnyResult<()> {
     let own = std::env::current_exe()?;
     let binary = own.ancestors().nth(2).unwrap_or(Path::new(".")).join("shadowslice");
     let binary = std::env::var_os("SHADOWSLICE_BIN").map_or(binary, Into::into);

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
-use crate::scene::{EMULATED, assert_nothing_lost, echo, load, one_echo, profile};
+use crate::fixtures::{EMULATED, assert_nothing_lost, echo, load, one_echo, profile};
 
-/// The groups in a text such as `0-4,7`.
+/// Parses a list of groups such as `0-4,7`.
 fn groups(text: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
@@ -19,18 +19,18 @@ fn groups(text: &str) -> Vec<u32> {
     text.split(',').flat_map(range).collect()
 }
 
-async fn two_models(first: &str, second: &str) -> Result<Server, Error> {
+async fn two_models(first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     let models = [("one", first), ("two", second)].map(|(name, more)| {
         format!("  - {}\n", echo(name, &format!("profile: profile.yaml, handover: auto, {more}")))
     });
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat()))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 #[tokio::test]
-async fn a_share_changes_in_the_same_process_and_its_batches_take_as_long_as_the_profile_says() {
-    // 10 ms with 66 SMs, so 82 ms with the 8 of a tenth.
+async fn a_share_changes_in_the_same_process_and_batches_take_the_time_of_the_profile() {
+    // A batch takes 10 ms with 66 SMs, so it takes 82 ms with the 8 SMs of 10 %.
     let server =
         one_echo(10.0, "handover: auto, share: {initial: 100%}, queue: {on_late: serve}").await.unwrap();
     let before = server.model("echo").await.unwrap();
@@ -79,7 +79,7 @@ async fn ten_thousand_changes_under_load_lose_nothing_and_stall_no_request() {
 }
 
 #[tokio::test]
-async fn shares_that_fit_get_groups_of_their_own_and_others_overlap() {
+async fn shares_that_fit_get_separate_groups_and_others_overlap() {
     let server = two_models("share: {initial: 50%}", "share: {initial: 40%}").await.unwrap();
     let of = async |name: &str| groups(&server.model(name).await.unwrap().groups.unwrap());
     let shared = async || {
@@ -89,14 +89,14 @@ async fn shares_that_fit_get_groups_of_their_own_and_others_overlap() {
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (8, 6, 0));
     server.resize("one", 60).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (9, 6, 0));
-    // 12 and 6 of 17 groups: one group has to be shared.
+    // The models have 12 and 6 of 17 groups, so they share one.
     server.resize("one", 75).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (12, 6, 1));
     server.stop().await.unwrap();
 }
 
-/// How long a batch of one row executes, as the emulated device says, in ms.
-async fn executes(server: &Server, model: &str) -> f64 {
+/// Returns the execution time of a batch of one row, as the emulated device reports it, in ms.
+async fn executes(server: &ServerUnderTest, model: &str) -> f64 {
     let model = server.model(model).await;
     model.ok().and_then(|model| model.more["execution_ms"]["1"].as_f64()).unwrap_or(f64::NAN)
 }
@@ -105,18 +105,18 @@ async fn executes(server: &Server, model: &str) -> f64 {
 async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
-    // 2 ms on all SMs, in proportion on fewer.
+    // A batch takes 2 ms on all SMs, and proportionally longer on fewer.
     server.home().write("profile.yaml", profile(2.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
     let side_by_side = async || {
-        // The neighbour is busy for longer, however slow the other clients are.
+        // The neighbour is busy for longer than the other load, even if its clients are slow.
         let busy = load(&server, "two", 600.0, Duration::from_secs(3));
         assert_nothing_lost(&load(&server, "one", 20.0, Duration::from_secs(1)).await.unwrap());
         assert_nothing_lost(&busy.await.unwrap());
     };
     side_by_side().await;
     let apart = executes(&server, "one").await;
-    // Caches and memory bandwidth are shared: a tenth more while the neighbour executes.
+    // Caches and memory bandwidth are shared, which costs 10 % while the neighbour executes.
     let alone = 2.0 * 132.0 / 64.0;
     assert!(
         (alone - 0.1..1.1 * alone + 0.1).contains(&apart),
@@ -131,33 +131,33 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     server.stop().await.unwrap();
 }
 
-/// Percent of 132 SMs that come to so many groups of 8.
+/// Returns the percentage of 132 SMs for a number of groups of 8 SMs.
 fn share(groups: u32) -> u32 {
     (groups * 800).div_ceil(132)
 }
 
-/// The neighbours close in on the model between them from both sides, a group further each time, so
-/// that it has more partitions than stay ready, by the dozen. The model's own share is only made
-/// larger, by a group now and then.
+/// Checks a model whose neighbours approach from both sides, by one group each time, so
+/// that it has dozens of partitions, more than stay ready. The model's own share only grows,
+/// by one group now and then.
 #[tokio::test]
-async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and_keeps_its_worker() {
+async fn a_model_between_others_avoids_their_groups_and_keeps_its_worker() {
     let more = "profile: profile.yaml, handover: auto, share: {min: 6%, initial: 7%}";
-    // The models with the higher priority have the ends.
+    // The models with the higher priority get the groups at the ends.
     let models = [("left", 1), ("middle", 2), ("right", 1)]
         .map(|(name, priority)| format!("  - {}\n", echo(name, &format!("{more}, priority: {priority}"))));
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat())).unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {
-        // A share that is in force already is no failure.
+        // The error is dropped, because a share that is already set is refused.
         server.resize_by_socket(model, share(groups)).await.ok();
     };
     for middle in 2..=7 {
         for left in 1..=(16 - middle) {
-            // First the neighbours make room, and then they take it again: of 17 groups none is
-            // left over.
+            // First the neighbours shrink, and then they grow again until none of the 17 groups is
+            // free.
             let right = 17 - middle - left;
             for (model, groups) in
                 [("right", 1), ("left", 1), ("middle", middle), ("left", left), ("right", right)]
@@ -165,7 +165,8 @@ async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and
                 set(model, groups).await;
             }
             let between: Vec<u32> = (left..left + middle).collect();
-            let there = |model: &Model| model.groups.as_deref().map(groups).as_ref() == Some(&between);
+            let there =
+                |model: &ModelStatusJson| model.groups.as_deref().map(groups).as_ref() == Some(&between);
             server.wait_status("middle", "its place between both", there).await.unwrap();
         }
     }
@@ -177,7 +178,7 @@ async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and
 }
 
 #[tokio::test]
-async fn a_worker_that_is_killed_in_the_middle_of_changes_comes_back_with_its_share_and_loses_nothing() {
+async fn a_worker_killed_during_changes_is_replaced_at_its_share_and_nothing_is_lost() {
     let more = "handover: auto, share: {initial: 30%}, queue: {on_late: serve}, slo: 5s";
     let server = one_echo(5.0, more).await.unwrap();
     let loading = load(&server, "echo", 100.0, Duration::from_secs(8));
@@ -202,12 +203,12 @@ async fn a_worker_that_is_killed_in_the_middle_of_changes_comes_back_with_its_sh
 }
 
 #[tokio::test]
-async fn where_the_gpu_does_not_divide_it_is_a_shadow_or_the_model_says_why_not() {
+async fn on_a_small_gpu_shares_change_by_shadows_or_the_model_gives_the_reason() {
     let small = EMULATED.replace("sms: 132", "sms: 8");
     let models = ["auto", "in-process"]
         .map(|how| format!("  - {}\n", echo(how, &format!("handover: {how}, share: {{min: 25%}}"))));
     let home = Home::with_config(&format!("{small}models:\n{}", models.concat())).unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("auto").await.unwrap();
     let unready = server.wait_status("in-process", "an end", |model| model.state == "unready").await.unwrap();
     assert!(unready.more["why"].as_str().unwrap().contains("too few or too many SMs"));

@@ -1,16 +1,16 @@
-//! The log, as an operator reads it: an event is a line, and figures are rounded.
-#![allow(clippy::unwrap_used, reason = "a helper of tests fails its test")]
+//! The log: each event is a line, and figures are rounded.
+#![allow(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
-use crate::scene::{echo, load, profile};
+use crate::fixtures::{echo, load, profile};
 
 const CONFIG: &str = "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: []}
 gpus: [{device: emulated, sms: 132}]
@@ -19,7 +19,8 @@ timeouts: {dwell: 100ms, lame_duck: 123456us}
 models:
 ";
 
-/// Resizes, deaths, decisions of the policy, reloads, a drain, refused orders, a stop.
+/// Runs a server through resizes, deaths, decisions, reloads, a drain, refused commands and a stop, and
+/// returns its log.
 async fn eventful(form: Option<&str>) -> String {
     let mut home = Home::with_config(&format!(
         "{CONFIG}  - {}\n  - {}\n",
@@ -32,19 +33,21 @@ async fn eventful(form: Option<&str>) -> String {
     if let Some(form) = form {
         home.set_env("SHADOWSLICE_LOG", form);
     }
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     let loads = [("short", 150.0), ("long", 40.0)]
         .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(4)));
     let pid = server.model("short").await.unwrap().workers[0].pid;
-    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
-    let back = |model: &Model| model.state == "ready" && model.workers.iter().any(|worker| worker.pid != pid);
+    ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    let back = |model: &ModelStatusJson| {
+        model.state == "ready" && model.workers.iter().any(|worker| worker.pid != pid)
+    };
     server.wait_status("short", "another worker", back).await.unwrap();
     server.resize("short", 40).await.unwrap();
     for orders in [["resize", "short", "41%"], ["resize", "short", "41%"], ["resize", "absent", "1%"]] {
         server.home().run(&orders).await.unwrap();
     }
     for order in [&["release", "short"][..], &["drain", "long"], &["undrain", "long"], &["reload"]] {
-        server.said(order).await.unwrap();
+        server.command_output(order).await.unwrap();
     }
     server.home().write("config.yaml", "models: 7\nnonsense: 1\nmore: 2\n").unwrap();
     assert!(!server.home().run(&["reload"]).await.unwrap().status.success());
@@ -58,7 +61,7 @@ async fn eventful(form: Option<&str>) -> String {
     text
 }
 
-/// Numbers with a decimal point; addresses and versions have more than one.
+/// Finds numbers with one decimal point. Addresses and versions have more than one.
 fn decimals(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let words = text.split(|letter: char| !letter.is_ascii_digit() && letter != '.');
     let parts = words.map(|word| word.trim_matches('.')).filter_map(|word| word.split_once('.'));
@@ -88,12 +91,12 @@ async fn lines_have_a_time_and_rounded_figures() {
     assert_eq!(
         (of("drain\" on=\"long\""), of("nonsense: unknown key")),
         (2, 1),
-        "an event is told once:\n{log}"
+        "an event is logged once:\n{log}"
     );
 }
 
 #[tokio::test]
-async fn as_json_each_line_is_an_object_and_figures_are_numbers() {
+async fn in_json_each_line_is_an_object_and_figures_are_numbers() {
     let log = eventful(Some("json")).await;
     let mut stalls = 0;
     for line in log.lines() {
@@ -107,7 +110,7 @@ async fn as_json_each_line_is_an_object_and_figures_are_numbers() {
 }
 
 #[tokio::test]
-async fn as_json_the_error_that_ends_it_is_an_object_too() {
+async fn in_json_the_error_that_ends_the_program_is_an_object() {
     let mut home = Home::with_config("models: 7\nnonsense: 1\n").unwrap();
     home.set_env("SHADOWSLICE_LOG", "json");
     home.set_env("RUST_LOG", "off");

@@ -1,35 +1,35 @@
-//! Metrics, as a scraper finds them.
+//! The metrics, as a scraper reads them.
 
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::{Case, Tensor};
-use shadowslice_tests::home::{Error, Home, left_behind};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::metrics::{Answer, Metrics, ask as http};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::cases::{ClientTensor, RequestCase};
+use shadowslice_tests::home::{HarnessError, Home, left_behind};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::metrics::{Metrics, MetricsResponse, ask as http};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::time::{Duration, interval};
 
-use crate::scene::{ask, ask_all, echo, echo_case, profile};
+use crate::fixtures::{ask, ask_all, echo, echo_case, profile};
 
-/// One ready model, `echo`, and metrics on two sockets.
-async fn scraped(execution_ms: f64, more: &str) -> Result<Server, Error> {
+/// Starts a server with one model, `echo`, and metrics on two sockets.
+async fn scraped(execution_ms: f64, more: &str) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::with_config(&format!(
         "listen:\n  http: [\"unix:http.sock\"]\n  grpc: [\"unix:grpc.sock\"]\n  metrics: [\"unix:metrics.sock\", \"unix:more.sock\"]\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodels:\n  - {}\n",
         echo("echo", &format!("profile: profile.yaml, {more}"))
     ))?;
     home.write("profile.yaml", profile(execution_ms))?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, String> {
+pub(crate) async fn scrape(server: &ServerUnderTest, socket: &str) -> Result<Metrics, String> {
     let answer = http(&server.home().run_dir().join(socket), "GET", "/metrics").await;
-    let Answer { head, body } = answer.map_err(|error| error.to_string())?;
+    let MetricsResponse { head, body } = answer.map_err(|error| error.to_string())?;
     let kind = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
     if !head.starts_with("http/1.1 200 ") || !head.contains(kind) {
         return Err(head);
@@ -37,9 +37,9 @@ pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, Str
     Metrics::parse(&body)
 }
 
-/// Waits until this many answers are counted, a moment after their clients have them.
-pub(crate) async fn counted(server: &Server, answers: u64) -> Result<(), Error> {
-    let all = |model: &Model| model.requests.succeeded == answers;
+/// Waits until this number of answers is counted, which is shortly after the clients have them.
+pub(crate) async fn counted(server: &ServerUnderTest, answers: u64) -> Result<(), HarnessError> {
+    let all = |model: &ModelStatusJson| model.requests.succeeded == answers;
     server.wait_status("echo", "the ends of all requests", all).await.map(drop)
 }
 
@@ -47,7 +47,7 @@ pub(crate) async fn counted(server: &Server, answers: u64) -> Result<(), Error> 
 async fn a_request_and_a_resize_move_the_counters() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
     let before = scrape(&server, "metrics.sock").await.unwrap();
-    let told = |metrics: &Metrics, name, more| metrics.of("echo", name, more);
+    let value_of = |metrics: &Metrics, name, more| metrics.of("echo", name, more);
     for (name, more, value) in [
         ("model_ready", "", Some(1.0)),
         ("share_ratio", "", Some(0.5)),
@@ -59,13 +59,14 @@ async fn a_request_and_a_resize_move_the_counters() {
         ("handovers_total", ",outcome=\"completed\"", Some(0.0)),
         ("handover_effect_seconds_count", ",cause=\"hand\"", Some(0.0)),
     ] {
-        assert_eq!(told(&before, name, more), value, "{name}{more}");
+        assert_eq!(value_of(&before, name, more), value, "{name}{more}");
     }
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.resize("echo", 20).await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, Outcome::Right);
-    // The controller hears of the first answer after the client did.
-    let effect = |model: &Model| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
+    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, RequestOutcome::Right);
+    // The controller gets the first answer after the client.
+    let effect =
+        |model: &ModelStatusJson| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
     server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();
     counted(&server, 2).await.unwrap();
     for socket in ["metrics.sock", "more.sock"] {
@@ -83,21 +84,22 @@ async fn a_request_and_a_resize_move_the_counters() {
             ("handovers_total", ",outcome=\"completed\"", 1.0),
             ("handovers_total", ",outcome=\"aborted\"", 0.0),
         ] {
-            assert_eq!(told(&after, name, more), Some(value), "{name}{more}");
+            assert_eq!(value_of(&after, name, more), Some(value), "{name}{more}");
         }
-        let sum = told(&after, "request_latency_seconds_sum", "").unwrap();
+        let sum = value_of(&after, "request_latency_seconds_sum", "").unwrap();
         assert!(sum >= 0.010, "two requests of 5 ms and more took {sum} s");
-        let effect = told(&after, "handover_effect_seconds_sum", ",cause=\"hand\"");
+        let effect = value_of(&after, "handover_effect_seconds_sum", ",cause=\"hand\"");
         assert!(effect.is_some_and(|effect| effect > 0.0));
     }
     server.stop().await.unwrap();
 }
 
-/// A request of so many rows.
-fn rows(rows: u16) -> Case {
-    let tensor =
-        |name| Tensor::fp32(name, &[i64::from(rows), 16], &vec![f32::from(rows); 16 * usize::from(rows)]);
-    Case { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
+/// Makes a request with this number of rows.
+fn rows(rows: u16) -> RequestCase {
+    let tensor = |name| {
+        ClientTensor::fp32(name, &[i64::from(rows), 16], &vec![f32::from(rows); 16 * usize::from(rows)])
+    };
+    RequestCase { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
 }
 
 #[tokio::test]
@@ -108,7 +110,7 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
     let sent: Vec<u16> = (0..40).map(|n| 1 + n % 5).collect();
     let all = f64::from(sent.iter().sum::<u16>());
     let outcomes = ask_all(&server.client(), "echo", sent.iter().copied().map(rows).collect(), 0.0).await;
-    assert_eq!(outcomes, vec![Outcome::Right; 40]);
+    assert_eq!(outcomes, vec![RequestOutcome::Right; 40]);
     counted(&server, 40).await.unwrap();
     let metrics = scrape(&server, "metrics.sock").await.unwrap();
     let ours = |name: &str, more| metrics.of("echo", name, more).unwrap_or_else(|| panic!("no {name}{more}"));
@@ -142,10 +144,11 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
     let us = |part| theirs(&format!("{part}_duration_us"), "");
     let parts = us("queue") + us("compute_input") + us("compute_infer") + us("compute_output");
     let whole = us("request");
-    // Triton's sums are without the client's part.
-    let (coming, writing) = (ours("request_receive_seconds_sum", ""), ours("answer_write_seconds_sum", ""));
-    let here = latency - coming - writing;
-    assert!((whole - here * 1e6).abs() < 2.0, "{whole} us, {latency} s less {coming} and {writing}");
+    // Triton's sums exclude the times of receiving and writing.
+    let (receiving, writing) =
+        (ours("request_receive_seconds_sum", ""), ours("answer_write_seconds_sum", ""));
+    let here = latency - receiving - writing;
+    assert!((whole - here * 1e6).abs() < 2.0, "{whole} us, {latency} s less {receiving} and {writing}");
     assert!((parts - whole).abs() < 5.0, "{parts} of {whole} us");
     assert!(us("compute_infer") >= 40.0 * 4_900.0, "each request counts the whole of its batch");
     assert!(us("compute_input") > 0.0 && us("compute_output") > 0.0);
@@ -156,10 +159,10 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_a_failure_to_triton_too() {
+async fn refused_requests_are_failures_in_triton_metrics() {
     let server = scraped(500.0, "batch: {max: 1}, queue: {max_requests: 1, on_late: serve}").await.unwrap();
     let outcomes = ask_all(&server.client(), "echo", (0..8).map(echo_case).collect(), 0.0).await;
-    let right = outcomes.iter().filter(|outcome| **outcome == Outcome::Right).count();
+    let right = outcomes.iter().filter(|outcome| **outcome == RequestOutcome::Right).count();
     assert!((1..8).contains(&right), "{outcomes:?}");
     let metrics = scrape(&server, "metrics.sock").await.unwrap();
     let refused = (8 - right) as f64;
@@ -171,18 +174,18 @@ async fn what_is_refused_is_a_failure_to_triton_too() {
 }
 
 #[tokio::test]
-async fn an_emulated_gpu_has_no_memory_to_tell_of() {
+async fn an_emulated_gpu_has_no_memory_metrics() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
     let status = server.status().await.unwrap();
     let gpus: Vec<_> = status.gpus.iter().map(|gpu| (gpu.index, gpu.device.as_str(), &gpu.nvml)).collect();
     assert_eq!(gpus, [(0, "emulated", &None)]);
     assert_eq!(status.models[0].workers[0].memory_mib, None);
     let answer = http(&server.home().run_dir().join("metrics.sock"), "GET", "/metrics").await.unwrap();
-    let told = |line: &&str| {
+    let is_gpu_metric = |line: &&str| {
         let starts = ["shadowslice_gpu_", "nv_gpu_", "nv_energy_"].iter().any(|name| line.starts_with(name));
         starts || line.contains("gpu_memory_bytes{")
     };
-    assert_eq!(answer.body.lines().find(told), None);
+    assert_eq!(answer.body.lines().find(is_gpu_metric), None);
     server.stop().await.unwrap();
 }
 
@@ -206,7 +209,7 @@ async fn a_killed_worker_is_counted() {
 }
 
 #[tokio::test]
-async fn only_the_metrics_are_there() {
+async fn a_metrics_listener_serves_only_metrics() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
     let socket = server.home().run_dir().join("metrics.sock");
     for (method, path, status) in [
@@ -224,7 +227,7 @@ async fn only_the_metrics_are_there() {
 }
 
 #[tokio::test]
-async fn metrics_are_told_while_the_last_requests_are_answered() {
+async fn metrics_are_served_while_the_last_requests_are_answered() {
     let mut server = scraped(2000.0, "batch: {max: 1}, queue: {on_late: serve}").await.unwrap();
     let children = server.children();
     let client = server.client();
@@ -232,21 +235,21 @@ async fn metrics_are_told_while_the_last_requests_are_answered() {
         tokio::spawn(async move { ask_all(&client, "echo", (0..2).map(echo_case).collect(), 0.0).await });
     server.wait_status("echo", "2 requests accepted", |model| model.requests.accepted == 2).await.unwrap();
     server.signal(Signal::SIGTERM).unwrap();
-    let door = server.home().run_dir().join("grpc.sock");
-    let mut look = interval(Duration::from_millis(10));
-    while door.try_exists().unwrap() {
-        look.tick().await;
+    let grpc_socket = server.home().run_dir().join("grpc.sock");
+    let mut tick = interval(Duration::from_millis(10));
+    while grpc_socket.try_exists().unwrap() {
+        tick.tick().await;
     }
     let draining = scrape(&server, "metrics.sock").await.unwrap();
     let of = |name| draining.of("echo", name, "").unwrap();
-    assert!(of("queue_requests") + of("in_flight_requests") >= 1.0, "all was answered already");
-    assert!(server.ended().await.unwrap().success(), "{}", server.log());
-    assert_eq!(asking.await.unwrap(), vec![Outcome::Right; 2]);
+    assert!(of("queue_requests") + of("in_flight_requests") >= 1.0, "all requests were answered already");
+    assert!(server.wait_exit().await.unwrap().success(), "{}", server.log());
+    assert_eq!(asking.await.unwrap(), vec![RequestOutcome::Right; 2]);
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
-/// Five requests were answered in 5 ms each, and one of them took longer than `seconds` to arrive.
-fn latency_begins_with_the_head(metrics: &Metrics, seconds: f64) {
+/// Checks the metrics of five requests of 5 ms each. One of them took longer than `seconds` to arrive.
+fn assert_latency_includes_receiving(metrics: &Metrics, seconds: f64) {
     let ours = |name: &str| metrics.of("echo", name, "");
     assert_eq!(
         (ours("request_receive_seconds_count"), ours("requests_within_slo_total")),
@@ -257,7 +260,7 @@ fn latency_begins_with_the_head(metrics: &Metrics, seconds: f64) {
 }
 
 #[tokio::test]
-async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
+async fn latency_begins_with_the_head_of_a_slow_http_request() {
     let server = scraped(5.0, "slo: 60s, share: {initial: 50%}").await.unwrap();
     let body =
         format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,16],"data":{:?}}}]}}"#, [1.5; 16]);
@@ -268,12 +271,12 @@ async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
     );
     let mut slow = UnixStream::connect(server.home().run_dir().join("http.sock")).await.unwrap();
     slow.write_all(head.as_bytes()).await.unwrap();
-    let mut told = [0; 25];
-    slow.read_exact(&mut told).await.unwrap();
-    assert_eq!(&told, b"HTTP/1.1 100 Continue\r\n\r\n");
+    let mut interim = [0; 25];
+    slow.read_exact(&mut interim).await.unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
     let begun = Instant::now();
     for n in 0..4 {
-        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
     }
     let between = begun.elapsed().as_secs_f64();
     slow.write_all(body.as_bytes()).await.unwrap();
@@ -281,35 +284,36 @@ async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
     slow.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     counted(&server, 5).await.unwrap();
-    latency_begins_with_the_head(&scrape(&server, "metrics.sock").await.unwrap(), between);
+    assert_latency_includes_receiving(&scrape(&server, "metrics.sock").await.unwrap(), between);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn so_it_does_over_grpc() {
+async fn latency_begins_with_the_head_of_a_slow_grpc_request() {
     let server = scraped(5.0, "slo: 60s, share: {initial: 50%}").await.unwrap();
     let client = server.client();
-    let ((head, headed), (send, sent)) = (oneshot::channel(), oneshot::channel());
+    let (head_tx, head_rx) = oneshot::channel();
+    let (body_tx, body_rx) = oneshot::channel();
     let slow = tokio::spawn({
         let client = client.clone();
-        let over = async move {
-            head.send(()).unwrap();
-            sent.await.unwrap();
+        let delay = async move {
+            head_tx.send(()).unwrap();
+            body_rx.await.unwrap();
         };
-        async move { client.infer_after("echo", &echo_case(4).inputs, over).await }
+        async move { client.infer_with_late_body("echo", &echo_case(4).inputs, delay).await }
     });
-    headed.await.unwrap();
+    head_rx.await.unwrap();
     // The other requests come by the same connection, so the head of the first request has been
     // read when they are answered.
-    assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, Outcome::Right);
+    assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, RequestOutcome::Right);
     let begun = Instant::now();
     for n in 1..4 {
-        assert_eq!(ask(client.clone(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(client.clone(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
     }
     let between = begun.elapsed().as_secs_f64();
-    send.send(()).unwrap();
+    body_tx.send(()).unwrap();
     assert_eq!(slow.await.unwrap().unwrap().len(), 1);
     counted(&server, 5).await.unwrap();
-    latency_begins_with_the_head(&scrape(&server, "metrics.sock").await.unwrap(), between);
+    assert_latency_includes_receiving(&scrape(&server, "metrics.sock").await.unwrap(), between);
     server.stop().await.unwrap();
 }

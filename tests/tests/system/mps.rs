@@ -1,25 +1,25 @@
-//! Whole supervisors on a GPU under MPS of which only the processes are real: a stand-in for NVIDIA's
-//! control program, and workers that are clients of its server and have no GPU.
-#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+//! Supervisors on a simulated GPU under MPS: a stand-in replaces NVIDIA's control program, and the workers
+//! are clients of its server and have no GPU.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Gpu;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::GpuStatusJson;
 use tokio::time::{interval, timeout};
 
-use crate::scene::{echo, unwrapped};
+use crate::fixtures::{echo, unwrapped};
 
 const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
 
-/// A worker that reports the GPU's data, computes reference answers on the CPU as ever, and does
-/// `then` when it is to serve, being a client of the MPS server.
+/// Returns the script of a worker. It reports the data of the GPU, computes reference answers on the CPU,
+/// and runs `then` as a client of the MPS server instead of serving.
 fn worker(then: &str) -> String {
-    let real = beside("shadowslice-worker").unwrap();
+    let real = sibling_binary("shadowslice-worker").unwrap();
     format!(
         "if [ \"$1\" = --probe ]; then\n\
            case $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in 1) sms=8;; *) sms=132;; esac\n\
@@ -33,7 +33,7 @@ fn worker(then: &str) -> String {
     )
 }
 
-fn home(then: &str, partition: &str) -> Result<Home, Error> {
+fn home(then: &str, partition: &str) -> Result<Home, HarnessError> {
     let mut home = Home::with_config(&format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\n\
          gpus: [{{device: {UUID}, partition: {partition}}}]\n\
@@ -43,18 +43,19 @@ fn home(then: &str, partition: &str) -> Result<Home, Error> {
     ))?;
     home.set_worker(&worker(then))?;
     let orders = home.path().join("orders");
-    std::fs::create_dir(&orders).map_err(|source| Error::Io { what: "make a folder".into(), source })?;
+    std::fs::create_dir(&orders)
+        .map_err(|source| HarnessError::Io { what: "create a folder".into(), source })?;
     home.set_env("STAND_IN_ORDERS", orders);
-    home.set_env("SHADOWSLICE_MPS_CONTROL", beside("nvidia-cuda-mps-stand-in")?);
+    home.set_env("SHADOWSLICE_MPS_CONTROL", sibling_binary("nvidia-cuda-mps-stand-in")?);
     Ok(home)
 }
 
-/// The GPU, once it is as wanted.
-async fn gpu(server: &Server, wanted: impl Fn(&Gpu) -> bool) -> Gpu {
+/// Waits until the GPU fulfils `wanted`, and returns it.
+async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) -> GpuStatusJson {
     let looking = async {
-        let mut look = interval(Duration::from_millis(20));
+        let mut tick = interval(Duration::from_millis(20));
         loop {
-            look.tick().await;
+            tick.tick().await;
             if let Ok(status) = server.status().await
                 && wanted(&status.gpus[0])
             {
@@ -66,28 +67,28 @@ async fn gpu(server: &Server, wanted: impl Fn(&Gpu) -> bool) -> Gpu {
     found.map_err(|_| server.log()).unwrap()
 }
 
-/// Waits until a process is gone.
-async fn gone(process: Process) {
-    let mut look = interval(Duration::from_millis(20));
+/// Waits until a process has exited.
+async fn wait_gone(process: ProcessHandle) {
+    let mut tick = interval(Duration::from_millis(20));
     let waiting = async {
-        while process.alive() {
-            look.tick().await;
+        while process.is_alive() {
+            tick.tick().await;
         }
     };
     timeout(Duration::from_secs(30), waiting).await.unwrap();
 }
 
-fn process_of(pid_file: &Path) -> Process {
-    Process::of(std::fs::read_to_string(pid_file).unwrap().parse().unwrap()).unwrap()
+fn process_of(pid_file: &Path) -> ProcessHandle {
+    ProcessHandle::of(std::fs::read_to_string(pid_file).unwrap().parse().unwrap()).unwrap()
 }
 
 #[tokio::test]
-async fn a_worker_is_taken_off_the_gpu_before_it_is_killed() {
-    let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+async fn a_worker_is_terminated_in_mps_before_it_is_killed() {
+    let server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     let status = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!((status.backend.as_str(), status.sms, status.why), ("mps", 132, None));
-    // It never says hello, and is given up.
-    let died = |model: &shadowslice_tests::status::Model| {
+    // The worker never sends its first message, so its start times out.
+    let died = |model: &shadowslice_tests::status::ModelStatusJson| {
         model.more["worker_deaths"].as_u64().is_some_and(|deaths| deaths > 0)
     };
     let model = server.wait_status("echo", "a worker that died", died).await.unwrap();
@@ -98,27 +99,27 @@ async fn a_worker_is_taken_off_the_gpu_before_it_is_killed() {
 }
 
 #[tokio::test]
-async fn the_daemon_goes_with_a_supervisor_that_is_killed() {
-    let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+async fn the_daemon_exits_with_a_killed_supervisor() {
+    let mut server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
-    // A stopped supervisor starts no further child that the list below would miss.
+    // Stop the supervisor first, so that it starts no child after the list is taken.
     server.signal(Signal::SIGSTOP).unwrap();
     let children = server.children();
     server.signal(Signal::SIGKILL).unwrap();
-    server.ended().await.unwrap();
-    // Real workers notice by themselves. These are shells before they sleep.
+    server.wait_exit().await.unwrap();
+    // Real workers notice the death of the supervisor. These are shells until they sleep.
     let workers_end = async {
-        let mut look = interval(Duration::from_millis(20));
+        let mut tick = interval(Duration::from_millis(20));
         loop {
-            look.tick().await;
+            tick.tick().await;
             for child in children.iter().filter(|child| **child != daemon && name(child.pid) == "sleep") {
                 child.signal(Signal::SIGKILL).ok();
             }
         }
     };
     tokio::select! {
-        () = gone(daemon) => {}
+        () = wait_gone(daemon) => {}
         () = workers_end => {}
     }
 }
@@ -128,13 +129,13 @@ fn name(pid: i32) -> String {
 }
 
 #[tokio::test]
-async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fails() {
-    let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+async fn the_next_supervisor_takes_over_the_daemon_and_a_failing_one_leaves_it() {
+    let mut server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     let first = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
     let before = server.upgrade().await.unwrap();
     server.wait_gone(before).await.unwrap();
-    assert!(daemon.alive());
+    assert!(daemon.is_alive());
     let now = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!((now.mps_server_pid, now.sms), (first.mps_server_pid, first.sms));
 
@@ -145,15 +146,15 @@ async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fa
     let refused = server.home().run(&["upgrade"]).await.unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("cannot listen on") && refused.status.code() == Some(1), "{said}");
-    assert!(daemon.alive());
+    assert!(daemon.is_alive());
     gpu(&server, |gpu| gpu.mps_server_pid == first.mps_server_pid).await;
     server.signal(Signal::SIGKILL).unwrap();
-    gone(daemon).await;
+    wait_gone(daemon).await;
 }
 
 #[tokio::test]
-async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
-    let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+async fn models_survive_a_long_outage_of_mps() {
+    let server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let run_dir = server.home().run_dir();
     let daemon = process_of(&run_dir.join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
@@ -162,42 +163,46 @@ async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
     let down = gpu(&server, |gpu| gpu.why.is_some()).await;
     assert!(down.why.unwrap().contains("daemon"), "{}", server.log());
     let before = server.model("echo").await.unwrap();
-    // Longer than eight deaths take.
+    // Wait for longer than eight deaths take.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = server.model("echo").await.unwrap();
     assert_ne!(after.state, "unready", "{}", server.log());
-    let deaths = |model: &shadowslice_tests::status::Model| model.more["worker_deaths"].as_u64().unwrap();
-    assert!(deaths(&after) <= deaths(&before) + 1, "an outage is no death of the model's");
+    let deaths =
+        |model: &shadowslice_tests::status::ModelStatusJson| model.more["worker_deaths"].as_u64().unwrap();
+    assert!(
+        deaths(&after) <= deaths(&before) + 1,
+        "an outage does not count as a death of the model's worker"
+    );
     std::fs::remove_file(server.home().path().join("orders/initializing")).unwrap();
     gpu(&server, |gpu| gpu.why.is_none()).await;
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_daemon_of_others_is_left_alone_and_reported() {
+async fn a_foreign_daemon_is_left_alone_and_reported() {
     let mut home = home("exec sleep 3600", "mps").unwrap();
     let theirs = home.path().join("theirs");
-    let mut daemon = tokio::process::Command::new(beside("nvidia-cuda-mps-stand-in").unwrap());
+    let mut daemon = tokio::process::Command::new(sibling_binary("nvidia-cuda-mps-stand-in").unwrap());
     daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", &theirs).kill_on_drop(true);
     let mut daemon = daemon.spawn().unwrap();
     let pid_file = theirs.join("nvidia-cuda-mps-control.pid");
-    let mut look = interval(Duration::from_millis(20));
+    let mut tick = interval(Duration::from_millis(20));
     while !pid_file.is_file() {
-        look.tick().await;
+        tick.tick().await;
     }
     home.set_env("CUDA_MPS_PIPE_DIRECTORY", &theirs);
     home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
-    let server = Server::start(home, None).unwrap();
+    let server = ServerUnderTest::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
-    assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach no daemon or worker");
+    assert_eq!(gpu.sms, 132, "daemons and workers do not inherit the supervisor's MPS variables");
     assert!(server.log().contains("leaving it running"), "{}", server.log());
     server.stop().await.unwrap();
-    assert!(matches!(daemon.try_wait(), Ok(None)), "it lives");
+    assert!(matches!(daemon.try_wait(), Ok(None)), "the daemon still runs");
 }
 
 #[tokio::test]
-async fn without_mps_no_share_is_enforced_and_status_says_so() {
-    let server = Server::start(home("exec sleep 3600", "none").unwrap(), None).unwrap();
+async fn without_mps_no_share_is_enforced_and_status_reports_it() {
+    let server = ServerUnderTest::start(home("exec sleep 3600", "none").unwrap(), None).unwrap();
     let status = gpu(&server, |_| true).await;
     assert_eq!((status.backend.as_str(), status.sms, status.mps_server_pid), ("none", 132, None));
     let model = server.model("echo").await.unwrap();
@@ -209,7 +214,7 @@ async fn without_mps_no_share_is_enforced_and_status_says_so() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_named_with_what_to_do() {
+async fn missing_parts_are_reported_with_advice() {
     for (program, partition, says) in
         [("/nowhere/control", "mps", "partition: none"), ("/nowhere/control", "none", "cannot use GPU")]
     {

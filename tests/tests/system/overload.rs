@@ -1,25 +1,27 @@
-//! More requests than a copy answers: the reason, and the rates, wherever an operator looks.
+//! An overloaded model: all commands of operators show the same reason and rates.
 
 use std::time::Duration;
 
-use shadowslice_tests::load::{Arrivals, Plan};
-use shadowslice_tests::status::Model;
+use shadowslice_tests::load::{ArrivalPattern, LoadPlan};
+use shadowslice_tests::status::ModelStatusJson;
 
-use crate::scene::{one_echo_under, planned_load, unwrapped};
+use crate::fixtures::{one_echo_under, planned_load, unwrapped};
 
-/// The requests each second that a copy answers, with batches of one that take 10 ms.
+/// The throughput of a copy in requests per second, with batches of one row that take 10 ms.
 const CAPACITY: f64 = 100.0;
 
 const OFFERED: f64 = 180.0;
 
 #[tokio::test]
-async fn an_overload_has_its_reason_and_the_same_rates_everywhere() {
+async fn all_commands_show_the_same_reason_and_rates_of_an_overload() {
     let server = one_echo_under("adaptive", 10.0, "slo: 30ms, batch: {max: 1}").await.unwrap();
-    let plan = Plan { rate: OFFERED, span: Duration::from_secs(20), arrivals: Arrivals::Uniform, seed: 1 };
+    let plan =
+        LoadPlan { rate: OFFERED, span: Duration::from_secs(20), arrivals: ArrivalPattern::Uniform, seed: 1 };
     let load = planned_load(&server, "echo", plan);
-    // Ten seconds and more, so that the window is full of it.
-    let full = |model: &Model| model.more["rates"]["window_s"].as_f64().is_some_and(|span| span >= 10.0);
-    let loaded = |model: &Model| {
+    // The load lasts longer than the window of ten seconds.
+    let full =
+        |model: &ModelStatusJson| model.more["rates"]["window_s"].as_f64().is_some_and(|span| span >= 10.0);
+    let loaded = |model: &ModelStatusJson| {
         model.more["rates"]["requests"].as_f64().is_some_and(|rate| rate > 0.9 * OFFERED) && full(model)
     };
     let model = server.wait_status("echo", "the load over ten seconds", loaded).await.unwrap();
@@ -31,14 +33,17 @@ async fn an_overload_has_its_reason_and_the_same_rates_everywhere() {
     let plan = server.plan().await.unwrap();
     let planned = &plan["models"][0];
     assert!(planned["overload"].as_str().is_some_and(|why| why.starts_with("a copy serves ")), "{plan}");
-    let (seen, told) = (planned["recent"]["arrival_rate"].as_f64().unwrap(), numbers[1]);
-    assert!((seen - told).abs() < 0.1 * told, "plan {seen}, status {told}");
+    let (planned_rate, status_rate) = (planned["recent"]["arrival_rate"].as_f64().unwrap(), numbers[1]);
+    assert!(
+        (planned_rate - status_rate).abs() < 0.1 * status_rate,
+        "plan {planned_rate}, status {status_rate}"
+    );
     for (command, words) in [
         (&["status"][..], "echo is overloaded: a copy serves "),
         (&["plan"], "; overloaded: a copy serves "),
         (&["top", "--once"], "overloaded: a copy serves "),
     ] {
-        let said = unwrapped(&server.said(command).await.unwrap());
+        let said = unwrapped(&server.command_output(command).await.unwrap());
         assert!(said.contains(words), "{command:?}: {said}");
     }
     load.await.unwrap();

@@ -1,4 +1,4 @@
-//! Users of the host as the configuration's lists tell them apart. Root plays them.
+//! Access for the users and groups that the configuration lists. Root imitates these users.
 
 use std::fs::{Permissions, copy, set_permissions};
 use std::io;
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::Output;
 
 use nix::unistd::geteuid;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::process::Command;
 use tonic::Code;
 
-use crate::scene::echo;
+use crate::fixtures::echo;
 
-/// Users and groups that no host has.
+/// A listed user. No host has these users and groups.
 const ALICE: User = User { uid: "70001", groups: "70009" };
 const MEMBER: User = User { uid: "70002", groups: "70008,70005" };
 const STRANGER: User = User { uid: "70005", groups: "70001" };
@@ -22,7 +22,7 @@ const STRANGER: User = User { uid: "70005", groups: "70001" };
 #[derive(Clone, Copy)]
 struct User {
     uid: &'static str,
-    /// Supplementary ones; the primary group is 70003.
+    /// The supplementary groups. The primary group is 70003.
     groups: &'static str,
 }
 
@@ -33,29 +33,30 @@ impl User {
         command.args([&uid, "--regid=70003", &groups]).arg(program).args(arguments).output().await
     }
 
-    /// The status of an answer over HTTP; `None` if there was no answer.
+    /// Sends an HTTP request; returns the status of the answer, or `None` without an answer.
     async fn post(self, socket: &Path, path: &str, body: &str) -> io::Result<Option<u16>> {
         let (socket, url) = (socket.to_string_lossy(), format!("http://x{path}"));
-        let asked =
+        let arguments =
             ["-s", "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket", &socket, "-d", body, &url];
-        let output = self.run(Path::new("curl"), &asked).await?;
+        let output = self.run(Path::new("curl"), &arguments).await?;
         let code = String::from_utf8_lossy(&output.stdout).parse().ok();
         Ok(code.filter(|_| output.status.success()))
     }
 }
 
-/// Whether other users can be played here.
-#[allow(clippy::print_stdout, reason = "who runs the tests is to know")]
-fn alone() -> bool {
-    let alone = !geteuid().is_root() || std::process::Command::new("curl").arg("--version").output().is_err();
-    if alone {
-        println!("skipped: root and curl are needed to be other users");
+/// Returns true if this host cannot run programs as other users.
+#[allow(clippy::print_stdout, reason = "the user should know that the test is skipped")]
+fn cannot_switch_users() -> bool {
+    let cannot =
+        !geteuid().is_root() || std::process::Command::new("curl").arg("--version").output().is_err();
+    if cannot {
+        println!("skipped: needs root and curl");
     }
-    alone
+    cannot
 }
 
-/// A server whose folder, sockets and command other users can reach.
-async fn server(http: &str, more: &str) -> Result<Server, Error> {
+/// Starts a server whose folder, sockets and command are accessible to other users.
+async fn server(http: &str, more: &str) -> Result<ServerUnderTest, HarnessError> {
     let yaml = format!(
         "listen: {{http: [{{address: \"unix:http.sock\", mode: \"0666\"{http}}}], \
          grpc: [\"unix:grpc.sock\", \"127.0.0.1:0\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -65,17 +66,17 @@ async fn server(http: &str, more: &str) -> Result<Server, Error> {
     );
     let home = Home::with_config(&yaml)?;
     let opened = set_permissions(home.path(), Permissions::from_mode(0o755));
-    let opened = opened.and(copy(beside("shadowslice")?, home.path().join("shadowslice")));
-    opened.map_err(|source| Error::Io { what: "open the folder to other users".into(), source })?;
-    Server::ready(home).await
+    let opened = opened.and(copy(sibling_binary("shadowslice")?, home.path().join("shadowslice")));
+    opened.map_err(|source| HarnessError::Io { what: "open the folder to other users".into(), source })?;
+    ServerUnderTest::start_ready(home).await
 }
 
 const INDEX: &str = "/v2/repository/index";
 const LOAD: &str = "/v2/repository/models/m/load";
 
 #[tokio::test]
-async fn a_socket_lets_the_listed_users_and_groups_in_and_closes_on_others() {
-    if alone() {
+async fn a_socket_accepts_the_listed_users_and_groups_and_refuses_others() {
+    if cannot_switch_users() {
         return;
     }
     let server = server(", users: [70001], groups: [70005]", "").await.unwrap();
@@ -96,19 +97,23 @@ async fn a_socket_lets_the_listed_users_and_groups_in_and_closes_on_others() {
 }
 
 #[tokio::test]
-async fn a_name_that_the_host_does_not_know_lets_nobody_serve() {
+async fn an_unknown_user_name_fails_the_start() {
     let Err(ended) = server(", users: [\"no such user\"]", "").await else { panic!("it serves") };
     assert!(ended.to_string().contains("the user \"no such user\""), "{ended}");
 }
 
 #[tokio::test]
-async fn only_the_listed_load_models_and_each_load_is_in_the_log() {
-    if alone() {
+async fn only_listed_users_load_models_and_each_load_is_logged() {
+    if cannot_switch_users() {
         return;
     }
     let server = server("", "model_control: {users: [70001]}").await.unwrap();
     let socket = server.home().run_dir().join("http.sock");
-    assert_eq!(STRANGER.post(&socket, INDEX, "").await.unwrap(), Some(200), "the rest is for all");
+    assert_eq!(
+        STRANGER.post(&socket, INDEX, "").await.unwrap(),
+        Some(200),
+        "other requests are for all users"
+    );
     assert_eq!(STRANGER.post(&socket, LOAD, "{}").await.unwrap(), Some(403));
     server.wait_line(&["audit", "\"load\"", "on=\"m\"", "uid=70005", "denied"]).await.unwrap();
     assert_eq!(ALICE.post(&socket, LOAD, "{}").await.unwrap(), Some(200));
@@ -124,8 +129,8 @@ async fn only_the_listed_load_models_and_each_load_is_in_the_log() {
 }
 
 #[tokio::test]
-async fn only_the_listed_share_memory() {
-    if alone() {
+async fn only_listed_users_register_shared_memory() {
+    if cannot_switch_users() {
         return;
     }
     let server = server("", "limits: {shared_memory: {groups: [70005]}}").await.unwrap();
@@ -137,7 +142,7 @@ async fn only_the_listed_share_memory() {
     let region = "/v2/systemsharedmemory/region/r/register";
     let body = format!("{{\"key\": \"{name}\", \"byte_size\": 64}}");
     lets(0o600);
-    assert_eq!(MEMBER.post(&socket, region, &body).await.unwrap(), Some(403), "root's file is root's");
+    assert_eq!(MEMBER.post(&socket, region, &body).await.unwrap(), Some(403), "a file of root is refused");
     lets(0o666);
     assert_eq!(STRANGER.post(&socket, region, &body).await.unwrap(), Some(403));
     assert_eq!(MEMBER.post(&socket, region, &body).await.unwrap(), Some(200));
@@ -162,8 +167,8 @@ async fn only_the_listed_share_memory() {
 }
 
 #[tokio::test]
-async fn orders_are_taken_from_the_listed_and_are_in_the_log() {
-    if alone() {
+async fn commands_are_accepted_from_listed_users_and_are_logged() {
+    if cannot_switch_users() {
         return;
     }
     let server = server("", "control: {groups: [70005]}").await.unwrap();
@@ -194,7 +199,7 @@ async fn orders_are_taken_from_the_listed_and_are_in_the_log() {
 }
 
 #[tokio::test]
-async fn without_a_list_the_control_socket_is_the_supervisors_users() {
+async fn without_a_list_only_the_supervisors_user_may_send_commands() {
     let server = server("", "").await.unwrap();
     let socket = server.home().run_dir().join("control.sock");
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);

@@ -1,37 +1,37 @@
-//! `shadowslice profile` finds the times and memory that the emulated device was given.
+//! `shadowslice profile` measures the times and the memory of the emulated device.
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
 use shadowslice_tests::home::Home;
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::ProcessHandle;
 
-/// A table by which a device takes its time, the arguments besides, and the rows that are to be found back.
-struct Case {
+/// The execution times of a device, further arguments, and the rows that the profile must have.
+struct ProfileCase {
     table: &'static str,
     arguments: [&'static str; 4],
     rows: [(&'static str, &'static [f64]); 3],
 }
 
 #[tokio::test]
-async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
+async fn the_profile_of_an_emulated_device_is_measured_with_its_knee() {
     let cases = [
-        // Past 40 SMs nothing gets faster. The profile is not in the tree, so the result cannot
-        // have been copied from there.
-        Case {
+        // More than 40 SMs are not faster. The profile is not in the source tree, so the result cannot
+        // be a copy.
+        ProfileCase {
             table: "{sms: [8, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}",
             arguments: ["--shares", "10%,31,100%", "--sms", "132"],
             rows: [("sms:", &[8.0, 40.0, 132.0]), ("1:", &[17.0, 5.5, 5.5]), ("4:", &[42.0, 12.25, 12.25])],
         },
-        // Too small to be divided into groups: a worker a share.
-        Case {
+        // The device is too small for groups, so each share has its own worker.
+        ProfileCase {
             table: "{sms: [4, 8], 1: [9.0, 4.5], 4: [21.0, 12.25]}",
             arguments: ["--shares", "50,100", "--sms", "8"],
             rows: [("sms:", &[4.0, 8.0]), ("1:", &[9.0, 4.5]), ("4:", &[21.0, 12.25])],
         },
     ];
-    for Case { table, arguments, rows } in cases {
+    for ProfileCase { table, arguments, rows } in cases {
         let home = Home::new().unwrap();
         let given = format!("{{source: {{kind: illustrative}}, execution_ms: {table}}}");
         let given = home.write("given.yaml", given).unwrap();
@@ -48,7 +48,7 @@ async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
             let list = line.trim().trim_start_matches('[').trim_end_matches(']');
             list.split(',').map(|number| number.trim().parse().unwrap()).collect()
         };
-        // The device takes exactly its time, unless computing the answer took longer, which may
+        // The device takes exactly its time, unless the computation of the answer takes longer, which may
         // happen on a busy host.
         for (key, wanted) in rows {
             assert_eq!(row(key).len(), wanted.len());
@@ -60,7 +60,7 @@ async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_measured_is_said() {
+async fn the_reason_is_reported_if_a_model_cannot_be_measured() {
     let home = Home::new().unwrap();
     let junk = home.write("junk.onnx", NO_OPERATORS).unwrap();
     let run = async |arguments: &[&str]| {
@@ -80,7 +80,7 @@ async fn what_cannot_be_measured_is_said() {
 }
 
 #[tokio::test]
-async fn free_axes_are_asked_for_and_their_shape_goes_along_with_the_profile() {
+async fn dynamic_axes_need_a_shape_which_the_profile_records() {
     let home = Home::new().unwrap();
     let model = models_folder().join("encoder.onnx");
     let model = model.to_str().unwrap();
@@ -121,7 +121,7 @@ async fn free_axes_are_asked_for_and_their_shape_goes_along_with_the_profile() {
 }
 
 #[tokio::test]
-async fn a_signal_ends_it_and_what_it_made_goes() {
+async fn a_signal_ends_profile_and_its_temporary_files_are_removed() {
     let home = Home::new().unwrap();
     let given = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [100.0]}}";
     let given = home.write("given.yaml", given).unwrap();
@@ -134,14 +134,14 @@ async fn a_signal_ends_it_and_what_it_made_goes() {
         let arguments = ["profile", model, "--device", "emulated", "--emulate", given, "--output", output];
         let mut command = home.command(&arguments).unwrap();
         let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id().unwrap().try_into().unwrap()).unwrap();
-        // It measures once its folder, and its worker's, are there.
+        let process = ProcessHandle::of(child.id().unwrap().try_into().unwrap()).unwrap();
+        // The measurement has started once the temporary folders exist.
         let begun = async {
             while left() == 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(home.patience(), begun).await.expect("it makes a folder");
+        tokio::time::timeout(home.timeout(), begun).await.expect("profile creates a folder");
         tokio::time::sleep(Duration::from_millis(500)).await;
         process.signal(signal).unwrap();
         let ended = child.wait_with_output().await.unwrap();

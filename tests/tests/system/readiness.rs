@@ -1,72 +1,76 @@
-//! When the host says that it is ready.
+//! The readiness of a host.
 
 use std::error::Error as StdError;
 
 use futures_util::FutureExt;
 use shadowslice_tests::cases::NO_OPERATORS;
-use shadowslice_tests::home::{Error, Home, PATIENCE};
-use shadowslice_tests::load::Outcome;
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::metrics::ask as http;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
-use crate::scene::{EMULATED, ask, echo, echo_case, profile};
+use crate::fixtures::{EMULATED, ask, echo, echo_case, profile};
 
-/// What the host says over HTTP, over gRPC, and by gRPC's health service.
-pub(crate) async fn says_ready(server: &Server) -> Result<[bool; 3], Box<dyn StdError>> {
+/// Returns the readiness of the host over HTTP, over gRPC, and from gRPC's health service.
+pub(crate) async fn says_ready(server: &ServerUnderTest) -> Result<[bool; 3], Box<dyn StdError>> {
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", "/v2/health/ready").await?;
     let over_http = answer.head.starts_with("http/1.1 200 ");
     assert!(over_http || answer.head.starts_with("http/1.1 400 "), "{}", answer.head);
-    let mut told = server.client().health().await?;
-    let health = told.next().await.ok_or("nothing is said")??;
+    let mut states = server.client().health().await?;
+    let health = states.next().await.ok_or("the health service sent no state")??;
     Ok([over_http, server.client().server_ready().await?, health])
 }
 
 const READY: [bool; 3] = [true; 3];
 const UNREADY: [bool; 3] = [false; 3];
 
-/// A model that serves soon.
+/// Returns a model that is ready soon.
 fn quick() -> String {
     echo("quick", "share: {initial: 40%}")
 }
 
-/// A model that loads for as long as a test takes.
+/// Returns a model that loads for longer than a test.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 40%}")
 }
 
-/// A model whose worker refuses its file.
+/// Returns a model with a broken file.
 fn broken() -> String {
     "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned()
 }
 
-fn write(home: &Home, more: &str, models: &[String]) -> Result<(), Error> {
+fn write(home: &Home, more: &str, models: &[String]) -> Result<(), HarnessError> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     home.write("config.yaml", format!("{EMULATED}{more}\nmodels:\n{models}")).map(drop)
 }
 
-/// A server that begins to start these models.
-async fn starting(more: &str, models: &[String]) -> Result<Server, Error> {
+/// Starts a server with these models, without waiting for them.
+async fn starting(more: &str, models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
     home.write("broken.onnx", NO_OPERATORS)?;
     write(&home, more, models)?;
-    Server::start(home, None)
+    ServerUnderTest::start(home, None)
 }
 
-async fn wait_state(server: &Server, model: &str, state: &str) -> Result<Model, Error> {
+async fn wait_state(
+    server: &ServerUnderTest,
+    model: &str,
+    state: &str,
+) -> Result<ModelStatusJson, HarnessError> {
     server.wait_status(model, state, |model| model.state == state).await
 }
 
 #[tokio::test]
-async fn a_host_is_not_ready_before_all_models_of_its_start_are_ready_or_given_up() {
+async fn a_host_is_not_ready_until_each_initial_model_is_ready_or_unready() {
     let mut server = starting("", &[quick(), slow(), broken()]).await.unwrap();
     server.wait_model_ready("quick").await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
-    assert_eq!(says_ready(&server).await.unwrap(), UNREADY, "one still loads");
-    assert!(server.said(&["status"]).await.unwrap().contains("the host is not ready"));
+    assert_eq!(says_ready(&server).await.unwrap(), UNREADY, "one model still loads");
+    assert!(server.command_output(&["status"]).await.unwrap().contains("the host is not ready"));
     write(server.home(), "", &[quick()]).unwrap();
     server.reload().await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
@@ -74,53 +78,53 @@ async fn a_host_is_not_ready_before_all_models_of_its_start_are_ready_or_given_u
 }
 
 #[tokio::test]
-async fn a_host_with_a_broken_model_is_ready_for_the_others() {
+async fn a_host_with_a_broken_model_is_ready() {
     let mut server = starting("", &[quick(), broken()]).await.unwrap();
     server.wait_ready().await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
-    assert_eq!(ask(server.client(), "quick", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "quick", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_model_that_a_reload_adds_takes_no_host_out_while_it_loads_nor_when_it_is_broken() {
+async fn a_model_added_by_a_reload_does_not_make_the_host_unready() {
     let mut server = starting("", &[quick()]).await.unwrap();
     server.wait_ready().await.unwrap();
     let mut health = server.client().health().await.unwrap();
     assert!(health.next().await.unwrap().unwrap());
     write(server.home(), "", &[quick(), broken(), slow()]).unwrap();
-    // It returns when the models serve or are given up; one of them will not in this test.
+    // The command returns when each model is ready or unready, and one of them stays loading here.
     let mut reloading = server.home().command(&["reload"]).unwrap().spawn().unwrap();
     let added = async { while server.model("slow").await.is_err() {} };
-    timeout(PATIENCE, added).await.unwrap();
+    timeout(DEFAULT_TIMEOUT, added).await.unwrap();
     wait_state(&server, "slow", "loading").await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
     reloading.kill().await.unwrap();
-    assert!(health.next().now_or_never().is_none(), "watchers hear nothing");
+    assert!(health.next().now_or_never().is_none(), "watchers get no notification");
     drop(health);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn named_models_make_a_host_ready_and_a_reload_names_others() {
+async fn the_key_ready_selects_models_and_a_reload_changes_it() {
     let mut server = starting("ready: [quick]", &[quick(), slow()]).await.unwrap();
     server.wait_ready().await.unwrap();
     wait_state(&server, "slow", "loading").await.unwrap();
     for (rule, expected) in [("all", UNREADY), ("[quick]", READY), ("[slow, quick]", UNREADY)] {
         write(server.home(), &format!("ready: {rule}"), &[quick(), slow()]).unwrap();
-        assert_eq!(server.said(&["reload"]).await.unwrap().lines().next(), Some("ready: changed"));
+        assert_eq!(server.command_output(&["reload"]).await.unwrap().lines().next(), Some("ready: changed"));
         assert_eq!(says_ready(&server).await.unwrap(), expected, "{rule}");
     }
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
+async fn a_host_starts_without_models_and_reloads_add_and_remove_them() {
     let none = format!("{EMULATED}models: []\n");
     let model = echo("m", "profile: profile.yaml, share: {initial: 50%}");
-    let mut server = Server::start(Home::with_config(&none).unwrap(), None).unwrap();
+    let mut server = ServerUnderTest::start(Home::with_config(&none).unwrap(), None).unwrap();
     server.home().write("profile.yaml", profile(2.0)).unwrap();
     server.wait_up().await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), UNREADY);
@@ -129,7 +133,7 @@ async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
         server.home().write("config.yaml", format!("{EMULATED}models:\n  - {model}\n")).unwrap();
         server.reload().await.unwrap();
         server.wait_ready().await.unwrap();
-        assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
         server.home().write("config.yaml", &none).unwrap();
         server.reload().await.unwrap();
         assert_eq!(says_ready(&server).await.unwrap(), UNREADY);

@@ -1,28 +1,28 @@
-//! A configuration that changes while clients are served.
+//! Changes of the configuration under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::{Case, NO_OPERATORS, Tensor};
-use shadowslice_tests::client::Client;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::cases::{ClientTensor, NO_OPERATORS, RequestCase};
+use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::task::JoinSet;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
 const CLIENTS: u16 = 8;
 
-/// Keys of a model that takes 2 ms a batch, and is patient on a busy machine.
+/// The keys of a model that takes 2 ms per batch and serves late requests, because the machine may be busy.
 const QUICK: &str = "profile: profile.yaml, queue: {on_late: serve}";
 
-/// Writes a configuration of these models, with more keys for all.
-fn write(home: &Home, models: &[String], more: &str) -> Result<(), Error> {
+/// Writes a configuration with these models and more top-level keys.
+fn write(home: &Home, models: &[String], more: &str) -> Result<(), HarnessError> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     home.write("config.yaml", format!("{EMULATED}{more}models:\n{models}")).map(drop)
 }
@@ -32,26 +32,26 @@ fn quick(name: &str, more: &str) -> String {
     echo(name, &format!("{base}, {more}"))
 }
 
-/// A server with these models, ready.
-async fn serving(models: &[String]) -> Result<Server, Error> {
+/// Starts a server with these models, and waits until it is ready.
+async fn serving(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("profile.yaml", profile(2.0))?;
     write(&home, models, "timeouts: {dwell: 100ms}\n")?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-fn rewrite(server: &Server, models: &[String]) -> Result<(), Error> {
+fn rewrite(server: &ServerUnderTest, models: &[String]) -> Result<(), HarnessError> {
     write(server.home(), models, "timeouts: {dwell: 100ms}\n")
 }
 
-/// Connections that each send requests one after the other until they are told to stop.
+/// Closed-loop clients, each with its own connection, which run until they are stopped.
 struct Clients {
     stop: Arc<AtomicBool>,
-    asking: JoinSet<(u64, Vec<Outcome>)>,
+    asking: JoinSet<(u64, Vec<RequestOutcome>)>,
 }
 
 impl Clients {
-    fn start(server: &Server, model: &'static str) -> Self {
+    fn start(server: &ServerUnderTest, model: &'static str) -> Self {
         let (stop, mut asking) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
         for client in 0..CLIENTS {
             asking.spawn(ask_on(server.client(), model, client, Arc::clone(&stop)));
@@ -59,7 +59,7 @@ impl Clients {
         Self { stop, asking }
     }
 
-    /// Every request must have been answered rightly.
+    /// Stops the clients. Fails unless every request was answered correctly; returns their number.
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.asking.join_all().await;
@@ -70,38 +70,38 @@ impl Clients {
 }
 
 async fn ask_on(
-    client: Client,
+    client: InferGrpcClient,
     model: &'static str,
     seed: u16,
     stop: Arc<AtomicBool>,
-) -> (u64, Vec<Outcome>) {
+) -> (u64, Vec<RequestOutcome>) {
     let (mut right, mut wrong) = (0, Vec::new());
     while !stop.load(Ordering::Relaxed) {
         let case = echo_case(seed * 1000 + u16::try_from(right % 1000).unwrap_or(0));
         match ask(client.clone(), model, &case, 0.0).await {
-            Outcome::Right => right += 1,
+            RequestOutcome::Right => right += 1,
             other => wrong.push(other),
         }
     }
     (right, wrong)
 }
 
-/// Sends requests one after the other; returns how many were answered rightly before the first that
-/// was not, and the outcome of that request.
-async fn ask_until_refused(client: Client, seed: u16) -> (u64, String) {
+/// Sends requests one after the other until one fails. Returns the number of correct answers before, and
+/// the reason of the failure.
+async fn ask_until_refused(client: InferGrpcClient, seed: u16) -> (u64, String) {
     let mut right = 0;
     loop {
         match ask(client.clone(), "m", &echo_case(seed), 0.0).await {
-            Outcome::Right => right += 1,
-            Outcome::Wrong(how) => return (right, how),
-            Outcome::Failed(why) => return (right, why),
+            RequestOutcome::Right => right += 1,
+            RequestOutcome::Wrong(how) => return (right, how),
+            RequestOutcome::Failed(why) => return (right, why),
         }
     }
 }
 
-/// The process of the worker that serves a model.
-async fn incumbent(server: &Server, model: &str) -> Result<i32, Error> {
-    let serving = |model: &Model| {
+/// Returns the PID of the worker that serves a model.
+async fn incumbent(server: &ServerUnderTest, model: &str) -> Result<i32, HarnessError> {
+    let serving = |model: &ModelStatusJson| {
         let worker = model.workers.iter().find(|worker| worker.role == "incumbent");
         worker.map(|worker| worker.pid)
     };
@@ -146,13 +146,13 @@ async fn changes_of_every_kind_lose_nothing() {
     assert!(clients.end().await > 100);
     assert!(beside.end().await > 100);
     assert_eq!(incumbent(&server, "n").await.unwrap(), neighbour, "an unchanged model is not touched");
-    let alone = |model: &Model| model.workers.len() == 1;
+    let alone = |model: &ModelStatusJson| model.workers.len() == 1;
     server.wait_status("m", "one worker", alone).await.unwrap();
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn models_come_and_go_and_come_again() {
+async fn models_are_added_and_removed_repeatedly() {
     let (m, n) = (quick("m", "share: {initial: 40%}"), quick("n", "share: {initial: 40%}"));
     let mut server = serving(std::slice::from_ref(&m)).await.unwrap();
     let clients = Clients::start(&server, "m");
@@ -160,16 +160,19 @@ async fn models_come_and_go_and_come_again() {
         rewrite(&server, &[n.clone(), m.clone()]).unwrap();
         assert_eq!(server.reload().await.unwrap().changes(), [("n", "added")], "round {round}");
         server.wait_model_ready("n").await.unwrap();
-        assert_eq!(ask(server.client(), "n", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "n", &echo_case(1), 0.0).await, RequestOutcome::Right);
         let names: Vec<_> =
             server.status().await.unwrap().models.into_iter().map(|model| model.name).collect();
-        assert_eq!(names, ["n", "m"], "as the configuration orders them");
+        assert_eq!(names, ["n", "m"], "in the order of the configuration");
         let last = load(&server, "n", 200.0, Duration::from_millis(200));
         assert_nothing_lost(&last.await.unwrap());
         rewrite(&server, std::slice::from_ref(&m)).unwrap();
         assert_eq!(server.reload().await.unwrap().changes(), [("n", "removed")]);
         let gone = ask(server.client(), "n", &echo_case(1), 0.0).await;
-        assert!(matches!(&gone, Outcome::Failed(why) if why.contains("unknown model: 'n'")), "{gone:?}");
+        assert!(
+            matches!(&gone, RequestOutcome::Failed(why) if why.contains("unknown model: 'n'")),
+            "{gone:?}"
+        );
         assert!(server.model("n").await.is_err());
     }
     clients.end().await;
@@ -178,13 +181,13 @@ async fn models_come_and_go_and_come_again() {
 }
 
 #[tokio::test]
-async fn a_removed_model_answers_what_it_accepted() {
+async fn a_removed_model_answers_accepted_requests() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     home.write("slow.yaml", profile(300.0)).unwrap();
     let slow = echo("slow", "profile: slow.yaml, batch: {max: 1}, queue: {on_late: serve}");
     write(&home, &[slow, quick("m", "share: {initial: 30%}")], "").unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut asking = JoinSet::new();
     for n in 0..8 {
         let client = server.client();
@@ -193,12 +196,12 @@ async fn a_removed_model_answers_what_it_accepted() {
     server.wait_status("slow", "8 requests accepted", |model| model.requests.accepted == 8).await.unwrap();
     write(server.home(), &[quick("m", "share: {initial: 30%}")], "").unwrap();
     server.reload().await.unwrap();
-    assert_eq!(asking.join_all().await, vec![Outcome::Right; 8]);
+    assert_eq!(asking.join_all().await, vec![RequestOutcome::Right; 8]);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn other_inputs_meet_other_workers() {
+async fn changed_inputs_get_new_workers() {
     let tensors = |shape: u32| {
         format!(
             "{{name: m, engine: emulated, slo: 200ms, {QUICK}, batch: {{max: 1}}, \
@@ -217,9 +220,9 @@ async fn other_inputs_meet_other_workers() {
         (report.changes(), &report.models[0].keys),
         (vec![("m", "replaced")], &vec!["tensors".to_owned()])
     );
-    let four = |name| Tensor::fp32(name, &[1, 4], &[7.0; 4]);
-    let case = Case { inputs: vec![four("x")], outputs: vec![four("y")], truth: None };
-    assert_eq!(ask(server.client(), "m", &case, 0.0).await, Outcome::Right);
+    let four = |name| ClientTensor::fp32(name, &[1, 4], &[7.0; 4]);
+    let case = RequestCase { inputs: vec![four("x")], outputs: vec![four("y")], truth: None };
+    assert_eq!(ask(server.client(), "m", &case, 0.0).await, RequestOutcome::Right);
     for (right, refused) in asking.join_all().await {
         assert!(right > 0 && refused.starts_with("InvalidArgument"), "after {right}: {refused}");
     }
@@ -227,7 +230,7 @@ async fn other_inputs_meet_other_workers() {
 }
 
 #[tokio::test]
-async fn a_faulty_file_changes_nothing_and_every_fault_is_named() {
+async fn an_invalid_file_changes_nothing_and_every_error_is_reported() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let before = incumbent(&server, "m").await.unwrap();
     let clients = Clients::start(&server, "m");
@@ -264,7 +267,7 @@ async fn a_faulty_file_changes_nothing_and_every_fault_is_named() {
 }
 
 #[tokio::test]
-async fn reloads_at_once_come_one_after_the_other() {
+async fn concurrent_reloads_run_one_after_the_other() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let clients = Clients::start(&server, "m");
     rewrite(
@@ -275,28 +278,28 @@ async fn reloads_at_once_come_one_after_the_other() {
     let (first, second) = tokio::join!(server.reload(), server.reload());
     let mut changes = [first.unwrap().models.len(), second.unwrap().models.len()];
     changes.sort_unstable();
-    assert_eq!(changes, [0, 2], "one reload carries it out, the other finds it done");
+    assert_eq!(changes, [0, 2], "one reload makes the changes, the other finds none");
     clients.end().await;
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_hangup_during_a_hand_over_waits_for_it() {
+async fn a_sighup_during_a_hand_over_waits_for_it() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let clients = Clients::start(&server, "m");
     rewrite(&server, &[quick("m", "share: {initial: 70%}")]).unwrap();
     let (resized, ()) = tokio::join!(server.resize("m", 20), async {
-        let coming = |model: &Model| model.workers.len() == 2;
+        let coming = |model: &ModelStatusJson| model.workers.len() == 2;
         server.wait_status("m", "a shadow", coming).await.unwrap();
         server.signal(Signal::SIGHUP).unwrap();
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
     server.wait_status("m", "the file's share", |model| model.share_percent == 70).await.unwrap();
-    // So does new workers' taking over.
+    // The replacement of workers also waits for a hand-over.
     rewrite(&server, &[quick("m", "share: {initial: 70%}, batch: {max: 2}")]).unwrap();
     let (resized, reloaded) = tokio::join!(server.resize("m", 30), server.reload());
     assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);
-    // It was carried out, or went with the workers that it was meant for.
+    // The resize either completed or failed with the old workers, so its result may be dropped.
     drop(resized);
     clients.end().await;
     server.stop().await.unwrap();
@@ -305,17 +308,17 @@ async fn a_hangup_during_a_hand_over_waits_for_it() {
 #[tokio::test]
 async fn killed_workers_do_not_stop_a_reload() {
     let home = Home::new().unwrap();
-    // Slow to load, so that there is time to kill the loading worker.
+    // The model loads slowly, so that the test can kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     let old = incumbent(&server, "m").await.unwrap();
     rewrite(&server, &[quick("m", "share: {initial: 50%}, batch: {max: 4}")]).unwrap();
     let (reloaded, ()) = tokio::join!(server.reload(), async {
         let mut killed = 0;
         for _ in 0..2 {
-            let shadow = |model: &Model| {
+            let shadow = |model: &ModelStatusJson| {
                 let shadow =
                     model.workers.iter().find(|worker| worker.role == "shadow" && worker.pid != killed);
                 shadow.map(|worker| worker.pid)
@@ -332,7 +335,7 @@ async fn killed_workers_do_not_stop_a_reload() {
 }
 
 #[tokio::test]
-async fn new_workers_that_do_not_serve_leave_the_old_ones() {
+async fn if_new_workers_fail_the_old_ones_stay() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let before = incumbent(&server, "m").await.unwrap();
     let clients = Clients::start(&server, "m");
@@ -343,18 +346,18 @@ async fn new_workers_that_do_not_serve_leave_the_old_ones() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Or there is no ONNX Runtime here, and that is said.
+    // On a host without ONNX Runtime, the reason names it instead.
     assert!(printed.contains("\"why\":\"") || said.contains("ONNX Runtime"), "{printed} {said}");
     clients.end().await;
     assert_eq!(incumbent(&server, "m").await.unwrap(), before);
-    // The file can be mended.
+    // The file can be repaired.
     rewrite(&server, &[quick("m", "share: {initial: 50%}")]).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), []);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_policy_goes_by_the_models_that_there_are() {
+async fn a_policy_follows_the_current_models() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     let yaml = |models: &[&str]| {
@@ -364,7 +367,7 @@ async fn a_policy_goes_by_the_models_that_there_are() {
         format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n{models}")
     };
     home.write("config.yaml", yaml(&["m"])).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     assert_eq!(server.model("m").await.unwrap().share_percent, 100);
     server.home().write("config.yaml", yaml(&["m", "n"])).unwrap();
@@ -380,7 +383,7 @@ async fn a_policy_goes_by_the_models_that_there_are() {
 }
 
 #[tokio::test]
-async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_share() {
+async fn new_bounds_apply_before_the_next_decision_even_to_a_held_share() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     let write = |home: &Home, share: &str| {
@@ -390,7 +393,7 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
             .unwrap();
     };
     write(&home, "max: 90%");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     let mut held = false;
     for (bounds, percent) in
@@ -401,7 +404,7 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
         let model = server.model("m").await.unwrap();
         assert_eq!((model.share_percent, &model.more["held"]), (percent, &held.into()), "{bounds}");
         if percent == 70 {
-            server.said(&["hold", "m"]).await.unwrap();
+            server.command_output(&["hold", "m"]).await.unwrap();
             held = true;
         }
     }
@@ -409,11 +412,11 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
     server.stop().await.unwrap();
 }
 
-/// A reload whose hand-over fails, under this policy, is tried again by the next reload, and is in
-/// no client's way meanwhile.
-async fn tried_again(policy: &str) -> Result<(), Error> {
+/// Checks that a reload whose hand-over fails, under this policy, is retried by the next reload, and
+/// blocks no client meanwhile.
+async fn assert_retried(policy: &str) -> Result<(), HarnessError> {
     let home = Home::new()?;
-    // Slow to load, so that there is time to kill the loading worker.
+    // The model loads slowly, so that the test can kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
     let write = |home: &Home, most: u32| {
         let share = format!("standby: off, slo: {most}s, share: {{initial: {most}%, max: {most}%}}");
@@ -424,18 +427,18 @@ async fn tried_again(policy: &str) -> Result<(), Error> {
         home.write("config.yaml", format!("{rest}models:\n{}", models.concat())).map(drop)
     };
     write(&home, 80)?;
-    let server = Server::ready(home).await?;
-    server.said(&["hold", "m"]).await?;
+    let server = ServerUnderTest::start_ready(home).await?;
+    server.command_output(&["hold", "m"]).await?;
     let before = server.model("m").await?.share_percent;
     write(server.home(), 30)?;
     let kill_shadow = async {
-        let shadow = |model: &Model| {
+        let shadow = |model: &ModelStatusJson| {
             model.workers.iter().find(|worker| worker.role == "shadow").map(|worker| worker.pid)
         };
         let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await?;
-        let killed = shadow(&seen).and_then(Process::of);
+        let killed = shadow(&seen).and_then(ProcessHandle::of);
         assert!(killed.is_some_and(|shadow| shadow.signal(Signal::SIGKILL).is_ok()), "{seen:?}");
-        Ok::<_, Error>(())
+        Ok::<_, HarnessError>(())
     };
     let (output, killed) = tokio::join!(server.home().run(&["reload"]), kill_shadow);
     killed?;
@@ -451,9 +454,9 @@ async fn tried_again(policy: &str) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn a_share_that_did_not_come_into_force_is_tried_again_by_the_next_reload() {
-    tried_again("static").await.unwrap();
-    tried_again("equal, interval: 1h").await.unwrap();
+async fn the_next_reload_retries_a_share_that_did_not_take_effect() {
+    assert_retried("static").await.unwrap();
+    assert_retried("equal, interval: 1h").await.unwrap();
 }
 
 #[tokio::test]
@@ -471,15 +474,15 @@ async fn many_reloads_leave_nothing_open() {
         change(n).await;
     }
     server.wait_children(1).await.unwrap();
-    // Twelve leaking reloads would leave a dozen open files at least; the last model to go may
+    // Twelve leaking reloads would leave at least twelve open files. The last removed instance may
     // still be closing its files.
     let closed = async {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
+        let mut tick = tokio::time::interval(Duration::from_millis(20));
         while server.process().open_files() > before + 3 {
-            look.tick().await;
+            tick.tick().await;
         }
     };
-    let closed = tokio::time::timeout(server.home().patience(), closed).await;
+    let closed = tokio::time::timeout(server.home().timeout(), closed).await;
     let after = server.process().open_files();
     assert!(closed.is_ok(), "{before} files were open before twelve reloads, and {after} after");
     server.stop().await.unwrap();

@@ -1,28 +1,28 @@
-//! The protocol's model repository: the models as clients see them, load and unload.
+//! The model repository of the protocol: index, load and unload.
 
 use std::time::Duration;
 
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tonic::{Code, Status};
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
-/// A server with two models that clients may load and unload.
-async fn explicit() -> Result<Server, Error> {
+/// Starts a server with two models that clients may load and unload.
+async fn explicit() -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
     let home = Home::with_config(&format!("{EMULATED}model_control: explicit\nmodels:\n{models}"))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-/// Name and state of every model.
-async fn index(server: &Server, ready: bool) -> Result<Vec<(String, String)>, Status> {
+/// Returns the name and the state of every model in the repository index.
+async fn index(server: &ServerUnderTest, ready: bool) -> Result<Vec<(String, String)>, Status> {
     let listed = server.client().repository_index(ready).await?;
-    Ok(listed.into_iter().map(|(name, state, _)| (name, state)).collect())
+    Ok(listed.into_iter().map(|entry| (entry.name, entry.state)).collect())
 }
 
 fn states(rows: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -30,13 +30,13 @@ fn states(rows: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn an_unloaded_model_is_gone_and_comes_back() {
+async fn an_unloaded_model_is_unavailable_until_it_is_loaded() {
     let server = explicit().await.unwrap();
     assert_eq!(index(&server, false).await.unwrap(), states(&[("m", "READY"), ("n", "READY")]));
     let beside = load(&server, "n", 100.0, Duration::from_secs(2));
     server.client().unload("m").await.unwrap();
     let gone = ask(server.client(), "m", &echo_case(1), 0.0).await;
-    assert!(matches!(&gone, Outcome::Failed(why) if why.starts_with("NotFound")), "{gone:?}");
+    assert!(matches!(&gone, RequestOutcome::Failed(why) if why.starts_with("NotFound")), "{gone:?}");
     server.wait_status("m", "unloaded", |model| model.state == "unloaded").await.unwrap();
     assert_eq!(index(&server, false).await.unwrap(), states(&[("n", "READY"), ("m", "UNAVAILABLE")]));
     assert_eq!(index(&server, true).await.unwrap(), states(&[("n", "READY")]));
@@ -48,7 +48,7 @@ async fn an_unloaded_model_is_gone_and_comes_back() {
     server.client().unload("m").await.unwrap();
     server.wait_children(1).await.unwrap();
     server.client().load("m", None).await.unwrap();
-    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_nothing_lost(&beside.await.unwrap());
     server.stop().await.unwrap();
 }
@@ -62,12 +62,12 @@ async fn a_load_with_another_configuration_hands_over() {
     server.client().load("m", Some(r#"{"batch": {"max": 4}, "slo": "90ms"}"#)).await.unwrap();
     let model = server.model("m").await.unwrap();
     assert_eq!((model.share_percent, model.slo.latency_ms), (60, 90.0));
-    // Without anything that differs its files are read again, by new workers.
+    // A load without changes starts new workers, which read the files again.
     let before = model.workers.iter().find(|worker| worker.role == "incumbent").unwrap().pid;
     server.client().load("m", None).await.unwrap();
-    let other = |model: &Model| model.workers.iter().all(|worker| worker.pid != before);
+    let other = |model: &ModelStatusJson| model.workers.iter().all(|worker| worker.pid != before);
     server.wait_status("m", "other workers", other).await.unwrap();
-    // The next reload brings the file's settings back.
+    // The next reload restores the values of the file.
     server.reload().await.unwrap();
     let model = server.model("m").await.unwrap();
     assert_eq!((model.share_percent, model.slo.latency_ms), (40, 200.0));
@@ -76,7 +76,7 @@ async fn a_load_with_another_configuration_hands_over() {
 }
 
 #[tokio::test]
-async fn wishes_that_cannot_be_granted_change_nothing() {
+async fn refused_loads_change_nothing() {
     let server = explicit().await.unwrap();
     for (model, config, code, words) in [
         ("x", None, Code::NotFound, "'x'"),
@@ -94,7 +94,7 @@ async fn wishes_that_cannot_be_granted_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_load_stays_within_what_the_operator_wrote() {
+async fn a_load_stays_within_the_limits_of_the_configuration() {
     let server = explicit().await.unwrap();
     for (config, words) in [
         (r#"{"share": {"min": "30%"}}"#, "share.min: a client may only set what is configured, 2%"),
@@ -107,7 +107,7 @@ async fn a_load_stays_within_what_the_operator_wrote() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{config}: {refused}");
         assert!(refused.message().contains(words), "{config}: {refused}");
     }
-    // What a client gave up it may have back, up to what the file says.
+    // A client may raise a value again that it lowered, up to the value in the file.
     for config in [r#"{"priority": 7}"#, r#"{"priority": 1, "queue": {"max_requests": 9}}"#] {
         server.client().load("m", Some(config)).await.unwrap();
     }
@@ -117,16 +117,16 @@ async fn a_load_stays_within_what_the_operator_wrote() {
 }
 
 #[tokio::test]
-async fn clients_are_no_operators_unless_they_are_made_so() {
+async fn clients_cannot_load_models_unless_the_configuration_permits_it() {
     let home = Home::with_config(&format!("{EMULATED}models:\n  - {}\n", echo("m", "share: {initial: 40%}")))
         .unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     for refused in [server.client().unload("m").await, server.client().load("m", None).await] {
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable);
         assert!(refused.message().contains("model_control: explicit"), "{refused}");
     }
     assert_eq!(index(&server, false).await.unwrap(), states(&[("m", "READY")]));
-    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }

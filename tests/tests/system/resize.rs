@@ -1,15 +1,15 @@
-//! Shares set by hand, under load.
+//! Shares set with `resize` under load.
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, one_echo, profile};
+use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, one_echo, profile};
 
 #[tokio::test]
 async fn resizing_under_load_loses_nothing() {
@@ -31,7 +31,7 @@ async fn resizing_under_load_loses_nothing() {
 }
 
 #[tokio::test]
-async fn the_share_in_force_changes_nothing_and_says_so() {
+async fn a_resize_to_the_current_share_changes_nothing_and_says_so() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     let before = server.model("echo").await.unwrap();
     let output = server.home().run(&["resize", "echo", "50%"]).await.unwrap();
@@ -58,21 +58,21 @@ async fn impossible_shares_are_refused_with_the_reason() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("absent"));
     assert_eq!(server.model("echo").await.unwrap().workers[0].pid, before);
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_smaller_share_takes_longer_as_the_profile_says() {
-    // 10 ms with 66 SMs, so 55 ms with the 12 of a tenth.
+async fn a_smaller_share_takes_the_time_of_the_profile() {
+    // A batch takes 10 ms with 66 SMs, so it takes 55 ms with the 12 SMs of 10 %.
     let server = one_echo(10.0, "share: {initial: 50%}, queue: {on_late: serve}").await.unwrap();
     let wide = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
     server.resize("echo", 10).await.unwrap();
     let narrow = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
     assert_nothing_lost(&wide);
     assert_nothing_lost(&narrow);
-    // The fastest requests: the share does not cause the delays that a busy host adds to some
-    // requests.
+    // Compare the fastest requests, because a busy host delays some of the
+    // others.
     let [wide, narrow] = [wide, narrow].map(|tally| tally.latency_ms(0.01));
     assert!((10.0..55.0).contains(&wide) && narrow >= 55.0, "{wide} and {narrow} ms");
     server.stop().await.unwrap();
@@ -93,22 +93,22 @@ async fn a_second_resize_of_a_model_does_not_disturb_the_first() {
 #[tokio::test]
 async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
-    let alone = |model: &shadowslice_tests::status::Model| model.workers.len() == 1;
+    let alone = |model: &shadowslice_tests::status::ModelStatusJson| model.workers.len() == 1;
     let before = server.process().open_files();
     for n in 0..6 {
         server.resize("echo", 20 + 10 * (n % 2)).await.unwrap();
     }
     server.wait_status("echo", "one worker", alone).await.unwrap();
     let after = server.process().open_files();
-    // A status conversation may be open at either moment.
+    // A connection for `status` may be open at both times.
     assert!(after <= before + 3, "{before} files were open before six hand-overs, and {after} after");
     server.stop().await.unwrap();
 }
 
-/// Bounds that come in force while a hand-over is under way hold for the new share; the worker that
-/// is being replaced keeps its share.
+/// Checks that bounds that change during a hand-over apply to the new share; the worker that
+/// is replaced keeps its share.
 #[tokio::test]
-async fn a_reload_during_a_hand_over_reckons_with_its_share() {
+async fn a_reload_during_a_hand_over_considers_its_share() {
     let write = |home: &Home, more: &str| {
         let model = echo("m", &format!("profile: profile.yaml, standby: off, share: {{{more}"));
         home.write("config.yaml", format!("{EMULATED}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
@@ -117,16 +117,16 @@ async fn a_reload_during_a_hand_over_reckons_with_its_share() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 1s")).unwrap();
     write(&home, "initial: 40%}");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let during = async |share: u32, file: &str| {
         write(server.home(), file);
         let reload = async {
-            let shadow = |model: &Model| model.workers.iter().any(|worker| worker.role == "shadow");
+            let shadow = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "shadow");
             server.wait_status("m", "a shadow", shadow).await.unwrap();
             server.reload().await.unwrap()
         };
         let (resized, reloaded) = tokio::join!(server.resize("m", share), reload);
-        // Where the model is replaced, it was carried out, or went with the workers that it was meant for.
+        // If the reload replaces the model, the resize either completed or failed with the old workers.
         (resized.ok().and_then(|done| done.outcome), reloaded.changes().len())
     };
     assert_eq!(during(80, "initial: 40%, max: 50%}").await, (Some("completed".into()), 1));
@@ -137,7 +137,7 @@ async fn a_reload_during_a_hand_over_reckons_with_its_share() {
 }
 
 #[tokio::test]
-async fn bounds_hold_although_the_hand_over_that_would_have_kept_them_fails() {
+async fn bounds_hold_even_if_the_hand_over_that_would_meet_them_fails() {
     let write = |home: &Home, keys: &str| {
         let model = echo("m", &format!("profile: profile.yaml, standby: off, {keys}"));
         let rest = EMULATED.replace("policy: static", "policy: equal, interval: 1h");
@@ -147,19 +147,20 @@ async fn bounds_hold_although_the_hand_over_that_would_have_kept_them_fails() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, "slo: 9s, share: {max: 40%}");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     write(server.home(), "slo: 9s, share: {max: 90%}");
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "changed")]);
     write(server.home(), "slo: 8s, share: {min: 60%, max: 90%}");
-    let shadow =
-        |model: &Model| model.workers.iter().find(|worker| worker.role == "shadow").map(|one| one.pid);
+    let shadow = |model: &ModelStatusJson| {
+        model.workers.iter().find(|worker| worker.role == "shadow").map(|one| one.pid)
+    };
     let reload = async {
         let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await.unwrap();
         let killed = async {
-            // By then the reload has looked at the share that is coming.
-            let changed = |model: &Model| model.slo.latency_ms == 8_000.0;
-            server.wait_status("m", "the other objective", changed).await.unwrap();
-            Process::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();
+            // By then the reload has considered the share of the hand-over.
+            let changed = |model: &ModelStatusJson| model.slo.latency_ms == 8_000.0;
+            server.wait_status("m", "the new SLO", changed).await.unwrap();
+            ProcessHandle::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();
         };
         tokio::join!(server.reload(), killed).0.unwrap()
     };
@@ -181,10 +182,10 @@ async fn new_workers_have_the_share_that_was_set_by_hand_while_they_started() {
     home.write("profile.yaml", profile(2.0)).unwrap();
     home.write("slow.yaml", profile(2.0).replace("load: 50ms", "load: 4s")).unwrap();
     write(&home, "profile.yaml");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     write(server.home(), "slow.yaml");
     let resize = async {
-        let two = |model: &Model| model.workers.len() > 1;
+        let two = |model: &ModelStatusJson| model.workers.len() > 1;
         server.wait_status("m", "workers that start", two).await.unwrap();
         server.resize("m", 70).await.unwrap().outcome
     };

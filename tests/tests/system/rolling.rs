@@ -1,4 +1,4 @@
-//! A rolling restart of two hosts behind a proxy that sends to those that say they are ready.
+//! A rolling restart of two hosts behind a proxy that sends requests to ready hosts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,26 +7,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home, PATIENCE};
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
 use shadowslice_tests::metrics::ask as http;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 
-use crate::scene::{EMULATED, echo, profile};
+use crate::fixtures::{EMULATED, echo, profile};
 
-/// How often the proxy looks whether a host is ready.
-const POLL_EVERY: Duration = Duration::from_millis(50);
+/// The interval at which the proxy checks the readiness of the hosts.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Many times that, as other tests may keep the machine busy.
+/// The time for which a stopping host still serves: many polls, because the machine may be busy.
 const LAME_DUCK: &str = "2s";
 
 type Connection = BufReader<UnixStream>;
 
-/// Reads a request or an answer whole: head and body. `None` if the peer has ended before it.
+/// Reads the head and the body of a request or an answer. Returns `None` if the peer closed the
+/// connection before.
 async fn read(from: &mut Connection) -> io::Result<Option<(String, Vec<u8>)>> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -46,49 +47,49 @@ async fn write(to: &mut Connection, first: &str, body: &[u8]) -> io::Result<()> 
     to.write_all(&[head.as_bytes(), body].concat()).await
 }
 
-/// A host, as the proxy sees it.
+/// A host behind the proxy.
 struct Backend {
     socket: PathBuf,
-    ready: watch::Sender<bool>,
-    /// Counts its lives: a connection of an earlier one is dead.
-    life: AtomicU64,
+    ready_tx: watch::Sender<bool>,
+    /// The number of starts. Connections of an earlier start are dead.
+    starts: AtomicU64,
     answered: AtomicU64,
 }
 
 impl Backend {
     fn new(socket: PathBuf) -> Arc<Self> {
-        let (life, answered) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { socket, ready: watch::Sender::new(false), life, answered })
+        let (starts, answered) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { socket, ready_tx: watch::Sender::new(false), starts, answered })
     }
 
     async fn poll(&self) {
-        let mut look = interval(POLL_EVERY);
+        let mut tick = interval(POLL_INTERVAL);
         loop {
-            look.tick().await;
+            tick.tick().await;
             let said = http(&self.socket, "GET", "/v2/health/ready").await;
             let ready = said.is_ok_and(|answer| answer.head.starts_with("http/1.1 200 "));
-            if self.ready.send_replace(ready) != ready && ready {
-                self.life.fetch_add(1, Ordering::Relaxed);
+            if self.ready_tx.send_replace(ready) != ready && ready {
+                self.starts.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    /// Returns whether it was so in time.
+    /// Waits until the readiness has this value; returns false on a timeout.
     async fn is_soon(&self, ready: bool) -> bool {
-        let mut seen = self.ready.subscribe();
-        timeout(PATIENCE, seen.wait_for(|now| *now == ready)).await.is_ok()
+        let mut ready_rx = self.ready_tx.subscribe();
+        timeout(DEFAULT_TIMEOUT, ready_rx.wait_for(|now| *now == ready)).await.is_ok()
     }
 }
 
-/// Carries the requests of one client to one host that is ready after the other. It keeps a
-/// connection to each as long as the host allows, and tries no request twice.
-async fn carry(client: UnixStream, backends: [Arc<Backend>; 2]) -> io::Result<()> {
+/// Forwards the requests of one client to the ready hosts in turn. It keeps a connection to each host
+/// until the host closes it, and retries no request.
+async fn forward(client: UnixStream, backends: [Arc<Backend>; 2]) -> io::Result<()> {
     let mut client = BufReader::new(client);
     let mut kept: [Option<(u64, Connection)>; 2] = [None, None];
     let mut turn = 0;
     while let Some((head, body)) = read(&mut client).await? {
         turn += 1;
-        let ready = |index: &usize| *backends[*index].ready.borrow();
+        let ready = |index: &usize| *backends[*index].ready_tx.borrow();
         let Some(index) = [turn % 2, (turn + 1) % 2].into_iter().find(ready) else {
             write(&mut client, "HTTP/1.1 502 no host is ready", b"").await?;
             continue;
@@ -107,15 +108,15 @@ async fn carry(client: UnixStream, backends: [Arc<Backend>; 2]) -> io::Result<()
     Ok(())
 }
 
-/// The answer of a host, and the connection if it lives on.
+/// Sends a request to a host; returns the answer, and the connection if it stays open.
 async fn ask(
     backend: &Backend,
     kept: Option<(u64, Connection)>,
     first: &str,
     body: &[u8],
 ) -> io::Result<(Vec<u8>, Option<(u64, Connection)>)> {
-    let life = backend.life.load(Ordering::Relaxed);
-    let mut connection = match kept.filter(|kept| kept.0 == life) {
+    let start = backend.starts.load(Ordering::Relaxed);
+    let mut connection = match kept.filter(|kept| kept.0 == start) {
         Some((_, connection)) => connection,
         None => BufReader::new(UnixStream::connect(&backend.socket).await?),
     };
@@ -125,23 +126,23 @@ async fn ask(
         return Err(io::Error::other(format!("{head}{}", String::from_utf8_lossy(&answer))));
     }
     let lives = !head.contains("\r\nconnection: close\r\n");
-    Ok((answer, lives.then_some((life, connection))))
+    Ok((answer, lives.then_some((start, connection))))
 }
 
 async fn proxy(listener: UnixListener, backends: [Arc<Backend>; 2]) {
     let mut carried = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
-        carried.spawn(carry(client, backends.clone()));
+        carried.spawn(forward(client, backends.clone()));
     }
 }
 
-/// Sends requests one after the other until it is told to stop, on one connection or each on one of
-/// its own. Returns how many were answered, and why others were not.
+/// Sends requests one after the other until `stop` is set, over one connection or a new one for each.
+/// Returns the number of answers, and the failures.
 async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Vec<String>) {
     let body = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}]}"#;
     let (mut right, mut wrong, mut kept) = (0, Vec::new(), None);
     while !stop.load(Ordering::Relaxed) {
-        let asked = async {
+        let exchange = async {
             let mut connection = match kept.take() {
                 Some(connection) => connection,
                 None => BufReader::new(UnixStream::connect(&socket).await?),
@@ -150,7 +151,7 @@ async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Ve
             let answer = read(&mut connection).await?;
             io::Result::Ok((connection, answer))
         };
-        match asked.await {
+        match exchange.await {
             Ok((connection, Some((head, _)))) if head.starts_with("HTTP/1.1 200 ") => {
                 right += 1;
                 kept = keeps.then_some(connection);
@@ -161,7 +162,7 @@ async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Ve
     (right, wrong)
 }
 
-fn start(run_dir: &Path) -> Result<Server, Error> {
+fn start(run_dir: &Path) -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, slo: 10s, share: {initial: 50%}, queue: {on_late: serve}";
     let home = Home::with_config(&format!(
         "run_dir: {}\n{EMULATED}timeouts: {{lame_duck: {LAME_DUCK}}}\nmodels:\n  - {}\n",
@@ -169,19 +170,19 @@ fn start(run_dir: &Path) -> Result<Server, Error> {
         echo("m", keys)
     ))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::start(home, None)
+    ServerUnderTest::start(home, None)
 }
 
-/// Waits until the host has answered more of the clients' requests; returns whether it has in time.
+/// Waits until the host has answered more requests of the clients; returns false on a timeout.
 async fn answers(backend: &Backend) -> bool {
     let before = backend.answered.load(Ordering::Relaxed);
-    let mut look = interval(POLL_EVERY);
+    let mut tick = interval(POLL_INTERVAL);
     let more = async {
         while backend.answered.load(Ordering::Relaxed) < before + 50 {
-            look.tick().await;
+            tick.tick().await;
         }
     };
-    timeout(PATIENCE, more).await.is_ok()
+    timeout(DEFAULT_TIMEOUT, more).await.is_ok()
 }
 
 #[tokio::test]
@@ -207,7 +208,7 @@ async fn a_rolling_restart_loses_nothing() {
     for (index, backend) in backends.iter().enumerate() {
         assert!(answers(backend).await);
         hosts[index].signal(Signal::SIGTERM).unwrap();
-        assert!(hosts[index].ended().await.unwrap().success(), "{}", hosts[index].log());
+        assert!(hosts[index].wait_exit().await.unwrap().success(), "{}", hosts[index].log());
         assert!(backend.is_soon(false).await);
         hosts[index] = start(&run_dirs[index]).unwrap();
         assert!(backend.is_soon(true).await && answers(backend).await);

@@ -1,31 +1,31 @@
-//! SLOs are the clients': they count from a request's first byte to its answer's last byte.
+//! Slow clients: latencies count from the first byte of a request to the last byte of its answer.
 
 use std::time::{Duration, Instant};
 
-use shadowslice_tests::cases::Tensor;
+use shadowslice_tests::cases::ClientTensor;
 use shadowslice_tests::client::framed;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::hostile::{SOON, Tried, call_head, connect, frame, heard, large, post, preface};
+use crate::fixtures::{EMULATED, ask, echo_case, profile};
+use crate::hostile::{AnyResult, SOON, call_head, connect, exchange, frame, large, post, preface};
 use crate::metrics::scrape;
-use crate::scene::{EMULATED, ask, echo_case, profile};
 
 const SLO: Duration = Duration::from_secs(2);
 
-/// More than a socket takes at once, and than the window of a call has room for.
+/// A number of bytes that exceeds the buffer of a socket and the window of a call.
 const LARGE: usize = 600_000;
 
-/// The largest frame that a server takes unasked, in bytes.
+/// The largest frame that a server accepts by default, in bytes.
 const FRAME: usize = 16 << 10;
 
-/// A model whose input has any length.
-async fn started() -> Tried<Server> {
+/// Starts a server with a model whose input has any length.
+async fn started() -> AnyResult<ServerUnderTest> {
     let home = Home::with_config(
         "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}\n\
          gpus: [{device: emulated, sms: 132}]\ncontroller: {policy: static}\n\
@@ -33,23 +33,23 @@ async fn started() -> Tried<Server> {
          queue: {on_late: serve}, tensors: [{input: x, output: y, datatype: FP32, shape: [-1]}]}\n",
     )?;
     home.write("profile.yaml", profile(1.0))?;
-    Ok(Server::ready(home).await?)
+    Ok(ServerUnderTest::start_ready(home).await?)
 }
 
-/// Asks with other requests until the SLO of one that the server has begun to read is over. Returns
+/// Sends other requests until the SLO of the request that the server has started to read is over. Returns
 /// their number.
-async fn until_it_is_late(server: &Server) -> u64 {
+async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     let (begun, mut others) = (Instant::now(), 0);
     while begun.elapsed() <= SLO {
-        assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
         others += 1;
     }
     others
 }
 
-/// Waits until all requests count as answered, and checks that all but `late` kept the SLO.
-async fn counted(server: &Server, answered: u64, late: u64) -> Tried<()> {
-    let all = |model: &Model| model.requests.succeeded >= answered;
+/// Waits until all requests count as answered, and checks that all except `late` met the SLO.
+async fn counted(server: &ServerUnderTest, answered: u64, late: u64) -> AnyResult<()> {
+    let all = |model: &ModelStatusJson| model.requests.succeeded >= answered;
     let status = server.wait_status("echo", "the ends of all requests", all).await?;
     assert_eq!((status.requests.succeeded, status.requests.failed), (answered, 0));
     let within = (answered - late) as f64;
@@ -60,21 +60,21 @@ async fn counted(server: &Server, answered: u64, late: u64) -> Tried<()> {
     Ok(())
 }
 
-/// Returns a summary's time in seconds.
-async fn spent(server: &Server, doing: &str) -> Tried<f64> {
+/// Returns the sum of a summary metric, in seconds.
+async fn spent(server: &ServerUnderTest, doing: &str) -> AnyResult<f64> {
     let metrics = scrape(server, "metrics.sock").await?;
     metrics.of("echo", &format!("{doing}_seconds_sum"), "").ok_or_else(|| format!("no {doing}").into())
 }
 
 /// Waits until the worker has answered this many requests.
-async fn computed(server: &Server, requests: u64) -> Tried<()> {
-    let all = |model: &Model| model.more["batches"].as_u64() >= Some(requests);
+async fn computed(server: &ServerUnderTest, requests: u64) -> AnyResult<()> {
+    let all = |model: &ModelStatusJson| model.more["batches"].as_u64() >= Some(requests);
     server.wait_status("echo", "answers of the worker", all).await?;
     Ok(())
 }
 
-/// Reads an HTTP answer whose connection goes on.
-async fn read_answer(stream: &mut UnixStream) -> Tried<()> {
+/// Reads an HTTP answer on a connection that stays open.
+async fn read_answer(stream: &mut UnixStream) -> AnyResult<()> {
     let mut answer = Vec::new();
     loop {
         let head = answer.windows(4).position(|end| end == b"\r\n\r\n");
@@ -91,7 +91,7 @@ async fn read_answer(stream: &mut UnixStream) -> Tried<()> {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_read_slowly_is_late() {
+async fn an_http_answer_that_is_read_slowly_is_late() {
     let server = started().await.unwrap();
     let mut slow = connect(&server, "http.sock").await.unwrap();
     slow.write_all(&large(LARGE)).await.unwrap();
@@ -109,12 +109,12 @@ async fn an_answer_that_is_read_slowly_is_late() {
 }
 
 #[tokio::test]
-async fn a_request_whose_body_dribbles_in_is_late() {
+async fn an_http_request_that_arrives_slowly_is_late() {
     let server = started().await.unwrap();
     let mut slow = connect(&server, "http.sock").await.unwrap();
     let request = large(LARGE);
     slow.write_all(&request[..1000]).await.unwrap();
-    // The server reads it before it answers another request of the same kind.
+    // The server reads the first bytes before it answers another request of the same kind.
     let mut other = connect(&server, "http.sock").await.unwrap();
     other.write_all(&request).await.unwrap();
     read_answer(&mut other).await.unwrap();
@@ -126,73 +126,76 @@ async fn a_request_whose_body_dribbles_in_is_late() {
     server.stop().await.unwrap();
 }
 
-/// The message of a large request.
+/// Makes the message of a large request.
 fn message() -> Vec<u8> {
     let floats = LARGE / 4;
-    framed("echo", &[Tensor::fp32("x", &[1, floats as i64], &vec![1.0; floats])])
+    framed("echo", &[ClientTensor::fp32("x", &[1, floats as i64], &vec![1.0; floats])])
 }
 
-/// A part of a call's body, in frames.
+/// Makes frames with a part of the body of a call.
 fn data(stream: u32, bytes: &[u8], ends: bool) -> Vec<u8> {
     let frames: Vec<_> = bytes.chunks(FRAME).map(|piece| frame(0, 0, stream, piece)).collect();
     let end = if ends { frame(0, 1, stream, &[]) } else { Vec::new() };
     [frames.concat(), end].concat()
 }
 
-/// A large call.
+/// Makes all frames of a large call.
 fn whole_call(method: &str, stream: u32) -> Vec<u8> {
     [call_head(method, stream), data(stream, &message(), true)].concat()
 }
 
-/// Frames that let the server send more bytes on this call.
+/// Makes the frames that let the server send more bytes on a call.
 fn take(stream: u32, bytes: u32) -> Vec<u8> {
     let room = &bytes.to_be_bytes();
     [frame(8, 0, 0, room), frame(8, 0, stream, room)].concat()
 }
 
-/// Kinds of frames.
+/// The kind of frames with data.
 const DATA: u8 = 0;
+/// The kind of frames with headers or trailers.
 const HEADERS: u8 = 1;
+/// The kind of frames with settings.
 const SETTINGS: u8 = 4;
 
 struct Frame {
-    /// It is its call's last one.
+    /// True for the last frame of a call.
     ends: bool,
-    /// In bytes.
+    /// The length of the payload, in bytes.
     length: usize,
 }
 
-/// What the server sends over a gRPC connection.
+/// The frames that the server sends over a gRPC connection.
 struct Frames {
     stream: UnixStream,
-    got: Vec<u8>,
+    received: Vec<u8>,
 }
 
 impl Frames {
-    /// A connection on which the server takes the large windows that it offers.
-    async fn connect(server: &Server) -> Tried<Self> {
-        let mut frames = Self { stream: connect(server, "grpc.sock").await?, got: Vec::new() };
+    /// Opens a connection, and acknowledges the settings of the server with their large windows.
+    async fn connect(server: &ServerUnderTest) -> AnyResult<Self> {
+        let mut frames = Self { stream: connect(server, "grpc.sock").await?, received: Vec::new() };
         frames.send(&preface()).await?;
         frames.next(SETTINGS, 0).await?;
         frames.send(&frame(SETTINGS, 1, 0, &[])).await?;
         Ok(frames)
     }
 
-    async fn send(&mut self, bytes: &[u8]) -> Tried<()> {
+    async fn send(&mut self, bytes: &[u8]) -> AnyResult<()> {
         Ok(self.stream.write_all(bytes).await?)
     }
 
     /// Waits for the next frame of this kind on this call.
-    async fn next(&mut self, kind: u8, stream: u32) -> Tried<Frame> {
+    async fn next(&mut self, kind: u8, stream: u32) -> AnyResult<Frame> {
         loop {
-            let length = self.got.first_chunk::<3>().map(|&[a, b, c]| u32::from_be_bytes([0, a, b, c]));
-            let whole = length.map(|length| 9 + length as usize).filter(|whole| *whole <= self.got.len());
+            let length = self.received.first_chunk::<3>().map(|&[a, b, c]| u32::from_be_bytes([0, a, b, c]));
+            let whole =
+                length.map(|length| 9 + length as usize).filter(|whole| *whole <= self.received.len());
             let Some(whole) = whole else {
-                let read = timeout(SOON, self.stream.read_buf(&mut self.got)).await??;
-                assert!(read > 0, "the connection was ended");
+                let read = timeout(SOON, self.stream.read_buf(&mut self.received)).await??;
+                assert!(read > 0, "the server closed the connection");
                 continue;
             };
-            let frame: Vec<u8> = self.got.drain(..whole).collect();
+            let frame: Vec<u8> = self.received.drain(..whole).collect();
             if frame[3] == kind && frame[5..9] == stream.to_be_bytes() {
                 return Ok(Frame { ends: frame[4] & 1 > 0, length: whole - 9 });
             }
@@ -200,7 +203,7 @@ impl Frames {
     }
 
     /// Waits for this many bytes of the answer to this call.
-    async fn takes(&mut self, stream: u32, bytes: usize) -> Tried<()> {
+    async fn wait_data(&mut self, stream: u32, bytes: usize) -> AnyResult<()> {
         let mut taken = 0;
         while taken < bytes {
             taken += self.next(DATA, stream).await?.length;
@@ -209,49 +212,51 @@ impl Frames {
     }
 
     /// Waits for the trailers of a call.
-    async fn ended(&mut self, stream: u32) -> Tried<()> {
+    async fn wait_stream_end(&mut self, stream: u32) -> AnyResult<()> {
         while !self.next(HEADERS, stream).await?.ends {}
         Ok(())
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_of_its_answer_has_given_it_up() {
+async fn a_client_that_disconnects_during_its_answer_has_cancelled_the_request() {
     let server = started().await.unwrap();
-    let given_up = async |count| {
-        let so = |model: &Model| model.requests.cancelled == count;
-        let status = server.wait_status("echo", "a request that was given up", so).await.unwrap();
+    let assert_cancelled = async |count| {
+        let is_counted = |model: &ModelStatusJson| model.requests.cancelled == count;
+        let status = server.wait_status("echo", "a cancelled request", is_counted).await.unwrap();
         assert_eq!((status.requests.succeeded, status.requests.failed), (0, 0));
     };
     let mut leaves = connect(&server, "http.sock").await.unwrap();
     leaves.write_all(&large(LARGE)).await.unwrap();
     computed(&server, 1).await.unwrap();
-    given_up(0).await;
+    assert_cancelled(0).await;
     drop(leaves);
-    given_up(1).await;
+    assert_cancelled(1).await;
     for (before, method) in [(1, "ModelInfer"), (2, "ModelStreamInfer")] {
         let mut leaves = Frames::connect(&server).await.unwrap();
         leaves.send(&whole_call(method, 1)).await.unwrap();
         computed(&server, before + 1).await.unwrap();
-        given_up(before).await;
+        assert_cancelled(before).await;
         drop(leaves);
-        given_up(before + 1).await;
+        assert_cancelled(before + 1).await;
     }
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn an_answer_that_has_no_such_form_is_the_clients_fault() {
+async fn an_answer_that_json_cannot_represent_is_the_clients_error() {
     let models = "models: [{name: echo, engine: emulated, slo: 2s, \
                   tensors: [{input: x, output: y, datatype: BYTES, shape: [1]}]}]\n";
-    let server = Server::ready(Home::with_config(&format!("{EMULATED}{models}")).unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(Home::with_config(&format!("{EMULATED}{models}")).unwrap())
+        .await
+        .unwrap();
     let json =
         r#"{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":5}}]}"#;
     let headers = format!("inference-header-content-length: {}\r\n", json.len());
-    // One string of one byte that begins no character.
+    // The input is a string of one byte, which is not valid UTF-8.
     let body = [json.as_bytes(), b"\x01\0\0\0\xff"].concat();
     let request = [post("echo", &headers, body.len()).as_bytes(), &body].concat();
-    let answer = heard(&mut connect(&server, "http.sock").await.unwrap(), &request).await.unwrap();
+    let answer = exchange(&mut connect(&server, "http.sock").await.unwrap(), &request).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("binary_data"), "{answer}");
     let status = server.model("echo").await.unwrap();
     let requests = status.requests;
@@ -261,18 +266,18 @@ async fn an_answer_that_has_no_such_form_is_the_clients_fault() {
 }
 
 #[tokio::test]
-async fn so_is_one_that_is_read_slowly_over_grpc() {
+async fn a_grpc_answer_that_is_read_slowly_is_late() {
     let server = started().await.unwrap();
     let mut slow = Frames::connect(&server).await.unwrap();
     slow.send(&whole_call("ModelInfer", 1)).await.unwrap();
     slow.next(HEADERS, 1).await.unwrap();
-    // More than half of the answer comes, and its end does not.
+    // The client allows the first half of the answer, but not its end.
     slow.send(&take(1, LARGE as u32 / 2)).await.unwrap();
-    slow.takes(1, LARGE / 2).await.unwrap();
+    slow.wait_data(1, LARGE / 2).await.unwrap();
     let others = until_it_is_late(&server).await;
     counted(&server, others, 0).await.unwrap();
     slow.send(&take(1, 1 << 20)).await.unwrap();
-    slow.ended(1).await.unwrap();
+    slow.wait_stream_end(1).await.unwrap();
     counted(&server, 1 + others, 1).await.unwrap();
     assert!(spent(&server, "answer_write").await.unwrap() > SLO.as_secs_f64() / 2.0);
     drop(slow);
@@ -280,7 +285,7 @@ async fn so_is_one_that_is_read_slowly_over_grpc() {
 }
 
 #[tokio::test]
-async fn so_is_one_that_is_read_slowly_over_a_stream_of_messages() {
+async fn an_answer_of_a_stream_that_is_read_slowly_is_late() {
     let server = started().await.unwrap();
     let mut slow = Frames::connect(&server).await.unwrap();
     slow.send(&whole_call("ModelStreamInfer", 1)).await.unwrap();
@@ -289,28 +294,28 @@ async fn so_is_one_that_is_read_slowly_over_a_stream_of_messages() {
     counted(&server, others, 0).await.unwrap();
     slow.next(HEADERS, 1).await.unwrap();
     slow.send(&take(1, 1 << 20)).await.unwrap();
-    slow.ended(1).await.unwrap();
+    slow.wait_stream_end(1).await.unwrap();
     counted(&server, 1 + others, 1).await.unwrap();
     drop(slow);
     server.stop().await.unwrap();
 }
 
-/// A call whose message dribbles in over a connection that other calls share.
-async fn dribbles(method: &str) -> Tried<()> {
+/// Checks a call whose message arrives slowly over a connection that other calls share.
+async fn assert_slow_message_is_late(method: &str) -> AnyResult<()> {
     let server = started().await?;
     let (message, mut slow) = (message(), Frames::connect(&server).await?);
     slow.send(&[call_head(method, 1), data(1, &message[..1000], false)].concat()).await?;
-    // A call that begins early, and whose message comes late but at once.
+    // This call begins early, and its message comes late but in one piece.
     slow.send(&call_head("ModelStreamInfer", 3)).await?;
     // The server reads all this before it answers another call of the connection.
     let small = framed("echo", &echo_case(1).inputs);
     slow.send(&[call_head("ModelInfer", 5), data(5, &small, true)].concat()).await?;
-    slow.ended(5).await?;
+    slow.wait_stream_end(5).await?;
     let others = 1 + until_it_is_late(&server).await;
     counted(&server, others, 0).await?;
     slow.send(&data(3, &small, true)).await?;
     slow.send(&[take(1, 1 << 20), data(1, &message[1000..], true)].concat()).await?;
-    slow.ended(1).await?;
+    slow.wait_stream_end(1).await?;
     counted(&server, 2 + others, 1).await?;
     drop(slow);
     server.stop().await?;
@@ -318,11 +323,11 @@ async fn dribbles(method: &str) -> Tried<()> {
 }
 
 #[tokio::test]
-async fn so_is_a_request_whose_message_dribbles_in() {
-    dribbles("ModelInfer").await.unwrap();
+async fn a_grpc_request_that_arrives_slowly_is_late() {
+    assert_slow_message_is_late("ModelInfer").await.unwrap();
 }
 
 #[tokio::test]
-async fn so_is_one_whose_message_dribbles_in_on_a_call_of_many() {
-    dribbles("ModelStreamInfer").await.unwrap();
+async fn a_request_of_a_stream_that_arrives_slowly_is_late() {
+    assert_slow_message_is_late("ModelStreamInfer").await.unwrap();
 }

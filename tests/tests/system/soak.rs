@@ -1,67 +1,67 @@
-//! Long runs, by `make soak`: hand-overs beside a twin run without hand-overs, under an open-loop
-//! load and under as much load as the server carries; a hundred kills without and with a standing
-//! worker.
+//! Long runs for `make soak`: hand-overs compared with a twin run without hand-overs, under an open-loop
+//! load and with saturated models, and a hundred kills of workers without and with a standby.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
-use shadowslice_tests::home::Error;
-use shadowslice_tests::load::{self, Arrivals, Plan, Tally};
-use shadowslice_tests::process::Process;
+use shadowslice_tests::home::HarnessError;
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally};
+use shadowslice_tests::process::ProcessHandle;
 use shadowslice_tests::random::SplitMix64;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Handover, Model};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{HandoverJson, ModelStatusJson};
 
-use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, one_echo_under, planned_load};
+use crate::fixtures::{ask, assert_nothing_lost, echo_case, one_echo, one_echo_under, planned_load};
 
-/// Hand-overs of the long run.
+/// The number of hand-overs of the long run.
 const HANDOVERS: usize = 1000;
 
-/// And hand-overs beside as many clients as there can be.
-const HANDOVERS_CROWDED: usize = 100;
+/// The number of hand-overs under closed-loop load.
+const CLOSED_LOOP_HANDOVERS: usize = 100;
 
-/// Workers killed in the long run.
+/// The number of killed workers in the long run.
 const KILLS: usize = 100;
 
-/// The time of a batch, in milliseconds, with the SMs of every share used here.
+/// The time of a batch in ms, which is the same for all shares in these tests.
 const BATCH_MS: f64 = 20.0;
 
-/// As much load as there can be.
-struct Crowd {
+/// A closed-loop load that saturates the model.
+struct ClosedLoop {
     clients: usize,
-    /// The profile's time of batches up to 16 rows, in ms.
+    /// The execution time of batches up to 16 rows in the profile, in ms.
     up_to_16_rows_ms: f64,
-    /// The time of the batches that these clients fill, in ms: batches of 32 rows take twice as
+    /// The execution time of the batches that these clients fill, in ms. Batches of 32 rows take twice as
     /// long.
     batch_ms: f64,
 }
 
-const CROWDS: [Crowd; 3] = [
-    Crowd { clients: 8, up_to_16_rows_ms: BATCH_MS, batch_ms: BATCH_MS },
-    Crowd { clients: 64, up_to_16_rows_ms: 5.0, batch_ms: 10.0 },
-    Crowd { clients: 64, up_to_16_rows_ms: 0.5, batch_ms: 1.0 },
+const CLOSED_LOOPS: [ClosedLoop; 3] = [
+    ClosedLoop { clients: 8, up_to_16_rows_ms: BATCH_MS, batch_ms: BATCH_MS },
+    ClosedLoop { clients: 64, up_to_16_rows_ms: 5.0, batch_ms: 10.0 },
+    ClosedLoop { clients: 64, up_to_16_rows_ms: 0.5, batch_ms: 1.0 },
 ];
 
-/// Shares that take turns. A share comes back only after two others: otherwise its worker would
-/// still be parked, and no shadow would have to start.
+/// The shares that alternate. A share returns only after two others, because otherwise its worker would
+/// still be parked and no shadow would start.
 const SHARES: [u32; 3] = [80, 70, 60];
 
-/// Nothing is refused for being late. Every share used lies past the knee, so that only hand-overs make
+/// The keys of the model. No request is refused as late, and all shares are above the knee, so that only
+/// hand-overs make
 /// a difference.
 const MODEL: &str = "share: {initial: 60%}, queue: {on_late: serve}";
 const WITH_STANDBY: &str = "share: {initial: 60%}, queue: {on_late: serve}, standby: always";
 
-/// The n-th part of a load that goes on for as long as it is needed.
-fn part(n: u64) -> Plan {
-    Plan { rate: 60.0, span: Duration::from_secs(10), arrivals: Arrivals::Poisson, seed: n }
+/// Returns the n-th part of a load of any length.
+fn part(n: u64) -> LoadPlan {
+    LoadPlan { rate: 60.0, span: Duration::from_secs(10), arrivals: ArrivalPattern::Poisson, seed: n }
 }
 
-/// Loads a server until `work` is done; returns the outcome of the load, the number of its parts,
-/// and the result of the work.
-async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tally, u64, T) {
-    let mut tally = Tally::default();
+/// Loads a server until `work` ends; returns the tally of the load, the number of its parts, and the
+/// result of the work.
+async fn loaded_while<T>(server: &ServerUnderTest, work: impl Future<Output = T>) -> (LoadTally, u64, T) {
+    let mut tally = LoadTally::default();
     let mut parts = 0;
     let mut done = None;
     tokio::pin!(work);
@@ -76,10 +76,10 @@ async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tal
         };
         tally.add(&loaded.expect("the load does not panic"));
     }
-    (tally, parts, done.expect("the loop ends when it is there"))
+    (tally, parts, done.expect("the loop ends with a value"))
 }
 
-async fn hand_over(server: &Server, count: usize) -> Result<Vec<Handover>, Error> {
+async fn hand_over(server: &ServerUnderTest, count: usize) -> Result<Vec<HandoverJson>, HarnessError> {
     let mut handovers = Vec::with_capacity(count);
     for n in 0..count {
         handovers.push(server.resize_by_socket("echo", SHARES[n % SHARES.len()]).await?);
@@ -96,7 +96,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     server.stop().await.unwrap();
 
     let server = one_echo(BATCH_MS, MODEL).await.unwrap();
-    let mut twin = Tally::default();
+    let mut twin = LoadTally::default();
     for n in 1..=parts {
         twin.add(&planned_load(&server, "echo", part(n)).await.unwrap());
     }
@@ -111,33 +111,38 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     );
 }
 
-/// So many clients, each sending requests one after the other, until `work` is done.
-async fn crowded_while<T>(server: &Server, clients: usize, work: impl Future<Output = T>) -> (Tally, T) {
-    let (client, tally) = (server.client(), Arc::<Mutex<Tally>>::default());
+/// Runs a closed-loop load until `work` ends; returns its tally and the result of the work.
+async fn closed_loop_while<T>(
+    server: &ServerUnderTest,
+    clients: usize,
+    work: impl Future<Output = T>,
+) -> (LoadTally, T) {
+    let (client, tally) = (server.client(), Arc::<Mutex<LoadTally>>::default());
     let request = move |n: usize| {
         let client = client.clone();
         async move { ask(client, "echo", &echo_case(u16::try_from(n % 60_000).unwrap_or(0)), 0.0).await }
     };
-    let done = load::closed(clients, &tally, request, work).await;
+    let done = load::run_closed(clients, &tally, request, work).await;
     let tally = tally.lock();
     (tally.clone(), done)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
-async fn handovers_under_as_much_load_as_there_can_be_cost_at_most_a_batch() {
-    for Crowd { clients, up_to_16_rows_ms, batch_ms } in CROWDS {
+async fn handovers_of_saturated_models_cost_at_most_a_batch() {
+    for ClosedLoop { clients, up_to_16_rows_ms, batch_ms } in CLOSED_LOOPS {
         let server = one_echo(up_to_16_rows_ms, MODEL).await.unwrap();
         let began = Instant::now();
-        let (tally, handovers) = crowded_while(&server, clients, hand_over(&server, HANDOVERS_CROWDED)).await;
+        let (tally, handovers) =
+            closed_loop_while(&server, clients, hand_over(&server, CLOSED_LOOP_HANDOVERS)).await;
         let (handovers, took) = (handovers.unwrap(), began.elapsed());
         server.stop().await.unwrap();
 
         let server = one_echo(up_to_16_rows_ms, MODEL).await.unwrap();
-        let (twin, ()) = crowded_while(&server, clients, tokio::time::sleep(took)).await;
+        let (twin, ()) = closed_loop_while(&server, clients, tokio::time::sleep(took)).await;
         server.stop().await.unwrap();
 
-        println!("{clients} clients that wait for nothing but their answers, batches of {batch_ms} ms:");
+        println!("{clients} closed-loop clients, batches of {batch_ms} ms:");
         report(&handovers, &tally, &twin);
         assert_nothing_lost(&tally);
         assert_nothing_lost(&twin);
@@ -148,8 +153,8 @@ async fn handovers_under_as_much_load_as_there_can_be_cost_at_most_a_batch() {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "it is what the run is for")]
-fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
+#[expect(clippy::print_stdout, reason = "the run prints a table for its user")]
+fn report(handovers: &[HandoverJson], tally: &LoadTally, twin: &LoadTally) {
     let stalls = handovers.iter().filter_map(|handover| handover.stall_us);
     let stalled = stalls.clone().filter(|stall| *stall > 0.0).count();
     println!(
@@ -160,7 +165,7 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
     for (what, tally) in [("disturbed", tally), ("twin run", twin)] {
         let ms = |quantile| tally.latency_ms(quantile);
         println!(
-            "{what}: {} requests, {} right; ms: p50 {:.1}, p99 {:.1}, p99.9 {:.1}, longest {:.1}",
+            "{what}: {} requests, {} correct; ms: p50 {:.1}, p99 {:.1}, p99.9 {:.1}, longest {:.1}",
             tally.offered,
             tally.right,
             ms(0.5),
@@ -171,22 +176,20 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
     }
 }
 
-/// Kills the worker that serves, again and again, each time once another worker serves and a
-/// further one stands ready.
-async fn kill_the_serving_worker(server: &Server, count: usize) -> Result<(), Error> {
+/// Kills the serving worker repeatedly, each time after another worker serves and a standby is ready.
+async fn kill_the_serving_worker(server: &ServerUnderTest, count: usize) -> Result<(), HarnessError> {
     let mut killed = 0;
     for _ in 0..count {
-        let phase = |model: &Model, phase: &str| {
+        let phase = |model: &ModelStatusJson, phase: &str| {
             let found = model.workers.iter().find(|worker| worker.more["phase"] == phase);
             found.map(|worker| worker.pid)
         };
-        let anew = |model: &Model| {
+        let recovered = |model: &ModelStatusJson| {
             phase(model, "standing").is_some() && phase(model, "serving").is_some_and(|pid| pid != killed)
         };
-        let model =
-            server.wait_status("echo", "another worker that serves, and one that stands ready", anew).await?;
+        let model = server.wait_status("echo", "another serving worker and a standby", recovered).await?;
         killed = phase(&model, "serving").unwrap_or_default();
-        let dead = Process::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
+        let dead = ProcessHandle::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
         assert!(dead, "no worker serves: {model:?}");
     }
     Ok(())
@@ -194,7 +197,7 @@ async fn kill_the_serving_worker(server: &Server, count: usize) -> Result<(), Er
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
-async fn a_killed_worker_beside_a_standing_worker_costs_at_most_a_batch_and_20_ms() {
+async fn a_killed_worker_with_a_standby_costs_at_most_a_batch_and_20_ms() {
     serving_workers_are_killed("static").await;
 }
 
@@ -209,34 +212,37 @@ async fn serving_workers_are_killed(policy: &str) {
     const BATCH_MS: f64 = 5.0;
     let server = one_echo_under(policy, BATCH_MS, WITH_STANDBY).await.unwrap();
     let began = Instant::now();
-    let (tally, killed) = crowded_while(&server, 8, kill_the_serving_worker(&server, KILLS)).await;
+    let (tally, killed) = closed_loop_while(&server, 8, kill_the_serving_worker(&server, KILLS)).await;
     killed.unwrap();
     let took = began.elapsed();
-    let (twin, ()) = crowded_while(&server, 8, tokio::time::sleep(took)).await;
+    let (twin, ()) = closed_loop_while(&server, 8, tokio::time::sleep(took)).await;
     server.stop().await.unwrap();
     println!("{KILLS} kills of the serving worker, under the policy {policy}:");
     report(&[], &tally, &twin);
     assert_nothing_lost(&tally);
-    assert!(tally.latency_ms(1.0) <= twin.latency_ms(0.999) + BATCH_MS + 20.0, "a kill is seen for longer");
+    assert!(
+        tally.latency_ms(1.0) <= twin.latency_ms(0.999) + BATCH_MS + 20.0,
+        "the effect of a kill is longer"
+    );
 }
 
 /// Kills workers of every role at random moments while shares change.
-async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
+async fn kill_at_random(server: &ServerUnderTest, count: usize) -> Result<usize, HarnessError> {
     let mut random = SplitMix64::new(11);
     let mut killed = 0;
     while killed < count {
-        // The resize is refused or aborted if a kill came between; the test wants both to happen.
+        // The test needs resizes and kills at the same time, so a resize may be refused or aborted.
         let resizing = server.resize("echo", SHARES[killed % SHARES.len()]);
         let killing = async {
             tokio::time::sleep(Duration::from_secs_f64(random.fraction() * 0.4)).await;
             let workers = server.model("echo").await?.workers;
             let chosen = workers.get((random.fraction() * workers.len() as f64) as usize);
-            let process = chosen.and_then(|worker| Process::of(worker.pid));
-            Ok::<_, Error>(process.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok()))
+            let process = chosen.and_then(|worker| ProcessHandle::of(worker.pid));
+            Ok::<_, HarnessError>(process.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok()))
         };
         let (_, hit) = tokio::join!(resizing, killing);
         killed += usize::from(hit?);
-        // Deaths in a row before an answer make a model unready, as they should.
+        // Consecutive deaths without an answer make a model unready, so wait for answers.
         let answered = server.model("echo").await?.requests.succeeded;
         server.wait_status("echo", "answers", |model| model.requests.succeeded > answered + 2).await?;
     }
@@ -251,7 +257,7 @@ async fn clients_see_none_of_a_hundred_kills() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make soak` runs it"]
-async fn clients_see_none_of_a_hundred_kills_beside_a_standing_worker() {
+async fn clients_see_none_of_a_hundred_kills_with_a_standby() {
     a_hundred_kills(WITH_STANDBY).await;
 }
 
@@ -261,7 +267,7 @@ async fn a_hundred_kills(model: &str) {
     let (tally, _, killed) = loaded_while(&server, kill_at_random(&server, KILLS)).await;
     let retried = server.model("echo").await.unwrap().requests.retried;
     println!(
-        "{model}: {} kills, {} requests, {} right, {retried} retried, longest {:.0} ms",
+        "{model}: {} kills, {} requests, {} correct, {retried} retried, longest {:.0} ms",
         killed.unwrap(),
         tally.offered,
         tally.right,

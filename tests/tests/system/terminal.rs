@@ -1,4 +1,4 @@
-//! A command of `shadowslice` on a terminal of its own, and what stands on it.
+//! A pseudo-terminal that runs a `shadowslice` command, and its screen.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,24 +20,24 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Terminal {
-    /// What the person before it does.
+    /// The side of the user, which reads the screen and types keys.
     outer: File,
-    /// Where programs are; kept open so that the modes can be read after the program.
+    /// The side of the program. It stays open so that the modes can be read after the program's exit.
     inner: OwnedFd,
     before: String,
     parser: Arc<Mutex<vt100::Parser>>,
-    shown: watch::Receiver<Shown>,
+    shown_rx: watch::Receiver<Shown>,
     child: Child,
 }
 
-/// What stands on the terminal, line by line.
+/// The contents of the screen.
 #[derive(Default)]
 struct Shown {
     text: String,
-    /// A program has the whole screen, or hides the cursor.
+    /// True if a program uses the alternate screen or hides the cursor.
     taken: bool,
 }
 
@@ -49,7 +49,7 @@ impl Shown {
 }
 
 impl Terminal {
-    /// Runs the command, in a session that this terminal controls.
+    /// Runs a command in a session that this terminal controls.
     pub(crate) fn run(home: &Home, arguments: &[&str], size: (u16, u16)) -> io::Result<Self> {
         let outer = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
         grantpt(&outer)?;
@@ -59,21 +59,21 @@ impl Terminal {
         tcsetwinsize(&inner, winsize(size))?;
         let before = modes(&tcgetattr(&inner)?);
         let parser = Arc::new(Mutex::new(vt100::Parser::new(cells(size.1), cells(size.0), 0)));
-        let (show, shown) = watch::channel(Shown::default());
+        let (shown_tx, shown_rx) = watch::channel(Shown::default());
         let outer = File::from(outer);
         let reader = outer.try_clone()?;
         let screen = Arc::clone(&parser);
-        std::thread::spawn(move || read_on(reader, &screen, &show));
+        std::thread::spawn(move || read_on(reader, &screen, &shown_tx));
         let child = controlled(home, arguments, &inner)?.spawn()?;
-        Ok(Self { outer, inner, before, parser, shown, child })
+        Ok(Self { outer, inner, before, parser, shown_rx, child })
     }
 
-    /// Waits until it shows that, and returns what it shows.
+    /// Waits until the screen fulfils `is`, and returns its text.
     pub(crate) async fn shows(&mut self, what: &str, is: impl Fn(&str) -> bool) -> Result<String, String> {
-        let shown = timeout(PATIENCE, self.shown.wait_for(|shown| is(&shown.text))).await;
+        let shown = timeout(TIMEOUT, self.shown_rx.wait_for(|shown| is(&shown.text))).await;
         match shown {
             Ok(Ok(shown)) => Ok(shown.text.clone()),
-            Ok(Err(_)) => Err(format!("the terminal ended before {what}")),
+            Ok(Err(_)) => Err(format!("the terminal closed before {what}")),
             Err(_) => Err(format!("no {what} on\n{}", self.parser.lock().screen().contents())),
         }
     }
@@ -82,7 +82,7 @@ impl Terminal {
         self.outer.write_all(keys.as_bytes())
     }
 
-    /// The kernel tells the program.
+    /// Resizes the terminal. The kernel notifies the program.
     pub(crate) fn resize(&mut self, size: (u16, u16)) -> io::Result<()> {
         self.parser.lock().screen_mut().set_size(cells(size.1), cells(size.0));
         Ok(tcsetwinsize(&self.inner, winsize(size))?)
@@ -93,13 +93,13 @@ impl Terminal {
         Ok(kill(Pid::from_raw(pid.ok_or(io::ErrorKind::NotFound)?), signal)?)
     }
 
-    /// How the program ended, and how it left the terminal otherwise than it was.
-    pub(crate) async fn ended(mut self) -> Result<(ExitStatus, Vec<&'static str>), String> {
-        let status = timeout(PATIENCE, self.child.wait()).await;
-        let status = status.map_err(|_| "it goes on")?.map_err(|error| error.to_string())?;
+    /// Waits until the program exits; returns its status, and what it did not restore on the terminal.
+    pub(crate) async fn wait_exit(mut self) -> Result<(ExitStatus, Vec<&'static str>), String> {
+        let status = timeout(TIMEOUT, self.child.wait()).await;
+        let status = status.map_err(|_| "the program does not exit")?.map_err(|error| error.to_string())?;
         let raw = tcgetattr(&self.inner).is_ok_and(|after| modes(&after) == self.before);
-        // What the program wrote last may not have been read yet.
-        let seen = timeout(PATIENCE, self.shown.wait_for(|shown| !shown.taken)).await;
+        // The last output of the program may not have been read yet.
+        let seen = timeout(TIMEOUT, self.shown_rx.wait_for(|shown| !shown.taken)).await;
         let seen = seen.is_ok_and(|seen| seen.is_ok());
         let faults = [(!raw, "modes"), (!seen, "screen or cursor")];
         Ok((status, faults.into_iter().filter(|fault| fault.0).map(|fault| fault.1).collect()))
@@ -122,16 +122,16 @@ fn controlled(home: &Home, arguments: &[&str], inner: &OwnedFd) -> io::Result<Co
     Ok(session)
 }
 
-fn read_on(mut from: File, parser: &Mutex<vt100::Parser>, show: &watch::Sender<Shown>) {
+fn read_on(mut from: File, parser: &Mutex<vt100::Parser>, shown_tx: &watch::Sender<Shown>) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
-        // Its lock is given back before the next one is taken.
+        // Release the parser's lock before the channel takes its own.
         let shown = {
             let mut parser = parser.lock();
             parser.process(&bytes[..count]);
             Shown::of(parser.screen())
         };
-        if show.send(shown).is_err() {
+        if shown_tx.send(shown).is_err() {
             return;
         }
     }
@@ -145,7 +145,7 @@ fn winsize((columns, rows): (u16, u16)) -> Winsize {
     Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// All that a program may have changed.
+/// Formats all modes that a program may change.
 fn modes(termios: &Termios) -> String {
     let Termios { input_modes, output_modes, control_modes, local_modes, special_codes, .. } = termios;
     format!("{input_modes:?} {output_modes:?} {control_modes:?} {local_modes:?} {special_codes:?}")

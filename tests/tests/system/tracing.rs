@@ -1,5 +1,4 @@
-//! Traced requests: the spans that a collector gets of them, and that no request waits for the
-//! collector.
+//! Traced requests: a collector gets their spans, and no request waits for the collector.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,29 +8,29 @@ use nix::sys::signal::Signal;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use shadowslice_tests::home::{Error, Home, PATIENCE};
-use shadowslice_tests::load::Outcome;
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::metrics::{self, Metrics};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use crate::collector::{Collector, hex, named, said};
-use crate::scene::{ask, ask_all, echo, echo_case, profile};
+use crate::collector::{Collector, attribute, hex, named};
+use crate::fixtures::{ask, ask_all, echo, echo_case, profile};
 
 const SETTINGS: &str = "share: {initial: 50%}, queue: {on_late: serve}";
 
-/// A server with one model that takes `execution_ms` per batch, and sends traces to the collector.
+/// Starts a server with one model that takes `execution_ms` per batch, and sends traces to a collector.
 async fn traced(
     execution_ms: f64,
     sample: &str,
     collector: SocketAddr,
     settings: &str,
-) -> Result<Server, Error> {
+) -> Result<ServerUnderTest, HarnessError> {
     let model = echo("echo", &format!("profile: profile.yaml, {settings}"));
     let yaml = format!(
         "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -42,10 +41,10 @@ async fn traced(
     );
     let home = Home::with_config(&yaml)?;
     home.write("profile.yaml", profile(execution_ms))?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-/// A `traceparent` of the n-th trace.
+/// Returns a `traceparent` of the n-th trace.
 fn parent(n: u32, flags: &str) -> String {
     format!("00-{}-00000000000000aa-{flags}", trace(n))
 }
@@ -54,8 +53,8 @@ fn trace(n: u32) -> String {
     format!("4bf92f3577b34da6a3ce929d{n:08x}")
 }
 
-/// Asks `echo` over HTTP with these headers; the whole answer.
-async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> io::Result<String> {
+/// Sends a request over HTTP with these headers, and returns the whole answer.
+async fn post(server: &ServerUnderTest, model: &str, headers: &[(&str, &str)]) -> io::Result<String> {
     let values = ["1"; 16].join(",");
     let tensor = format!(r#"{{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [{values}]}}"#);
     let body = format!(r#"{{"inputs": [{tensor}]}}"#);
@@ -67,40 +66,40 @@ async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> io::Res
     let mut stream = UnixStream::connect(server.home().run_dir().join("http.sock")).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer)).await??;
+    timeout(DEFAULT_TIMEOUT, stream.read_to_string(&mut answer)).await??;
     Ok(answer)
 }
 
-/// Asks `echo` over gRPC with that parent.
-async fn call(server: &Server, traceparent: &str) -> Result<(), Status> {
+/// Sends a request to `echo` over gRPC with this parent.
+async fn call(server: &ServerUnderTest, traceparent: &str) -> Result<(), Status> {
     let metadata = [("traceparent", traceparent), ("tracestate", "vendor=1")];
     server.client().infer_with("echo", &echo_case(1).inputs, &metadata).await.map(drop)
 }
 
-/// The request's own span.
+/// Returns the span of the whole request.
 fn own(spans: &[Span]) -> &Span {
     let own = named(spans, "inference");
     assert_eq!(own.len(), 1, "{spans:#?}");
     own[0]
 }
 
-async fn spans_counted(server: &Server, outcome: &str) -> io::Result<f64> {
+async fn spans_counted(server: &ServerUnderTest, outcome: &str) -> io::Result<f64> {
     let socket = server.home().run_dir().join("metrics.sock");
     let answer = metrics::ask(&socket, "GET", "/metrics").await?;
     let metrics = Metrics::parse(&answer.body).map_err(io::Error::other)?;
     let counted = metrics.named(&format!("shadowslice_trace_spans_total{{outcome=\"{outcome}\"}}"));
-    counted.ok_or_else(|| io::Error::other("the metrics do not tell of spans"))
+    counted.ok_or_else(|| io::Error::other("the metrics have no counter of spans"))
 }
 
-/// Waits until so many spans, at least, have come to that end.
-async fn until_counted(server: &Server, outcome: &str, least: f64) -> io::Result<()> {
+/// Waits until at least this number of spans has this outcome.
+async fn until_counted(server: &ServerUnderTest, outcome: &str, least: f64) -> io::Result<()> {
     let counting = async {
         while spans_counted(server, outcome).await? < least {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(())
     };
-    timeout(PATIENCE, counting).await?
+    timeout(DEFAULT_TIMEOUT, counting).await?
 }
 
 #[tokio::test]
@@ -113,7 +112,7 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
         .unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let head = answer.split("\r\n\r\n").next().unwrap().to_lowercase();
-    assert!(!head.contains("trace"), "no header that clients do not expect: {head}");
+    assert!(!head.contains("trace"), "the answer has no tracing header: {head}");
     call(&server, &parent(2, "01")).await.unwrap();
     for (n, protocol, state, status) in [
         (1, "http", "a=1,b=2", ("http.response.status_code", "200")),
@@ -134,7 +133,7 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
             ("shadowslice.rows", "1"),
             ("shadowslice.retries", "0"),
         ] {
-            assert_eq!(said(own, key).as_deref(), Some(value), "{key}");
+            assert_eq!(attribute(own, key).as_deref(), Some(value), "{key}");
         }
         let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
         assert_eq!(names, ["inference", "queue", "batch", "execution"]);
@@ -148,21 +147,21 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
             ("shadowslice.device", "emulated"),
             ("shadowslice.batch.outcome", "answered"),
         ] {
-            assert_eq!(said(batch, key).as_deref(), Some(value), "{key}");
+            assert_eq!(attribute(batch, key).as_deref(), Some(value), "{key}");
         }
-        in_order([own, queue, batch, execution]);
+        assert_in_order([own, queue, batch, execution]);
         let took = Duration::from_nanos(execution.end_time_unix_nano - execution.start_time_unix_nano);
         assert!(took >= Duration::from_millis(5), "the profile says 5 ms: {took:?}");
     }
     assert_eq!(collector.resource("service.name").as_deref(), Some("test"));
-    // They are counted when the collector's answer is there.
+    // Spans are counted when the answer of the collector arrives.
     until_counted(&server, "exported", 8.0).await.unwrap();
     assert_eq!(spans_counted(&server, "exported").await.unwrap(), 8.0);
     server.stop().await.unwrap();
 }
 
-/// Parts lie within their wholes, one after the other, and near the present time.
-fn in_order([own, queue, batch, execution]: [&Span; 4]) {
+/// Checks that spans contain their children, that these do not overlap, and that the times are recent.
+fn assert_in_order([own, queue, batch, execution]: [&Span; 4]) {
     let times = [
         own.start_time_unix_nano,
         queue.start_time_unix_nano,
@@ -181,7 +180,7 @@ fn in_order([own, queue, batch, execution]: [&Span; 4]) {
 }
 
 #[tokio::test]
-async fn the_parent_decides_and_where_there_is_none_the_ratio() {
+async fn the_parent_decides_on_sampling_and_without_one_the_ratio() {
     let collector = Collector::start().await.unwrap();
     for (sample, expected) in [("100%", 4), ("0%", 0)] {
         let server = traced(1.0, sample, collector.address, SETTINGS).await.unwrap();
@@ -207,38 +206,38 @@ async fn the_parent_decides_and_where_there_is_none_the_ratio() {
         assert_eq!(begun.len(), expected, "{sample}");
         for span in begun {
             assert!(span.parent_span_id.is_empty() && span.trace_state.is_empty(), "{span:?}");
-            assert!(!hex(&span.trace_id).starts_with(&trace(0)[..24]), "a trace of its own");
+            assert!(!hex(&span.trace_id).starts_with(&trace(0)[..24]), "a new trace");
         }
         server.stop().await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_reload_changes_how_many_are_traced() {
+async fn a_reload_changes_the_sampling_ratio() {
     let collector = Collector::start().await.unwrap();
     let server = traced(1.0, "0%", collector.address, SETTINGS).await.unwrap();
     post(&server, "echo", &[]).await.unwrap();
     let config = server.home().path().join("config.yaml");
     let yaml = std::fs::read_to_string(&config).unwrap();
     server.home().write("config.yaml", yaml.replace("sample: 0%", "sample: 100%")).unwrap();
-    let said = server.said(&["reload"]).await.unwrap();
+    let said = server.command_output(&["reload"]).await.unwrap();
     assert!(said.contains("tracing.sample: changed") && said.contains("0 changed, 1 unchanged"), "{said}");
     post(&server, "echo", &[]).await.unwrap();
     collector.wait("span", |spans| (!spans.is_empty()).then_some(())).await.unwrap();
     server.home().write("config.yaml", yaml.replace("tracing:", "#")).unwrap();
-    let refused = server.said(&["reload"]).await.unwrap_err().to_string();
+    let refused = server.command_output(&["reload"]).await.unwrap_err().to_string();
     assert!(refused.contains("a reload cannot change tracing"), "{refused}");
     server.stop().await.unwrap();
     assert_eq!(named(&collector.spans(), "inference").len(), 1, "only the request after the reload");
 }
 
 #[tokio::test]
-async fn what_is_refused_says_why() {
+async fn spans_of_refused_requests_have_the_reason() {
     let collector = Collector::start().await.unwrap();
     let settings = "share: {initial: 50%}, batch: {max: 1}, queue: {max_requests: 2, on_late: serve}";
     let server = traced(200.0, "100%", collector.address, settings).await.unwrap();
     let outcomes = ask_all(&server.client(), "echo", (0..10).map(echo_case).collect(), 0.0).await;
-    let refused = outcomes.iter().filter(|outcome| **outcome != Outcome::Right).count();
+    let refused = outcomes.iter().filter(|outcome| **outcome != RequestOutcome::Right).count();
     assert!(refused > 0, "{outcomes:?}");
     assert!(
         post(&server, "absent", &[("traceparent", &parent(1, "01"))])
@@ -252,24 +251,24 @@ async fn what_is_refused_says_why() {
     assert_eq!(unknown.code(), Code::NotFound);
     for (n, kind) in [(1, "404"), (2, "NotFound")] {
         let spans = collector.trace(&trace(n)).await.unwrap();
-        assert_eq!(said(own(&spans), "error.type").as_deref(), Some(kind));
-        assert!(own(&spans).status.is_none(), "no fault of the server");
+        assert_eq!(attribute(own(&spans), "error.type").as_deref(), Some(kind));
+        assert!(own(&spans).status.is_none(), "not an error of the server");
     }
     let spans = collector.spans();
-    let full = |span: &&Span| said(span, "shadowslice.refusal").as_deref() == Some("queue_full");
+    let full = |span: &&Span| attribute(span, "shadowslice.refusal").as_deref() == Some("queue_full");
     let full: Vec<_> = spans.iter().filter(full).collect();
     assert_eq!(full.len(), refused);
     for span in full {
         let status = span.status.as_ref().unwrap();
         assert_eq!(status.code, i32::from(StatusCode::Error));
         assert!(status.message.contains("the queue of model 'echo' is full"), "{status:?}");
-        assert_eq!(said(span, "rpc.grpc.status_code").as_deref(), Some("14"));
+        assert_eq!(attribute(span, "rpc.grpc.status_code").as_deref(), Some("14"));
     }
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_request_whose_client_goes_away_is_told_as_cancelled() {
+async fn a_request_whose_client_disconnects_is_cancelled() {
     let collector = Collector::start().await.unwrap();
     let server = traced(1000.0, "0%", collector.address, SETTINGS).await.unwrap();
     let parents = [parent(1, "01"), parent(2, "01")];
@@ -278,7 +277,7 @@ async fn a_request_whose_client_goes_away_is_told_as_cancelled() {
     let metadata = [("traceparent", parents[1].as_str())];
     let inputs = echo_case(1).inputs;
     let leave = async {
-        let both = |model: &Model| model.requests.accepted == 2;
+        let both = |model: &ModelStatusJson| model.requests.accepted == 2;
         server.wait_status("echo", "both requests", both).await.unwrap();
     };
     tokio::select! {
@@ -288,14 +287,14 @@ async fn a_request_whose_client_goes_away_is_told_as_cancelled() {
     }
     for n in [1, 2] {
         let spans = collector.trace(&trace(n)).await.unwrap();
-        assert_eq!(said(own(&spans), "error.type").as_deref(), Some("cancelled"));
+        assert_eq!(attribute(own(&spans), "error.type").as_deref(), Some("cancelled"));
         assert!(own(&spans).status.is_none() && named(&spans, "execution").is_empty());
     }
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn what_a_collector_does_not_keep_is_counted() {
+async fn spans_that_a_collector_rejects_are_counted() {
     let collector = Collector::rejecting(1).await.unwrap();
     let server = traced(1.0, "0%", collector.address, SETTINGS).await.unwrap();
     call(&server, &parent(1, "01")).await.unwrap();
@@ -311,21 +310,24 @@ async fn a_killed_worker_and_the_retry_are_visible() {
     let server = traced(500.0, "0%", collector.address, SETTINGS).await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
     let kill = async {
-        let busy = |model: &Model| model.requests.accepted == 1;
+        let busy = |model: &ModelStatusJson| model.requests.accepted == 1;
         server.wait_status("echo", "a request in flight", busy).await.unwrap();
-        Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+        ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     };
     let parent = parent(1, "01");
     let (answered, ()) = tokio::join!(call(&server, &parent), kill);
     answered.unwrap();
     let spans = collector.trace(&trace(1)).await.unwrap();
-    assert_eq!(said(own(&spans), "shadowslice.retries").as_deref(), Some("1"));
-    assert!(own(&spans).status.is_none(), "the client did not see it");
+    assert_eq!(attribute(own(&spans), "shadowslice.retries").as_deref(), Some("1"));
+    assert!(own(&spans).status.is_none(), "the client did not notice the death");
     let batches = named(&spans, "batch");
     let outcomes: Vec<_> =
-        batches.iter().map(|span| said(span, "shadowslice.batch.outcome").unwrap()).collect();
+        batches.iter().map(|span| attribute(span, "shadowslice.batch.outcome").unwrap()).collect();
     assert_eq!(outcomes, ["worker_died", "answered"]);
-    assert_ne!(said(batches[0], "shadowslice.worker.id"), said(batches[1], "shadowslice.worker.id"));
+    assert_ne!(
+        attribute(batches[0], "shadowslice.worker.id"),
+        attribute(batches[1], "shadowslice.worker.id")
+    );
     assert_eq!(named(&spans, "queue").len(), 2);
     let events: Vec<_> = own(&spans).events.iter().map(|event| event.name.as_str()).collect();
     assert_eq!(events, ["worker replaced"]);
@@ -333,13 +335,13 @@ async fn a_killed_worker_and_the_retry_are_visible() {
 }
 
 #[tokio::test]
-async fn a_hand_over_underneath_is_visible() {
+async fn a_hand_over_is_visible_in_the_span() {
     let collector = Collector::start().await.unwrap();
-    // The batch under way takes 2.6 s with so few SMs, which is longer than the shadow takes to start on a busy host.
+    // The running batch takes 2.6 s with few SMs, longer than the start of a shadow on a busy host.
     let few = "share: {initial: 30%}, queue: {on_late: serve}";
     let server = traced(1_500.0, "0%", collector.address, few).await.unwrap();
     let resize = async {
-        let busy = |model: &Model| model.requests.accepted == 1;
+        let busy = |model: &ModelStatusJson| model.requests.accepted == 1;
         server.wait_status("echo", "a request in flight", busy).await.unwrap();
         server.resize("echo", 50).await.unwrap();
     };
@@ -352,7 +354,7 @@ async fn a_hand_over_underneath_is_visible() {
         let seen: Vec<_> = own(&spans).events.iter().map(|event| event.name.as_str()).collect();
         assert_eq!(seen, events);
         let batch = named(&spans, "batch")[0];
-        assert_eq!(said(batch, "shadowslice.share_percent").as_deref(), Some(share));
+        assert_eq!(attribute(batch, "shadowslice.share_percent").as_deref(), Some(share));
     }
     server.stop().await.unwrap();
 }
@@ -364,11 +366,11 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
     drop(listener);
     let server = traced(1.0, "100%", address, SETTINGS).await.unwrap();
     for n in 0..50 {
-        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
     }
     until_counted(&server, "unsent", 200.0).await.unwrap();
     let warnings = server.log().matches("spans were dropped").count();
-    assert_eq!(warnings, 1, "not a line a span: {}", server.log());
+    assert_eq!(warnings, 1, "one line for all spans: {}", server.log());
     let collector = Collector::listen(TcpListener::bind(address).await.unwrap(), 0).unwrap();
     call(&server, &parent(1, "01")).await.unwrap();
     collector.trace(&trace(1)).await.unwrap();
@@ -378,26 +380,29 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
 }
 
 #[tokio::test]
-async fn a_collector_that_never_answers_delays_neither_requests_nor_the_end_for_long() {
-    // It takes connections, and nothing else.
+async fn a_collector_that_never_answers_delays_no_request_and_the_stop_only_briefly() {
+    // This collector accepts connections, but never answers.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = traced(1.0, "100%", listener.local_addr().unwrap(), SETTINGS).await.unwrap();
     for n in 0..50 {
-        let asked = Instant::now();
-        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
-        assert!(asked.elapsed() < Duration::from_secs(5));
+        let begun = Instant::now();
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
+        assert!(begun.elapsed() < Duration::from_secs(5));
     }
     let stopped = Instant::now();
     server.stop().await.unwrap();
     let took = stopped.elapsed();
-    assert!((Duration::from_secs(4)..Duration::from_secs(12)).contains(&took), "5 s are waited: {took:?}");
+    assert!(
+        (Duration::from_secs(4)..Duration::from_secs(12)).contains(&took),
+        "the stop waits for 5 s: {took:?}"
+    );
 }
 
 #[tokio::test]
-async fn what_is_queued_at_the_end_is_sent() {
+async fn queued_spans_are_sent_before_the_exit() {
     let collector = Collector::start().await.unwrap();
     let server = traced(1.0, "0%", collector.address, SETTINGS).await.unwrap();
     call(&server, &parent(1, "01")).await.unwrap();
     server.stop().await.unwrap();
-    assert_eq!(named(&collector.spans(), "inference").len(), 1, "it has ended, so nothing comes later");
+    assert_eq!(named(&collector.spans(), "inference").len(), 1, "the span arrived before the exit");
 }

@@ -1,43 +1,43 @@
-//! One supervisor takes over from another, and what becomes of those that fail at it.
-#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+//! Upgrades: one supervisor takes over from another, and failed upgrades change nothing.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::{Process, descendants};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::{ProcessHandle, descendants};
+use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{EMULATED, ask, echo, echo_case};
+use crate::fixtures::{EMULATED, ask, echo, echo_case};
 
 const MODELS: &str = "model_control: explicit\nmodels:\n";
 
-fn home() -> Result<Home, Error> {
+fn home() -> Result<Home, HarnessError> {
     let models: String =
         ["a", "b"].map(|name| format!("  - {}\n", echo(name, "share: {initial: 40%}"))).concat();
     let adaptive = EMULATED.replace("static", "adaptive");
     Home::with_config(&format!("{adaptive}{MODELS}{models}"))
 }
 
-/// What the command says where no other supervisor takes over.
-async fn refused(server: &Server) -> String {
+/// Runs an upgrade that fails, and returns its error message.
+async fn refused(server: &ServerUnderTest) -> String {
     let output = server.home().run(&["upgrade"]).await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[tokio::test]
-async fn what_is_known_goes_on_also_after_a_kill() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+async fn the_persisted_state_survives_upgrades_and_a_kill() {
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.resize("a", 20).await.unwrap();
-    server.said(&["drain", "b"]).await.unwrap();
+    server.command_output(&["drain", "b"]).await.unwrap();
     let known = server.home().run_dir().join("private/known.json");
     let before = server.upgrade().await.unwrap();
     server.wait_gone(before).await.unwrap();
     let a = server.model("a").await.unwrap();
     assert_eq!(a.share_percent, 20);
-    let status = server.said(&["status"]).await.unwrap();
+    let status = server.command_output(&["status"]).await.unwrap();
     assert!(status.contains("a is held at 20%"), "{status}");
     let own = server.status().await.unwrap().supervisor;
     assert_eq!((own.pid, own.config), (server.process().pid, server.home().path().join("config.yaml")));
@@ -55,8 +55,8 @@ async fn what_is_known_goes_on_also_after_a_kill() {
     };
     tokio::time::timeout(Duration::from_secs(20), written).await.unwrap();
     server.signal(Signal::SIGKILL).unwrap();
-    server.ended().await.unwrap();
-    server.again().unwrap();
+    server.wait_exit().await.unwrap();
+    server.restart().unwrap();
     server.wait_model_ready("a").await.unwrap();
     assert_eq!(server.model("a").await.unwrap().share_percent, 20);
     server.wait_model_ready("b").await.unwrap();
@@ -64,8 +64,8 @@ async fn what_is_known_goes_on_also_after_a_kill() {
 }
 
 #[tokio::test]
-async fn one_that_cannot_serve_changes_nothing() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+async fn a_next_supervisor_that_cannot_serve_changes_nothing() {
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let first = server.process();
     let model = format!("  - {}\n", echo("c", "share: {initial: 10%}"));
@@ -75,16 +75,16 @@ async fn one_that_cannot_serve_changes_nothing() {
         ("models: nonsense".to_owned(), "must be a list"),
         (format!("run_dir: /tmp/elsewhere\n{config}"), "an upgrade cannot change run_dir"),
         (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
-        // By then it has the other sockets.
+        // At this point the next supervisor has the other sockets.
         (config.replace("metrics: []", &format!("metrics: [\"{taken}\"]")), "cannot listen on"),
     ] {
         server.home().write("config.yaml", &written).unwrap();
         let said = refused(&server).await;
         assert!(said.contains(why), "{said}");
-        assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
         assert_alone(&server, &config).await;
     }
-    // One that is not there cannot serve; another one may come.
+    // An upgrade may remove a model and add another one.
     let without: String =
         config.lines().filter(|line| !line.contains("name: b")).collect::<Vec<_>>().join("\n");
     server.home().write("config.yaml", format!("{without}\n{model}")).unwrap();
@@ -92,14 +92,14 @@ async fn one_that_cannot_serve_changes_nothing() {
     let before = server.upgrade().await.unwrap();
     assert_eq!(before, first);
     server.wait_gone(before).await.unwrap();
-    assert_eq!(ask(server.client(), "c", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "c", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_alone(&server, &config).await;
     assert!(server.model("b").await.is_err());
     server.stop().await.unwrap();
 }
 
-/// Another supervisor in the same run directory must not come up, nor touch the workers there.
-async fn assert_alone(server: &Server, config: &str) {
+/// Checks that a second supervisor in the same run directory fails and leaves the workers alone.
+async fn assert_alone(server: &ServerUnderTest, config: &str) {
     let before = server.model("a").await.unwrap().workers[0].pid;
     server.home().write("second.yaml", config).unwrap();
     let config = server.home().path().join("second.yaml");
@@ -110,8 +110,8 @@ async fn assert_alone(server: &Server, config: &str) {
 }
 
 #[tokio::test]
-async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
-    let server = Server::ready(home().unwrap()).await.unwrap();
+async fn a_next_supervisor_that_is_stopped_before_it_serves_changes_nothing() {
+    let server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let slow = "source: {kind: illustrative}\nstart: {process: 5s, load: 1ms, warm: 1ms}\n\
                 execution_ms: {sms: [132], 1: [1.0]}\n";
     server.home().write("slow.yaml", slow).unwrap();
@@ -129,17 +129,17 @@ async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
     });
     assert!(again.contains("already in progress"), "{again}");
     assert!(said.contains("the next supervisor exited"), "{said}");
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_alone(&server, &config).await;
     server.stop().await.unwrap();
 }
 
-/// The supervisor that this one has started.
-async fn successor(server: &Server) -> Process {
+/// Waits for the supervisor that this one starts.
+async fn successor(server: &ServerUnderTest) -> ProcessHandle {
     let first = server.process();
     let found = async {
         loop {
-            let named = |process: &Process| {
+            let named = |process: &ProcessHandle| {
                 std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
                     .is_ok_and(|name| name == "shadowslice\n")
             };
@@ -155,22 +155,22 @@ async fn successor(server: &Server) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_killed_before_it_serves_changes_nothing() {
-    let server = Server::ready(home().unwrap()).await.unwrap();
+async fn a_next_supervisor_that_is_killed_before_it_serves_changes_nothing() {
+    let server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (said, _) = tokio::join!(refused(&server), async {
         successor(&server).await.signal(Signal::SIGKILL).unwrap();
     });
     assert!(said.contains("the next supervisor exited"), "{said}");
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_predecessor_is_killed_serves_at_once() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
-        // By the first of its workers it has what it needs.
+        // When its first worker runs, the next supervisor has all that it needs.
         let has_begun = async {
             while descendants(next.pid).is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -183,19 +183,19 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
     server.follow(&next.pid.to_string()).unwrap();
     server.wait_line(&["exited without notice"]).await.unwrap();
     server.wait_ready().await.unwrap();
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_rises() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhile() {
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.client().load("a", Some(r#"{"slo": "77ms"}"#)).await.unwrap();
     server.client().load("a", Some(r#"{"batch": {"max": 3}, "slo": "88ms"}"#)).await.unwrap();
-    let slo = async |server: &Server| server.model("a").await.unwrap().slo.latency_ms;
+    let slo = async |server: &ServerUnderTest| server.model("a").await.unwrap().slo.latency_ms;
     assert_eq!(slo(&server).await, 88.0);
 
-    // A model that starts slowly leaves time to give orders.
+    // A slow start leaves time to send commands.
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let slow = echo("c", "profile: slow.yaml, share: {initial: 10%}");
     let profile = "source: {kind: illustrative}\nstart: {process: 3s, load: 1ms, warm: 1ms}\n\
@@ -216,18 +216,18 @@ async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_
     server.wait_gone(before).await.unwrap();
     assert_eq!(slo(&server).await, 88.0);
     let known = std::fs::read_to_string(server.home().run_dir().join("private/known.json")).unwrap();
-    assert!(known.contains("batch"), "the other key, too: {known}");
+    assert!(known.contains("batch"), "the other key is kept as well: {known}");
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_load_that_is_under_way_is_waited_for_and_goes_on() {
+async fn an_upgrade_waits_for_a_running_load() {
     let slow = echo("a", "profile: slow.yaml, share: {initial: 40%}");
     let home = Home::with_config(&format!("{EMULATED}{MODELS}  - {slow}\n")).unwrap();
     let profile = "source: {kind: illustrative}\nstart: {process: 1s, load: 1ms, warm: 1ms}\n\
                    execution_ms: {sms: [132], 1: [1.0]}\n";
     home.write("slow.yaml", profile).unwrap();
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut client = server.client();
     let changes = Some(r#"{"batch": {"max": 3}, "slo": "66ms"}"#);
     let load = tokio::spawn(async move { client.load("a", changes).await });

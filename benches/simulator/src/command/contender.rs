@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_policy::sharing::{Choice, Pattern, Policy, Terms, UnknownPolicy};
+use shadowslice_policy::sharing::{Choice, ModelSpec, Pattern, Policy, UnknownPolicy};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_simulator::loads::cheapest;
 use shadowslice_simulator::scenario::{Arrival, Scenario};
@@ -65,7 +65,7 @@ impl Contender {
         arrivals: &[Arrival],
         seconds: f64,
     ) -> Result<Vec<Entrant>, NoSuchLayout> {
-        let terms: Vec<Terms> = scenario.models.iter().map(|served| served.terms.clone()).collect();
+        let terms: Vec<ModelSpec> = scenario.models.iter().map(|served| served.terms.clone()).collect();
         let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
         if let Self::Policy(choice) = self {
             let policy = Policy::new(*choice, &gpus, &terms);

@@ -11,7 +11,7 @@ mod trace;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use shadowslice_policy::sharing::Facts;
+use shadowslice_policy::sharing::PolicyInput;
 use shadowslice_simulator::bound;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
@@ -43,7 +43,7 @@ pub(crate) struct Options {
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
     /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet.
-    /// With the suffix `+doors`, requests that cannot be answered in time are refused. `layouts`
+    /// With the suffix `+admission`, requests that cannot be answered in time are refused. `layouts`
     /// runs each layout that adaptive can try, fixed for the whole run; `layout:halves` is one of
     /// them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
@@ -170,7 +170,7 @@ fn contend(
     }
     let names: Vec<String> = scenario.models.iter().map(|served| served.terms.name.clone()).collect();
     let mut trace = traced.then(Trace::default);
-    let mut decide = |facts: &Facts| {
+    let mut decide = |facts: &PolicyInput| {
         let decision = policy.decide(facts);
         let lines = trace.as_mut().map(|trace| trace.lines(facts, &decision, &names));
         lines.into_iter().flatten().for_each(|line| exit::say(&line));

@@ -17,13 +17,13 @@ const MIX: &str = "../../configs/mix.yaml";
 #[test]
 fn every_policy_runs_on_the_same_requests() {
     let report = simulated(&format!(
-        "{MIX} --load poisson step --policy static half gslice+doors --seed 3 4 --seconds 5"
+        "{MIX} --load poisson step --policy static half gslice+admission --seed 3 4 --seconds 5"
     ))
     .unwrap();
     let runs: Vec<_> = report.runs.iter().map(|run| (&*run.load, run.seed, &*run.policy)).collect();
     assert_eq!(runs.len(), 12);
     assert_eq!(runs[0], ("poisson", 3, "static"));
-    assert_eq!(runs[11], ("step", 4, "gslice+doors"));
+    assert_eq!(runs[11], ("step", 4, "gslice+admission"));
     assert!(report.runs[..3].iter().all(|run| run.offered_rps == report.runs[0].offered_rps));
     for run in &report.runs {
         assert!(run.goodput_rps <= run.offered_rps && (0.0..=1.0).contains(&run.attainment));
@@ -263,25 +263,25 @@ fn a_layout_is_kept_with_admission_for_the_whole_run() {
 
 #[test]
 fn a_trace_has_a_line_when_something_changes() {
-    let facts = |ms| shadowslice_policy::sharing::Facts {
+    let facts = |ms| shadowslice_policy::sharing::PolicyInput {
         now: shadowslice_shared::units::Timestamp::after_origin(std::time::Duration::from_millis(ms)),
         gpus: Vec::new(),
         models: Vec::new(),
     };
-    use shadowslice_policy::sharing::{Decision, Door, Missed, Verdict, Why};
-    let verdict = |part| Verdict {
+    use shadowslice_policy::sharing::{AdmissionPolicy, Decision, MissRate, Verdict, VerdictReason};
+    let verdict = |actual| Verdict {
         from: shadowslice_shared::units::Sms(10),
         to: shadowslice_shared::units::Sms(10),
-        waiting: None,
-        why: if part > 0.1 {
-            Why::Violating(Missed { part, may: 0.1 })
+        blocked_by: None,
+        why: if actual > 0.1 {
+            VerdictReason::Violating(MissRate { actual, allowed: 0.1 })
         } else {
-            Why::Met(Missed { part, may: 0.1 })
+            VerdictReason::Met(MissRate { actual, allowed: 0.1 })
         },
     };
     let decision = |parts: [f64; 2]| Decision {
         changes: Vec::new(),
-        doors: vec![Door::open(1); 2],
+        admissions: vec![AdmissionPolicy::accept_all(1); 2],
         report: parts.map(verdict).to_vec(),
     };
     let names = ["a", "b"].map(str::to_owned);

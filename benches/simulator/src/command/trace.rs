@@ -1,6 +1,8 @@
 //! What the adaptive policy does, as text: one line whenever that changes.
 
-use shadowslice_policy::sharing::{Decision, Door, Facts, LayoutReport, Tried, Why};
+use shadowslice_policy::sharing::{
+    AdmissionPolicy, Decision, LayoutReport, LayoutResult, PolicyInput, VerdictReason,
+};
 
 /// The last line about each model.
 #[derive(Debug, Default)]
@@ -10,13 +12,18 @@ pub(super) struct Trace {
 
 impl Trace {
     /// Returns lines about the models whose state has changed. Models in the same state share one.
-    pub(super) fn lines(&mut self, facts: &Facts, decision: &Decision, names: &[String]) -> Vec<String> {
-        let state = |(why, door): (&Why, &Door)| {
-            let refuses = if door.refuse_late { ", refuses" } else { "" };
+    pub(super) fn lines(
+        &mut self,
+        facts: &PolicyInput,
+        decision: &Decision,
+        names: &[String],
+    ) -> Vec<String> {
+        let state = |(why, admission): (&VerdictReason, &AdmissionPolicy)| {
+            let refuses = if admission.refuse_late { ", refuses" } else { "" };
             format!("{}{refuses}", described(why, names))
         };
         let now: Vec<String> =
-            decision.report.iter().map(|verdict| &verdict.why).zip(&decision.doors).map(state).collect();
+            decision.report.iter().map(|verdict| &verdict.why).zip(&decision.admissions).map(state).collect();
         self.last.resize(now.len(), String::new());
         let at = facts.now.since_origin().as_secs_f64();
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
@@ -36,23 +43,23 @@ impl Trace {
     }
 }
 
-fn described(why: &Why, names: &[String]) -> String {
+fn described(why: &VerdictReason, names: &[String]) -> String {
     match why {
-        Why::Layout(LayoutReport { stage, pattern, beneficiary, tried, .. }) => {
+        VerdictReason::Layout(LayoutReport { stage, pattern, beneficiary, tried, .. }) => {
             let beneficiary = names.get(*beneficiary).map_or("?", String::as_str);
             let tried: Vec<String> = tried.iter().map(of).collect();
             format!("{stage:?} {pattern} for {beneficiary} [{}]", tried.join(", "))
         }
-        Why::Divided => "divided".to_owned(),
-        Why::Met(_) => "met".to_owned(),
-        Why::Violating(_) => "violating".to_owned(),
-        Why::CannotBeKept { .. } => "cannot be kept".to_owned(),
-        Why::NotItsBatches { .. } => "not its batches".to_owned(),
+        VerdictReason::PolicyShare => "divided".to_owned(),
+        VerdictReason::Met(_) => "met".to_owned(),
+        VerdictReason::Violating(_) => "violating".to_owned(),
+        VerdictReason::Infeasible { .. } => "cannot be kept".to_owned(),
+        VerdictReason::NotBatchTime { .. } => "not its batches".to_owned(),
     }
 }
 
 /// The misses in percent, and those of the first priority.
-fn of(tried: &Tried) -> String {
-    let Tried { pattern, missed, of_first_priority } = tried;
-    format!("{pattern} {:.1}/{:.1}", missed * 100.0, of_first_priority * 100.0)
+fn of(tried: &LayoutResult) -> String {
+    let LayoutResult { pattern, missed, missed_first_priority } = tried;
+    format!("{pattern} {:.1}/{:.1}", missed * 100.0, missed_first_priority * 100.0)
 }

@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::Change;
+use shadowslice_policy::sharing::ShareChange;
 use shadowslice_policy::workers::{
-    Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, Timeouts, Workers,
+    Action, Cause, HandoverMode, Launch, LifecycleEvent, ResizeRequest, Settings, Timeouts, Workers,
 };
 use shadowslice_shared::boot::{Purpose, WarmTime, Warmed};
 use shadowslice_shared::contention::Occupant;
@@ -58,11 +58,11 @@ impl Model<'_> {
 
     /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
     /// has gone.
-    pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn change(&mut self, change: &ShareChange, now: u64, stage: &mut Stage<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, moment(now));
         let request = ResizeRequest { number: None, share, cause, decided };
-        self.tell(Fact::Resize { request, hold: false }, now, stage);
+        self.tell(LifecycleEvent::Resize { request, hold: false }, now, stage);
     }
 
     pub(super) fn shadow_came(&mut self, now: u64, stage: &mut Stage<'_>) {
@@ -72,15 +72,15 @@ impl Model<'_> {
     }
 
     pub(super) fn drained(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
-        self.tell(Fact::Drained(self.workers[worker.0 as usize].name), now, stage);
+        self.tell(LifecycleEvent::Drained(self.workers[worker.0 as usize].name), now, stage);
     }
 
     pub(super) fn phase_over(&mut self, now: u64, stage: &mut Stage<'_>) {
-        let actions = self.machine.on_time(moment(now));
+        let actions = self.machine.on_timer(moment(now));
         self.perform(actions, now, stage);
     }
 
-    fn tell(&mut self, fact: Fact, now: u64, stage: &mut Stage<'_>) {
+    fn tell(&mut self, fact: LifecycleEvent, now: u64, stage: &mut Stage<'_>) {
         let actions = self.machine.on(fact, moment(now));
         self.perform(actions, now, stage);
     }
@@ -98,14 +98,14 @@ impl Model<'_> {
     }
 
     /// Returns what the action brings about at once.
-    fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
+    fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) -> Vec<LifecycleEvent> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
-                return vec![Fact::ReferenceWritten { worker, result: Ok(()) }];
+                return vec![LifecycleEvent::ReferenceWritten { worker, result: Ok(()) }];
             }
             Action::Start(launch) => return self.start(launch, now, stage),
             Action::Load(worker) => {
-                let warmed = Fact::Warmed { worker, warmed: self.warmed(worker), asked: None };
+                let warmed = LifecycleEvent::Warmed { worker, warmed: self.warmed(worker), asked: None };
                 if !self.serves() {
                     return vec![warmed];
                 }
@@ -127,13 +127,17 @@ impl Model<'_> {
             }
             Action::Drain(worker) => {
                 let idle = self.seat_of(worker).is_some_and(|seat| self.scheduler.drain(id(seat)));
-                return if idle { vec![Fact::Drained(worker)] } else { Vec::new() };
+                return if idle { vec![LifecycleEvent::Drained(worker)] } else { Vec::new() };
             }
             Action::Stop(worker) | Action::Kill(worker, _) => {
                 if let Some(seat) = self.seat_of(worker) {
                     self.scheduler.detach(id(seat));
                 }
-                return vec![Fact::Exited { worker, status: "it was told to".to_owned(), idle: true }];
+                return vec![LifecycleEvent::Exited {
+                    worker,
+                    status: "it was told to".to_owned(),
+                    idle: true,
+                }];
             }
             // The rest is for workers that fail, for partitions, and for reports.
             _ => {}
@@ -142,11 +146,11 @@ impl Model<'_> {
     }
 
     /// The first worker is there at once, a shadow after a while.
-    fn start(&mut self, launch: Launch, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
-        let seat = if launch.spare { 1 - self.serving } else { self.serving };
+    fn start(&mut self, launch: Launch, now: u64, stage: &mut Stage<'_>) -> Vec<LifecycleEvent> {
+        let seat = if launch.low_priority { 1 - self.serving } else { self.serving };
         self.workers[seat].name = launch.worker;
-        let connected = Fact::Connected(launch.worker);
-        if !launch.spare {
+        let connected = LifecycleEvent::Connected(launch.worker);
+        if !launch.low_priority {
             return vec![connected];
         }
         self.shadow = Some(connected);

@@ -3,7 +3,7 @@
 //! ```text
 //! arrivals ─▶ scheduler ─▶ worker (two batches in flight) ─▶ seat on a GPU
 //!                 ▲            ▲
-//!                 └── doors ── policy ── changes (a shadow warms up, then takes over between batches)
+//!                 └─ admission ─ policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
 //! The world moves from event to event: the next arrival, or the first of a few timers per model.
@@ -21,7 +21,7 @@ mod tests;
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Decision, Facts};
+use shadowslice_policy::sharing::{Decision, PolicyInput};
 use shadowslice_shared::contention::Gpu;
 
 pub(crate) use tally::Counts;
@@ -110,7 +110,7 @@ fn timer(model: usize, timer: Timer) -> usize {
 }
 
 /// Called once an interval.
-pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
+pub type Decide<'d> = dyn FnMut(&PolicyInput) -> Decision + 'd;
 
 /// Arrivals must be in order of time and for the scenario's models only. Requests without an answer
 /// when the last one's SLO is over are left so.
@@ -188,9 +188,9 @@ impl<'a> World<'a> {
             model.live(*now, gpu)
         });
         let live = live.collect();
-        let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
-        for (model, door) in models.iter_mut().zip(decision.doors) {
-            model.set_door(door, *now, stage);
+        let decision = decide(&PolicyInput { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
+        for (model, admission) in models.iter_mut().zip(decision.admissions) {
+            model.set_admission(admission, *now, stage);
         }
         let (changes, count) = (decision.changes.iter(), models.len());
         let mut moved = vec![false; scenario.gpus.len()];

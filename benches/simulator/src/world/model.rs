@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice};
-use shadowslice_policy::sharing::{Door, Live};
-use shadowslice_policy::workers::{Fact, Workers};
+use shadowslice_policy::scheduler::{
+    Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait, SchedulingRules, Slice,
+};
+use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
+use shadowslice_policy::workers::{LifecycleEvent, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
@@ -38,7 +40,7 @@ pub(super) struct Model<'a> {
     pub(super) serving: usize,
     pub(super) machine: Workers,
     /// What the shadow that starts says next.
-    pub(super) shadow: Option<Fact>,
+    pub(super) shadow: Option<LifecycleEvent>,
     pub(super) gpu: Sms,
     /// Where the share changes inside the worker.
     pub(super) inside: Option<Inside>,
@@ -65,9 +67,10 @@ impl<'a> Model<'a> {
             Worker { seat, sms, name: WorkerId(0) }
         };
         let workers = [Timer::FirstWorker, Timer::SecondWorker].map(worker);
-        let rules = Rules { slo: terms.slo, max_delay: served.max_delay, reject_late: !served.serve_late };
+        let rules =
+            SchedulingRules { slo: terms.slo, max_delay: served.max_delay, reject_late: !served.serve_late };
         let mut scheduler = Scheduler::new(rules, served.max_queued, moment(0));
-        scheduler.found(terms.max_batch.max(1), MAX_REQUESTS, None);
+        scheduler.set_model_limits(terms.max_batch.max(1), MAX_REQUESTS, None);
         let mut new = Self {
             served,
             index,
@@ -112,7 +115,8 @@ impl<'a> Model<'a> {
         let arrived = moment(now);
         self.tally.arrived += 1;
         let deadline = arrived + self.served.terms.slo;
-        let request = Entry { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
+        let request =
+            QueuedRequest { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
         match self.scheduler.accept(request, arrived) {
             Ok(()) => self.dispatch(now, stage),
             Err(_) => self.tally.refused += 1,
@@ -122,8 +126,8 @@ impl<'a> Model<'a> {
     pub(super) fn dispatch(&mut self, now: u64, stage: &mut Stage<'_>) {
         let rest = loop {
             match self.scheduler.next(moment(now)) {
-                Next::Rest(rest) => break rest,
-                Next::Act(refused, sending) => {
+                NextAction::Wait(rest) => break rest,
+                NextAction::Act(refused, sending) => {
                     self.tally.refused += refused.len() as u64;
                     if let Some(sending) = sending {
                         self.send(sending, now, stage);
@@ -131,16 +135,16 @@ impl<'a> Model<'a> {
                 }
             }
         };
-        let alarm = if let Rest::Until(until) = rest { at_ns(until) } else { NEVER };
+        let alarm = if let SchedulerWait::Until(until) = rest { at_ns(until) } else { NEVER };
         if alarm != self.alarm {
             self.alarm = alarm;
             stage.timers.set(timer(self.index, Timer::Alarm), alarm);
         }
     }
 
-    fn send(&mut self, sending: Sending<(), ()>, now: u64, stage: &mut Stage<'_>) {
+    fn send(&mut self, sending: OutgoingBatch<(), ()>, now: u64, stage: &mut Stage<'_>) {
         let worker = sending.worker;
-        if self.scheduler.sent(sending, moment(now)) {
+        if self.scheduler.confirm_sent(sending, moment(now)) {
             self.execute(worker, now, stage);
         }
     }
@@ -162,41 +166,42 @@ impl<'a> Model<'a> {
         let took = stage.gpus.finish(seat, now, &mut stage.timers);
         let front =
             self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
-        let Some(batch) = front.and_then(|front| self.scheduler.take(worker, front, moment(now))) else {
+        let Some(batch) = front.and_then(|front| self.scheduler.take_batch(worker, front, moment(now)))
+        else {
             return;
         };
-        if self.scheduler.lane(worker).is_some_and(Lane::executes_nothing) {
+        if self.scheduler.lane(worker).is_some_and(Lane::is_idle) {
             stage.gpus.leave(seat, now, &mut stage.timers);
         } else {
             self.execute(worker, now, stage);
         }
         for request in &batch.requests {
             let latency = moment(now).since(request.arrived);
-            self.scheduler.answered(latency);
+            self.scheduler.record_answer(latency);
             self.tally.answer(ns(latency), self.slo_ns);
         }
-        self.scheduler.completed(worker, &batch, took);
+        self.scheduler.record_completion(worker, &batch, took);
         if self.scheduler.recycle(worker, batch.slot) {
             self.drained(worker, now, stage);
         }
         self.dispatch(now, stage);
     }
 
-    pub(super) fn set_door(&mut self, door: Door, now: u64, stage: &mut Stage<'_>) {
-        self.scheduler.set_door(door);
+    pub(super) fn set_admission(&mut self, admission: AdmissionPolicy, now: u64, stage: &mut Stage<'_>) {
+        self.scheduler.set_admission(admission);
         self.dispatch(now, stage);
     }
 
-    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> Live {
-        Live {
+    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> ModelSnapshot {
+        ModelSnapshot {
             share: self.share_inside(gpu).unwrap_or(self.share()),
-            since: moment(self.since),
-            coming: self.coming(),
-            ready: self.ready(),
+            share_since: moment(self.since),
+            pending_share: self.coming(),
+            standby_share: self.ready(),
             groups: self.inside.map(|inside| inside.groups()),
             execution: Some(self.proven.clone()),
             held: false,
-            seen: self.scheduler.observe(moment(now)),
+            observation: self.scheduler.observe(moment(now)),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Shares that change inside the workers: which groups of a GPU's SMs each model has. They change
 //! from one batch to the next, with nothing started and nothing waited for.
 
-use shadowslice_policy::groups::{Tenant, place};
-use shadowslice_policy::sharing::Change;
+use shadowslice_policy::groups::{GroupTenant, place};
+use shadowslice_policy::sharing::ShareChange;
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
@@ -39,7 +39,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 
 impl Model<'_> {
     /// With the next batch, as soon as the groups are [placed](place_all).
-    pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
+    pub(super) fn resize_inside(&mut self, change: &ShareChange, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
         inside.preferred = change.groups;
@@ -72,9 +72,9 @@ pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>)
     let tenant = |model: &&mut Model<'_>| {
         let Inside { count, groups, preferred } = model.inside?;
         let priority = model.served.terms.priority;
-        Some(Tenant { count, priority, now: groups, preferred, cannot: Vec::new() })
+        Some(GroupTenant { count, priority, now: groups, preferred, cannot: Vec::new() })
     };
-    let tenants: Vec<Tenant> = inside.iter().filter_map(tenant).collect();
+    let tenants: Vec<GroupTenant> = inside.iter().filter_map(tenant).collect();
     for (model, groups) in inside.iter_mut().zip(place(&tenants, total)) {
         let before = model.inside.as_mut().map(|inside| std::mem::replace(&mut inside.groups, groups));
         if before != Some(groups) {

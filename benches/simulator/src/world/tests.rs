@@ -1,5 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::sharing::{Change, Door, Seen};
+use shadowslice_policy::sharing::{AdmissionPolicy, Observation, ShareChange};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
@@ -22,18 +22,18 @@ fn at(ms: u64) -> Arrival {
     Arrival { at: moment(ms * MS), model: 0 }
 }
 
-fn keep(_: &Facts) -> Decision {
+fn keep(_: &PolicyInput) -> Decision {
     Decision::default()
 }
 
 /// Asks for one change after another, each at its tick (counted from 1), and keeps what was seen.
 struct Script {
-    changes: Vec<(usize, Change)>,
-    seen: Vec<Facts>,
+    changes: Vec<(usize, ShareChange)>,
+    seen: Vec<PolicyInput>,
 }
 
 impl Script {
-    fn new(changes: Vec<(usize, Change)>) -> Self {
+    fn new(changes: Vec<(usize, ShareChange)>) -> Self {
         Self { changes, seen: Vec::new() }
     }
 
@@ -47,13 +47,13 @@ impl Script {
     }
 
     /// What was seen of the only model at that tick.
-    fn at(&self, tick: usize) -> &shadowslice_policy::sharing::Live {
+    fn at(&self, tick: usize) -> &shadowslice_policy::sharing::ModelSnapshot {
         &self.seen[tick - 1].models[0]
     }
 }
 
-fn change(to: u32, at_once: bool) -> Change {
-    Change { model: 0, from: Sms(50), to: Sms(to), groups: None, at_once }
+fn change(to: u32, at_once: bool) -> ShareChange {
+    ShareChange { model: 0, from: Sms(50), to: Sms(to), groups: None, at_once }
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn batches_form_while_another_executes() {
     served.terms.max_batch = 8;
     let scenario = on_one_gpu(100, vec![served]);
     let mut sizes = Vec::new();
-    let mut ask = |facts: &Facts| {
-        sizes.extend(facts.models[0].seen.executed.iter().map(|e| (e.rows, e.count)));
+    let mut ask = |facts: &PolicyInput| {
+        sizes.extend(facts.models[0].observation.batches.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
     // One request executes; eight others wait for its end, and three for the end of those eight.
@@ -102,14 +102,14 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     // The batch in flight at 3.5 s ends on the incumbent, while the shadow executes its own.
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
-    assert_eq!(script.at(2).coming, Some(Sms(40)));
-    assert_eq!((script.at(6).share, script.at(6).ready), (Sms(50), None));
+    assert_eq!(script.at(2).pending_share, Some(Sms(40)));
+    assert_eq!((script.at(6).share, script.at(6).standby_share), (Sms(50), None));
     let after = script.at(8);
-    assert_eq!((after.share, after.coming, after.ready), (Sms(40), None, Some(Sms(50))));
-    assert_eq!(after.since, moment(3_500 * MS), "0.5 s and three seconds of start");
-    assert_eq!(script.at(17).ready, Some(Sms(50)));
-    assert_eq!(script.at(18).ready, None, "it drained at 3.52 s and stood for 5 s");
-    let executed = |tick: usize| script.at(tick).seen.executed.iter().map(|e| e.count).sum::<u64>();
+    assert_eq!((after.share, after.pending_share, after.standby_share), (Sms(40), None, Some(Sms(50))));
+    assert_eq!(after.share_since, moment(3_500 * MS), "0.5 s and three seconds of start");
+    assert_eq!(script.at(17).standby_share, Some(Sms(50)));
+    assert_eq!(script.at(18).standby_share, None, "it drained at 3.52 s and stood for 5 s");
+    let executed = |tick: usize| script.at(tick).observation.batches.iter().map(|e| e.count).sum::<u64>();
     assert_eq!((executed(7), executed(8)), (0, 3), "only those at the new share");
     let tally = &outcome.models[0].tally;
     // The first ends at 3520 ms on the incumbent; the next end at 3625, 3750 and 3875 ms on the
@@ -131,9 +131,12 @@ fn a_standing_worker_takes_over_at_once() {
     let outcome = script.run(&scenario, vec![at(0), at(9_000)]);
     assert_eq!(script.at(10).share, Sms(26));
     let back = script.at(11);
-    assert_eq!((back.share, back.since, back.ready), (Sms(50), moment(5_000 * MS), Some(Sms(26))));
-    assert_eq!(script.at(12).coming, Some(Sms(30)), "none stands at 30 SMs, so a shadow must start");
-    assert_eq!(script.at(12).ready, None, "the parked one made room for it");
+    assert_eq!(
+        (back.share, back.share_since, back.standby_share),
+        (Sms(50), moment(5_000 * MS), Some(Sms(26)))
+    );
+    assert_eq!(script.at(12).pending_share, Some(Sms(30)), "none stands at 30 SMs, so a shadow must start");
+    assert_eq!(script.at(12).standby_share, None, "the parked one made room for it");
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
 }
 
@@ -143,10 +146,10 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     served.terms.slo = Duration::from_millis(35);
     let in_time = |serve_late, refuse_late| {
         let scenario = on_one_gpu(100, vec![Served { serve_late, ..served.clone() }]);
-        let doors = vec![Door { refuse_late, ..Door::open(1) }];
+        let admissions = vec![AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(1) }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
         let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_| Decision {
-            doors: doors.clone(),
+            admissions: admissions.clone(),
             ..Decision::default()
         });
         let tally = &outcome.models[0].tally;
@@ -185,9 +188,9 @@ fn inside_a_worker_a_share_changes_with_the_next_batch() {
     // Of 100 SMs, 4 are left over; 26 SMs need four groups of 8.
     let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
-    assert_eq!((script.at(1).share, script.at(1).ready), (Sms(56), None));
+    assert_eq!((script.at(1).share, script.at(1).standby_share), (Sms(56), None));
     let after = script.at(2);
-    assert_eq!((after.share, after.since, after.coming), (Sms(32), moment(500 * MS), None));
+    assert_eq!((after.share, after.share_since, after.pending_share), (Sms(32), moment(500 * MS), None));
     let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);
     // Up to 520 ms as before, then 100 ms times 50 / 32.
     assert_eq!(latency, 100 + 90 + 156);
@@ -219,7 +222,8 @@ fn a_policy_sees_every_interval_whole() {
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let mut script = Script::new(vec![]);
     let _outcome = script.run(&scenario, (0..200).map(|n| at(n * 10)).collect());
-    let Seen { span, arrived, answered, in_time, busy, mean_latency, .. } = script.at(2).seen.clone();
+    let Observation { span, arrived, answered, in_time, busy, mean_latency, .. } =
+        script.at(2).observation.clone();
     assert_eq!((span, arrived, answered, in_time), (Duration::from_millis(500), 50, 50, 50));
     assert!((busy - 1.0).abs() < 1e-9);
     assert_eq!(mean_latency, Duration::from_millis(10));
@@ -252,10 +256,10 @@ proptest! {
         let once = || {
             let mut tick = 0;
             run(&scenario, &settings, arrivals(), &mut |_| {
-                let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), groups: None, at_once });
+                let due = moves.get(tick).map(|&(model, to, at_once)| ShareChange { model, from: Sms(0), to: Sms(to), groups: None, at_once });
                 tick += 1;
-                let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
-                Decision { changes: due.into_iter().collect(), doors, ..Decision::default() }
+                let admissions = vec![AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(4) }; 3];
+                Decision { changes: due.into_iter().collect(), admissions, ..Decision::default() }
             })
         };
         let outcome = once();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::{SysconfVar, sysconf};
 use shadowslice_benches::machine::{busy, cores};
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::ProcessHandle;
 
 /// The CPU time that the machine, the supervisor with its workers and this program had used at one
 /// moment.
@@ -19,7 +19,7 @@ pub(crate) struct Reading {
 impl Reading {
     /// A reading now, with these processes counted as part of the measurement, like this program.
     /// The time of their children that have ended counts too.
-    pub(crate) fn take(processes: impl IntoIterator<Item = Process>) -> Self {
+    pub(crate) fn take(processes: impl IntoIterator<Item = ProcessHandle>) -> Self {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         let others = processes.into_iter().map(|process| process.pid);
         let ours = others.map(|pid| used(pid, 4)).sum::<Duration>() + used(own, 2);

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use shadowslice_tests::cases::Tensor;
-use shadowslice_tests::client::Client;
+use shadowslice_tests::cases::ClientTensor;
+use shadowslice_tests::client::{InferGrpcClient, ModelInputSpec};
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -71,8 +71,8 @@ impl fmt::Display for Round {
 /// A model as its client knows it.
 struct Model {
     name: String,
-    client: Client,
-    inputs: Vec<Tensor>,
+    client: InferGrpcClient,
+    inputs: Vec<ClientTensor>,
 }
 
 /// The outcome of a request.
@@ -95,7 +95,7 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
     let mut started = Instant::now();
     let mut home = Home::new()?;
     home.set_log(config.with_extension("log"));
-    let mut server = Server::start(home, Some(config))?;
+    let mut server = ServerUnderTest::start(home, Some(config))?;
     server.wait_ready().await?;
     let mut models = Vec::new();
     for name in like.per_model.keys() {
@@ -127,14 +127,14 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
 
 impl Model {
     /// Connects, and asks for the model's inputs.
-    async fn meet(server: &Server, name: &str) -> Result<Self, Failure> {
+    async fn meet(server: &ServerUnderTest, name: &str) -> Result<Self, Failure> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
-        let tensor = |(name, datatype, shape): (String, String, Vec<i64>)| {
+        let tensor = |ModelInputSpec { name, datatype, shape }| {
             let shape: Vec<i64> = shape.into_iter().map(|axis| axis.max(1)).collect();
             let count = usize::try_from(shape.iter().product::<i64>()).unwrap_or_default();
             let elements: Vec<f32> = (0..count).map(|at| at as f32).collect();
-            Tensor { datatype, ..Tensor::fp32(&name, &shape, &elements) }
+            ClientTensor { datatype, ..ClientTensor::fp32(&name, &shape, &elements) }
         };
         Ok(Self { name: name.to_owned(), client, inputs: inputs.into_iter().map(tensor).collect() })
     }

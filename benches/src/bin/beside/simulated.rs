@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use shadowslice_simulator::results::Run;
-use shadowslice_tests::home::beside;
+use shadowslice_tests::home::sibling_binary;
 
 use crate::arrivals::{self, Arrival, INTERVAL, LEAD, PHASES_MS};
 use crate::cases::{CASES, Case};
@@ -53,7 +53,7 @@ impl Simulator {
         symlink(profiles, &link).map_err(about("make", &link))?;
         let (utilisation, seed) = (options.utilisation.to_string(), options.seed.to_string());
         let simulator = Self {
-            program: beside("shadowslice-simulate")?,
+            program: sibling_binary("shadowslice-simulate")?,
             folder,
             seconds: options.seconds,
             utilisation,

@@ -20,11 +20,11 @@ pub(crate) const JUDGED: &str = "adaptive";
 pub(crate) const BASE: &str = "unpartitioned";
 
 /// The layout that the adaptive policy begins with, kept for the whole run.
-pub(crate) const OPEN: &str = "unpartitioned+doors";
+pub(crate) const OPEN: &str = "unpartitioned+admission";
 
 /// All policies that are compared.
 pub(crate) const POLICIES: [&str; 7] =
-    [JUDGED, BASE, OPEN, "half+doors", "equal+doors", "priority-half+doors", "gpulet+doors"];
+    [JUDGED, BASE, OPEN, "half+admission", "equal+admission", "priority-half+admission", "gpulet+admission"];
 
 /// Each other layout of the adaptive policy, kept for the whole run, and how their names begin.
 const LAYOUTS: &str = "layouts";

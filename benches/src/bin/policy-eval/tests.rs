@@ -93,18 +93,18 @@ fn what_is_in_time_is_a_mean_over_mixes() {
     assert!((kept.all - (0.875 + 0.625) / 2.0).abs() < 1e-9 && (kept.first - 0.75).abs() < 1e-9);
     assert!((kept.weighted - (0.6 + 0.9) / 2.0).abs() < 1e-9);
     assert!((kept.behind - 0.4).abs() < 1e-9, "in the first mix");
-    assert_eq!(in_time(&trials, "half+doors"), None);
+    assert_eq!(in_time(&trials, "half+admission"), None);
 }
 
 #[test]
 fn the_best_layout_keeps_most_in_time_weighted_whatever_other_policies_do() {
     let layouts = [("layout:halves", 1.0, 0.4), (OPEN, 1.0, 0.3), ("layout:thirds", 0.8, 0.9)];
-    let trial = beside(1, (1.0, 0.5), &[&layouts[..], &[("half+doors", 1.0, 1.0)]].concat());
+    let trial = beside(1, (1.0, 0.5), &[&layouts[..], &[("half+admission", 1.0, 1.0)]].concat());
     assert_eq!(best_layout(&trial).unwrap().policy, "layout:halves");
     assert!((weighted(best_layout(&trial).unwrap()) - 4.4 / 5.0).abs() < 1e-9);
     let open = beside(1, (1.0, 0.5), &[("layout:halves", 1.0, 0.8), (OPEN, 1.0, 0.9)]);
     assert_eq!(best_layout(&open).unwrap().policy, OPEN);
-    assert!(best_layout(&beside(1, (1.0, 1.0), &[("half+doors", 1.0, 1.0)])).is_none());
+    assert!(best_layout(&beside(1, (1.0, 1.0), &[("half+admission", 1.0, 1.0)])).is_none());
 }
 
 #[test]

@@ -8,8 +8,8 @@ use serde_json::json;
 use shadowslice_benches::Failure;
 use shadowslice_benches::exchange::model;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::Options;
 use crate::call::load;
@@ -24,7 +24,7 @@ const SHARES: [u32; 2] = [40, 50];
 
 /// The supervisor with its workers.
 pub(crate) struct Ours {
-    server: Server,
+    server: ServerUnderTest,
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
     resized: usize,
@@ -48,12 +48,12 @@ impl Ours {
         let models = [model(SMALL), model(LARGE)];
         let mut home = Home::with_config(&config(&models, http, grpc))?;
         home.set_env("PYTHONPATH", options.rivals.join("triton-python"));
-        let server = Server::ready(home).await?;
+        let server = ServerUnderTest::start_ready(home).await?;
         Ok(Self { server, http, grpc, resized: 0 })
     }
 
     /// The supervisor's process, and its workers'.
-    pub(crate) fn processes(&self) -> (Process, Vec<Process>) {
+    pub(crate) fn processes(&self) -> (ProcessHandle, Vec<ProcessHandle>) {
         (self.server.process(), self.server.children())
     }
 
@@ -74,11 +74,13 @@ impl Ours {
     }
 
     /// The worker that serves the small model.
-    async fn serving(&self) -> Result<Process, Failure> {
+    async fn serving(&self) -> Result<ProcessHandle, Failure> {
         let status = self.server.model(&model(SMALL)).await?;
         let mut workers = status.workers.iter();
         let serving = workers.find(|worker| worker.more.get("phase").is_some_and(|phase| phase == "serving"));
-        serving.and_then(|worker| Process::of(worker.pid)).ok_or_else(|| "no worker serves the model".into())
+        serving
+            .and_then(|worker| ProcessHandle::of(worker.pid))
+            .ok_or_else(|| "no worker serves the model".into())
     }
 
     /// Has the small model loaded anew.

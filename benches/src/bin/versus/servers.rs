@@ -8,7 +8,7 @@ use shadowslice_benches::Failure;
 use shadowslice_benches::closed_loop;
 use shadowslice_benches::exchange::{Client, Stream};
 use shadowslice_benches::machine::{Clocks, CpuClock};
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::ProcessHandle;
 
 use crate::Options;
 use crate::case::{Case, Change, SMALL, Side, What, Wire};
@@ -87,7 +87,7 @@ impl Servers {
             Side::Ours => self.ours.processes(),
             Side::Triton => self.triton.processes(),
         };
-        let clock = |process: Process| CpuClock::of(Pid::from_raw(process.pid));
+        let clock = |process: ProcessHandle| CpuClock::of(Pid::from_raw(process.pid));
         let workers = workers.into_iter().map(clock).collect::<Result<_, _>>()?;
         Ok(Clocks { server: clock(server)?, workers })
     }

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use shadowslice_benches::Failure;
 use shadowslice_benches::exchange::{elements, model};
-use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::process::{ProcessHandle, descendants};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, interval, timeout};
 
@@ -33,7 +33,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// The server with its stubs. Dropping it kills them.
 pub(crate) struct Triton {
     child: Child,
-    process: Process,
+    process: ProcessHandle,
     log: PathBuf,
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
@@ -57,14 +57,14 @@ impl Triton {
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", script.display()))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-        let process = pid.and_then(Process::of).ok_or("Triton has ended at once")?;
+        let process = pid.and_then(ProcessHandle::of).ok_or("Triton has ended at once")?;
         let mut triton = Self { child, process, log, http, grpc, loads: 0 };
         triton.wait_serving().await?;
         Ok(triton)
     }
 
     /// The server's process, and its stubs'.
-    pub(crate) fn processes(&self) -> (Process, Vec<Process>) {
+    pub(crate) fn processes(&self) -> (ProcessHandle, Vec<ProcessHandle>) {
         (self.process, descendants(self.process.pid))
     }
 
@@ -95,9 +95,9 @@ impl Triton {
 
     /// The stub that serves the small model. The stub of an earlier load may still be ending; the
     /// newest stub serves.
-    fn stub(&self) -> Result<Process, Failure> {
+    fn stub(&self) -> Result<ProcessHandle, Failure> {
         let path = format!("/{}/", model(SMALL));
-        let serves = |stub: &Process| {
+        let serves = |stub: &ProcessHandle| {
             let command = fs::read(format!("/proc/{}/cmdline", stub.pid)).unwrap_or_default();
             String::from_utf8_lossy(&command).contains(&path)
         };

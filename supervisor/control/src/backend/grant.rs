@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use shadowslice_datapath::pipeline::Occupied;
+use shadowslice_datapath::pipeline::OccupancyGuard;
 use shadowslice_shared::boot::{DeviceSpec, Purpose, descriptors};
 use shadowslice_shared::units::Sms;
 
@@ -59,7 +59,7 @@ impl Grant {
     }
 
     /// Counts its worker as executing, as one that warms up does.
-    pub fn occupy(&self) -> Option<Occupied> {
+    pub fn occupy(&self) -> Option<OccupancyGuard> {
         self.lease.map(|_| self.gpu.occupancy().occupy(self.wanted.share))
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
+use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, Workers};
 use shadowslice_shared::boot::{BootRefusal, Loaded};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -27,7 +27,7 @@ use crate::process::{
 };
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
+use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -72,7 +72,7 @@ pub struct Context {
 #[derive(Debug)]
 pub(super) struct Inbox {
     orders: mpsc::Receiver<Order>,
-    facts: mpsc::Receiver<LaneFact>,
+    facts: mpsc::Receiver<LaneEvent>,
     events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
     calls: watch::Receiver<()>,
@@ -118,7 +118,7 @@ pub struct ModelParts {
     /// Is empty.
     pub reference: ReferenceFile,
     pub files: Arc<LoadedFiles>,
-    pub facts: mpsc::Receiver<LaneFact>,
+    pub facts: mpsc::Receiver<LaneEvent>,
 }
 
 impl ControllerTask {
@@ -209,7 +209,7 @@ impl Controller {
             () = inbox.turn.notified() => self.turn_comes(),
             _ = look.tick() => self.end_the_stopped(),
             () = alarm => {
-                let actions = self.workers.on_time(self.now());
+                let actions = self.workers.on_timer(self.now());
                 self.perform_all(actions);
             }
         }
@@ -226,20 +226,23 @@ impl Controller {
             }
         }
         for worker in stopped {
-            self.tell(Fact::Misbehaved { worker, why: "a signal suspended the worker's process".to_owned() });
+            self.tell(LifecycleEvent::Misbehaved {
+                worker,
+                why: "a signal suspended the worker's process".to_owned(),
+            });
         }
     }
 
     fn turn_comes(&mut self) {
         if self.waits.primary == Some(WaitReason::Turn) {
-            self.tell(Fact::WaitIsOver);
+            self.tell(LifecycleEvent::WaitEnded);
         }
     }
 
     fn called_in(&mut self) {
         if self.ledger.is_called_in(self.entry()) {
             self.waits.standby = Some(WaitReason::Memory);
-            self.tell(Fact::MustNotStand(
+            self.tell(LifecycleEvent::StandbyRevoked(
                 "a hand-over, a starting worker or a model of higher priority needs the standby's memory; \
                  the supervisor tries again shortly"
                     .to_owned(),
@@ -249,18 +252,18 @@ impl Controller {
 
     fn ordered(&mut self, order: Order) {
         match order {
-            Order::Stop => self.tell(Fact::Stop),
+            Order::Stop => self.tell(LifecycleEvent::Stop),
             Order::Resize { share, groups, cause, hold, reply } => {
                 if let Some(tenancy) = &self.tenancy {
                     tenancy.prefer(groups);
                 }
                 let number = Some(self.records.expect(reply));
                 let request = ResizeRequest { number, share, cause, decided: self.now() };
-                self.tell(Fact::Resize { request, hold });
+                self.tell(LifecycleEvent::Resize { request, hold });
             }
             Order::Configure { model } => {
                 self.model = model;
-                self.tell(Fact::Configured(settings(&self.model, &self.context, &*self.gpu)));
+                self.tell(LifecycleEvent::Configured(settings(&self.model, &self.context, &*self.gpu)));
                 self.ledger.tell(&self.model, self.workers.needs_shadows());
             }
             Order::Hold { held, reply } => {
@@ -270,20 +273,23 @@ impl Controller {
         }
     }
 
-    fn lane_told(&mut self, fact: LaneFact) {
+    fn lane_told(&mut self, fact: LaneEvent) {
         let fact = match fact {
-            LaneFact::Drained(worker) => Fact::Drained(worker),
-            LaneFact::PoisonConfirmed => Fact::PoisonConfirmed,
-            LaneFact::FirstAnswer(worker, at) => {
+            LaneEvent::Drained(worker) => LifecycleEvent::Drained(worker),
+            LaneEvent::PoisonConfirmed => LifecycleEvent::PoisonConfirmed,
+            LaneEvent::FirstAnswer(worker, at) => {
                 self.records.note_effect(worker, at);
-                Fact::FirstAnswer(worker)
+                LifecycleEvent::FirstAnswer(worker)
             }
-            LaneFact::Prepared(worker, prepared) => Fact::Prepared { worker, prepared },
-            LaneFact::Gone(worker) => Fact::LaneEnded { worker, idle: self.pipeline.is_idle(worker) },
-            LaneFact::Hung(worker) => {
-                Fact::Misbehaved { worker, why: "the worker hangs: a batch runs for far too long".to_owned() }
+            LaneEvent::Prepared(worker, prepared) => LifecycleEvent::Prepared { worker, prepared },
+            LaneEvent::Gone(worker) => {
+                LifecycleEvent::LaneEnded { worker, idle: self.pipeline.is_idle(worker) }
             }
-            LaneFact::Broken(worker, why) => Fact::Misbehaved { worker, why },
+            LaneEvent::Hung(worker) => LifecycleEvent::Misbehaved {
+                worker,
+                why: "the worker hangs: a batch runs for far too long".to_owned(),
+            },
+            LaneEvent::Broken(worker, why) => LifecycleEvent::Misbehaved { worker, why },
         };
         self.tell(fact);
     }
@@ -295,12 +301,12 @@ impl Controller {
         process.note(&said);
         let (asked, purpose) = (process.groups, process.purpose);
         match said {
-            WorkerSaid::Connected => self.tell(Fact::Connected(worker)),
+            WorkerSaid::Connected => self.tell(LifecycleEvent::Connected(worker)),
             WorkerSaid::Loaded(found) => {
                 if self.pipeline.metadata().is_some()
                     && let Err(why) = self.describe(&found)
                 {
-                    self.tell(Fact::Misbehaved { worker, why });
+                    self.tell(LifecycleEvent::Misbehaved { worker, why });
                 }
             }
             WorkerSaid::Warming { rows } => {
@@ -310,7 +316,7 @@ impl Controller {
                 let useful = self.useful_batches(purpose);
                 self.limit_batches(BatchLimit::of_use(useful, self.model.slo.latency, &warmed.times));
                 let result = self.reference.seal().map_err(|error| errors::chain(&error));
-                self.tell(Fact::ReferenceWritten { worker, result });
+                self.tell(LifecycleEvent::ReferenceWritten { worker, result });
             }
             WorkerSaid::Warmed(warmed) => {
                 if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
@@ -327,9 +333,9 @@ impl Controller {
                 let found = process.loaded.take();
                 self.ledger.warmed(self.now());
                 if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
-                    return self.tell(Fact::Misbehaved { worker, why });
+                    return self.tell(LifecycleEvent::Misbehaved { worker, why });
                 }
-                self.tell(Fact::Warmed { worker, warmed, asked });
+                self.tell(LifecycleEvent::Warmed { worker, warmed, asked });
                 if self.workers.role_and_phase(worker) == ("standby", "standing") {
                     tracing::info!(model = self.model.name, pid, "warm standby ready");
                 }
@@ -352,7 +358,7 @@ impl Controller {
                     }
                     _ => tracing::error!(model, pid, why, "a worker cannot serve the model"),
                 }
-                self.tell(Fact::Refused { worker, refusal });
+                self.tell(LifecycleEvent::Refused { worker, refusal });
             }
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model, why, "the connection to a starting worker broke; its exit follows");
@@ -365,7 +371,7 @@ impl Controller {
                     status = self.ended_warming(rows, status);
                 }
                 let idle = self.pipeline.is_idle(worker);
-                self.tell(Fact::Exited { worker, status, idle });
+                self.tell(LifecycleEvent::Exited { worker, status, idle });
             }
         }
     }
@@ -433,11 +439,11 @@ impl Controller {
 
     fn tell_groups(&mut self) {
         if let Some(tenancy) = &self.tenancy {
-            self.tell(Fact::Groups(tenancy.groups()));
+            self.tell(LifecycleEvent::Groups(tenancy.groups()));
         }
     }
 
-    fn tell(&mut self, fact: Fact) {
+    fn tell(&mut self, fact: LifecycleEvent) {
         let actions = self.workers.on(fact, self.now());
         self.perform_all(actions);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use shadowslice_policy::groups::{Tenant, place};
+use shadowslice_policy::groups::{GroupTenant, place};
 use shadowslice_shared::groups::Groups;
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ pub struct GroupLedger {
 #[derive(Debug, Default)]
 struct Tenants {
     next: u64,
-    by_id: BTreeMap<u64, Tenant>,
+    by_id: BTreeMap<u64, GroupTenant>,
 }
 
 /// A model's place in the ledger; dropping it takes the model out.
@@ -45,7 +45,7 @@ impl GroupLedger {
     fn change(&self, change: impl FnOnce(&mut Tenants)) {
         let mut tenants = self.tenants.lock();
         change(&mut tenants);
-        let (ids, all): (Vec<u64>, Vec<Tenant>) =
+        let (ids, all): (Vec<u64>, Vec<GroupTenant>) =
             tenants.by_id.iter().map(|(id, tenant)| (*id, tenant.clone())).unzip();
         let mut moved = false;
         for (id, groups) in ids.into_iter().zip(place(&all, self.total)) {
@@ -64,7 +64,7 @@ impl Tenancy {
             id = tenants.next;
             tenants.next += 1;
             let (now, preferred, cannot) = (Groups::WHOLE, None, Vec::new());
-            tenants.by_id.insert(id, Tenant { count, priority, now, preferred, cannot });
+            tenants.by_id.insert(id, GroupTenant { count, priority, now, preferred, cannot });
         });
         Self { id, ledger: Arc::clone(ledger) }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::scheduler::Slice;
-use shadowslice_policy::workers::{Fact, Launch, StartFailure};
+use shadowslice_policy::workers::{Launch, LifecycleEvent, StartFailure};
 use shadowslice_shared::boot::{Assignment, Partitioned, Purpose, WarmUp};
 use shadowslice_shared::units::Percent;
 
@@ -16,7 +16,7 @@ use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, Worker};
 use shadowslice_config::{Engine, Model};
-use shadowslice_datapath::pipeline::{Arrival, LaneReader};
+use shadowslice_datapath::pipeline::{LaneReader, LaneWorker};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -58,41 +58,43 @@ impl LaunchError {
 
 impl Controller {
     /// Starts a worker; tells why not, if it cannot be started.
-    pub(super) fn start(&mut self, launch: Launch) -> Option<Fact> {
+    pub(super) fn start(&mut self, launch: Launch) -> Option<LifecycleEvent> {
         let worker = launch.worker;
-        if launch.stands
+        if launch.standby
             && let Err(no_room) = self.room_to_stand(false)
         {
             self.ledger.call_in_lower(&self.model.name, &no_room);
             self.waits.standby = Some(WaitReason::Memory);
-            let failure = StartFailure::NoRoomToStand(no_room.to_string());
-            return Some(Fact::NotStarted { worker, failure });
+            let failure = StartFailure::NoRoomForStandby(no_room.to_string());
+            return Some(LifecycleEvent::NotStarted { worker, failure });
         }
         let error = self.launch(launch).err();
-        let wait = if launch.stands { &mut self.waits.standby } else { &mut self.waits.primary };
+        let wait = if launch.standby { &mut self.waits.standby } else { &mut self.waits.primary };
         *wait = error.as_ref().and_then(LaunchError::wait_reason);
         let error = error?;
         let why = errors::chain(&error);
         tracing::debug!(model = self.model.name, why, "cannot start a worker");
         let failure = match error.is_passing() {
             // No failure: its pauses do not grow.
-            true if launch.stands && matches!(error, LaunchError::Turn) => StartFailure::NoRoomToStand(why),
+            true if launch.standby && matches!(error, LaunchError::Turn) => {
+                StartFailure::NoRoomForStandby(why)
+            }
             true => {
-                let memory_comes = !launch.stands && self.make_room(&error);
-                StartFailure::Passing { why, memory_comes }
+                let memory_comes = !launch.standby && self.make_room(&error);
+                StartFailure::Passing { why, memory_expected: memory_comes }
             }
             false => StartFailure::Failed(why),
         };
-        Some(Fact::NotStarted { worker, failure })
+        Some(LifecycleEvent::NotStarted { worker, failure })
     }
 
     fn launch(
         &mut self,
-        Launch { worker, purpose, share, spare, stands }: Launch,
+        Launch { worker, purpose, share, low_priority, standby }: Launch,
     ) -> Result<(), LaunchError> {
         let Model { priority, memory_limit, .. } = *self.model;
-        let start = match spare {
-            true if stands => Start::Standby,
+        let start = match low_priority {
+            true if standby => Start::Standby,
             true => Start::Shadow,
             false if self.pipeline.metadata().is_some() => Start::Restart,
             false => Start::First,
@@ -136,7 +138,7 @@ impl Controller {
             memory: self.context.worker_memory,
             user,
             register: &self.context.register,
-            low_priority: spare && self.context.lower_shadows,
+            low_priority: low_priority && self.context.lower_shadows,
             permit: Some(permit),
             data_path: &self.context.data_path,
             events: self.events.clone(),
@@ -183,7 +185,7 @@ impl Controller {
         let Some(metadata) = self.pipeline.metadata() else { return };
         let status = self.gpu.status();
         let Some(lane) = self.processes.get_mut(&worker).and_then(Worker::lane) else { return };
-        let arrival = Arrival {
+        let arrival = LaneWorker {
             worker,
             share,
             slice,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shadowslice_policy::workers::{
-    Cause, ChangeReport, Failover, Means, Report, ResizeRefused, ResizeRequest,
+    Cause, ChangeMechanism, ChangeReport, Failover, LifecycleReport, ResizeRefused, ResizeRequest,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms, Timestamp, ms};
@@ -83,17 +83,17 @@ impl Records {
 }
 
 impl Controller {
-    pub(super) fn report(&mut self, report: Report) {
+    pub(super) fn report(&mut self, report: LifecycleReport) {
         match report {
-            Report::Begun(request, shadow) => tracing::info!(
+            LifecycleReport::Begun(request, shadow) => tracing::info!(
                 model = self.model.name,
                 from = %self.workers.share(),
                 to = %request.share,
                 pid = shadow.and_then(|shadow| self.pid(shadow)),
                 "hand-over started"
             ),
-            Report::Completed(change) => self.completed(change),
-            Report::NotKept { change, rolled_back, reason } => {
+            LifecycleReport::Completed(change) => self.completed(change),
+            LifecycleReport::HandoverFailed { change, rolled_back, reason } => {
                 let outcomes = self.records.changes.of(change.request.cause);
                 let (outcome, counts) = match rolled_back {
                     true => {
@@ -118,31 +118,31 @@ impl Controller {
                 self.records.handovers.last = Some(report.clone());
                 self.records.answer(&change.request, Ok(report));
             }
-            Report::Aborted(request, refused) => {
+            LifecycleReport::Aborted(request, refused) => {
                 tracing::warn!(model = self.model.name, to = %request.share, why = refused.to_string(), "cannot change a model's share");
                 self.records.handovers.aborted += 1;
                 self.records.changes.of(request.cause).aborted += 1;
                 self.records.answer(&request, Err(refused));
             }
-            Report::Refused(request, refused) => {
+            LifecycleReport::Refused(request, refused) => {
                 if !matches!(refused, ResizeRefused::InForce { .. }) {
                     self.records.changes.of(request.cause).refused += 1;
                 }
                 self.records.answer(&request, Err(refused));
             }
-            Report::FailedOver(failover) => self.failed_over(failover),
+            LifecycleReport::FailedOver(failover) => self.failed_over(failover),
         }
     }
 
     fn completed(&mut self, change: ChangeReport) {
-        let ChangeReport { request, means, .. } = change;
+        let ChangeReport { request, mechanism, .. } = change;
         let mut report = self.change_report(&change);
         let handovers = &mut self.records.handovers;
         handovers.completed += 1;
-        match means {
-            Means::InProcess => handovers.in_process += 1,
-            Means::Shadow { at_once } => handovers.flips += u64::from(at_once),
-            Means::Restart => {
+        match mechanism {
+            ChangeMechanism::InProcess => handovers.in_process += 1,
+            ChangeMechanism::Shadow { at_once } => handovers.flips += u64::from(at_once),
+            ChangeMechanism::Restart => {
                 let effect = self.now().since(request.decided);
                 report.effect_ms = Some(ms(effect));
                 self.records.changes.of(request.cause).effect.add(effect);
@@ -170,18 +170,18 @@ impl Controller {
         self.records.reported(report);
     }
 
-    fn change_report(&self, ChangeReport { request, from, means, sms }: &ChangeReport) -> HandoverReport {
-        let (mechanism, at_once) = match *means {
-            Means::InProcess => ("in-process", true),
-            Means::Shadow { at_once } => ("shadow", at_once),
-            Means::Restart => ("restart", false),
+    fn change_report(&self, ChangeReport { request, from, mechanism, sms }: &ChangeReport) -> HandoverReport {
+        let (name, at_once) = match *mechanism {
+            ChangeMechanism::InProcess => ("in-process", true),
+            ChangeMechanism::Shadow { at_once } => ("shadow", at_once),
+            ChangeMechanism::Restart => ("restart", false),
         };
-        let effect = match (means, &self.records.effect) {
-            (Means::Shadow { .. }, Some(effect)) => effect.took.map(ms),
+        let effect = match (mechanism, &self.records.effect) {
+            (ChangeMechanism::Shadow { .. }, Some(effect)) => effect.took.map(ms),
             _ => None,
         };
         HandoverReport {
-            mechanism: mechanism.to_owned(),
+            mechanism: name.to_owned(),
             cause: request.cause.name().to_owned(),
             at_once,
             effect_ms: effect,
@@ -195,7 +195,7 @@ impl Controller {
         let stall = self.pipeline.stall();
         HandoverReport {
             outcome: outcome.to_owned(),
-            mechanism: self.workers.means().0.to_owned(),
+            mechanism: self.workers.mechanism().0.to_owned(),
             cause: "death".to_owned(),
             at_once: true,
             why: None,

@@ -1,6 +1,6 @@
 //! What the machine decides is done here, and nothing else decides.
 
-use shadowslice_policy::workers::{Action, Fact};
+use shadowslice_policy::workers::{Action, LifecycleEvent};
 use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 
@@ -11,7 +11,7 @@ use crate::process::Worker;
 
 impl Controller {
     /// Performs an action; returns what it brings about at once.
-    pub(super) fn perform(&mut self, action: Action) -> Option<Fact> {
+    pub(super) fn perform(&mut self, action: Action) -> Option<LifecycleEvent> {
         tracing::debug!(model = self.model.name, ?action, "decided");
         match action {
             Action::Start(launch) => return self.start(launch),
@@ -37,23 +37,23 @@ impl Controller {
             Action::Kill(worker, why) => {
                 tracing::error!(model = self.model.name, pid = self.pid(worker), why, "killing a worker");
                 self.with(worker, |process| process.kill());
-                self.pipeline.killed();
+                self.pipeline.worker_killed();
             }
             Action::AskGroups { count, cannot } => {
                 let tenancy = self.tenancy.as_ref()?;
-                return Some(Fact::Groups(tenancy.ask(count, cannot)));
+                return Some(LifecycleEvent::Groups(tenancy.ask(count, cannot)));
             }
             Action::Prepare(worker, groups) => self.pipeline.command(worker, Command::Prepare(groups)),
             Action::Forget(worker, groups) => self.pipeline.command(worker, Command::Forget(groups)),
             Action::Move { worker, share, slice } => self.pipeline.move_to(worker, share, &slice),
-            Action::Stands(stands) => self.note_standing(stands),
+            Action::StandbyExists(stands) => self.note_standing(stands),
             Action::Keep(worker) => return self.keep(worker),
             Action::NeedsShadows => {
                 self.tenancy = None;
                 self.ledger.tell(&self.model, self.workers.needs_shadows());
             }
             Action::MeasureStall { outage: false } => self.pipeline.begin_stall(),
-            Action::MeasureStall { outage: true } => self.pipeline.begin_stall_with_outage(),
+            Action::MeasureStall { outage: true } => self.pipeline.begin_stall_at_outage(),
             Action::AwaitEffect(worker, request) => self.records.await_effect(worker, request, self.now()),
             Action::Report(report) => self.report(report),
         }
@@ -67,7 +67,7 @@ impl Controller {
     }
 
     /// A worker that has served stands ready from now on, if there is memory for it.
-    fn keep(&mut self, worker: WorkerId) -> Option<Fact> {
+    fn keep(&mut self, worker: WorkerId) -> Option<LifecycleEvent> {
         tracing::info!(
             model = self.model.name,
             pid = self.pid(worker),
@@ -78,6 +78,6 @@ impl Controller {
         self.note_standing(true);
         let no_room = self.room_to_stand(true).err()?;
         self.waits.standby = Some(WaitReason::Memory);
-        Some(Fact::MustNotStand(no_room.to_string()))
+        Some(LifecycleEvent::StandbyRevoked(no_room.to_string()))
     }
 }

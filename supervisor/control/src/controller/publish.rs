@@ -4,7 +4,7 @@ use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Instant;
 
-use shadowslice_policy::workers::{State, Workers};
+use shadowslice_policy::workers::{Workers, WorkersState};
 use shadowslice_shared::units::Timestamp;
 
 use super::events::Controller;
@@ -21,8 +21,8 @@ impl ModelReport {
             sms: workers.sms_in_force().0,
             partition: None,
             execution: workers.execution().cloned(),
-            mechanism: workers.means().0,
-            no_partition: workers.means().1.map(str::to_owned),
+            mechanism: workers.mechanism().0,
+            no_partition: workers.mechanism().1.map(str::to_owned),
             since: Timestamp::default(),
             coming: None,
             ready: None,
@@ -57,7 +57,7 @@ impl Controller {
         let (worker_deaths, worker_restarts) = workers.deaths_and_restarts();
         let division = self.gpu.division().ok();
         let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
-        let no_standby = workers.standing_obstacle().map(str::to_owned);
+        let no_standby = workers.standby_obstacle().map(str::to_owned);
         let report = ModelReport {
             waits: self.waits.going_on(&state, no_standby.is_some()),
             state,
@@ -122,24 +122,24 @@ impl Controller {
     fn state(&self) -> ModelState {
         let was = &self.report.borrow().state;
         match self.workers.state() {
-            State::Loading | State::Restarting | State::Waiting(_)
+            WorkersState::Loading | WorkersState::Restarting | WorkersState::Waiting(_)
                 if let ModelState::Unready { why, .. } = was =>
             {
                 ModelState::Unready { why: why.clone(), next: NextStart::UnderWay }
             }
             // A start like any other, only later.
-            State::Waiting(_) if self.waits.primary == Some(WaitReason::Turn) => self.loading(),
-            State::Loading => self.loading(),
-            State::Ready => ModelState::Ready,
-            State::Restarting => ModelState::Restarting,
-            State::Waiting(why) => ModelState::Waiting(why.to_owned()),
-            State::Down { why, again } => {
+            WorkersState::Waiting(_) if self.waits.primary == Some(WaitReason::Turn) => self.loading(),
+            WorkersState::Loading => self.loading(),
+            WorkersState::Ready => ModelState::Ready,
+            WorkersState::Restarting => ModelState::Restarting,
+            WorkersState::Waiting(why) => ModelState::Waiting(why.to_owned()),
+            WorkersState::Down { why, again } => {
                 let next = again.map_or(NextStart::OnChange, |again| {
                     NextStart::At(self.context.clock.instant(again).into_std())
                 });
                 ModelState::Unready { why: why.to_owned(), next }
             }
-            State::Stopping => ModelState::Stopping,
+            WorkersState::Stopping => ModelState::Stopping,
         }
     }
 

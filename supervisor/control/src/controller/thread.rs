@@ -5,7 +5,7 @@ use std::io;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use shadowslice_datapath::pulse::{BEAT_EVERY, Pulse};
+use shadowslice_datapath::heartbeat::{HEARTBEAT_INTERVAL, Heartbeat};
 
 use super::events::{Controller, Inbox};
 use super::{Order, Planner};
@@ -31,7 +31,10 @@ pub struct ControlThread {
 }
 
 impl ControlThread {
-    pub fn start(planner: Option<Planner>, pulse: Pulse) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
+    pub fn start(
+        planner: Option<Planner>,
+        pulse: Heartbeat,
+    ) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (hire, hired) = mpsc::channel(WAITING);
         let (stop, stopped) = watch::channel(false);
@@ -46,7 +49,7 @@ impl ControlThread {
                     }
                 };
                 let beating = async {
-                    let mut beat = tokio::time::interval(BEAT_EVERY);
+                    let mut beat = tokio::time::interval(HEARTBEAT_INTERVAL);
                     loop {
                         beat.tick().await;
                         pulse.beat();

@@ -18,8 +18,8 @@ use crate::controller::{
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate, Timeouts};
-use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings};
-use shadowslice_datapath::router::{Guests, Route};
+use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, PipelineSettings};
+use shadowslice_datapath::router::{Route, RouteHolds};
 use shadowslice_shared::errors;
 
 /// How long a model that goes may take to answer what it accepted.
@@ -51,7 +51,7 @@ pub(super) struct Instance {
     pub(super) served: Served,
     pub(super) files: WatchedFiles,
     pub(super) route: Route,
-    guests: Guests,
+    guests: RouteHolds,
     watching: AbortHandle,
     /// How long streams may go on when the model goes.
     drain: Duration,
@@ -68,8 +68,8 @@ impl ModelFactory {
     ) -> Result<Instance, MakeError> {
         let id = self.next;
         self.next += 1;
-        let (facts, heard) = mpsc::channel(FACTS);
-        let settings = Settings {
+        let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
+        let settings = PipelineSettings {
             name: model.name.clone(),
             live: live(&model),
             max_requests: model.queue.max_requests,
@@ -146,7 +146,7 @@ impl Instance {
         drop(route);
         let streams_until = Instant::now() + drain;
         tokio::spawn(async move {
-            if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {
+            if tokio::time::timeout(ANSWER_WITHIN, guests.released()).await.is_err() {
                 tracing::warn!(
                     model = model.name,
                     why,

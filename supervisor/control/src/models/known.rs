@@ -12,7 +12,7 @@ use shadowslice_shared::units::Percent;
 use super::ModelSet;
 use super::by_clients::ByClients;
 use shadowslice_config::Model;
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::router::Router;
 
 /// Of the file, in bytes; a thousand models have 200 kB.
@@ -52,7 +52,7 @@ impl Known {
                 initial_percent: served.model.share.initial.get(),
                 share_percent: report.share.get(),
                 held: report.held,
-                drained: router.drains(&served.model.name),
+                drained: router.is_model_drained(&served.model.name),
                 unloaded: false,
                 gpu: Some(served.model.gpu),
                 by_clients: models.by_clients.get(&served.model.name).cloned().unwrap_or_default(),
@@ -65,7 +65,7 @@ impl Known {
             let known = KnownModel { initial_percent, unloaded: true, gpu, ..KnownModel::default() };
             (unloaded.model.name.clone(), known)
         });
-        Self { drained: router.host() == Host::Drained, models: served.chain(unloaded).collect() }
+        Self { drained: router.host() == HostState::Drained, models: served.chain(unloaded).collect() }
     }
 
     /// Nothing where there is no such file. One that cannot be read is told to the log.

@@ -5,29 +5,29 @@ use super::registry::{Registry, Waits};
 use super::{ChangeKind, ModelChange};
 use shadowslice_config as config;
 use shadowslice_datapath::peer::{self, Peer};
-use shadowslice_datapath::repository::{Wish, WishRefused};
+use shadowslice_datapath::repository::{ModelCommand, ModelCommandError};
 
 pub(super) const UNLOADED: &str = "unloaded by a client";
 
 impl Registry {
     /// The client may have gone when it is done, so that the audit's line is written here.
-    pub(super) async fn grant(&mut self, wish: Wish, by: &Peer) -> Result<(), WishRefused> {
+    pub(super) async fn grant(&mut self, wish: ModelCommand, by: &Peer) -> Result<(), ModelCommandError> {
         let outcome = match &wish {
-            Wish::Load { model, config } => {
+            ModelCommand::Load { model, config } => {
                 tracing::info!(model, config, "a client loads a model");
                 self.load_again(model, config.as_deref()).await
             }
-            Wish::Unload { model } => self.unload_by_client(model),
+            ModelCommand::Unload { model } => self.unload_by_client(model),
         };
-        let (action, model) = wish.named();
+        let (action, model) = wish.action_and_model();
         let told = outcome.clone().map_err(|why| why.to_string());
         peer::audit(by, action, model, (&told).into());
         outcome
     }
 
-    fn unload_by_client(&mut self, model: &str) -> Result<(), WishRefused> {
+    fn unload_by_client(&mut self, model: &str) -> Result<(), ModelCommandError> {
         if self.model(model).is_none() {
-            return Err(WishRefused::Unknown("unload", model.to_owned()));
+            return Err(ModelCommandError::Unknown("unload", model.to_owned()));
         }
         self.unload(model, UNLOADED);
         self.publish();
@@ -35,15 +35,19 @@ impl Registry {
     }
 
     /// Loads a model, or loads it again: its files are read, and `json` changes its configuration.
-    pub(super) async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
+    pub(super) async fn load_again(
+        &mut self,
+        name: &str,
+        json: Option<&str>,
+    ) -> Result<(), ModelCommandError> {
         let (Some(old), Some(written)) = (self.model(name), self.written(name).cloned()) else {
-            return Err(WishRefused::Unknown("load", name.to_owned()));
+            return Err(ModelCommandError::Unknown("load", name.to_owned()));
         };
-        let failed = |why: String| WishRefused::Failed(name.to_owned(), why);
+        let failed = |why: String| ModelCommandError::Failed(name.to_owned(), why);
         let whole = self.config();
         let changes = json.unwrap_or("{}").to_owned();
         let read = self.files.read(move || config::changed_model(&whole, &written, &changes)).await;
-        let new = read.map_err(failed)?.map_err(WishRefused::Invalid)?;
+        let new = read.map_err(failed)?.map_err(ModelCommandError::Invalid)?;
         if let Some(why) = new.broken {
             return Err(failed(why));
         }

@@ -35,7 +35,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::controller::{ModelState, Order};
 use shadowslice_config::Model;
-use shadowslice_datapath::repository::Listed;
+use shadowslice_datapath::repository::ModelListing;
 
 use by_clients::ByClients;
 
@@ -170,7 +170,7 @@ impl Unloaded {
 
 impl ModelSet {
     /// The models that clients can load and unload, in Triton's words.
-    pub fn listed(&self, is_drained: impl Fn(&str) -> bool) -> Vec<Listed> {
+    pub fn listed(&self, is_drained: impl Fn(&str) -> bool) -> Vec<ModelListing> {
         let served = self.served.iter().map(|served| {
             let (state, reason) = match &served.report.borrow().state {
                 ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
@@ -185,9 +185,9 @@ impl ModelSet {
             if state == "READY" && is_drained(&name) {
                 let reason =
                     "the model is drained: the server still answers requests, but send no more".to_owned();
-                return Listed { name, state: "UNAVAILABLE", reason };
+                return ModelListing { name, state: "UNAVAILABLE", reason };
             }
-            Listed { name, state, reason }
+            ModelListing { name, state, reason }
         });
         let unloaded = self.unloaded.iter().map(|unloaded| {
             let (state, reason) = match unloaded.state() {
@@ -195,7 +195,7 @@ impl ModelSet {
                 "unloading" => ("UNLOADING", unloaded.why.clone()),
                 _ => ("UNAVAILABLE", unloaded.why.clone()),
             };
-            Listed { name: unloaded.model.name.clone(), state, reason }
+            ModelListing { name: unloaded.model.name.clone(), state, reason }
         });
         served.chain(unloaded).collect()
     }

@@ -1,7 +1,7 @@
 //! What a copy of a model takes of a GPU: by its profile, and by what was seen of it.
 
 use shadowslice_config::Model;
-use shadowslice_policy::placement::{self, Load, Need, Share, Unmet};
+use shadowslice_policy::placement::{self, CopyLoad, Share, SmRequirement, UnmetLoad};
 use shadowslice_shared::groups::GROUP_SMS;
 use shadowslice_shared::profile::{Execution, Row};
 use shadowslice_shared::units::{Percent, Sms};
@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Needs {
     /// For its SLO at the rate; `None` while nothing is known of its times.
-    pub sms: Option<Result<Need, Unmet>>,
+    pub sms: Option<Result<SmRequirement, UnmetLoad>>,
     /// Rows offered each second, over the last minute or two.
     pub rate: f64,
     /// Requests each second that a copy answers within the SLO at most, on the whole GPU; `None` while
@@ -63,12 +63,14 @@ impl Needs {
         rate: f64,
         (memory, shadow): (Option<u64>, Option<u64>),
     ) -> Self {
-        let load = Load { slo: model.slo.latency, rate, max_batch: model.batch.resolve(true).0.max(1) };
-        let sms = execution.map(|execution| placement::need(execution, gpu.sms(Percent::WHOLE), &load));
-        let boundless = Load { rate: f64::INFINITY, ..load };
-        let most = execution.map(|execution| placement::need(execution, gpu.sms(Percent::WHOLE), &boundless));
+        let load = CopyLoad { slo: model.slo.latency, rate, max_batch: model.batch.resolve(true).0.max(1) };
+        let sms =
+            execution.map(|execution| placement::sm_requirement(execution, gpu.sms(Percent::WHOLE), &load));
+        let boundless = CopyLoad { rate: f64::INFINITY, ..load };
+        let most = execution
+            .map(|execution| placement::sm_requirement(execution, gpu.sms(Percent::WHOLE), &boundless));
         let capacity = match most {
-            Some(Err(Unmet::Rate { most })) => Some(most),
+            Some(Err(UnmetLoad::Rate { max: most })) => Some(most),
             _ => None,
         };
         let busy = sms.as_ref().and_then(|need| need.as_ref().ok()).map_or(1.0, |need| need.busy);
@@ -88,7 +90,7 @@ impl Needs {
     /// Rows each second that a copy serves within the SLO at most, where more are offered.
     pub fn most(&self) -> Option<f64> {
         match self.sms {
-            Some(Err(Unmet::Rate { most })) => Some(most),
+            Some(Err(UnmetLoad::Rate { max: most })) => Some(most),
             _ => None,
         }
     }

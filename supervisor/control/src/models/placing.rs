@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shadowslice_config::{Config, Model};
-use shadowslice_policy::placement::{Gpu, Settled, Share, Tenant, settle};
+use shadowslice_policy::placement::{GpuAssignment, GpuCapacity, HostTenant, Share, assign_gpus};
 use shadowslice_shared::units::Percent;
 use tokio::time::Instant;
 
@@ -30,11 +30,11 @@ impl Registry {
             false => Some(model.gpu),
         };
         let tenant = |model: &Model| match home(model) {
-            Some(on) => Tenant::Fixed { on, share: self.share_of(model) },
-            None => Tenant::Free { on: None, share: self.share_of(model), priority: model.priority },
+            Some(on) => HostTenant::Fixed { on, share: self.share_of(model) },
+            None => HostTenant::Free { on: None, share: self.share_of(model), priority: model.priority },
         };
-        let settled = settle(&gpus, &config.models.iter().map(tenant).collect::<Vec<_>>());
-        for (model, Settled { gpu, lacks }) in config.models.iter().zip(&settled) {
+        let settled = assign_gpus(&gpus, &config.models.iter().map(tenant).collect::<Vec<_>>());
+        for (model, GpuAssignment { gpu, shortage: lacks }) in config.models.iter().zip(&settled) {
             if let Some(lacks) = lacks {
                 let model = &model.name;
                 tracing::warn!(model, gpu, why = %lacks, "no GPU has the resources that the model needs for its SLO");
@@ -49,11 +49,11 @@ impl Registry {
         let tenant = |model: &Model| {
             let (on, share) = (model.gpu, self.share_of(model));
             match model.gpu_auto {
-                true => Tenant::Free { on: Some(on), share, priority: model.priority },
-                false => Tenant::Fixed { on, share },
+                true => HostTenant::Free { on: Some(on), share, priority: model.priority },
+                false => HostTenant::Fixed { on, share },
             }
         };
-        let settled = settle(&self.gpus(), &models.iter().map(tenant).collect::<Vec<_>>());
+        let settled = assign_gpus(&self.gpus(), &models.iter().map(tenant).collect::<Vec<_>>());
         settled.into_iter().map(|settled| settled.gpu).collect()
     }
 
@@ -66,7 +66,7 @@ impl Registry {
         needs.share(model, gpu)
     }
 
-    fn gpus(&self) -> Vec<Gpu> {
+    fn gpus(&self) -> Vec<GpuCapacity> {
         let context = &self.factory.context;
         let watched = context.readings.look();
         let memory = |index: usize| {
@@ -74,7 +74,7 @@ impl Registry {
             Some(usage.memory.total)
         };
         // Where the memory is not known, as on an emulated GPU, it is no bound.
-        let gpu = |index: usize| Gpu {
+        let gpu = |index: usize| GpuCapacity {
             host: 0,
             sms: context.gpus[index].sms(Percent::WHOLE),
             memory: memory(index).unwrap_or(u64::MAX),

@@ -20,7 +20,7 @@ use super::plan::{self, Change};
 use super::{Absence, ChangeKind, Command, LastReload, ModelChange, ModelSet, ReloadReport, Unloaded};
 use crate::controller::{ModelState, Order, Served, first_shares};
 use shadowslice_config::{Config, Model, Ready, Sample};
-use shadowslice_datapath::repository::Asked;
+use shadowslice_datapath::repository::QueuedCommand;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_shared::errors;
@@ -133,7 +133,7 @@ impl Registry {
     pub async fn run(
         mut self,
         mut commands: mpsc::Receiver<Command>,
-        mut wishes: mpsc::Receiver<Asked>,
+        mut wishes: mpsc::Receiver<QueuedCommand>,
         mut moves: mpsc::Receiver<Move>,
     ) {
         let mut look = tokio::time::interval(LOOK);
@@ -143,7 +143,7 @@ impl Registry {
             tokio::select! {
                 biased;
                 Some(command) = commands.recv() => self.obey(command).await,
-                Some(Asked { wish, by, reply }) = wishes.recv() => {
+                Some(QueuedCommand { command: wish, by, reply_tx: reply }) = wishes.recv() => {
                     let outcome = self.grant(wish, &by).await;
                     reply.send(outcome).ok();
                 }
@@ -191,7 +191,7 @@ impl Registry {
     /// Which models make the host ready from now on.
     pub(super) fn ready_by(&mut self, rule: Ready) {
         self.config.ready = rule.clone();
-        self.shown.router.go_by(rule);
+        self.shown.router.set_ready_rule(rule);
     }
 
     /// A client wants the model to serve, whatever an operator wanted before.

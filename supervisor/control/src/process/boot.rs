@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use shadowslice_config::{MAX_ARRAY_BYTES, Warmup, WarmupValues, check_values, shape_fits};
-use shadowslice_datapath::pipeline::Occupied;
+use shadowslice_datapath::pipeline::OccupancyGuard;
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
 };
@@ -34,7 +34,7 @@ pub(super) struct Boot {
     /// Until its hello.
     pub(super) permit: Option<StartPermit>,
     /// It executes until it is warm.
-    pub(super) occupied: Option<Occupied>,
+    pub(super) occupied: Option<OccupancyGuard>,
     /// What it must load, if not whatever lies at the model's path.
     pub(super) files: Option<FilesToLoad>,
     pub(super) events: mpsc::Sender<WorkerEvent>,

@@ -7,16 +7,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-/// Few processes have more.
-const USUAL: usize = 64;
+/// The number of groups that the first read has room for. Few processes have more.
+const USUAL_GROUPS: usize = 64;
 
-/// Linux lets no process have more.
-const MOST: usize = 65_536;
+/// The largest number of groups that Linux allows for a process.
+const MAX_GROUPS: usize = 65_536;
 
-/// Its supplementary groups as it connected; none where the kernel does not say (before Linux 4.13).
+/// Returns the peer's supplementary groups at the time when it connected. The list is empty if the
+/// kernel does not support the query (before Linux 4.13).
 pub(super) fn supplementary(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
-    let found = match read(socket, USUAL) {
-        Err(Errno::ERANGE) => read(socket, MOST),
+    let found = match read(socket, USUAL_GROUPS) {
+        Err(Errno::ERANGE) => read(socket, MAX_GROUPS),
         found => found,
     };
     match found {
@@ -25,11 +26,11 @@ pub(super) fn supplementary(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     }
 }
 
-fn read(socket: BorrowedFd<'_>, most: usize) -> Result<Vec<u32>, Errno> {
-    let mut groups: Vec<libc::gid_t> = vec![0; most];
+fn read(socket: BorrowedFd<'_>, max_groups: usize) -> Result<Vec<u32>, Errno> {
+    let mut groups: Vec<libc::gid_t> = vec![0; max_groups];
     let size = size_of_val(groups.as_slice());
     let mut bytes = libc::socklen_t::try_from(size).map_err(|_| Errno::EOVERFLOW)?;
-    // SAFETY: the kernel writes at most `bytes` bytes, which is the length of `groups`, and then how
+    // SAFETY: the kernel writes at max_groups `bytes` bytes, which is the length of `groups`, and then how
     // many it wrote into `bytes`; both outlive the call.
     let code = unsafe {
         libc::getsockopt(

@@ -1,4 +1,4 @@
-//! Who may connect, or may do what changes something.
+//! Guards: the rules for who may connect, and who may change something.
 
 use std::io;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use nix::unistd::{Group, User, geteuid};
 use parking_lot::Mutex;
 use shadowslice_config::{Access, Account, Peers};
 
-use super::{Outcome, Peer, audit};
+use super::{AuditOutcome, Peer, audit};
 
-/// The log is told of peers that a guard refuses this often at most.
-const QUIET: Duration = Duration::from_secs(1);
+/// The shortest interval between log messages about refused peers.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many peers were refused, over all guards.
+/// The number of refused peers, over all guards.
 #[derive(Debug, Default)]
 pub struct Refusals(AtomicU64);
 
@@ -25,20 +25,20 @@ impl Refusals {
     }
 }
 
-/// Lets some peers do one kind of thing.
+/// A guard that permits one kind of action to some peers.
 #[derive(Debug)]
 pub struct Guard {
     permitted: Permitted,
     refusals: Arc<Refusals>,
-    /// When the log was last told.
-    said: Mutex<Option<Instant>>,
+    /// The time of the last log message about a refused peer.
+    logged_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
 enum Permitted {
     Nobody,
     Everybody,
-    /// Besides root and this process's user.
+    /// The listed users, groups and clients, with root and this process's user.
     Only {
         users: Vec<u32>,
         groups: Vec<u32>,
@@ -59,7 +59,7 @@ pub struct UnknownAccount {
 
 impl Guard {
     fn new(permitted: Permitted, refusals: Arc<Refusals>) -> Self {
-        Self { permitted, refusals, said: Mutex::default() }
+        Self { permitted, refusals, logged_at: Mutex::default() }
     }
 
     pub fn nobody() -> Self {
@@ -70,12 +70,12 @@ impl Guard {
         Self::new(Permitted::Everybody, Arc::default())
     }
 
-    /// For refusals that are decided elsewhere.
-    pub fn counting(refusals: &Arc<Refusals>) -> Self {
+    /// Creates a guard that permits nobody and counts refusals that other code decides.
+    pub fn refusing(refusals: &Arc<Refusals>) -> Self {
         Self::new(Permitted::Nobody, Arc::clone(refusals))
     }
 
-    /// Looks names up, which may take long.
+    /// Creates a guard for these peers. Looking up their names may take long.
     pub fn only(peers: &Peers, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
         let users =
             ids("the user", &peers.users, |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())))?;
@@ -94,14 +94,15 @@ impl Guard {
         }
     }
 
-    /// Whether there is anybody to let in.
-    pub fn is_open(&self) -> bool {
+    /// Returns whether the guard permits any peer.
+    pub fn permits_any(&self) -> bool {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
-    /// A refused peer is counted, and the log says so, though not of each in a crowd.
-    pub fn lets(&self, peer: &Peer, action: &str, on: &str) -> bool {
-        let may = match (&self.permitted, peer) {
+    /// Returns whether `peer` may do `action`. A refused peer is counted, and logged at most once in
+    /// [`LOG_INTERVAL`]. A guard that permits nobody does neither.
+    pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
+        let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
             (Permitted::Everybody, _) => true,
             (Permitted::Only { clients, .. }, Peer::Tcp { names, .. }) => {
@@ -114,24 +115,24 @@ impl Guard {
                     || its.iter().any(|group| groups.contains(group))
             }
         };
-        if !may {
+        if !is_permitted {
             self.refuse(peer, action, on);
         }
-        may
+        is_permitted
     }
 
-    /// Counts it, and tells the log.
+    /// Counts a refused peer, and logs it unless another one was logged within [`LOG_INTERVAL`].
     pub fn refuse(&self, peer: &Peer, action: &str, on: &str) {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         let due = {
-            let mut said = self.said.lock();
-            let due = said.is_none_or(|said| now.duration_since(said) >= QUIET);
-            *said = if due { Some(now) } else { *said };
+            let mut logged_at = self.logged_at.lock();
+            let due = logged_at.is_none_or(|logged_at| now.duration_since(logged_at) >= LOG_INTERVAL);
+            *logged_at = if due { Some(now) } else { *logged_at };
             due
         };
         if due {
-            audit(peer, action, on, Outcome::Denied);
+            audit(peer, action, on, AuditOutcome::Denied);
         }
     }
 }
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_groups_are_let_in_and_nobody_else_is() {
+    fn users_and_groups_are_permitted_and_nobody_else_is() {
         let peers = Peers {
             users: vec![Account::Id(70_001)],
             groups: vec![Account::Id(70_002)],
@@ -168,19 +169,22 @@ mod tests {
         };
         let refusals = Arc::default();
         let guard = Guard::only(&peers, &refusals).unwrap();
-        let lets = |peer| guard.lets(&peer, "connect", "x.sock");
-        assert!(lets(unix(70_001, &[])) && lets(unix(70_009, &[5, 70_002])), "a user; a member of the group");
-        assert!(lets(unix(0, &[])) && lets(unix(geteuid().as_raw(), &[])), "root and this user always");
-        assert!(!lets(unix(70_002, &[70_001])), "a user's number is no group's");
+        let permits = |peer| guard.permits(&peer, "connect", "x.sock");
+        assert!(
+            permits(unix(70_001, &[])) && permits(unix(70_009, &[5, 70_002])),
+            "a user; a member of the group"
+        );
+        assert!(permits(unix(0, &[])) && permits(unix(geteuid().as_raw(), &[])), "root and this user always");
+        assert!(!permits(unix(70_002, &[70_001])), "a user's number is not a group's");
         let tcp = |names: &[&str]| Peer::Tcp {
             address: ([127, 0, 0, 1], 9).into(),
             names: names.iter().map(ToString::to_string).collect(),
         };
-        assert!(!lets(tcp(&[])), "TCP by itself does not say who it is");
-        assert!(lets(tcp(&["else", "ci"])) && !lets(tcp(&["c", "70001"])));
+        assert!(!permits(tcp(&[])), "a TCP connection has no name by itself");
+        assert!(permits(tcp(&["else", "ci"])) && !permits(tcp(&["c", "70001"])));
         assert_eq!(refusals.count(), 3);
-        assert!(!Guard::nobody().lets(&unix(0, &[]), "load", "m"));
-        assert!(Guard::everybody().lets(&unix(70_009, &[]), "load", "m"));
+        assert!(!Guard::nobody().permits(&unix(0, &[]), "load", "m"));
+        assert!(Guard::everybody().permits(&unix(70_009, &[]), "load", "m"));
     }
 
     #[test]

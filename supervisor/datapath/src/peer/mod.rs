@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and who may do what.
+//! Peers at the other end of a connection, and guards that decide what they may do.
 
 mod groups;
 mod guard;
@@ -12,45 +12,46 @@ use nix::sys::socket::sockopt::PeerCredentials;
 
 pub use guard::{Guard, Refusals, UnknownAccount};
 
-/// Of the log's lines: names are clients' texts.
+/// The longest name in an audit message, in bytes. Names are clients' texts.
 const MAX_NAME_BYTES: usize = 256;
 
+/// A client at the other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
     /// The process that connected to a Unix socket, as it was at that moment.
     Unix {
         uid: u32,
-        /// Its primary group and its supplementary ones.
+        /// The primary group and the supplementary groups of the process.
         groups: Vec<u32>,
-        /// 0 if it is in another namespace.
+        /// The process id; 0 if the process is in another namespace.
         pid: i32,
     },
     Tcp {
         address: SocketAddr,
-        /// By which its certificate and its token know it; empty without either.
+        /// The names in its certificate and its token; empty without either.
         names: Vec<String>,
     },
 }
 
 impl Peer {
     pub fn of_unix(socket: &impl AsFd) -> io::Result<Self> {
-        let told = getsockopt(socket, PeerCredentials)?;
+        let credentials = getsockopt(socket, PeerCredentials)?;
         let mut groups = groups::supplementary(socket.as_fd())?;
-        groups.push(told.gid());
-        Ok(Self::Unix { uid: told.uid(), groups, pid: told.pid() })
+        groups.push(credentials.gid());
+        Ok(Self::Unix { uid: credentials.uid(), groups, pid: credentials.pid() })
     }
 }
 
-/// What came of something that a peer wanted changed.
+/// The result of an action that a peer requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome<'a> {
+pub enum AuditOutcome<'a> {
     Done,
     Failed(&'a str),
-    /// The peer may not.
+    /// The peer does not have the permission.
     Denied,
 }
 
-impl<'a, T, E> From<&'a Result<T, E>> for Outcome<'a>
+impl<'a, T, E> From<&'a Result<T, E>> for AuditOutcome<'a>
 where
     E: AsRef<str>,
 {
@@ -59,8 +60,8 @@ where
     }
 }
 
-/// The one line of the log about that.
-pub fn audit(by: &Peer, action: &str, on: &str, outcome: Outcome<'_>) {
+/// Writes the audit message of an action.
+pub fn audit(by: &Peer, action: &str, on: &str, outcome: AuditOutcome<'_>) {
     let on = &on[..on.floor_char_boundary(MAX_NAME_BYTES)];
     let (uid, pid, address, client) = match by {
         Peer::Unix { uid, pid, .. } => (Some(uid), Some(pid), None, None),
@@ -70,9 +71,9 @@ pub fn audit(by: &Peer, action: &str, on: &str, outcome: Outcome<'_>) {
         }
     };
     let (outcome, why) = match outcome {
-        Outcome::Done => ("done", None),
-        Outcome::Failed(why) => ("failed", Some(why)),
-        Outcome::Denied => ("denied", None),
+        AuditOutcome::Done => ("done", None),
+        AuditOutcome::Failed(why) => ("failed", Some(why)),
+        AuditOutcome::Denied => ("denied", None),
     };
     tracing::info!(target: "audit", action, on, uid, pid, address, client, outcome, why, "audit");
 }
@@ -86,7 +87,9 @@ mod tests {
     #[test]
     fn a_peer_has_the_groups_of_its_process() {
         let (socket, _other) = UnixStream::pair().unwrap();
-        let Peer::Unix { uid, groups, pid } = Peer::of_unix(&socket).unwrap() else { panic!("it is no TCP") };
+        let Peer::Unix { uid, groups, pid } = Peer::of_unix(&socket).unwrap() else {
+            panic!("not a Unix peer")
+        };
         assert_eq!(uid, nix::unistd::geteuid().as_raw());
         assert_eq!(pid, nix::unistd::getpid().as_raw());
         let mut own: Vec<_> = nix::unistd::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();

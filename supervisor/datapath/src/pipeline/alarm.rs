@@ -1,5 +1,5 @@
-//! Waits to the microsecond. The reactor's own timers ring at whole milliseconds: too late where
-//! the next batch should be sent half a millisecond before the one that executes ends.
+//! Timers with a resolution of microseconds. The reactor's own timers fire at whole milliseconds,
+//! which is too late if the next batch is due half a millisecond before the running one ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,20 +15,20 @@ use tokio::io::unix::AsyncFd;
 use super::socket::adopt;
 use crate::clock::Clock;
 
-/// The alarm rings after this time at the latest, perhaps before it is due: kernel timers have a
-/// longest time. The waiting task sets it again.
+/// The longest wait, because kernel timers have a limit. After it the alarm returns early, and the
+/// waiting task sets it again.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Rings at moments of its clock, one at a time.
+/// An alarm on a clock, for one time at once.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     clock: Clock,
-    /// `None` if no timer could be had; the reactor's timers must do then.
+    /// The timer; `None` if the kernel gave none, in which case the reactor's timers are used.
     timer: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Alarm {
-    /// Must be called within the reactor.
+    /// Creates an alarm. Call this within the reactor.
     pub(crate) fn new(clock: Clock) -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);
@@ -38,26 +38,27 @@ impl Alarm {
         Self { clock, timer: timer.ok() }
     }
 
-    /// Returns at `due`, or at once when that is past. Giving the wait up is no matter.
+    /// Waits until `due`, or returns at once if that has passed. Dropping the future has no effect
+    /// on later waits.
     pub(crate) async fn wait(&self, due: Timestamp) {
         let due = due.min(self.clock.now() + LONGEST);
-        let rung = match &self.timer {
-            Some(timer) => ring(timer, due.since(self.clock.now())).await,
+        let fired = match &self.timer {
+            Some(timer) => fire(timer, due.since(self.clock.now())).await,
             None => Err(io::ErrorKind::Unsupported.into()),
         };
-        if rung.is_err() {
+        if fired.is_err() {
             tokio::time::sleep_until(self.clock.instant(due)).await;
         }
     }
 }
 
-async fn ring(timer: &AsyncFd<OwnedFd>, after: Duration) -> io::Result<()> {
-    // Zero would disarm it.
+async fn fire(timer: &AsyncFd<OwnedFd>, after: Duration) -> io::Result<()> {
+    // A value of zero would disarm the timer.
     let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
     let once = Itimerspec { it_interval: Timespec::default(), it_value };
     timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), &once)?;
-    // Reading would block until it has rung. An earlier wait that was given up may leave the
-    // descriptor ready, but nothing to be read.
+    // The read blocks until the timer fires. After an abandoned wait the descriptor may be ready
+    // although there is nothing to read.
     timer.async_io(Interest::READABLE, |timer| Ok(rustix::io::read(timer, &mut [0; 8]).map(drop)?)).await
 }
 
@@ -66,13 +67,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_rings_when_it_should_and_not_before_whatever_was_given_up() {
+    async fn it_fires_on_time_even_after_abandoned_waits() {
         let clock = Clock::start();
         let alarm = Alarm::new(clock);
         assert!(alarm.timer.is_some());
         for us in [0, 1, 300, 1_500] {
-            let given_up = alarm.wait(clock.now() + Duration::from_micros(us / 2));
-            drop(tokio::time::timeout(Duration::ZERO, given_up).await);
+            let abandoned = alarm.wait(clock.now() + Duration::from_micros(us / 2));
+            drop(tokio::time::timeout(Duration::ZERO, abandoned).await);
             tokio::time::sleep(Duration::from_micros(us)).await;
             let due = clock.now() + Duration::from_micros(us);
             tokio::time::timeout(Duration::from_secs(10), alarm.wait(due)).await.unwrap();
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_timer_the_reactor_rings() {
+    async fn without_a_timer_the_reactor_is_used() {
         let clock = Clock::start();
         let alarm = Alarm { clock, timer: None };
         let due = clock.now() + Duration::from_micros(300);

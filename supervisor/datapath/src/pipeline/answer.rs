@@ -1,27 +1,28 @@
-//! From a worker's answer to the outputs of each request. A worker's numbers are never trusted.
+//! The split of a worker's answer into the outputs of each request. A worker's numbers are never
+//! trusted.
 
 use bytes::Bytes;
 use shadowslice_shared::batch::{Extent, Output as WireOutput};
 use shadowslice_shared::slab::{AnswerSlab, CopyError};
 use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 
-use super::pending::Waiting;
-use super::request::{Failure, Metadata, Output};
+use super::pending::WaitingRequest;
+use super::request::{Metadata, RequestFailure, RequestOutput};
 
-/// For each request its outputs, or that there is no memory for them. An error says why the answer
-/// makes no sense.
+/// Returns the outputs of each request, or a failure if memory for them is short. An error says why
+/// the answer is invalid.
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
     (outputs, more): (&[WireOutput], bool),
-    requests: &[Waiting],
-) -> Result<Vec<Result<Vec<Output>, Failure>>, String> {
+    requests: &[WaitingRequest],
+) -> Result<Vec<Result<Vec<RequestOutput>, RequestFailure>>, String> {
     if more && (model.streams.is_none() || requests.len() != 1) {
         return Err(
             "the worker announced further answers, but the model gives one answer to a request".to_owned()
         );
     }
-    // The end of a stream.
+    // The end of a stream has no outputs.
     if outputs.is_empty() && model.streams.is_some() && !more {
         return Ok(requests.iter().map(|_| Ok(Vec::new())).collect());
     }
@@ -34,7 +35,8 @@ pub(crate) fn split(
             return Err(format!("output {} has {got} parts for {want} requests", spec.name));
         }
     }
-    // Parts do not overlap; else a few could be named over and over until memory is full.
+    // Parts must not overlap. Otherwise a worker could name a few parts again and again until
+    // memory is full.
     let parts = outputs.iter().flat_map(|output| &output.parts);
     if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
         return Err(format!(
@@ -42,7 +44,7 @@ pub(crate) fn split(
             slab.bytes()
         ));
     }
-    let of_request = |(index, request): (usize, &Waiting)| {
+    let of_request = |(index, request): (usize, &WaitingRequest)| {
         let mut copies = Ok(Vec::with_capacity(outputs.len()));
         for (output, spec) in outputs.iter().zip(&model.outputs) {
             let shape = whole_shape(model, request.rows, &output.shape);
@@ -67,7 +69,7 @@ fn copy(
     spec: &TensorSpec,
     shape: Vec<i64>,
     part: Extent,
-) -> Result<Result<Output, Failure>, String> {
+) -> Result<Result<RequestOutput, RequestFailure>, String> {
     let name = &spec.name;
     let wrong = || format!("output {name} of shape {shape:?} does not have {} bytes", part.len);
     let elements = elements(&shape);
@@ -78,7 +80,7 @@ fn copy(
     let data = slab.copy(part.offset, part.len);
     let data = match data {
         Ok(data) => data,
-        Err(CopyError::NoMemory(bytes)) => return Ok(Err(Failure::no_memory(bytes))),
+        Err(CopyError::NoMemory(bytes)) => return Ok(Err(RequestFailure::no_memory(bytes))),
         Err(CopyError::Outside(error)) => {
             return Err(format!("output {name} lies outside its slab: {error}"));
         }
@@ -86,5 +88,5 @@ fn copy(
     if expected.is_none() && count_byte_strings(&data) != elements {
         return Err(wrong());
     }
-    Ok(Ok(Output { shape, data: Bytes::from(data) }))
+    Ok(Ok(RequestOutput { shape, data: Bytes::from(data) }))
 }

@@ -1,4 +1,4 @@
-//! What settles a request: its worker, the queue, or the client that waits for it.
+//! Claims: a request is settled once, by its worker, by the queue or by its waiting client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,16 +7,17 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::Pipeline;
-use super::request::Failure;
-use super::streams::Given;
+use super::request::RequestFailure;
+use super::streams::WorkerAnswer;
 use shadowslice_shared::units::Timestamp;
 
-/// Taken by what settles a request first, which alone counts it: so it is counted once.
+/// A claim on a request. The party that takes it first settles the request and counts it, so it is
+/// counted once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Arc<AtomicBool>);
 
 impl Claim {
-    /// Whether it was free; it is taken now.
+    /// Takes the claim. Returns whether it was free.
     pub(crate) fn take(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
@@ -26,50 +27,50 @@ impl Claim {
     }
 }
 
-/// Dropped without an answer, it gives the request up: that is not run if it still waits, and if it
-/// runs its answer is ignored.
+/// A client's wait for an answer. If it is dropped before the answer, the request is cancelled: it
+/// does not run if it still waits, and the answer is ignored if it runs.
 #[derive(Debug)]
-pub(crate) struct Wait<'p> {
+pub(crate) struct AnswerWait<'p> {
     pub(crate) pipeline: &'p Pipeline,
     pub(crate) claim: Claim,
     pub(crate) arrived: Timestamp,
 }
 
-impl Wait<'_> {
-    /// The answer, or word that `timeout` was over first.
+impl AnswerWait<'_> {
+    /// Waits for the answer. Fails if `timeout` ends first.
     pub(crate) async fn answer(
         &self,
-        mut answer: oneshot::Receiver<Result<Given, Failure>>,
+        mut reply_rx: oneshot::Receiver<Result<WorkerAnswer, RequestFailure>>,
         timeout: Option<Duration>,
-    ) -> Result<Given, Failure> {
+    ) -> Result<WorkerAnswer, RequestFailure> {
         if let Some(timeout) = timeout {
             let left = timeout.saturating_sub(self.pipeline.now().since(self.arrived));
-            match tokio::time::timeout(left, &mut answer).await {
+            match tokio::time::timeout(left, &mut reply_rx).await {
                 Ok(answered) => return answered.unwrap_or_else(|_| stopping()),
                 Err(_) if self.claim.take() => return Err(self.timed_out(timeout)),
-                // It has been settled in the meantime, and word of that is on its way.
+                // Another party has settled the request, and the reply follows.
                 Err(_) => {}
             }
         }
-        answer.await.unwrap_or_else(|_| stopping())
+        reply_rx.await.unwrap_or_else(|_| stopping())
     }
 
-    fn timed_out(&self, timeout: Duration) -> Failure {
+    fn timed_out(&self, timeout: Duration) -> RequestFailure {
         let now = self.pipeline.now();
-        self.pipeline.state.lock().timed_out(now.since(self.arrived), now);
-        Failure::timed_out(timeout)
+        self.pipeline.state.lock().count_timeout(now.since(self.arrived), now);
+        RequestFailure::timed_out(timeout)
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for AnswerWait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
-            self.pipeline.state.lock().cancelled(now.since(self.arrived), now);
+            self.pipeline.state.lock().cancel_waiting(now.since(self.arrived), now);
         }
     }
 }
 
-pub(crate) fn stopping() -> Result<Given, Failure> {
-    Err(Failure::Unavailable("the server is stopping".to_owned()))
+pub(crate) fn stopping() -> Result<WorkerAnswer, RequestFailure> {
+    Err(RequestFailure::Unavailable("the server is stopping".to_owned()))
 }

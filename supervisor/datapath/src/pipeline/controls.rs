@@ -1,44 +1,47 @@
-//! The controller's side of a pipeline: its settings, and reports of its state.
+//! The controller's view of a pipeline: its settings, and reports of its state.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::{Abandoned, Slice};
-use shadowslice_policy::sharing::{Door, Seen};
+use shadowslice_policy::scheduler::{AbandonedRequests, Slice};
+use shadowslice_policy::sharing::{AdmissionPolicy, Observation};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::counts::Counts;
-use super::facts::LaneFact;
+use super::counts::RequestCounts;
 use super::gate::Gate;
 use super::hangs::StalledBatch;
-use super::load::Load;
-use super::note;
+use super::lane_events::LaneEvent;
+use super::load::ModelLoad;
 use super::rates::Rates;
 use super::request::Metadata;
 use super::stall::Stall;
-use super::stats::{Latencies, Look};
+use super::stats::{Latencies, RecentLatencies};
 use super::totals::Totals;
+use super::trace_event;
 use super::{LiveSettings, Pipeline};
-use crate::trace::{Handover, Lost};
+use crate::trace::{LostReason, RouteChange};
 
+/// A report of a pipeline's state.
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
     pub at: Timestamp,
-    /// It takes requests.
+    /// True if the model takes requests.
     pub open: bool,
-    pub counts: Counts,
+    pub counts: RequestCounts,
     pub batches: u64,
-    /// Of all answered requests together, until their batch was sent.
+    /// The queue wait of all answered requests together, until their batch was sent.
     pub queue_wait: Duration,
     pub latencies: Latencies,
     pub rates: Rates,
-    /// Accepted, and not answered yet: queued, in flight.
-    pub pending: (usize, usize),
+    /// The requests that wait in the queue.
+    pub queued: usize,
+    /// The requests that execute, or wait in a worker's slot.
+    pub in_flight: usize,
     pub stalled: Option<StalledBatch>,
-    /// How long batches execute at the share in force, by rows; empty while nothing serves.
+    /// The execution time of batches at the current share, by rows; empty while no worker serves.
     pub execution: Vec<(u32, Duration)>,
 }
 
@@ -51,7 +54,8 @@ impl Pipeline {
         self.memory.slab.bytes()
     }
 
-    /// The first description stands; a worker that finds another model is faulty.
+    /// Sets the model's description. The first one is kept; a worker that finds another model is
+    /// faulty.
     pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
         let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
         if **known != found {
@@ -63,29 +67,29 @@ impl Pipeline {
         let per_request = 16 + 24 * found.inputs.len();
         let mut state = self.state.lock();
         let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
-        state.scheduler.found(found.max_batch, max_requests, found.streams);
+        state.scheduler.set_model_limits(found.max_batch, max_requests, found.streams);
         Ok(Arc::clone(known))
     }
 
-    /// Takes requests at once, which wait for the first worker: the model has served before, as this
-    /// other pipeline knows it.
-    pub fn open_as(&self, before: &Self) -> Result<(), String> {
+    /// Opens the model at once, with the description from `before`. Its requests wait for the first
+    /// worker.
+    pub fn open_with_metadata_of(&self, before: &Self) -> Result<(), String> {
         if let Some(known) = before.metadata() {
             self.describe((*known).clone())?;
         }
-        self.state.lock().scheduler.disturbed();
+        self.state.lock().scheduler.record_disturbance();
         self.open();
         Ok(())
     }
 
-    /// Waiting requests follow the new rules when they are sent, as far as these apply then.
+    /// Changes the settings. They apply to waiting requests when their batch is sent.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        // Requests that have ended are judged by the rules of that time.
-        drop(self.counted());
+        // Requests that have ended are counted by the previous settings.
+        drop(self.counted_state());
         self.change(|state| {
             state.stats.slo = rules.slo;
-            state.scheduler.set_rules(rules.scheduled());
+            state.scheduler.set_rules(rules.scheduler_rules());
             state.dispatch(now);
         });
     }
@@ -93,10 +97,10 @@ impl Pipeline {
     pub fn open(&self) {
         let mut state = self.state.lock();
         state.gate = Gate::Open;
-        self.readiness.send_replace(());
+        self.readiness_tx.send_replace(());
     }
 
-    /// Refuses new requests from now on, and the requests that wait.
+    /// Refuses new requests from now on, and the waiting requests.
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
@@ -104,32 +108,32 @@ impl Pipeline {
             let waiting = state.scheduler.drain_queue();
             state.refuse(waiting, why, now);
             state.dispatch(now);
-            self.readiness.send_replace(());
+            self.readiness_tx.send_replace(());
         });
     }
 
-    /// The old lane finishes the batches that it has.
+    /// Routes new batches to `worker`. The previous lane finishes its batches.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| {
             let from = state.scheduler.serving_lane().map(|lane| lane.worker);
             if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
-                state.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
+                state.routed = Some(RouteChange { at: now, from: from.map(|from| from.0), to });
             }
             state.scheduler.route(worker);
             state.dispatch(now);
         });
     }
 
-    /// Has a partition made ready, of which [`LaneFact::Prepared`] reports the result, or lets go
-    /// of one that no further batch names.
+    /// Sends a command to a worker: to prepare a partition, which [`LaneEvent::Prepared`] confirms,
+    /// or to forget one that no further batch names.
     pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
             link.command(command);
         }
     }
 
-    /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
+    /// Runs the next batch of `worker` on this part of the GPU, which the worker has prepared.
     pub fn move_to(&self, worker: WorkerId, share: Percent, slice: &Slice) {
         let mut state = self.state.lock();
         if let Some(link) = state.link_mut(worker) {
@@ -138,33 +142,34 @@ impl Pipeline {
         state.scheduler.move_to(worker, slice);
     }
 
-    /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
+    /// Reports [`LaneEvent::Drained`] as soon as `worker` has nothing in flight.
     pub fn drain(&self, worker: WorkerId) {
         let mut state = self.state.lock();
         if state.scheduler.drain(worker) {
-            state.report(LaneFact::Drained(worker));
+            state.report(LaneEvent::Drained(worker));
         }
     }
 
-    /// Serves the requests of `worker` elsewhere, without blame.
+    /// Takes the requests of `worker` back to serve them elsewhere. The worker is not blamed.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {
-            let Abandoned { mut executing, behind } = state.take_back(worker);
+            let AbandonedRequests { mut executing, behind } = state.take_back(worker);
             executing.extend(behind);
-            note::lost(&executing, Lost::TakenBack, now);
+            trace_event::record_loss(&executing, LostReason::TakenBack, now);
             state.put_back(executing, now);
             state.dispatch(now);
         });
     }
 
-    /// It is as good as dead: its requests are served elsewhere, and the executing batch is blamed.
+    /// Treats `worker` as dead: its requests are served elsewhere, and its executing batch is
+    /// blamed.
     pub fn condemn(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.condemn(worker, now));
     }
 
-    /// Whether `worker` has nothing to do, or had not when it went.
+    /// Returns whether `worker` is idle, or was idle when it ended.
     pub fn is_idle(&self, worker: WorkerId) -> bool {
         self.state.lock().is_idle(worker)
     }
@@ -173,19 +178,19 @@ impl Pipeline {
         self.state.lock().stall.begin(self.clock.now());
     }
 
-    /// Begins to measure the stall that a worker's death causes, from the moment of the death.
-    pub fn begin_stall_with_outage(&self) {
-        self.state.lock().stall.begin_with_outage();
+    /// Starts to measure the stall that a worker's death causes, from the time of the death.
+    pub fn begin_stall_at_outage(&self) {
+        self.state.lock().stall.begin_at_outage();
     }
 
     pub fn stall(&self) -> Stall {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    pub fn set_door(&self, door: Door) {
+    pub fn set_admission(&self, admission: AdmissionPolicy) {
         let now = self.clock.now();
         self.change(|state| {
-            state.scheduler.set_door(door);
+            state.scheduler.set_admission(admission);
             state.dispatch(now);
         });
     }
@@ -194,15 +199,15 @@ impl Pipeline {
         self.state.lock().scheduler.refuses_late()
     }
 
-    /// Since the last call, or since the start.
-    pub fn observe(&self) -> Seen {
+    /// Returns the observations since the last call, or since the start.
+    pub fn observe(&self) -> Observation {
         let now = self.clock.now();
-        self.counted().scheduler.observe(now)
+        self.counted_state().scheduler.observe(now)
     }
 
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
-        let mut state = self.counted();
+        let mut state = self.counted_state();
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         PipelineReport {
@@ -213,31 +218,32 @@ impl Pipeline {
             queue_wait: state.stats.totals.queue_wait.time,
             latencies: state.stats.latencies(now),
             rates: state.stats.rates.rates(now),
-            pending: (state.scheduler.queued(), state.scheduler.in_flight()),
-            stalled: state.stalled(now),
+            queued: state.scheduler.queued(),
+            in_flight: state.scheduler.in_flight(),
+            stalled: state.stalled_batch(now),
             execution,
         }
     }
 
     pub fn rates(&self) -> Rates {
         let now = self.clock.now();
-        self.counted().stats.rates.rates(now)
+        self.counted_state().stats.rates.rates(now)
     }
 
-    /// For one observer: what one look has seen, no other sees. `None` if no request was answered
-    /// since the last one.
-    pub fn look(&self) -> Option<Look> {
-        self.counted().stats.look()
+    /// Returns the latencies of the requests answered since the last call, or `None` if there are
+    /// none. Only one observer may call this, as each latency is returned once.
+    pub fn take_recent_latencies(&self) -> Option<RecentLatencies> {
+        self.counted_state().stats.take_recent_latencies()
     }
 
-    /// And how many requests wait.
-    pub fn load(&self) -> (Load, usize) {
+    /// Returns the load, and the number of waiting requests.
+    pub fn load(&self) -> (ModelLoad, usize) {
         let now = self.clock.now();
-        let mut state = self.counted();
+        let mut state = self.counted_state();
         (state.stats.load.load(now), state.scheduler.queued())
     }
 
     pub fn totals(&self) -> Totals {
-        self.counted().stats.totals.clone()
+        self.counted_state().stats.totals.clone()
     }
 }

@@ -1,25 +1,26 @@
-//! How a model's requests ended, as it is counted and as the status shows it.
+//! Counts of a model's requests by their end, as the metrics and the status show them.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// The reason why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum CountedRefusal {
     NotReady,
     QueueFull,
     MemoryFull,
-    /// It would never fit into that memory.
+    /// The request would never fit into that memory.
     TooLarge,
-    /// It cannot be answered in time, or its time is up.
+    /// The request cannot be answered in time, or its time is over.
     Late,
-    /// Its inputs were proved to kill workers.
+    /// The inputs are known to kill workers.
     Quarantined,
-    /// A limit that all models share: `limits.in_flight`.
+    /// The limit that all models share, `limits.in_flight`, was reached.
     HostFull,
 }
 
-impl Refusal {
+impl CountedRefusal {
     const NAMES: [&'static str; 7] =
         ["not_ready", "queue_full", "memory_full", "too_large", "late", "quarantined", "host_full"];
 
@@ -28,52 +29,54 @@ impl Refusal {
     }
 }
 
-/// How the requests ended since the start.
+/// The number of requests by their end, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Counts {
-    /// Taken into the queue.
+pub struct RequestCounts {
+    /// Requests taken into the queue.
     pub accepted: u64,
     pub succeeded: u64,
     pub within_slo: u64,
-    /// Accepted, and answered with an error.
+    /// Requests accepted, and answered with an error.
     pub failed: u64,
-    /// Turned away, at the door or out of the queue.
+    /// Requests refused, on arrival or in the queue.
     pub rejected: u64,
-    /// At fault themselves: the engine refuses their input, or they never fit into the memory.
+    /// Requests that were invalid: the engine refused their input, or they never fit into the
+    /// memory.
     #[serde(default)]
     pub invalid: u64,
-    /// All that were turned away, by the reason.
-    pub refused: Refused,
-    /// Requests put back into the queue after a worker's death or a hand-over's timeout, or to be
-    /// tried alone after their batch failed.
+    /// Refused requests by the reason.
+    pub refused: RefusalCounts,
+    /// Requests put back into the queue after a worker's death or the timeout of a hand-over, or to
+    /// run alone after their batch failed.
     pub retried: u64,
-    /// Given up by their clients before they were answered.
+    /// Requests cancelled by their clients before they were answered.
     pub cancelled: u64,
 }
 
-/// Counts by [`Refusal`]; serialized as a map from the refusals' names.
+/// The number of refused requests by [`CountedRefusal`], serialized as a map from the reasons'
+/// names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
-pub struct Refused([u64; Refusal::NAMES.len()]);
+pub struct RefusalCounts([u64; CountedRefusal::NAMES.len()]);
 
-impl Refused {
+impl RefusalCounts {
     fn since(&self, earlier: &Self) -> Option<Self> {
-        let mut grown = [0; Refusal::NAMES.len()];
+        let mut grown = [0; CountedRefusal::NAMES.len()];
         for (grown, (now, before)) in grown.iter_mut().zip(self.0.iter().zip(earlier.0)) {
             *grown = now.checked_sub(before)?;
         }
         Some(Self(grown))
     }
 
-    /// For each reason, all of them included, how many.
+    /// Returns the count of each reason, including zeros.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Refusal::NAMES.into_iter().zip(self.0)
+        CountedRefusal::NAMES.into_iter().zip(self.0)
     }
 }
 
-impl Counts {
-    /// What was counted after `earlier`; `None` if the counts began anew in between, as those of a
-    /// replaced model do.
+impl RequestCounts {
+    /// Returns the counts since `earlier`. Returns `None` if the counts were reset in between, as
+    /// those of a replaced model are.
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         Some(Self {
             accepted: self.accepted.checked_sub(earlier.accepted)?,
@@ -88,23 +91,23 @@ impl Counts {
         })
     }
 
-    pub(crate) fn refuse(&mut self, why: Refusal) {
+    pub(crate) fn refuse(&mut self, why: CountedRefusal) {
         match why {
-            Refusal::TooLarge => self.invalid += 1,
+            CountedRefusal::TooLarge => self.invalid += 1,
             _ => self.rejected += 1,
         }
         self.refused.0[why as usize] += 1;
     }
 }
 
-impl From<BTreeMap<String, u64>> for Refused {
+impl From<BTreeMap<String, u64>> for RefusalCounts {
     fn from(counts: BTreeMap<String, u64>) -> Self {
-        Self(Refusal::NAMES.map(|name| counts.get(name).copied().unwrap_or(0)))
+        Self(CountedRefusal::NAMES.map(|name| counts.get(name).copied().unwrap_or(0)))
     }
 }
 
-impl From<Refused> for BTreeMap<String, u64> {
-    fn from(refused: Refused) -> Self {
+impl From<RefusalCounts> for BTreeMap<String, u64> {
+    fn from(refused: RefusalCounts) -> Self {
         refused.by_reason().map(|(name, count)| (name.to_owned(), count)).collect()
     }
 }
@@ -114,24 +117,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_counted_since_is_the_difference_unless_it_began_anew() {
-        let mut before = Counts { accepted: 3, succeeded: 2, ..Counts::default() };
-        before.refuse(Refusal::Late);
-        let mut now = Counts { accepted: 7, within_slo: 1, ..before };
-        now.refuse(Refusal::Late);
-        now.refuse(Refusal::QueueFull);
+    fn counts_since_a_time_are_the_difference_unless_they_were_reset() {
+        let mut before = RequestCounts { accepted: 3, succeeded: 2, ..RequestCounts::default() };
+        before.refuse(CountedRefusal::Late);
+        let mut now = RequestCounts { accepted: 7, within_slo: 1, ..before };
+        now.refuse(CountedRefusal::Late);
+        now.refuse(CountedRefusal::QueueFull);
         let since = now.since(&before).unwrap();
         assert_eq!((since.accepted, since.succeeded, since.within_slo, since.rejected), (4, 0, 1, 2));
         let reasons: Vec<_> = since.refused.by_reason().filter(|(_, count)| *count > 0).collect();
         assert_eq!(reasons, [("queue_full", 1), ("late", 1)]);
         assert_eq!(before.since(&now), None);
-        assert_eq!(Counts { refused: Refused::default(), ..now }.since(&before), None, "of any of them");
+        assert_eq!(
+            RequestCounts { refused: RefusalCounts::default(), ..now }.since(&before),
+            None,
+            "of any of them"
+        );
     }
 
     #[test]
-    fn each_reason_is_told_by_its_name_and_read_back() {
-        let mut counts = Counts { accepted: 3, ..Counts::default() };
-        for (times, why) in [(1, Refusal::NotReady), (2, Refusal::TooLarge), (3, Refusal::Late)] {
+    fn each_reason_is_serialized_by_its_name_and_read_back() {
+        let mut counts = RequestCounts { accepted: 3, ..RequestCounts::default() };
+        for (times, why) in
+            [(1, CountedRefusal::NotReady), (2, CountedRefusal::TooLarge), (3, CountedRefusal::Late)]
+        {
             (0..times).for_each(|_| counts.refuse(why));
         }
         let json = serde_json::to_value(counts).unwrap();
@@ -142,6 +151,6 @@ mod tests {
             (&json["accepted"], &json["rejected"], &json["invalid"], &json["refused"]),
             (&3.into(), &4.into(), &2.into(), &refused)
         );
-        assert_eq!(serde_json::from_value::<Counts>(json).unwrap(), counts);
+        assert_eq!(serde_json::from_value::<RequestCounts>(json).unwrap(), counts);
     }
 }

@@ -1,14 +1,15 @@
-//! The last part of a request's way: from its worker's answer to its client's socket.
+//! The delivery of an answer, from its worker's answer to its client's socket.
 //!
-//! A request counts as answered when the last byte of its answer has been written. Its latency, which
-//! the SLO bounds, ends then. If the client leaves earlier, the request counts as given up.
+//! A request counts as answered when the last byte of its answer has been written. Its latency,
+//! which the SLO bounds, ends then. If the client disconnects earlier, the request counts as
+//! cancelled.
 //!
 //! "Written" means that the socket took the byte. These parts are not measured:
 //!
 //! * the kernel's buffers, the network and the client
 //! * with TLS, up to 64 KiB that wait for encryption
-//! * with gRPC, the trailers behind a message, and the wait of a message of less than 256 bytes in
-//!   the connection's buffer
+//! * with gRPC, the trailers behind a message, and the time that a message of less than 256 bytes
+//!   waits in the connection's buffer
 //! * if the previous supervisor relays a request, its own writing to the client
 
 use std::sync::Arc;
@@ -17,109 +18,113 @@ use std::time::Duration;
 use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
-use super::durations::Spent;
-use super::state::State;
+use super::durations::RequestTimes;
+use super::state::PipelineState;
 
-/// The most ends that wait to be counted. The end that reaches it takes the pipeline's lock and counts
-/// them all.
-const TOGETHER: usize = 64;
+/// The number of ends that wait to be counted. The end that reaches it takes the pipeline's lock
+/// and counts them all.
+const ENDINGS_LIMIT: usize = 64;
 
-/// An answer that its client does not have yet. If it is dropped, its request counts as given up.
+/// An answer that its client does not have yet. If it is dropped, its request counts as cancelled.
 ///
-/// The default is an answer that does not count, for example a later one of a stream.
+/// The default is an answer that does not count, for example a later answer of a stream.
 #[derive(Debug, Default)]
-pub struct Delivery(Option<Box<Underway>>);
+pub struct Delivery(Option<Box<UnwrittenAnswer>>);
 
 #[derive(Debug)]
-pub(crate) struct Underway {
+pub(crate) struct UnwrittenAnswer {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) arrived: Timestamp,
     pub(crate) answered: Timestamp,
-    pub(crate) spent: Spent,
+    pub(crate) spent: RequestTimes,
 }
 
 /// The end of a request that a worker has answered.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct RequestEnd {
     at: Timestamp,
-    how: How,
+    how: EndKind,
 }
 
-/// The way in which a request ended, with the time since its first byte.
+/// The kind of a request's end, with the time since its first byte.
 #[derive(Debug)]
-enum How {
-    Written(Spent),
+enum EndKind {
+    Written(RequestTimes),
     /// The answer could not be written, for example for lack of memory.
     Failed(Duration),
     /// The answer could not be written, and the request is at fault.
     Invalid(Duration),
-    /// The client left.
+    /// The client disconnected.
     Left(Duration),
 }
 
 impl Delivery {
-    pub(crate) fn new(underway: Underway) -> Self {
+    pub(crate) fn new(underway: UnwrittenAnswer) -> Self {
         Self(Some(Box::new(underway)))
     }
 
     /// Counts the request as answered: the client's socket has the last byte.
-    pub fn written(&mut self) {
+    pub fn mark_written(&mut self) {
         self.end(|underway, at| {
             let writing = at.since(underway.answered);
-            How::Written(Spent { writing, latency: underway.spent.latency + writing, ..underway.spent })
+            EndKind::Written(RequestTimes {
+                writing,
+                latency: underway.spent.latency + writing,
+                ..underway.spent
+            })
         });
     }
 
     /// Counts the request as failed: the client gets an error instead of the answer.
-    pub fn failed(&mut self) {
-        self.end(|underway, at| How::Failed(at.since(underway.arrived)));
+    pub fn mark_failed(&mut self) {
+        self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
     }
 
-    /// Counts the request as at fault itself: its client asked for the answer in a form that it does
-    /// not have.
-    pub fn invalid(&mut self) {
-        self.end(|underway, at| How::Invalid(at.since(underway.arrived)));
+    /// Counts the request as invalid: its client requested the answer in a form that it does not
+    /// have.
+    pub fn mark_invalid(&mut self) {
+        self.end(|underway, at| EndKind::Invalid(at.since(underway.arrived)));
     }
 
-    fn end(&mut self, how: impl FnOnce(&Underway, Timestamp) -> How) {
+    fn end(&mut self, how: impl FnOnce(&UnwrittenAnswer, Timestamp) -> EndKind) {
         let Some(underway) = self.0.take() else { return };
         let at = underway.pipeline.now();
-        underway.pipeline.ended(Ended { at, how: how(&underway, at) });
+        underway.pipeline.ended(RequestEnd { at, how: how(&underway, at) });
     }
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.end(|underway, at| How::Left(at.since(underway.arrived)));
+        self.end(|underway, at| EndKind::Left(at.since(underway.arrived)));
     }
 }
 
 impl Pipeline {
-    /// Notes an end, which is counted with others or when somebody reads the counts. A connection
+    /// Records an end, to be counted with others or when the counts are read next. So a connection
     /// does not wait for the pipeline's lock, under which batches are sent.
-    fn ended(&self, ended: Ended) {
+    fn ended(&self, ended: RequestEnd) {
         let mut endings = self.endings.lock();
         endings.push(ended);
-        let many = endings.len() >= TOGETHER;
+        let many = endings.len() >= ENDINGS_LIMIT;
         drop(endings);
         if many {
-            drop(self.counted());
+            drop(self.counted_state());
         }
     }
 
-    /// Returns the state, in which all ends are counted.
-    pub(super) fn counted(&self) -> parking_lot::MutexGuard<'_, State> {
+    /// Locks the state and counts all recorded ends in it.
+    pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
-        for Ended { at, how } in self.endings.lock().drain(..) {
+        for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {
-                How::Written(spent) => {
-                    state.scheduler.answered(spent.latency);
-                    state.scheduler.wrote(spent.writing);
-                    state.stats.succeeded(&spent, at);
+                EndKind::Written(spent) => {
+                    state.scheduler.record_answer(spent.latency);
+                    state.scheduler.record_write_time(spent.writing);
+                    state.stats.count_success(&spent, at);
                 }
-                How::Failed(waited) => state.stats.failed(waited, at),
-                How::Invalid(waited) => state.stats.invalid(waited),
-                How::Left(waited) => state.left(waited, at),
+                EndKind::Failed(waited) => state.stats.count_failure(waited, at),
+                EndKind::Invalid(waited) => state.stats.count_invalid(waited),
+                EndKind::Left(waited) => state.count_cancellation(waited, at),
             }
         }
         state

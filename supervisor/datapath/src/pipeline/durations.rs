@@ -1,35 +1,37 @@
-//! Where the time of requests went, since the start.
+//! The time that requests spend in each stage, in sums since the start.
 
 use std::time::Duration;
 
-/// Sums over all answered requests, from the moment when a request had arrived completely. Each
-/// request counts the whole time of its batch, as Triton counts it. So the parts of a request add
-/// up to its whole time, and the time of a batch counts once for each of its requests.
+/// Sums over all answered requests, from a request's last byte on. As in Triton, each request
+/// counts the whole time of its batch. So the parts of a request add up to its whole time, and the
+/// time of a batch counts once for each of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
-    /// Requests answered: the count that belongs to each sum.
+    /// The number of answered requests in each sum.
     pub count: u64,
     /// The time from a request's last byte to its worker's answer.
     pub request: Duration,
-    /// What is left of that: the wait for a worker's slot and in it, with the copy of the inputs to
-    /// a real GPU, which mostly happens while the batch before executes.
+    /// The rest of that time: the wait for a worker's slot and in it. On a real GPU it includes the
+    /// copy of the inputs there, which mostly happens while the previous batch executes.
     pub queue: Duration,
-    /// The copy of the inputs into the request slab.
+    /// The time to copy the inputs into the request slab.
     pub compute_input: Duration,
-    /// As the worker reports it, on a real GPU with the copy of the outputs back from there.
+    /// The execution time as the worker reports it. On a real GPU it includes the copy of the
+    /// outputs back.
     pub compute_infer: Duration,
-    /// The copy of the outputs out of the worker's slab.
+    /// The time to copy the outputs out of the worker's slab.
     pub compute_output: Duration,
 }
 
+/// The times that one request spent in each stage.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Spent {
+pub(crate) struct RequestTimes {
     /// The time from the request's first byte to the answer's last byte. Until the answer is written,
     /// it ends with the worker's answer.
     pub(crate) latency: Duration,
-    /// The part of that until it was all there.
-    pub(crate) coming: Duration,
-    /// From then to the sending of its batch, the last time if it was sent again.
+    /// The part of the latency until the whole request was received.
+    pub(crate) receiving: Duration,
+    /// The time from then until its batch was sent, for the last time if it was sent again.
     pub(crate) until_sent: Duration,
     pub(crate) copy_in: Duration,
     pub(crate) execution: Duration,
@@ -39,12 +41,12 @@ pub(crate) struct Spent {
 }
 
 impl Durations {
-    pub(crate) fn add(&mut self, spent: &Spent) {
-        let Spent { latency, coming, copy_in, execution, copy_out, writing, .. } = *spent;
-        let here = latency.saturating_sub(coming + writing);
+    pub(crate) fn add(&mut self, spent: &RequestTimes) {
+        let RequestTimes { latency, receiving, copy_in, execution, copy_out, writing, .. } = *spent;
+        let in_supervisor = latency.saturating_sub(receiving + writing);
         self.count += 1;
-        self.request += here;
-        self.queue += here.saturating_sub(copy_in + execution + copy_out);
+        self.request += in_supervisor;
+        self.queue += in_supervisor.saturating_sub(copy_in + execution + copy_out);
         self.compute_input += copy_in;
         self.compute_infer += execution;
         self.compute_output += copy_out;
@@ -56,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_a_request_add_up_to_the_time_since_it_was_there() {
+    fn the_parts_of_a_request_add_up_to_the_time_since_it_was_received() {
         let ms = Duration::from_millis;
-        let spent = |here: u64| Spent {
-            latency: ms(5 + here + 4),
-            coming: ms(5),
+        let spent = |in_supervisor: u64| RequestTimes {
+            latency: ms(5 + in_supervisor + 4),
+            receiving: ms(5),
             until_sent: ms(3),
             copy_in: ms(1),
             execution: ms(10),

@@ -1,19 +1,20 @@
-//! Whether a model takes requests.
+//! The gate of a model, which decides whether the model takes requests.
 
-/// Between a worker's death and its successor it stays open, and requests wait.
+/// The state of a gate. It stays open between a worker's death and the next worker's start, while
+/// requests wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// No worker has served yet.
     Loading,
-    /// Nor has one since a worker was killed.
+    /// No worker has served yet, and one was killed.
     LoadingAgain,
     Open,
-    /// For this reason.
+    /// The model takes no requests, for this reason.
     Shut(String),
 }
 
 impl Gate {
-    /// Else why not.
+    /// Returns `Ok` if the gate is open, or else the reason why it is not.
     pub(crate) fn open(&self) -> Result<(), &str> {
         match self {
             Self::Open => Ok(()),

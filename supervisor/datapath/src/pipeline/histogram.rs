@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// In µs. The same for every model, so that models can be added up, and few, as each is a line of
-/// the metrics.
+/// The upper bounds of the buckets, in µs. They are the same for every model, so that models can be
+/// added up, and few, as each is a line of the metrics.
 const BOUNDS_US: [u64; 18] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000, 20_000_000, 60_000_000,
 ];
 
-/// How many latencies fell into each bucket, and their sum. It only grows.
+/// A histogram of latencies and their sum. Its counts only grow.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LatencyHistogram {
     within: [u64; BOUNDS_US.len()],
@@ -24,7 +24,7 @@ impl LatencyHistogram {
         *self.within.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
     }
 
-    /// For each bound the latencies that do not exceed it.
+    /// Returns, for each bound, the number of latencies that do not exceed it.
     pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> {
         let bounds = BOUNDS_US.iter().map(|bound| Duration::from_micros(*bound));
         let counts = self.within.iter().scan(0, |total, count| {

@@ -1,5 +1,4 @@
-//! The link to one worker: its socket, the commands that wait to be sent on it, and where the
-//! worker runs.
+//! The link to one worker: its socket, the commands that wait for it, and its share of the GPU.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsRawFd;
@@ -19,86 +18,88 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::memory::Reservation;
-use super::occupancy::{Occupancy, Occupied};
-use super::pending::{InFlight, Pending, Shapes, Waiting};
+use super::occupancy::{Occupancy, OccupancyGuard};
+use super::pending::{InFlightBatch, PendingRequest, Shapes, WaitingRequest};
 use super::request::{LEFT_OUT, Metadata};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
 use crate::pipeline::BatchSocket;
-use crate::trace::RanAt;
+use crate::trace::RunLocation;
 use shadowslice_shared::errors;
 
-pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
+pub(crate) type PipelineLane = scheduler::Lane<Shapes, PendingRequest>;
 
-pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
+pub(crate) type PipelineBatch = scheduler::OutgoingBatch<Shapes, PendingRequest>;
 
+/// A warm worker to attach to the pipeline.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct LaneWorker {
     pub worker: WorkerId,
     pub share: Percent,
-    /// The part of the GPU that it begins with.
+    /// The part of the GPU that the worker starts with.
     pub slice: Slice,
-    /// The GPU, as traces name it.
+    /// The GPU's name in traces.
     pub device: Arc<str>,
     /// The batch sizes that were warmed up.
     pub sizes: Vec<u32>,
-    /// Whether it pads batches to the next size that was warmed up.
+    /// True if the worker pads batches to the next size that was warmed up.
     pub pads: bool,
-    /// What executes on its GPU.
+    /// The occupancy of its GPU.
     pub occupancy: Arc<Occupancy>,
 }
 
-/// Commands that may wait for room in a worker's socket: those of partitions, and ends of streams.
-const OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
+/// The most commands that may wait for room in a worker's socket: commands about partitions, and
+/// ends of streams.
+const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
 #[derive(Debug)]
-struct Running {
+struct RunningBatch {
     since: Timestamp,
-    /// The GPU's progress then.
+    /// The GPU's progress at that time.
     from: Duration,
-    occupied: Occupied,
+    occupied: OccupancyGuard,
 }
 
+/// The link to one worker.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct WorkerLink {
     pub(crate) worker: WorkerId,
-    /// For traces: the worker, and where it runs.
-    pub(crate) place: Arc<RanAt>,
+    /// The worker and its place on the GPU, for traces.
+    pub(crate) location: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
-    running: Option<Running>,
-    /// How long its batches take by shape, where requests differ in it.
+    running: Option<RunningBatch>,
+    /// The times of its batches by shape, if the model's requests differ in their shapes.
     pub(crate) shapes: Option<ShapeTimes>,
-    pub(crate) second_look: Option<Timestamp>,
-    /// How many inputs every request has; optional ones stand behind them.
+    pub(crate) recheck_at: Option<Timestamp>,
+    /// The number of inputs that every request has; optional inputs follow them.
     inputs: usize,
-    /// Memory that the worker may still read, of requests that were taken away from it, by their
-    /// batch.
+    /// The memory of requests that were taken back, by their batch. The worker may still read it.
     held: BTreeMap<u64, Vec<Arc<Reservation>>>,
     socket: Arc<BatchSocket>,
     message: Vec<u8>,
-    /// Commands that could not be sent yet; they go before any further batch.
+    /// The commands that could not be sent yet; they are sent before any further batch.
     outbox: VecDeque<Command>,
 }
 
-impl Link {
+impl WorkerLink {
     pub(crate) fn new(
-        arrival: Arrival,
+        lane_worker: LaneWorker,
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
-    ) -> (Self, Lane) {
-        let Arrival { worker, share, slice, device, sizes, pads, occupancy } = arrival;
+    ) -> (Self, PipelineLane) {
+        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy } = lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
-        let lane = Lane::new(worker, &slice, blank, slots);
+        let lane = PipelineLane::new(worker, &slice, blank, slots);
         let link = Self {
             worker,
-            place: Arc::new(RanAt { worker: worker.0, share, sms: slice.sms, device }),
+            location: Arc::new(RunLocation { worker: worker.0, share, sms: slice.sms, device }),
             occupancy,
             running: None,
             shapes: ShapeTimes::of(metadata, slice.sms),
-            second_look: None,
+            recheck_at: None,
             inputs: metadata.inputs.len(),
             held: BTreeMap::new(),
             socket,
@@ -109,13 +110,13 @@ impl Link {
     }
 
     pub(crate) fn move_to(&mut self, share: Percent, slice: &Slice) {
-        let RanAt { worker, device, .. } = &*self.place;
+        let RunLocation { worker, device, .. } = &*self.location;
         let (worker, device) = (*worker, Arc::clone(device));
-        self.place = Arc::new(RanAt { worker, share, sms: slice.sms, device });
+        self.location = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
     }
 
-    /// Keeps the memory of requests that are taken away until the worker has finished with them.
-    pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlight>) {
+    /// Keeps the memory of requests that are taken back until the worker has finished with them.
+    pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlightBatch>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
             self.held.entry(batch.id).or_default().extend(memory);
@@ -126,15 +127,16 @@ impl Link {
         self.held.remove(&batch);
     }
 
-    /// If the outbox is full, the command is dropped: the worker is gone, or will be found to hang.
+    /// Sends a command, or queues it. If the outbox is full, the command is dropped: the worker has
+    /// ended, or will be found to hang.
     pub(crate) fn command(&mut self, command: Command) {
-        if self.outbox.len() < OUTBOX {
+        if self.outbox.len() < MAX_OUTBOX {
             self.outbox.push_back(command);
         }
         self.flush();
     }
 
-    /// Sends the commands that wait, as far as the worker takes them; whether it took all.
+    /// Sends the queued commands that the worker takes. Returns whether it took all.
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(command) = self.outbox.front() {
             let bytes = batch::encode(command, &mut self.message).expect("a number or a set of groups fits");
@@ -146,8 +148,8 @@ impl Link {
         true
     }
 
-    /// Tells the GPU whether the worker executes a batch of `lane`.
-    pub(crate) fn note_running(&mut self, lane: &Lane, now: Timestamp) {
+    /// Updates the GPU's occupancy: whether the worker executes a batch of `lane`.
+    pub(crate) fn update_occupancy(&mut self, lane: &PipelineLane, now: Timestamp) {
         let since = lane.in_flight().next().and_then(|front| front.executing_since);
         if self.running.as_ref().map(|running| running.since) == since {
             return;
@@ -156,40 +158,42 @@ impl Link {
         self.running = since.map(|since| {
             let from = self.occupancy.progress_at(since, now);
             let occupied = before.map(|running| running.occupied);
-            let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.place.share));
-            Running { since, from, occupied }
+            let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.location.share));
+            RunningBatch { since, from, occupied }
         });
     }
 
-    /// Returns how long the worker, which executes the first batch of `lane`, may take until it
-    /// counts as hung; zero once it does. It may take longer while others execute on its GPU, and
-    /// longer for requests that seemed to hang before.
-    pub(crate) fn hangs_in(&self, lane: &Lane, now: Timestamp) -> Option<Duration> {
+    /// Returns the time until the worker counts as hung, zero once it does; `None` if it executes
+    /// nothing.
+    ///
+    /// The limit of the first batch of `lane` grows while others execute on its GPU. It also grows
+    /// for requests that seemed to hang before.
+    pub(crate) fn time_until_hung(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
-            // Generators pause as they like.
+            // A generator may pause between answers, so its steps have a fixed limit.
             return Some((running.since + BLIND_HANG_LIMIT).since(now));
         }
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
         let shape = front.requests.first().map(|request| &request.shape);
         let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
         let limit = lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
-        Some(self.occupancy.left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
+        Some(self.occupancy.time_left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
-    /// False if the worker takes nothing now: if it is gone, its reader will find out. An error if
-    /// no message can hold this batch.
-    pub(crate) fn send(&mut self, sending: &Sending) -> Result<bool, String> {
+    /// Sends a batch. Returns false if the worker takes nothing now; if it has ended, its reader
+    /// finds out. An error means that no message can hold this batch.
+    pub(crate) fn send(&mut self, sending: &PipelineBatch) -> Result<bool, String> {
         if !self.flush() {
             return Ok(false);
         }
-        let &Sending { id, slot, groups, ref requests, .. } = sending;
+        let &PipelineBatch { id, slot, groups, ref requests, .. } = sending;
         let (first, sent_ns) = (requests.first(), monotonic_ns());
         let command = match first.and_then(|first| first.item.stream) {
             Some(stream) => Command::Next(Step { id, slot, sent_ns, groups, stream }),
             None => {
                 let inputs = self.inputs;
-                let of_request = |request: &Waiting| BatchRequest {
+                let of_request = |request: &WaitingRequest| BatchRequest {
                     rows: request.rows,
                     inputs: request.item.memory.tensors.iter().take(inputs).copied().collect(),
                 };
@@ -213,8 +217,8 @@ impl Link {
     }
 }
 
-/// Returns the optional inputs that a request gives behind the model's other `inputs`.
-fn optional(request: &Waiting, inputs: usize) -> Vec<OptionalTensor> {
+/// Returns the optional inputs of a request, which follow the model's `inputs` other ones.
+fn optional(request: &WaitingRequest, inputs: usize) -> Vec<OptionalTensor> {
     let tensors = request.shape.iter().zip(&request.item.memory.tensors).skip(inputs);
     let given = (0..).zip(tensors).filter(|(_, (shape, _))| *shape != LEFT_OUT);
     let tensor = |(input, (shape, part)): (u32, (&Vec<i64>, &Extent))| OptionalTensor {

@@ -1,20 +1,20 @@
-//! How loaded a model is, as answers tell load balancers.
+//! The load of a model, as answers report it to load balancers.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// What a load is taken over.
+/// The period over which a load is measured.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Over the last second that was full; zero where no request ended in it.
+/// The load over the last full second; zero if no request ended in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Load {
-    /// The part of the SLO that requests took, in the mean: above 1 where most are late.
+pub struct ModelLoad {
+    /// The mean latency as a part of the SLO: above 1 if most requests are late.
     pub utilisation: f64,
-    /// Requests answered each second.
+    /// The requests answered per second.
     pub rate: f64,
-    /// Requests refused or failed each second.
+    /// The requests refused or failed per second.
     pub errors: f64,
 }
 
@@ -24,43 +24,43 @@ pub(super) struct LoadMeter {
     parts: f64,
     answered: u32,
     errors: u32,
-    last: Load,
+    last: ModelLoad,
 }
 
 impl LoadMeter {
     pub(super) fn new(now: Timestamp) -> Self {
-        Self { began: now, parts: 0.0, answered: 0, errors: 0, last: Load::default() }
+        Self { began: now, parts: 0.0, answered: 0, errors: 0, last: ModelLoad::default() }
     }
 
-    pub(super) fn answered(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
-        self.go_on(now);
+    pub(super) fn count_answer(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
+        self.advance(now);
         self.answered += 1;
         self.parts += latency.as_secs_f64() / slo.as_secs_f64();
     }
 
-    pub(super) fn failed(&mut self, now: Timestamp) {
-        self.go_on(now);
+    pub(super) fn count_error(&mut self, now: Timestamp) {
+        self.advance(now);
         self.errors += 1;
     }
 
-    pub(super) fn load(&mut self, now: Timestamp) -> Load {
-        self.go_on(now);
+    pub(super) fn load(&mut self, now: Timestamp) -> ModelLoad {
+        self.advance(now);
         self.last
     }
 
-    fn go_on(&mut self, now: Timestamp) {
+    fn advance(&mut self, now: Timestamp) {
         let span = now.since(self.began);
         if span < SPAN {
             return;
         }
-        // What came before a long pause says nothing of the last second.
+        // Requests from before a long pause say nothing about the last second.
         let last = match span < SPAN * 2 {
-            true => Load {
+            true => ModelLoad {
                 utilisation: self.parts / f64::from(self.answered.max(1)),
                 rate: f64::from(self.answered) / span.as_secs_f64(),
                 errors: f64::from(self.errors) / span.as_secs_f64(),
             },
-            false => Load::default(),
+            false => ModelLoad::default(),
         };
         *self = Self { last, ..Self::new(now) };
     }
@@ -74,16 +74,16 @@ mod tests {
     fn a_load_is_that_of_the_last_full_second() {
         let (ms, at) = (Duration::from_millis, |ms| Timestamp::after_origin(Duration::from_millis(ms)));
         let mut meter = LoadMeter::new(at(0));
-        meter.answered(ms(10), ms(20), at(100));
-        meter.answered(ms(30), ms(20), at(200));
-        meter.failed(at(300));
-        assert_eq!(meter.load(at(999)), Load::default(), "nothing is full yet");
-        let load = Load { utilisation: 1.0, rate: 2.0, errors: 1.0 };
+        meter.count_answer(ms(10), ms(20), at(100));
+        meter.count_answer(ms(30), ms(20), at(200));
+        meter.count_error(at(300));
+        assert_eq!(meter.load(at(999)), ModelLoad::default(), "nothing is full yet");
+        let load = ModelLoad { utilisation: 1.0, rate: 2.0, errors: 1.0 };
         assert_eq!(meter.load(at(1000)), load);
-        meter.answered(ms(5), ms(20), at(1500));
+        meter.count_answer(ms(5), ms(20), at(1500));
         assert_eq!(meter.load(at(1999)), load);
-        assert_eq!(meter.load(at(2000)), Load { utilisation: 0.25, rate: 1.0, errors: 0.0 });
-        meter.answered(ms(5), ms(20), at(2100));
-        assert_eq!(meter.load(at(9000)), Load::default(), "it has been idle");
+        assert_eq!(meter.load(at(2000)), ModelLoad { utilisation: 0.25, rate: 1.0, errors: 0.0 });
+        meter.count_answer(ms(5), ms(20), at(2100));
+        assert_eq!(meter.load(at(9000)), ModelLoad::default(), "it has been idle");
     }
 }

@@ -1,4 +1,4 @@
-//! The request slab's parts: which request holds which bytes.
+//! The memory of waiting requests: the parts of the request slab, and the requests that hold them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 
 use super::pieces::Pieces;
 
-/// The bytes that a tensor of this length takes, its padding included.
+/// Returns the bytes that a tensor of this length takes, with its padding.
 pub(crate) fn taken(len: u64) -> u64 {
     len.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
+/// The request slab and its free parts.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {
     pub(crate) slab: WritableSlab,
@@ -26,7 +27,8 @@ impl RequestMemory {
         Ok(Self { slab, free: Mutex::new(FreeParts::new(bytes)) })
     }
 
-    /// Each tensor is aligned. `None` while too little is free in one piece.
+    /// Reserves aligned memory for tensors of these lengths. Returns `None` while no free part is
+    /// large enough.
     pub(crate) fn reserve(self: &Arc<Self>, lengths: impl Iterator<Item = u64>) -> Option<Reservation> {
         let mut tensors = Vec::new();
         let mut end = 0_u64;
@@ -43,7 +45,7 @@ impl RequestMemory {
     }
 }
 
-/// One request's part of the slab; free again when dropped.
+/// One request's part of the slab, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory: Arc<RequestMemory>,
@@ -52,7 +54,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// The tensor has the length that was reserved.
+    /// Writes a tensor, which must have the reserved length.
     pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
         let mut offset = self.tensors[index].offset;
         for piece in data.iter() {
@@ -62,6 +64,7 @@ impl Reservation {
         Ok(())
     }
 
+    /// Returns whether the request has exactly these tensors.
     pub(crate) fn holds(&self, tensors: &[Vec<u8>]) -> bool {
         let same = |(place, bytes): (&Extent, &Vec<u8>)| {
             place.len == bytes.len() as u64 && self.memory.slab.holds(place.offset, bytes)
@@ -69,6 +72,7 @@ impl Reservation {
         self.tensors.len() == tensors.len() && self.tensors.iter().zip(tensors).all(same)
     }
 
+    /// Copies the tensors out of the slab.
     pub(crate) fn copy(&self) -> Option<Vec<Vec<u8>>> {
         self.tensors.iter().map(|place| self.memory.slab.copy(place.offset, place.len).ok()).collect()
     }
@@ -80,7 +84,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Free parts by offset. First fit keeps the low pages in use, so that light load touches no
+/// The free parts by offset. First fit keeps the low pages in use, so that a light load touches no
 /// others.
 #[derive(Debug)]
 struct FreeParts(BTreeMap<u64, u64>);
@@ -119,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_disjoint_aligned_and_come_back() {
+    fn parts_are_disjoint_aligned_and_reusable() {
         let memory = Arc::new(RequestMemory::create("test", 64 * 10).unwrap());
         let first = memory.reserve([1, 65].into_iter()).unwrap();
         assert_eq!(first.tensors, [Extent { offset: 0, len: 1 }, Extent { offset: 64, len: 65 }]);

@@ -1,4 +1,4 @@
-//! One model's way from its requests to its workers.
+//! The pipeline of one model, from its requests to its workers.
 //!
 //! ```text
 //! ingress ─ infer ─▶ request slab ─▶ scheduler ─▶ link ─▶ worker
@@ -6,9 +6,9 @@
 //!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! [`shadowslice_policy::scheduler`] decides which requests wait, are refused, or run together;
-//! this module moves the bytes. The controller attaches workers, routes to one of them and receives
-//! facts from them; the data path never waits for it.
+//! [`shadowslice_policy::scheduler`] decides which requests wait, are refused, or run together. This
+//! module moves the bytes. The controller attaches workers, routes requests to one of them, and
+//! receives events from them; the data path never waits for it.
 
 mod alarm;
 mod answer;
@@ -17,14 +17,13 @@ mod controls;
 mod counts;
 mod delivery;
 mod durations;
-mod facts;
 mod gate;
 mod hangs;
 mod histogram;
+mod lane_events;
 mod link;
 mod load;
 mod memory;
-mod note;
 mod occupancy;
 mod pending;
 mod pieces;
@@ -41,61 +40,65 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod totals;
+mod trace_event;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_policy::scheduler::{self, Entry, Scheduler};
+use shadowslice_policy::scheduler::{self, QueuedRequest, Scheduler};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use controls::PipelineReport;
-pub use counts::{Counts, Refusal, Refused};
+pub use counts::{CountedRefusal, RefusalCounts, RequestCounts};
 pub use delivery::Delivery;
 pub use durations::Durations;
-pub use facts::{FACTS, LaneFact};
 pub use hangs::StalledBatch;
 pub use histogram::LatencyHistogram;
-pub use link::Arrival;
-pub use load::Load;
-pub use occupancy::{Occupancy, Occupied};
+pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
+pub use link::LaneWorker;
+pub use load::ModelLoad;
+pub use occupancy::{Occupancy, OccupancyGuard};
 pub use pieces::Pieces;
 pub use rates::Rates;
 pub use reader::LaneReader;
-pub use request::{Coming, Failure, Input, Metadata, ModelContent, Output, RequestOptions};
+pub use request::{
+    Metadata, ModelContent, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+};
 pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
-pub use stats::{Latencies, Look};
+pub use stats::{Latencies, RecentLatencies};
 pub use streams::Answers;
-pub use totals::{Steps, Total, Totals};
+pub use totals::{BatchStageTotals, Total, Totals};
 
 use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
-use claim::{Claim, Wait};
-use delivery::Ended;
+use claim::{AnswerWait, Claim};
+use delivery::RequestEnd;
 use gate::Gate;
 use memory::{RequestMemory, Reservation};
-use pending::Pending;
+use pending::PendingRequest;
 use quarantine::Quarantine;
 use stall::StallMeter;
-use state::State;
+use state::PipelineState;
 use stats::Stats;
-use streams::Given;
+use streams::WorkerAnswer;
 
+/// The settings of a pipeline.
 #[derive(Debug)]
-pub struct Settings {
+pub struct PipelineSettings {
     pub name: String,
     pub live: LiveSettings,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub max_requests: usize,
-    /// Bytes of the request slab.
+    /// The size of the request slab, in bytes.
     pub memory: u64,
     pub profile: Option<Profile>,
     pub content: Arc<ModelContent>,
@@ -104,20 +107,22 @@ pub struct Settings {
 /// The settings of a pipeline that can change while it serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveSettings {
-    /// The model's SLO; its latency is every request's deadline.
+    /// The model's SLO. Its latency is the deadline of every request, unless its timeout is
+    /// shorter.
     pub slo: Slo,
     pub max_delay: Duration,
-    /// Whether late requests are refused under overload.
+    /// True if late requests are refused under overload.
     pub reject_late: bool,
 }
 
 impl LiveSettings {
-    fn scheduled(&self) -> scheduler::Rules {
+    fn scheduler_rules(&self) -> scheduler::SchedulingRules {
         let &Self { slo, max_delay, reject_late } = self;
-        scheduler::Rules { slo: slo.latency, max_delay, reject_late }
+        scheduler::SchedulingRules { slo: slo.latency, max_delay, reject_late }
     }
 }
 
+/// One model's queue, its lanes and its statistics.
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
@@ -126,30 +131,34 @@ pub struct Pipeline {
     memory: Arc<RequestMemory>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
-    state: Mutex<State>,
-    /// Requests whose deliveries have ended and that the state doesn't count yet.
-    endings: Mutex<Vec<Ended>>,
+    state: Mutex<PipelineState>,
+    /// The ends of deliveries that the state does not count yet.
+    endings: Mutex<Vec<RequestEnd>>,
     alarm_moved: Notify,
-    readiness: watch::Sender<()>,
+    readiness_tx: watch::Sender<()>,
 }
 
 impl Pipeline {
-    /// A pipeline that takes no requests until a worker serves.
-    pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
+    /// Creates a pipeline, which takes no requests until a worker serves.
+    pub fn new(
+        settings: PipelineSettings,
+        clock: Clock,
+        events_tx: mpsc::Sender<LaneEvent>,
+    ) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
-        let state = State {
+        let state = PipelineState {
             name: Arc::clone(&name),
             gate: Gate::Loading,
-            scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
+            scheduler: Scheduler::new(settings.live.scheduler_rules(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.live.slo, clock.now()),
-            facts,
+            events_tx,
             alarm: None,
             armed: None,
             routed: None,
-            went_idle: VecDeque::new(),
+            idle_ended: VecDeque::new(),
             quarantine: Quarantine::default(),
         };
         Ok(Self {
@@ -162,23 +171,24 @@ impl Pipeline {
             state: Mutex::new(state),
             endings: Mutex::default(),
             alarm_moved: Notify::new(),
-            readiness: watch::Sender::default(),
+            readiness_tx: watch::Sender::default(),
         })
     }
 
-    /// The model's description, once a worker has loaded the model.
+    /// Returns the model's description, once a worker has loaded the model.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.metadata.get().cloned()
     }
 
-    /// The same, for a request that is to be checked against it. A refusal counts.
-    pub fn described(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, Failure> {
+    /// Returns the model's description to check a request against. Counts a refusal if there is
+    /// none yet.
+    pub fn metadata_or_refuse(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
         self.metadata().ok_or_else(|| {
             let now = self.clock.now();
             let mut state = self.state.lock();
             let failure = state.not_ready();
-            note::refused(journal, Refusal::NotReady);
-            state.turn_away(Refusal::NotReady, 1, now);
+            trace_event::record_refusal(journal, CountedRefusal::NotReady);
+            state.count_refusal(CountedRefusal::NotReady, 1, now);
             failure
         })
     }
@@ -187,86 +197,90 @@ impl Pipeline {
         &self.content
     }
 
-    /// Counts a request that a limit of the host refuses.
-    pub fn refused_by_host(&self, journal: Option<&Journal>) {
-        note::refused(journal, Refusal::HostFull);
-        self.state.lock().turn_away(Refusal::HostFull, 1, self.clock.now());
+    /// Counts a request that a limit of the host refused.
+    pub fn count_host_refusal(&self, journal: Option<&Journal>) {
+        trace_event::record_refusal(journal, CountedRefusal::HostFull);
+        self.state.lock().count_refusal(CountedRefusal::HostFull, 1, self.clock.now());
     }
 
-    /// Counts a request that is at fault itself, so that the model never sees it. As with Triton it is
-    /// in none of the statistics.
-    pub fn malformed(&self) {
+    /// Counts a request that is invalid itself, so that the model never gets it. As in Triton, no
+    /// other statistic counts it.
+    pub fn count_malformed(&self) {
         self.state.lock().stats.counts.invalid += 1;
     }
 
-    /// Whether it takes requests; else why not.
+    /// Returns `Ok` if the model takes requests, or else the reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
         self.state.lock().gate.open().map_err(str::to_owned)
     }
 
-    /// It has neither been ready yet nor been given up, and none of its workers had to be killed.
+    /// Returns whether the model is still loading: it has not been ready or given up yet, and none
+    /// of its workers was killed.
     pub fn is_loading(&self) -> bool {
         self.state.lock().gate == Gate::Loading
     }
 
-    /// A worker was killed. A host does not wait for a model whose workers take too long to start.
-    pub fn killed(&self) {
+    /// Notes that a worker was killed. The host's readiness does not wait for a model whose workers
+    /// take too long to start.
+    pub fn worker_killed(&self) {
         let mut state = self.state.lock();
         if state.gate == Gate::Loading {
             state.gate = Gate::LoadingAgain;
-            self.readiness.send_replace(());
+            self.readiness_tx.send_replace(());
         }
     }
 
-    /// Changes whenever it may be ready, or ready no more.
+    /// Returns a receiver that changes whenever the model's readiness may have changed.
     pub fn readiness(&self) -> watch::Receiver<()> {
-        self.readiness.subscribe()
+        self.readiness_tx.subscribe()
     }
 
-    /// `inputs` are checked against the model's metadata and stand in its order, and behind them all
-    /// optional ones if any of these is given; the outputs come in its order too.
+    /// Runs a request and returns its outputs, in the order of the model's metadata.
     ///
-    /// Dropping the future gives the request up: it is not run if it still waits. The end of its
-    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner. It
-    /// counts when its answer's delivery has ended.
+    /// `inputs` were checked against that metadata and are in its order. If the request has any
+    /// optional input, all optional inputs follow.
+    ///
+    /// Dropping the future cancels the request: it does not run if it still waits. The end of its
+    /// timeout has the same effect. The deadline is the SLO or the timeout, whichever is shorter.
+    /// The request counts when the delivery of its answer has ended.
     pub async fn infer(
         &self,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<(Vec<Output>, Delivery), Failure> {
-        let Given { outputs, delivery, .. } = self.ask(inputs, terms, coming).await?;
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        arrival: RequestArrival,
+    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
+        let WorkerAnswer { outputs, delivery, .. } = self.submit(inputs, options, arrival).await?;
         Ok((outputs, delivery))
     }
 
-    async fn ask(
+    async fn submit(
         &self,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        Coming { began, waited, journal }: Coming,
-    ) -> Result<Given, Failure> {
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        RequestArrival { began, waited, journal }: RequestArrival,
+    ) -> Result<WorkerAnswer, RequestFailure> {
         let (received, elapsed) = (self.clock.now(), began.elapsed());
         let arrived = received - elapsed;
-        let metadata = self.described(journal.as_ref())?;
+        let metadata = self.metadata_or_refuse(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
         let stored = self.clock.now();
         if let Some(journal) = &journal {
-            journal.stored(rows, stored.since(received));
+            journal.record_copy_in(rows, stored.since(received));
         }
-        let (reply, answer) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         let claim = Claim::default();
-        let mut entry = Entry {
+        let mut entry = QueuedRequest {
             shape: metadata.shapes(&inputs),
             rows,
             arrived,
             deadline: arrived,
-            level: terms.level(),
-            // Other requests have other values, or the default.
+            level: options.level(),
+            // Other requests have other values of optional inputs, or their defaults.
             alone: inputs.len() > metadata.inputs.len(),
-            item: Pending {
+            item: PendingRequest {
                 memory: Arc::new(memory),
-                reply,
+                reply_tx,
                 claim: claim.clone(),
                 received,
                 copy_in: stored.since(received),
@@ -277,50 +291,50 @@ impl Pipeline {
         };
         drop(inputs);
         self.change(|state| {
-            // The objective may change.
+            // The SLO may have changed since the request arrived.
             let slo = state.scheduler.slo();
-            entry.deadline = arrived + terms.timeout.map_or(slo, |timeout| timeout.min(slo));
-            state.stats.totals.coming.add(elapsed.saturating_sub(waited));
+            entry.deadline = arrived + options.timeout.map_or(slo, |timeout| timeout.min(slo));
+            state.stats.totals.receiving.add(elapsed.saturating_sub(waited));
             state.accept(entry, stored)
         })?;
-        Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
+        AnswerWait { pipeline: self, claim, arrived }.answer(reply_rx, options.timeout).await
     }
 
     fn store(
         &self,
-        inputs: &[Input],
+        inputs: &[RequestInput],
         rows: u32,
         journal: Option<&Journal>,
         now: Timestamp,
-    ) -> Result<Reservation, Failure> {
+    ) -> Result<Reservation, RequestFailure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
-            note::refused(journal, why);
-            self.state.lock().turn_away(why, rows, now);
+            trace_event::record_refusal(journal, why);
+            self.state.lock().count_refusal(why, rows, now);
         };
         if needed > limit {
             let why = format!(
                 "the request has {needed} bytes, but the queue of model '{}' holds {limit} (queue.memory)",
                 self.name
             );
-            refuse(Refusal::TooLarge);
-            return Err(Failure::Invalid(why));
+            refuse(CountedRefusal::TooLarge);
+            return Err(RequestFailure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are in use", self.name);
-            refuse(Refusal::MemoryFull);
-            return Err(Failure::Unavailable(why));
+            refuse(CountedRefusal::MemoryFull);
+            return Err(RequestFailure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {
-            memory.fill(index, &input.data).map_err(|error| Failure::Internal(error.to_string()))?;
+            memory.fill(index, &input.data).map_err(|error| RequestFailure::Internal(error.to_string()))?;
         }
         Ok(memory)
     }
 
-    /// Room for these inputs, if need be in the place of requests that are settled.
-    fn reserve(&self, inputs: &[Input]) -> Option<Reservation> {
+    /// Reserves memory for these inputs. If it is full, settled requests are removed first.
+    fn reserve(&self, inputs: &[RequestInput]) -> Option<Reservation> {
         let lengths = || inputs.iter().map(|input| input.data.len() as u64);
         self.memory.reserve(lengths()).or_else(|| {
             self.state.lock().scheduler.forget_settled();
@@ -328,9 +342,9 @@ impl Pipeline {
         })
     }
 
-    /// Changes the state, and moves the alarm if it must ring earlier now. An alarm that could ring
-    /// later stays and rings in vain, which costs less than setting it with each request.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    /// Changes the state, and brings the alarm forward if needed. An alarm that could be later is
+    /// not moved: an early alarm costs less than a new one for each request.
+    fn change<T>(&self, change: impl FnOnce(&mut PipelineState) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
         let earlier = state.alarm.is_some_and(|alarm| state.armed.is_none_or(|armed| alarm < armed));
@@ -344,8 +358,7 @@ impl Pipeline {
         result
     }
 
-    /// Sends batches whose delay is over or whose turn has come, and reports workers that hang.
-    /// Never returns.
+    /// Sends batches that are due, and reports workers that hang. Never returns.
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {

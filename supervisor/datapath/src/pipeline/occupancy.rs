@@ -1,4 +1,4 @@
-//! What executes on a GPU at a time, across the models that share it: a batch beside others may
+//! The occupancy of a GPU across the models that share it. A batch that executes beside others may
 //! take longer, and counts as hung later.
 
 use std::sync::Arc;
@@ -7,30 +7,30 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-/// The shares that execute on a GPU, for all models that share it.
+/// The shares that execute on a GPU at present, over all models.
 ///
-/// Its pace is 1 while they add up to the whole GPU at most, and 1/n while they add up to n times
+/// Its pace is 1 while they add up to at most the whole GPU, and 1/n while they add up to n times
 /// the GPU. Progress is the pace summed over time: the time that a batch would have executed on an
 /// uncrowded GPU.
 #[derive(Debug)]
 pub struct Occupancy {
-    /// Whether a batch is confined to its model's share.
+    /// True if a batch is confined to its model's share.
     divides: bool,
     state: Mutex<OccupancyState>,
 }
 
 #[derive(Debug, Default)]
 struct OccupancyState {
-    /// Shares that execute, added up.
+    /// The sum of the executing shares.
     percent: u32,
     progress: Duration,
-    /// Up to when the progress is known.
+    /// The time up to which the progress is known.
     at: Timestamp,
 }
 
-/// A share that executes, until this is dropped.
+/// A share that executes until this is dropped.
 #[derive(Debug)]
-pub struct Occupied {
+pub struct OccupancyGuard {
     on: Arc<Occupancy>,
     percent: u32,
 }
@@ -47,29 +47,29 @@ impl OccupancyState {
 }
 
 impl Occupancy {
-    /// Makes the occupancy of an idle GPU.
+    /// Creates the occupancy of an idle GPU.
     pub fn new(divides: bool) -> Arc<Self> {
         Arc::new(Self { divides, state: Mutex::default() })
     }
 
     /// Counts a share as executing.
-    pub fn occupy(self: &Arc<Self>, share: Percent) -> Occupied {
+    pub fn occupy(self: &Arc<Self>, share: Percent) -> OccupancyGuard {
         let percent = if self.divides { share.get() } else { Percent::WHOLE.get() };
         self.state.lock().percent += percent;
-        Occupied { on: Arc::clone(self), percent }
+        OccupancyGuard { on: Arc::clone(self), percent }
     }
 
-    /// Brings the progress up to now, and returns what it was at `since`, if the GPU was as crowded
-    /// from then on as it is now.
+    /// Advances the progress to `now`. Returns the progress at `since`, assuming that the load on
+    /// the GPU has been constant since then.
     pub(crate) fn progress_at(&self, since: Timestamp, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);
         state.progress.saturating_sub(now.since(since) / state.crowding())
     }
 
-    /// Returns how long it takes until the progress from `from` on is `span`, if the GPU stays as
-    /// crowded as it is; zero once it is.
-    pub(crate) fn left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
+    /// Returns the time until the progress since `from` reaches `span`, if the load on the GPU does
+    /// not change; zero once it has.
+    pub(crate) fn time_left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);
         let done = state.progress.saturating_sub(from);
@@ -77,7 +77,7 @@ impl Occupancy {
     }
 }
 
-impl Drop for Occupied {
+impl Drop for OccupancyGuard {
     fn drop(&mut self) {
         self.on.state.lock().percent -= self.percent;
     }
@@ -98,13 +98,13 @@ mod tests {
         let gpu = Occupancy::new(true);
         let _own = gpu.occupy(Percent::WHOLE);
         let from = gpu.progress_at(at(10), at(10));
-        assert_eq!(gpu.left(from, 10 * SECOND, at(12)), 8 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(12)), 8 * SECOND);
         let others: Vec<_> = (0..3).map(|_| gpu.occupy(Percent::WHOLE)).collect();
-        assert_eq!(gpu.left(from, 10 * SECOND, at(12)), 32 * SECOND);
-        assert_eq!(gpu.left(from, 10 * SECOND, at(16)), 28 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(12)), 32 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(16)), 28 * SECOND);
         drop(others);
-        assert_eq!(gpu.left(from, 10 * SECOND, at(16)), 7 * SECOND);
-        assert_eq!(gpu.left(from, 10 * SECOND, at(30)), Duration::ZERO);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(16)), 7 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(30)), Duration::ZERO);
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
             let gpu = Occupancy::new(divides);
             let _both = [gpu.occupy(half), gpu.occupy(half)];
             let from = gpu.progress_at(at(1), at(1));
-            assert_eq!(gpu.left(from, 4 * SECOND, at(1)), left * SECOND, "{divides}");
+            assert_eq!(gpu.time_left(from, 4 * SECOND, at(1)), left * SECOND, "{divides}");
         }
     }
 
@@ -123,6 +123,6 @@ mod tests {
         let gpu = Occupancy::new(true);
         let _both = [gpu.occupy(Percent::WHOLE), gpu.occupy(Percent::WHOLE)];
         let from = gpu.progress_at(at(6), at(10));
-        assert_eq!(gpu.left(from, 5 * SECOND, at(10)), 6 * SECOND);
+        assert_eq!(gpu.time_left(from, 5 * SECOND, at(10)), 6 * SECOND);
     }
 }

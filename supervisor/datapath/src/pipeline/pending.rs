@@ -1,41 +1,41 @@
-//! A request on its way through a pipeline.
+//! A request inside a pipeline.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::{self, Entry};
+use shadowslice_policy::scheduler::{self, QueuedRequest};
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::oneshot;
 
 use super::claim::Claim;
 use super::memory::Reservation;
-use super::request::Failure;
-use super::streams::Given;
+use super::request::RequestFailure;
+use super::streams::WorkerAnswer;
 use crate::trace::Journal;
 
-/// Per input: the shape without the batch axis. Requests that share it can share a batch.
+/// The shape of each input without the batch axis. Requests with equal shapes can share a batch.
 pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
-pub(crate) type Waiting = Entry<Shapes, Pending>;
+pub(crate) type WaitingRequest = QueuedRequest<Shapes, PendingRequest>;
 
-pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
+pub(crate) type InFlightBatch = scheduler::BatchInFlight<Shapes, PendingRequest>;
 
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     pub(crate) memory: Arc<Reservation>,
-    pub(crate) reply: oneshot::Sender<Result<Given, Failure>>,
+    pub(crate) reply_tx: oneshot::Sender<Result<WorkerAnswer, RequestFailure>>,
     pub(crate) claim: Claim,
-    /// When all of it was there.
+    /// The time at which the whole request had been received.
     pub(crate) received: Timestamp,
     pub(crate) copy_in: Duration,
-    /// Workers that died while they executed it.
+    /// The number of workers that died while they executed the request.
     pub(crate) deaths: u8,
     pub(crate) journal: Option<Journal>,
-    /// It asks for the next answer of this stream.
+    /// The stream whose next answer this step requests.
     pub(crate) stream: Option<u64>,
 }
 
-impl scheduler::Ticket for Pending {
+impl scheduler::Ticket for PendingRequest {
     fn is_settled(&self) -> bool {
         self.claim.is_taken()
     }

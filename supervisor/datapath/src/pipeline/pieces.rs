@@ -1,16 +1,18 @@
-//! Bytes in pieces, as they came or as they are to go: they are not copied into one piece.
+//! Bytes in several pieces, as they were received or will be sent, which avoids a copy into one
+//! piece.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use bytes::{Buf, Bytes, BytesMut};
 
+/// Bytes in one or more pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
-    /// Stored apart from the rest: mostly there is a single piece, which then takes no allocation.
-    /// Empty only if all pieces are empty.
+    /// The first piece. It is stored apart from the rest because mostly there is a single piece,
+    /// which then needs no allocation. It is empty only if all pieces are empty.
     first: Bytes,
-    /// Each of these pieces has at least one byte.
+    /// The other pieces, each of at least one byte.
     rest: VecDeque<Bytes>,
     len: usize,
 }
@@ -37,25 +39,26 @@ impl Pieces {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Takes the first `len` bytes off, or all if there are no more.
+    /// Splits off the first `len` bytes, or all if there are fewer.
     #[must_use]
     pub fn split_to(&mut self, len: usize) -> Self {
         let mut taken = Self::default();
         while taken.len < len && !self.is_empty() {
             let part = self.first.split_to(self.first.len().min(len - taken.len));
             self.len -= part.len();
-            self.next();
+            self.advance_piece();
             taken.push(part);
         }
         taken
     }
 
-    /// The only piece, or the pieces as they were.
+    /// Returns the only piece, or the pieces if there are several.
     pub fn into_one(self) -> Result<Bytes, Self> {
         if self.rest.is_empty() { Ok(self.first) } else { Err(self) }
     }
 
-    /// All bytes in one piece; they are copied if they were in several. For few bytes.
+    /// Returns all bytes in one piece. Copies them if they were in several, so use this for few
+    /// bytes only.
     pub fn into_bytes(self) -> Bytes {
         self.into_one().unwrap_or_else(|pieces| {
             let mut whole = BytesMut::with_capacity(pieces.len);
@@ -64,8 +67,8 @@ impl Pieces {
         })
     }
 
-    /// Moves on if the first piece is used up.
-    fn next(&mut self) {
+    /// Moves to the next piece if the first is used up.
+    fn advance_piece(&mut self) {
         if self.first.is_empty() {
             self.first = self.rest.pop_front().unwrap_or_default();
         }
@@ -90,7 +93,7 @@ impl From<String> for Pieces {
     }
 }
 
-/// The same bytes, however they are cut.
+/// Compares the bytes, regardless of how they are split.
 impl PartialEq for Pieces {
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && self.iter().flatten().eq(other.iter().flatten())
@@ -99,7 +102,7 @@ impl PartialEq for Pieces {
 
 impl Eq for Pieces {}
 
-/// For writing them with as few system calls as there can be.
+/// Writes the pieces with as few system calls as possible.
 impl Buf for Pieces {
     fn remaining(&self) -> usize {
         self.len
@@ -145,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_they_are_cut_they_are_the_same_bytes(
+        fn the_bytes_do_not_depend_on_how_they_are_split(
             cut in prop::collection::vec(prop::collection::vec(0..4_u8, 0..5), 0..6),
             at in 0..30_usize,
         ) {

@@ -1,5 +1,5 @@
-//! Inputs that were proved to kill workers: requests with the same are refused for a while, and then
-//! one of them is tried, alone.
+//! The quarantine of inputs that are known to kill workers. Requests with equal inputs are refused
+//! for a while, and then one of them is tried alone.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,41 +9,45 @@ use shadowslice_shared::units::Timestamp;
 
 use super::memory::Reservation;
 
-/// Kept at most, the newest ones; and their bytes together. Larger inputs are not kept.
-const KEPT: usize = 16;
-const BYTES: usize = 64 << 20;
+/// The most inputs that are kept, the newest ones.
+const MAX_KEPT: usize = 16;
+/// The most bytes of inputs that are kept. Larger inputs are not kept.
+const MAX_BYTES: usize = 64 << 20;
 
-/// Until the first trial, and between trials at most; the pause doubles with each that fails.
+/// The pause before the first trial, and the longest pause between trials. The pause doubles with
+/// each failed trial.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
-    /// The newest last.
-    proved: VecDeque<Proved>,
-    /// Those in whose streams workers died lately, and how often; the newest last.
+    /// The inputs in quarantine, the newest last.
+    quarantined: VecDeque<QuarantinedInputs>,
+    /// The inputs of streams in which workers died lately, with the number of deaths; the newest
+    /// last.
     suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
 }
 
 #[derive(Debug)]
-struct Proved {
+struct QuarantinedInputs {
     tensors: Vec<Vec<u8>>,
     until: Timestamp,
     pause: Duration,
 }
 
+/// The decision on a request with certain inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     Free,
-    /// If its worker dies, that proves it again.
+    /// The request is on trial: a death of its worker confirms the quarantine.
     OnTrial,
-    /// For so long.
+    /// The request is refused, and this time is left.
     Refused(Duration),
 }
 
 impl Quarantine {
     pub(crate) fn admit(&mut self, inputs: &Reservation, now: Timestamp) -> Admission {
-        match self.proved.iter_mut().find(|proved| inputs.holds(&proved.tensors)) {
+        match self.quarantined.iter_mut().find(|proved| inputs.holds(&proved.tensors)) {
             None => Admission::Free,
             Some(proved) if now < proved.until => Admission::Refused(proved.until.since(now)),
             Some(proved) => {
@@ -53,49 +57,51 @@ impl Quarantine {
         }
     }
 
-    pub(crate) fn proved(&mut self, inputs: &Reservation, now: Timestamp) {
+    /// Puts inputs into quarantine, with twice the pause if they were there before.
+    pub(crate) fn add(&mut self, inputs: &Reservation, now: Timestamp) {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
-        self.proved.push_back(Proved { tensors, until: now + pause, pause });
-        while self.proved.len() > KEPT || (self.bytes() > BYTES && !self.proved.is_empty()) {
-            self.proved.pop_front();
+        self.quarantined.push_back(QuarantinedInputs { tensors, until: now + pause, pause });
+        while self.quarantined.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.quarantined.is_empty())
+        {
+            self.quarantined.pop_front();
         }
     }
 
-    /// A worker died in a step of a stream with these inputs, which cannot be tried again. Returns
-    /// whether that proves that they kill workers.
-    pub(crate) fn died_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
-        let before = self.suspect(inputs).map_or(0, |(_, deaths)| deaths);
-        let known = self.proved.iter().any(|proved| inputs.holds(&proved.tensors));
+    /// Notes that a worker died in a step of a stream with these inputs. A step cannot be tried
+    /// again. Returns whether this proves that the inputs kill workers.
+    pub(crate) fn record_death_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
+        let before = self.take_suspect(inputs).map_or(0, |(_, deaths)| deaths);
+        let known = self.quarantined.iter().any(|proved| inputs.holds(&proved.tensors));
         if known || before >= blame::ON_TRIAL {
-            self.proved(inputs, now);
+            self.add(inputs, now);
             return true;
         }
         self.suspects.extend(inputs.copy().map(|tensors| (tensors, before + 1)));
-        while self.suspects.len() > KEPT || (self.bytes() > BYTES && !self.suspects.is_empty()) {
+        while self.suspects.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.suspects.is_empty()) {
             self.suspects.pop_front();
         }
         false
     }
 
-    /// A request with these inputs was answered, to the end.
+    /// Lifts the quarantine: a request with these inputs was answered completely.
     pub(crate) fn lift(&mut self, inputs: &Reservation) {
         self.take(inputs);
-        self.suspect(inputs);
+        self.take_suspect(inputs);
     }
 
-    fn suspect(&mut self, inputs: &Reservation) -> Option<(Vec<Vec<u8>>, u8)> {
+    fn take_suspect(&mut self, inputs: &Reservation) -> Option<(Vec<Vec<u8>>, u8)> {
         let place = self.suspects.iter().position(|(tensors, _)| inputs.holds(tensors))?;
         self.suspects.remove(place)
     }
 
-    fn take(&mut self, inputs: &Reservation) -> Option<Proved> {
-        let place = self.proved.iter().position(|proved| inputs.holds(&proved.tensors))?;
-        self.proved.remove(place)
+    fn take(&mut self, inputs: &Reservation) -> Option<QuarantinedInputs> {
+        let place = self.quarantined.iter().position(|proved| inputs.holds(&proved.tensors))?;
+        self.quarantined.remove(place)
     }
 
     fn bytes(&self) -> usize {
-        let proved = self.proved.iter().map(|proved| &proved.tensors);
+        let proved = self.quarantined.iter().map(|proved| &proved.tensors);
         proved.chain(self.suspects.iter().map(|(tensors, _)| tensors)).flatten().map(Vec::len).sum()
     }
 }
@@ -125,7 +131,7 @@ mod tests {
         let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
         let mut quarantine = Quarantine::default();
         let bad = inputs(&memory, &[b"bad", b"x"]);
-        quarantine.proved(&bad, at(0));
+        quarantine.add(&bad, at(0));
         let same = inputs(&memory, &[b"bad", b"x"]);
         assert_eq!(quarantine.admit(&same, at(0)), Admission::Refused(FIRST_PAUSE));
         for other in [&[&b"bad"[..], b"y"][..], &[b"ba", b"dx"], &[b"bad"]] {
@@ -133,7 +139,7 @@ mod tests {
         }
         assert_eq!(quarantine.admit(&same, at(1)), Admission::OnTrial);
         assert_eq!(quarantine.admit(&same, at(1)), Admission::Refused(FIRST_PAUSE), "one at a time");
-        quarantine.proved(&same, at(1));
+        quarantine.add(&same, at(1));
         assert_eq!(quarantine.admit(&same, at(2)), Admission::Refused(FIRST_PAUSE));
         assert_eq!(quarantine.admit(&same, at(3)), Admission::OnTrial, "the pause has doubled");
         quarantine.lift(&same);
@@ -144,10 +150,10 @@ mod tests {
     fn it_is_bounded() {
         let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
         let mut quarantine = Quarantine::default();
-        for number in 0..=KEPT as u8 {
-            quarantine.proved(&inputs(&memory, &[&[number]]), at(0));
+        for number in 0..=MAX_KEPT as u8 {
+            quarantine.add(&inputs(&memory, &[&[number]]), at(0));
         }
-        assert_eq!(quarantine.proved.len(), KEPT);
+        assert_eq!(quarantine.quarantined.len(), MAX_KEPT);
         assert_eq!(quarantine.admit(&inputs(&memory, &[&[0]]), at(0)), Admission::Free);
     }
 }

@@ -1,23 +1,23 @@
-//! The rates of the last ten seconds. `status`, `plan`, `top` and the page show these, so that they
-//! agree.
+//! The request rates of the last ten seconds. `status`, `plan`, `top` and the page show the same
+//! rates.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::units::Timestamp;
 
-/// The whole seconds that rates cover, besides the second that has begun.
+/// The number of whole seconds that rates cover, besides the current second.
 const SECONDS: usize = 10;
 
-/// The shortest time over which a rate is taken, in s.
+/// The shortest period over which a rate is taken, in s.
 const SHORTEST_S: f64 = 1.0;
 
-/// Requests that ended, each second. `invalid` ones are left out.
+/// The requests that ended, per second, without `invalid` ones.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Rates {
-    /// The time that they cover: 10 s and the second that has begun, less after a start.
+    /// The period that the rates cover: 10 s and the current second, or less after a start.
     pub window_s: f64,
-    /// All requests, refused ones included.
+    /// All requests, including refused ones.
     pub requests: f64,
     pub refused: f64,
     pub failed: f64,
@@ -28,7 +28,7 @@ pub struct Rates {
 pub(super) enum End {
     Refused,
     Failed,
-    /// It was answered, or its client left.
+    /// The request was answered, or its client disconnected.
     Other,
 }
 
@@ -42,7 +42,7 @@ struct Second {
 #[derive(Debug)]
 pub(super) struct RateMeter {
     began: Timestamp,
-    /// The second that has begun, counted from `began`.
+    /// The number of the current second, counted from `began`.
     now: u64,
     /// A ring, by second.
     seconds: [Second; SECONDS + 1],
@@ -80,7 +80,7 @@ impl RateMeter {
         }
     }
 
-    /// Returns the second that has begun. Those that are too old are forgotten.
+    /// Returns the current second, and forgets those that are too old.
     fn second(&mut self, at: Timestamp) -> &mut Second {
         let now = at.since(self.began).as_secs().max(self.now);
         let size = self.seconds.len() as u64;

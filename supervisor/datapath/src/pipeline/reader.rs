@@ -1,4 +1,4 @@
-//! A lane's reader: takes a worker's answers, and notices its death.
+//! The reader of a lane, which receives a worker's answers and notices its death.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,20 +12,21 @@ use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
 use super::answer;
-use super::delivery::{Delivery, Underway};
-use super::durations::Spent;
-use super::facts::LaneFact;
-use super::link::{Arrival, Link};
-use super::note;
-use super::pending::{InFlight, Waiting};
-use super::request::{Failure, Metadata, Output};
+use super::delivery::{Delivery, UnwrittenAnswer};
+use super::durations::RequestTimes;
+use super::lane_events::LaneEvent;
+use super::link::{LaneWorker, WorkerLink};
+use super::pending::{InFlightBatch, WaitingRequest};
+use super::request::{Metadata, RequestFailure, RequestOutput};
 use super::state;
-use super::streams::{Given, OpenStream, Then};
-use super::totals::Took;
+use super::streams::{Continuation, OpenStream, WorkerAnswer};
+use super::totals::BatchTimes;
+use super::trace_event;
 use crate::pipeline::BatchSocket;
-use crate::trace::Lost;
+use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
 
+/// The reader of one worker's lane.
 #[derive(Debug)]
 pub struct LaneReader {
     pipeline: Arc<Pipeline>,
@@ -36,15 +37,16 @@ pub struct LaneReader {
 }
 
 impl LaneReader {
-    /// Attaches a warm worker, to which nothing is routed yet.
+    /// Attaches a warm worker. Nothing is routed to it yet.
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
-        arrival: Arrival,
+        lane_worker: LaneWorker,
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
-        let worker = arrival.worker;
-        let (link, lane) = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        let worker = lane_worker.worker;
+        let (link, lane) =
+            WorkerLink::new(lane_worker, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);
@@ -52,17 +54,17 @@ impl LaneReader {
         Self { pipeline, metadata, worker, socket, slab }
     }
 
-    /// Reads until the worker is gone, and then takes its lane away.
+    /// Reads until the worker has ended, and then removes its lane.
     pub async fn run(self) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         loop {
             match self.socket.receive(&mut message).await {
                 Ok(0) => break,
                 Ok(length) => {
-                    if let Err(why) = self.reported(&message[..length]) {
-                        self.broken(why);
-                        // Until its end the worker may still read its requests, so their memory
-                        // stays taken. Nothing more that it says is listened to.
+                    if let Err(why) = self.handle_message(&message[..length]) {
+                        self.report_invalid(why);
+                        // The worker may read its requests until it ends, so their memory stays
+                        // reserved. Its further messages are ignored.
                         while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
                         break;
                     }
@@ -74,32 +76,33 @@ impl LaneReader {
             }
         }
         let now = self.pipeline.now();
-        self.pipeline.change(|state| state.died(self.worker, now));
+        self.pipeline.change(|state| state.remove_dead(self.worker, now));
     }
 
-    /// The worker gets no more work, and its requests are served elsewhere.
-    fn broken(&self, why: String) {
+    /// Reports an invalid message. The worker gets no more work, and its requests are served
+    /// elsewhere.
+    fn report_invalid(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
-            state.report(LaneFact::Broken(self.worker, why));
+            state.report(LaneEvent::Broken(self.worker, why));
             state.condemn(self.worker, now);
         });
     }
 
-    fn reported(&self, message: &[u8]) -> Result<(), String> {
+    fn handle_message(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
-            FromWorker::Answer(answer) => self.answered(answer),
+            FromWorker::Answer(answer) => self.handle_answer(answer),
             FromWorker::Prepared(prepared) => {
-                let fact = LaneFact::Prepared(self.worker, prepared);
-                self.pipeline.state.lock().report(fact);
+                let event = LaneEvent::Prepared(self.worker, prepared);
+                self.pipeline.state.lock().report(event);
                 Ok(())
             }
         }
     }
 
-    fn answered(&self, answer: Answer) -> Result<(), String> {
+    fn handle_answer(&self, answer: Answer) -> Result<(), String> {
         let now = self.pipeline.now();
-        let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
+        let taken = self.pipeline.state.lock().take_answered(self.worker, answer.id, now);
         let batch = taken
             .ok_or_else(|| format!("the worker answered batch {}, which was not sent to it", answer.id))?;
         if batch.requests.is_empty() {
@@ -114,25 +117,25 @@ impl LaneReader {
         match answer.result {
             Ok(outputs) => {
                 let execution = Duration::from_micros(answer.execution_us);
-                self.completed(batch, (&outputs, answer.more), execution, now)
+                self.handle_outputs(batch, (&outputs, answer.more), execution, now)
             }
             Err(failure) => {
-                self.failed(batch, &failure);
+                self.handle_failure(batch, &failure);
                 Ok(())
             }
         }
     }
 
-    fn completed(
+    fn handle_outputs(
         &self,
-        batch: InFlight,
+        batch: InFlightBatch,
         (outputs, more): (&[WireOutput], bool),
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {
-        // A worker's report of its own speed is believed as far as the supervisor's clock bears it
-        // out. The worker may have begun a batch before the supervisor read that the batch before
-        // it was finished; predictions are not made from such a time.
+        // A worker's report of its own speed is limited by the time that the supervisor measured.
+        // The worker may have begun a batch before the supervisor read that the previous one was
+        // finished; predictions do not use such a time.
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);
@@ -140,9 +143,9 @@ impl LaneReader {
             Ok(answers) => answers,
             Err(why) => {
                 let now = self.pipeline.now();
-                note::lost(&batch.requests, Lost::Nonsense, now);
+                trace_event::record_loss(&batch.requests, LostReason::Nonsense, now);
                 self.pipeline.change(|state| {
-                    let again = state.blamed(batch.requests, now);
+                    let again = state.blame(batch.requests, now);
                     state.try_alone(again, now);
                 });
                 return Err(why);
@@ -150,22 +153,22 @@ impl LaneReader {
         };
         let now = self.pipeline.now();
         let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
-        let took = Took { input, infer: reported, output: now.since(received) };
-        let step = batch.requests.iter().any(|request| request.item.stream.is_some());
-        let opens = more && !step;
-        let deliveries = self.deliveries(&batch, &answers, took, (step, now));
+        let took = BatchTimes { input, infer: reported, output: now.since(received) };
+        let is_step = batch.requests.iter().any(|request| request.item.stream.is_some());
+        let opens = more && !is_step;
+        let deliveries = self.deliveries(&batch, &answers, took, is_step, now);
         let mut rows = 0;
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
             if opens {
-                state.scheduler.opened(self.worker);
+                state.scheduler.open_stream(self.worker);
             }
             for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
-                // Its client gave it up while it ran, and it counts as given up.
+                // Its client cancelled it while it ran, and it is counted as cancelled.
                 if delivery.is_none() {
                     continue;
                 }
-                if step {
+                if is_step {
                     match answer {
                         Ok(_) => state.stats.totals.stream_steps.add(reported),
                         Err(_) => state.stats.totals.streams_failed += 1,
@@ -176,7 +179,7 @@ impl LaneReader {
                     continue;
                 }
                 if answer.is_err() {
-                    state.stats.failed(now.since(request.arrived), now);
+                    state.stats.count_failure(now.since(request.arrived), now);
                     continue;
                 }
                 rows += request.rows;
@@ -184,46 +187,51 @@ impl LaneReader {
                     state.quarantine.lift(&request.item.memory);
                 }
             }
-            if !step {
-                state.stats.totals.executed(batch.rows, rows, took, at);
+            if !is_step {
+                state.stats.totals.add_batch(batch.rows, rows, took, at);
             }
-            state.completed(self.worker, &batch, execution, now);
+            state.complete(self.worker, &batch, execution, now);
             state.routed
         });
-        note::answered(&batch, (received, reported, now), routed);
+        trace_event::record_answer(
+            &batch,
+            RunEnd::Answered { received, execution: reported, copied: now },
+            routed,
+        );
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
-                false => Then::End,
-                true if opens => Then::Opened(self.opened(batch.id, &request)),
-                true => Then::More,
+                false => Continuation::End,
+                true if opens => Continuation::Opened(self.open_stream(batch.id, &request)),
+                true => Continuation::More,
             };
             state::reply(
                 request,
-                answer.map(|outputs| Given { outputs, then, delivery: delivery.unwrap_or_default() }),
+                answer.map(|outputs| WorkerAnswer { outputs, then, delivery: delivery.unwrap_or_default() }),
             );
         }
         Ok(())
     }
 
-    /// Returns a delivery for each request that nothing else has settled. Later answers of streams and
+    /// Returns a delivery for each request that is not settled yet. Later answers of streams and
     /// failures get the default.
     fn deliveries(
         &self,
-        batch: &InFlight,
-        answers: &[Result<Vec<Output>, Failure>],
-        took: Took,
-        (step, now): (bool, Timestamp),
+        batch: &InFlightBatch,
+        answers: &[Result<Vec<RequestOutput>, RequestFailure>],
+        took: BatchTimes,
+        is_step: bool,
+        now: Timestamp,
     ) -> Vec<Option<Delivery>> {
-        let delivery = |(request, answer): (&Waiting, &Result<_, _>)| {
+        let delivery = |(request, answer): (&WaitingRequest, &Result<_, _>)| {
             if !request.item.claim.take() {
                 return None;
             }
-            if step || answer.is_err() {
+            if is_step || answer.is_err() {
                 return Some(Delivery::default());
             }
-            let spent = Spent {
+            let spent = RequestTimes {
                 latency: now.since(request.arrived),
-                coming: request.item.received.since(request.arrived),
+                receiving: request.item.received.since(request.arrived),
                 until_sent: batch.sent.since(request.item.received),
                 copy_in: request.item.copy_in,
                 execution: took.infer,
@@ -231,29 +239,29 @@ impl LaneReader {
                 writing: Duration::ZERO,
             };
             let pipeline = Arc::clone(&self.pipeline);
-            Some(Delivery::new(Underway { pipeline, arrived: request.arrived, answered: now, spent }))
+            Some(Delivery::new(UnwrittenAnswer { pipeline, arrived: request.arrived, answered: now, spent }))
         };
         batch.requests.iter().zip(answers).map(delivery).collect()
     }
 
-    fn opened(&self, id: u64, request: &Waiting) -> OpenStream {
+    fn open_stream(&self, id: u64, request: &WaitingRequest) -> OpenStream {
         let (pipeline, inputs) = (Arc::clone(&self.pipeline), Arc::clone(&request.item.memory));
         OpenStream { pipeline, worker: self.worker, id, inputs }
     }
 
-    /// A request that was alone in the batch gets the engine's reason; of several, each is tried
-    /// again alone.
-    fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
+    /// Handles a failed batch. A request that was alone in it gets the engine's error; several
+    /// requests are tried again one by one.
+    fn handle_failure(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);
-        note::lost(&requests, Lost::Failed, now);
+        trace_event::record_loss(&requests, LostReason::Failed, now);
         self.pipeline.change(|state| {
             if requests.len() > 1 {
                 state.try_alone(requests, now);
             } else {
                 let why = match failure {
-                    RunFailure::Input(_) => Failure::Invalid(failure.to_string()),
-                    _ => Failure::Internal(failure.to_string()),
+                    RunFailure::Input(_) => RequestFailure::Invalid(failure.to_string()),
+                    _ => RequestFailure::Internal(failure.to_string()),
                 };
                 requests.into_iter().for_each(|request| state.fail(request, why.clone(), now));
             }

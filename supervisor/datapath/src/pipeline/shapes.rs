@@ -1,4 +1,4 @@
-//! How long batches of a shape execute, for a model with inputs that have axes of any size: a large
+//! The execution times of batches by shape, for a model whose inputs have axes of any size. A large
 //! shape may take a thousand times as long as the shapes that were warmed up, and the first batch
 //! of each shape may build kernels for it.
 
@@ -11,8 +11,8 @@ use shadowslice_shared::units::Sms;
 use super::pending::Shapes;
 use super::request::Metadata;
 
-/// The most shapes that are remembered of a worker; a further shape takes the place of the oldest.
-const MOST: usize = 64;
+/// The most shapes that are kept for a worker; a further shape replaces the oldest.
+const MAX_SHAPES: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct ShapeTimes {
@@ -21,7 +21,8 @@ pub(crate) struct ShapeTimes {
 }
 
 impl ShapeTimes {
-    /// For a worker with so many SMs; nothing if all requests of the model have the same shape.
+    /// Creates the times for a worker with `sms` SMs. Returns `None` if all requests of the model
+    /// have the same shape.
     pub(crate) fn of(metadata: &Metadata, sms: Sms) -> Option<Self> {
         let open = metadata.inputs.iter().any(|input| metadata.tail(&input.shape).contains(&-1));
         open.then(|| Self { sms, seen: VecDeque::new() })
@@ -32,13 +33,14 @@ impl ShapeTimes {
         if let Some((_, predictor)) = known {
             return predictor.observe(rows, took);
         }
-        self.seen.truncate(MOST - 1);
+        self.seen.truncate(MAX_SHAPES - 1);
         let mut predictor = Predictor::new(None, self.sms);
         predictor.observe(rows, took);
         self.seen.push_front((shape.clone(), predictor));
     }
 
-    /// A shape that was never executed has the limit of a model without a profile.
+    /// Returns the time after which a batch counts as hung. A shape that was never executed has the
+    /// limit of a model without a profile.
     pub(crate) fn hang_limit(&self, shape: &Shapes, rows: u32) -> Duration {
         match self.seen.iter().find(|(known, _)| known == shape) {
             Some((_, predictor)) => predictor.hang_limit(rows),
@@ -52,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bounded_number_of_shapes_is_remembered() {
+    fn the_number_of_kept_shapes_is_bounded() {
         let mut times = ShapeTimes { sms: Sms(10), seen: VecDeque::new() };
         let shape = |axis: i64| Shapes::from([vec![axis]]);
         for axis in 0..1_000 {
             times.observe(&shape(axis), 1, Duration::from_millis(200));
         }
-        assert_eq!(times.seen.len(), MOST);
+        assert_eq!(times.seen.len(), MAX_SHAPES);
         let limit = |axis: i64| times.hang_limit(&shape(axis), 1);
         assert_eq!((limit(999), limit(0)), (Duration::from_secs(4), Duration::from_secs(30)));
     }

@@ -9,11 +9,13 @@ use nix::sys::socket::{AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, re
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// A socket on which batches are sent to a worker.
 #[derive(Debug)]
 pub struct BatchSocket(AsyncFd<OwnedFd>);
 
 impl BatchSocket {
-    /// A connected pair: ours, and the end that the worker inherits, which blocks.
+    /// Creates a connected pair: the supervisor's end, and the blocking end that the worker
+    /// inherits.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
@@ -21,21 +23,21 @@ impl BatchSocket {
         Ok((Self(adopt(ours)?), theirs))
     }
 
-    /// The next message, into `message`; 0 when the worker is gone.
+    /// Receives the next message into `message`. Returns its length, or 0 if the worker has ended.
     pub async fn receive(&self, message: &mut [u8]) -> io::Result<usize> {
         let receive = |socket: &OwnedFd| Ok(recv(socket.as_raw_fd(), message, MsgFlags::empty())?);
         self.0.async_io(Interest::READABLE, receive).await
     }
 
-    /// Tells the worker that there is no more work. The worker finishes its batches, answers, and
-    /// exits; then this end reads its end of file.
+    /// Shuts the socket down for writing. The worker then finishes its batches, answers, and exits;
+    /// this end reads the end of file.
     pub fn close(&self) {
-        // An error means that the worker is gone already.
+        // An error means that the worker has already ended, so there is nothing to do.
         shutdown(self.0.as_raw_fd(), Shutdown::Write).ok();
     }
 }
 
-/// Puts a descriptor, which does not block, into the reactor, to be read.
+/// Registers a non-blocking descriptor with the reactor, for reading.
 pub(crate) fn adopt(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` names the same open file for as long as it lives, and the reactor's
     // registration ends before it does.

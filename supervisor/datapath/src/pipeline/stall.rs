@@ -1,13 +1,14 @@
-//! Stall: the time in which a batch was ready and a slot free, and no lane took it.
+//! The stall of a model: the time in which a batch was ready and a slot free, but no lane took it.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
+/// The stall in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stall {
     pub total: Duration,
-    /// The longest in one piece.
+    /// The longest uninterrupted stall.
     pub longest: Duration,
 }
 
@@ -18,18 +19,20 @@ pub(crate) struct StallMeter {
 }
 
 impl StallMeter {
+    /// Starts a new window at `now`.
     pub(crate) fn begin(&mut self, now: Timestamp) {
-        self.begin_with_outage();
+        self.begin_at_outage();
         self.since = self.since.map(|_| now);
     }
 
-    /// Begins a new window with a stall that is going on, from when that began.
-    pub(crate) fn begin_with_outage(&mut self) {
+    /// Starts a new window. A stall in progress counts from its start.
+    pub(crate) fn begin_at_outage(&mut self) {
         self.seen = Stall::default();
     }
 
-    /// `stalled`: after an attempt to dispatch, a ready batch was left though no lane was full.
-    pub(crate) fn note(&mut self, stalled: bool, now: Timestamp) {
+    /// Updates the stall after an attempt to dispatch. `stalled` means that a ready batch is left
+    /// though no lane was full.
+    pub(crate) fn update(&mut self, stalled: bool, now: Timestamp) {
         match (self.since, stalled) {
             (None, true) => self.since = Some(now),
             (Some(since), false) => {
@@ -65,17 +68,17 @@ mod tests {
     #[test]
     fn only_time_in_which_a_batch_was_left_counts() {
         let mut meter = StallMeter::default();
-        meter.note(true, at(5));
+        meter.update(true, at(5));
         meter.begin(at(10));
-        meter.note(true, at(12));
-        meter.note(false, at(14));
-        meter.note(false, at(20));
-        meter.note(true, at(30));
+        meter.update(true, at(12));
+        meter.update(false, at(14));
+        meter.update(false, at(20));
+        meter.update(true, at(30));
         let ms = Duration::from_millis;
         assert_eq!(meter.read(at(33)), Stall { total: ms(7), longest: ms(4) });
         meter.begin(at(40));
         assert_eq!(meter.read(at(41)), Stall { total: ms(1), longest: ms(1) });
-        meter.begin_with_outage();
+        meter.begin_at_outage();
         assert_eq!(meter.read(at(42)), Stall { total: ms(2), longest: ms(2) });
     }
 }

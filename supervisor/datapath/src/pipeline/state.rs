@@ -1,135 +1,145 @@
-//! The state of a pipeline, under one lock: the queue, the lanes, and which lane serves.
+//! The state of a pipeline, under one lock: the queue, the lanes, and the lane that serves.
 //!
-//! Everything here is short and never waits. A request that finds a free slot is on its way to the
-//! worker before its client's task gives the lock back, so no other task has to wake for it.
+//! Everything here is short and never blocks. A request that finds a free slot is sent to the
+//! worker before its client's task releases the lock, so no other task has to wake up for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::blame;
-use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, SUSPECT_LEVEL, Scheduler};
+use shadowslice_policy::scheduler::{
+    self, AbandonedRequests, NextAction, SUSPECT_LEVEL, Scheduler, SchedulerWait,
+};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::counts::Refusal;
-use super::facts::LaneFact;
+use super::counts::CountedRefusal;
 use super::gate::Gate;
-use super::link::{Lane, Link, Sending};
+use super::lane_events::LaneEvent;
+use super::link::{PipelineBatch, PipelineLane, WorkerLink};
 use super::memory::Reservation;
-use super::note;
-use super::pending::{InFlight, Pending, Shapes, Waiting};
+use super::pending::{InFlightBatch, PendingRequest, Shapes, WaitingRequest};
 use super::quarantine::{Admission, Quarantine};
-use super::request::Failure;
+use super::request::RequestFailure;
 use super::stall::StallMeter;
 use super::stats::Stats;
-use super::streams::{Given, broken_off, died_in_step};
-use crate::trace::{Handover, Lost};
+use super::streams::{WorkerAnswer, broken_off, died_in_step};
+use super::trace_event;
+use crate::trace::{LostReason, RouteChange};
 
-/// Workers that are remembered: more than a model has at a time, as several may go at once.
-const WENT: usize = 8;
+/// The number of ended workers that are remembered. A model has fewer at a time, but several may
+/// end at once.
+const MAX_IDLE_ENDED: usize = 8;
 
-/// A batch that a worker did not take, though it had room, is sent again after this time: an idle
-/// worker has no answer coming that would start another try. If memory for the message was missing,
-/// it may be free then; a worker that is gone is found to be gone before.
-const SEND_AGAIN: Duration = Duration::from_millis(5);
+/// The delay after which a batch that an idle worker did not take, though it had room, is sent
+/// again. An idle worker has no pending answer that would start another attempt. Memory for the
+/// message may be free by then, and a worker that has ended is noticed earlier.
+const RESEND_DELAY: Duration = Duration::from_millis(5);
 
-type Refused = scheduler::Refused<Shapes, Pending>;
+type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct PipelineState {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
-    pub(crate) scheduler: Scheduler<Shapes, Pending>,
-    /// One link for each of the scheduler's lanes.
-    pub(crate) links: Vec<Link>,
+    pub(crate) scheduler: Scheduler<Shapes, PendingRequest>,
+    /// The links, one for each of the scheduler's lanes.
+    pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) facts: mpsc::Sender<LaneFact>,
-    /// When the pipeline must look again though nothing happens.
+    pub(crate) events_tx: mpsc::Sender<LaneEvent>,
+    /// The time of the next check, even if nothing happens before.
     pub(crate) alarm: Option<Timestamp>,
-    /// When it is looked at next, in vain perhaps.
+    /// The time for which the alarm is set, which may be too early.
     pub(crate) armed: Option<Timestamp>,
     /// The last change of the lane that serves.
-    pub(crate) routed: Option<Handover>,
-    /// Of the last workers that went, those that had nothing to do then.
-    pub(crate) went_idle: VecDeque<WorkerId>,
+    pub(crate) routed: Option<RouteChange>,
+    /// The last ended workers that were idle when they ended.
+    pub(crate) idle_ended: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
 }
 
-impl State {
-    pub(crate) fn accept(&mut self, mut request: Waiting, now: Timestamp) -> Result<(), Failure> {
+impl PipelineState {
+    pub(crate) fn accept(
+        &mut self,
+        mut request: WaitingRequest,
+        now: Timestamp,
+    ) -> Result<(), RequestFailure> {
         if self.gate.open().is_err() {
             let failure = self.not_ready();
-            self.turn_away(Refusal::NotReady, request.rows, now);
-            note::refused(request.item.journal.as_ref(), Refusal::NotReady);
+            self.count_refusal(CountedRefusal::NotReady, request.rows, now);
+            trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::NotReady);
             return Err(failure);
         }
         match self.quarantine.admit(&request.item.memory, now) {
             Admission::Free => {}
             Admission::OnTrial => (request.alone, request.item.deaths) = (true, blame::ON_TRIAL),
             Admission::Refused(pause) => {
-                self.turn_away(Refusal::Quarantined, request.rows, now);
-                note::refused(request.item.journal.as_ref(), Refusal::Quarantined);
+                self.count_refusal(CountedRefusal::Quarantined, request.rows, now);
+                trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::Quarantined);
                 return Err(quarantined(pause));
             }
         }
         let journal = request.item.journal.clone();
-        if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
+        if let Err(SchedulerRefusal { request, why }) = self.scheduler.accept(request, now) {
             let (why, failure) = match why {
-                scheduler::Refusal::QueueFull => (Refusal::QueueFull, self.queue_full()),
-                _ => (Refusal::Late, too_late(&self.name, &request)),
+                scheduler::RefusalReason::QueueFull => (CountedRefusal::QueueFull, self.queue_full()),
+                _ => (CountedRefusal::Late, too_late(&self.name, &request)),
             };
-            note::refused(journal.as_ref(), why);
-            self.stats.rejected(why, Duration::ZERO, now);
+            trace_event::record_refusal(journal.as_ref(), why);
+            self.stats.count_refusal(why, Duration::ZERO, now);
             return Err(failure);
         }
         if let Some(journal) = journal {
-            journal.queued(now);
+            journal.record_queued(now);
         }
         self.stats.counts.accepted += 1;
         self.dispatch(now);
         Ok(())
     }
 
-    fn queue_full(&self) -> Failure {
+    fn queue_full(&self) -> RequestFailure {
         let (name, waiting) = (&self.name, self.scheduler.queued());
-        Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests are waiting"))
+        RequestFailure::Unavailable(format!(
+            "the queue of model '{name}' is full: {waiting} requests are waiting"
+        ))
     }
 
-    pub(crate) fn not_ready(&self) -> Failure {
+    pub(crate) fn not_ready(&self) -> RequestFailure {
         let why = self.gate.open().err().unwrap_or("the model's inputs and outputs are not known yet");
-        Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
+        RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
-    pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Timestamp) {
-        // The others tell nothing of the model's load.
-        if why == Refusal::MemoryFull {
-            self.scheduler.turned_away(rows);
+    pub(crate) fn count_refusal(&mut self, why: CountedRefusal, rows: u32, now: Timestamp) {
+        // The other reasons say nothing about the model's load.
+        if why == CountedRefusal::MemoryFull {
+            self.scheduler.record_refused_arrival(rows);
         }
-        self.stats.rejected(why, Duration::ZERO, now);
+        self.stats.count_refusal(why, Duration::ZERO, now);
     }
 
-    /// Sends all that can be sent, and leaves in `alarm` when to look again.
+    /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
     pub(crate) fn dispatch(&mut self, now: Timestamp) {
         let rest = self.send_all(now);
-        self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
+        self.stall.update(matches!(rest, None | Some(SchedulerWait::NoLane)), now);
         let wait = match rest {
-            Some(Rest::Until(wait)) => Some(wait),
-            Some(Rest::Idle | Rest::NoLane) => None,
-            None => Some(now + SEND_AGAIN),
+            Some(SchedulerWait::Until(wait)) => Some(wait),
+            Some(SchedulerWait::Idle | SchedulerWait::NoLane) => None,
+            None => Some(now + RESEND_DELAY),
         };
-        self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
+        self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
     }
 
-    /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
-    fn send_all(&mut self, now: Timestamp) -> Option<Rest> {
+    /// Sends batches until the scheduler has none to send, and returns why. Returns `None` if a
+    /// batch was ready and its worker did not take it.
+    fn send_all(&mut self, now: Timestamp) -> Option<SchedulerWait> {
         loop {
             match self.scheduler.next(now) {
-                Next::Rest(rest) => return Some(rest),
-                Next::Act(refused, sending) => {
+                NextAction::Wait(rest) => return Some(rest),
+                NextAction::Act(refused, sending) => {
                     refused.into_iter().for_each(|refused| self.reject(refused, now));
                     if sending.is_some_and(|sending| !self.send(sending, now)) {
                         return None;
@@ -139,136 +149,148 @@ impl State {
         }
     }
 
-    /// Sends one batch. False if the worker did not take it.
-    fn send(&mut self, sending: Sending, now: Timestamp) -> bool {
+    /// Sends one batch. Returns false if the worker did not take it.
+    fn send(&mut self, sending: PipelineBatch, now: Timestamp) -> bool {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
             Ok(true) => {
-                note::sent(&sending, &link.place, now);
-                self.scheduler.sent(sending, now);
+                trace_event::record_sent(&sending, &link.location, now);
+                self.scheduler.confirm_sent(sending, now);
                 true
             }
             Ok(false) => {
-                self.scheduler.not_sent(sending, now);
+                self.scheduler.return_unsent(sending, now);
                 false
             }
             Err(why) => {
                 for request in sending.requests {
-                    self.fail(request, Failure::Internal(why.clone()), now);
+                    self.fail(request, RequestFailure::Internal(why.clone()), now);
                 }
                 true
             }
         }
     }
 
-    /// Turns a request away that was accepted, and is too late now.
-    pub(crate) fn reject(&mut self, Refused { request, why }: Refused, now: Timestamp) {
+    /// Refuses an accepted request that is too late now.
+    pub(crate) fn reject(&mut self, SchedulerRefusal { request, why }: SchedulerRefusal, now: Timestamp) {
         let waited = now.since(request.arrived);
         let failure = match why {
-            scheduler::Refusal::Overdue => Failure::Unavailable(format!(
+            scheduler::RefusalReason::Overdue => RequestFailure::Unavailable(format!(
                 "the server is overloaded: the request waited {} ms, past its deadline",
                 waited.as_millis()
             )),
             _ => too_late(&self.name, &request),
         };
-        note::refused(request.item.journal.as_ref(), Refusal::Late);
+        trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::Late);
         if request.item.claim.take() {
-            self.stats.rejected(Refusal::Late, waited, now);
+            self.stats.count_refusal(CountedRefusal::Late, waited, now);
         }
         reply(request, Err(failure));
     }
 
-    /// A request was not answered within its own timeout, `waited` after it came. The policy counts
-    /// it as a miss: a client with a timeout no longer than the SLO must not hide a miss by it.
-    pub(crate) fn timed_out(&mut self, waited: Duration, now: Timestamp) {
-        self.scheduler.missed();
-        self.stats.failed(waited, now);
+    /// Counts a request that was not answered within its own timeout, `waited` after its arrival.
+    /// The policy counts it as a miss: a client with a timeout shorter than the SLO must not hide
+    /// misses.
+    pub(crate) fn count_timeout(&mut self, waited: Duration, now: Timestamp) {
+        self.scheduler.record_miss();
+        self.stats.count_failure(waited, now);
         self.scheduler.give_up();
     }
 
-    /// A client gave a request up, `waited` after it came: a miss if that was after its SLO.
-    pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
-        self.left(waited, now);
+    /// Counts a request that its client cancelled, `waited` after its arrival. It is a miss if the
+    /// SLO had passed.
+    pub(crate) fn cancel_waiting(&mut self, waited: Duration, now: Timestamp) {
+        self.count_cancellation(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a request as given up that doesn't wait any more, `waited` after it came.
-    pub(crate) fn left(&mut self, waited: Duration, now: Timestamp) {
+    /// Counts a request as cancelled that no longer waits, `waited` after its arrival.
+    pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
-            self.scheduler.missed();
+            self.scheduler.record_miss();
         }
-        self.stats.cancelled(waited, now);
+        self.stats.count_cancellation(waited, now);
     }
 
-    /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.
-    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlight> {
-        let taken = self.scheduler.take(worker, batch, now)?;
+    /// Takes an answered batch off its lane. Returns `None` if the worker had no such batch.
+    pub(crate) fn take_answered(
+        &mut self,
+        worker: WorkerId,
+        batch: u64,
+        now: Timestamp,
+    ) -> Option<InFlightBatch> {
+        let taken = self.scheduler.take_batch(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
             link.release(batch);
         }
         Some(taken)
     }
 
-    pub(crate) fn completed(
+    pub(crate) fn complete(
         &mut self,
         worker: WorkerId,
-        batch: &InFlight,
+        batch: &InFlightBatch,
         execution: Duration,
         now: Timestamp,
     ) {
-        let done = self.scheduler.completed(worker, batch, execution);
-        let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.observed);
+        let completion = self.scheduler.record_completion(worker, batch, execution);
+        let times =
+            self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| completion.observed);
         if let Some((times, request)) = times.zip(batch.requests.first()) {
             times.observe(&request.shape, batch.rows, execution);
         }
-        if done.first {
-            self.report(LaneFact::FirstAnswer(worker, now));
+        if completion.first {
+            self.report(LaneEvent::FirstAnswer(worker, now));
         }
         self.recycle(worker, batch.slot, now);
     }
 
     pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Timestamp) {
         if self.scheduler.recycle(worker, slot) {
-            self.report(LaneFact::Drained(worker));
+            self.report(LaneEvent::Drained(worker));
         }
         self.dispatch(now);
     }
 
-    pub(crate) fn died(&mut self, worker: WorkerId, now: Timestamp) {
+    pub(crate) fn remove_dead(&mut self, worker: WorkerId, now: Timestamp) {
         if self.is_idle(worker) {
-            self.went_idle.truncate(WENT - 1);
-            self.went_idle.push_front(worker);
+            self.idle_ended.truncate(MAX_IDLE_ENDED - 1);
+            self.idle_ended.push_front(worker);
         }
         self.condemn(worker, now);
         self.scheduler.detach(worker);
         self.links.retain(|link| link.worker != worker);
-        self.report(LaneFact::Gone(worker));
+        self.report(LaneEvent::Gone(worker));
     }
 
-    /// For a worker that is gone: whether it had nothing to do then, as far as is remembered.
+    /// Returns whether the worker is idle. For an ended worker it returns whether the worker was
+    /// idle then, if that is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
-        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::executes_nothing)
+        self.scheduler.lane(worker).map_or(self.idle_ended.contains(&worker), PipelineLane::is_idle)
     }
 
-    /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
-    /// may, tried again; the requests behind them are tried again without blame. Nothing more is
-    /// sent to the worker.
+    /// Treats a worker as dead. The requests that it executed are blamed and tried again if they
+    /// may; the requests behind them are tried again without blame. Nothing more is sent to the
+    /// worker.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
-        let Abandoned { executing, behind } = self.take_back(worker);
-        [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
+        let AbandonedRequests { executing, behind } = self.take_back(worker);
+        [&executing, &behind]
+            .into_iter()
+            .for_each(|requests| trace_event::record_loss(requests, LostReason::Died, now));
         if served || !(executing.is_empty() && behind.is_empty()) {
-            self.scheduler.disturbed();
+            self.scheduler.record_disturbance();
         }
         self.put_back(behind, now);
-        let again = self.blamed(executing, now);
+        let again = self.blame(executing, now);
         self.put_back(again, now);
         self.dispatch(now);
     }
 
-    /// The worker may still read the memory of its requests, which stays taken.
-    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Pending> {
+    /// Takes a worker's requests back. Their memory stays reserved, because the worker may still
+    /// read it.
+    pub(crate) fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<Shapes, PendingRequest> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
         if let Some((link, lane)) = link.zip(scheduler.lane(worker)) {
@@ -277,20 +299,21 @@ impl State {
         scheduler.take_back(worker)
     }
 
-    /// Counts a death against requests that were executing; returns the requests to try again.
-    pub(crate) fn blamed(&mut self, requests: Vec<Waiting>, now: Timestamp) -> Vec<Waiting> {
+    /// Counts a death against requests that were executing. Returns the requests to try again.
+    pub(crate) fn blame(&mut self, requests: Vec<WaitingRequest>, now: Timestamp) -> Vec<WaitingRequest> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
             if request.item.stream.is_some() {
-                if self.quarantine.died_in_step(&request.item.memory, now) {
-                    self.report(LaneFact::PoisonConfirmed);
+                if self.quarantine.record_death_in_step(&request.item.memory, now) {
+                    self.report(LaneEvent::PoisonConfirmed);
                 }
                 self.fail(request, died_in_step(), now);
                 continue;
             }
             request.item.deaths += 1;
-            // Else others would kill workers before this one has proved anything.
+            // A suspect runs first, so that no other request kills workers before this one is
+            // proven.
             request.level = SUSPECT_LEVEL;
             match blame::after_death(request.item.deaths, was_alone) {
                 blame::Blame::Again => again.push(request),
@@ -300,18 +323,18 @@ impl State {
                 }
                 blame::Blame::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
-                    self.report(LaneFact::PoisonConfirmed);
+                    self.report(LaneEvent::PoisonConfirmed);
                     self.quarantine(&request.item.memory, now);
-                    self.fail(request, Failure::Internal(why), now);
+                    self.fail(request, RequestFailure::Internal(why), now);
                 }
             }
         }
         again
     }
 
-    /// Equal requests that wait are refused with it.
+    /// Puts inputs into quarantine, and refuses equal requests that wait.
     fn quarantine(&mut self, inputs: &Reservation, now: Timestamp) {
-        self.quarantine.proved(inputs, now);
+        self.quarantine.add(inputs, now);
         let Self { scheduler, quarantine, .. } = self;
         let mut pause = Duration::ZERO;
         let equal = scheduler.take_if(|item| match quarantine.admit(&item.memory, now) {
@@ -326,16 +349,17 @@ impl State {
         }
     }
 
-    /// Requests that failed together are tried one by one, so that only the guilty request fails.
-    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>, now: Timestamp) {
+    /// Queues requests that failed together to run one by one, so that only the request at fault
+    /// fails.
+    pub(crate) fn try_alone(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for request in &mut requests {
             request.alone = true;
         }
         self.put_back(requests, now);
     }
 
-    /// Has requests that ran without an answer wait again, unless the model is shut.
-    pub(crate) fn put_back(&mut self, mut requests: Vec<Waiting>, now: Timestamp) {
+    /// Queues requests again that ran without an answer, unless the model is shut.
+    pub(crate) fn put_back(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
             self.fail(step, broken_off(), now);
         }
@@ -344,65 +368,66 @@ impl State {
             return self.refuse(requests, &why, now);
         }
         self.stats.counts.retried += requests.len() as u64;
-        note::queued(&requests, now);
+        trace_event::record_queued(&requests, now);
         self.scheduler.put_back(requests, now);
     }
 
-    pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Timestamp) {
+    pub(crate) fn fail(&mut self, request: WaitingRequest, failure: RequestFailure, now: Timestamp) {
         if request.item.stream.is_some() {
             self.stats.totals.streams_failed += 1;
         } else if request.item.claim.take() {
             let waited = now.since(request.arrived);
             match failure {
-                Failure::Invalid(_) => self.stats.invalid(waited),
-                _ => self.stats.failed(waited, now),
+                RequestFailure::Invalid(_) => self.stats.count_invalid(waited),
+                _ => self.stats.count_failure(waited, now),
             }
         }
         reply(request, Err(failure));
     }
 
-    /// Turns requests away that were accepted, as the model serves no more.
-    pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Timestamp) {
+    /// Refuses accepted requests because the model no longer serves.
+    pub(crate) fn refuse(&mut self, requests: Vec<WaitingRequest>, why: &str, now: Timestamp) {
         for request in requests {
-            note::refused(request.item.journal.as_ref(), Refusal::NotReady);
+            trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::NotReady);
             if request.item.claim.take() {
-                self.stats.rejected(Refusal::NotReady, now.since(request.arrived), now);
+                self.stats.count_refusal(CountedRefusal::NotReady, now.since(request.arrived), now);
             }
-            reply(request, Err(Failure::Unavailable(why.to_owned())));
+            reply(request, Err(RequestFailure::Unavailable(why.to_owned())));
         }
     }
 
-    /// Never waits.
-    pub(crate) fn report(&self, fact: LaneFact) {
-        // As a model goes, its controller does so before the last of its lanes.
-        if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
+    /// Reports an event to the controller without blocking.
+    pub(crate) fn report(&self, event: LaneEvent) {
+        // A closed channel needs no report: when a model is removed, its controller ends before its
+        // last lane.
+        if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
             tracing::error!(
-                ?fact,
+                ?event,
                 "dropping an event of a lane, because the model's controller is far behind"
             );
         }
     }
 
-    pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
+    pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut WorkerLink> {
         self.links.iter_mut().find(|link| link.worker == worker)
     }
 }
 
-fn quarantined(pause: Duration) -> Failure {
-    Failure::Internal(format!(
+fn quarantined(pause: Duration) -> RequestFailure {
+    RequestFailure::Internal(format!(
         "workers died executing these inputs, so the server refuses them; try again after {} s at the earliest",
         pause.as_secs() + 1
     ))
 }
 
-fn too_late(model: &str, request: &Waiting) -> Failure {
+fn too_late(model: &str, request: &WaitingRequest) -> RequestFailure {
     let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
-    Failure::Unavailable(format!(
+    RequestFailure::Unavailable(format!(
         "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the current load"
     ))
 }
 
-/// A client that went away is no matter.
-pub(crate) fn reply(request: Waiting, outcome: Result<Given, Failure>) {
-    drop(request.item.reply.send(outcome));
+/// Sends the outcome of a request to its client. If the client has disconnected, nobody needs it.
+pub(crate) fn reply(request: WaitingRequest, outcome: Result<WorkerAnswer, RequestFailure>) {
+    drop(request.item.reply_tx.send(outcome));
 }

@@ -1,4 +1,4 @@
-//! Counts and latencies of one model.
+//! The counts and latencies of one model.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,52 +7,53 @@ use hdrhistogram::Histogram;
 use shadowslice_config::Slo;
 use shadowslice_shared::units::Timestamp;
 
-use super::counts::{Counts, Refusal};
-use super::durations::Spent;
+use super::counts::{CountedRefusal, RequestCounts};
+use super::durations::RequestTimes;
 use super::load::LoadMeter;
 use super::rates::{End, RateMeter};
 use super::totals::Totals;
 
-/// How long a window of latencies lasts; percentiles cover one to two windows.
+/// The length of a window of latencies; percentiles cover one to two windows.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Over which a rate is taken at least.
+/// The shortest period over which a rate is taken.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The longest latency told apart, in microseconds: an hour.
+/// The longest latency in the histograms, in µs: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// Over the last minute or two.
+/// The latencies over the last one to two minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latencies {
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// The SLO's percentile, in ms; `None` if no request was answered.
+    /// The latency at the SLO's percentile, in ms; `None` if no request was answered.
     pub slo_percentile_ms: Option<f64>,
-    /// Answered within the SLO / offered; 1 when nothing was offered.
+    /// The requests answered within the SLO, as a part of all offered requests; 1 if none were
+    /// offered.
     pub attainment: f64,
-    /// Offered, in requests each second.
+    /// The offered requests per second.
     pub rate: f64,
 }
 
-/// Of the requests answered since the last look, in ms.
+/// The latencies of the requests answered since the previous read, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look {
+pub struct RecentLatencies {
     pub p50_ms: f64,
     pub p99_ms: f64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Stats {
-    pub(crate) counts: Counts,
+    pub(crate) counts: RequestCounts,
     pub(crate) totals: Totals,
     pub(crate) slo: Slo,
-    /// The windows' starts; the previous one's is the current one's while there is none.
+    /// The start of the previous window; the start of the current one at first.
     previous_began: Timestamp,
     began: Timestamp,
     current: Window,
     previous: Window,
-    /// Since the last look.
+    /// The latencies since the previous read.
     unseen_us: Histogram<u32>,
     pub(super) load: LoadMeter,
     pub(super) rates: RateMeter,
@@ -84,7 +85,7 @@ fn histogram() -> Histogram<u32> {
 impl Stats {
     pub(crate) fn new(slo: Slo, now: Timestamp) -> Self {
         Self {
-            counts: Counts::default(),
+            counts: RequestCounts::default(),
             totals: Totals::default(),
             slo,
             previous_began: now,
@@ -97,11 +98,11 @@ impl Stats {
         }
     }
 
-    pub(crate) fn succeeded(&mut self, spent: &Spent, now: Timestamp) {
+    pub(crate) fn count_success(&mut self, spent: &RequestTimes, now: Timestamp) {
         let latency = spent.latency;
         self.counts.succeeded += 1;
-        self.totals.answered(spent);
-        self.load.answered(latency, self.slo.latency, now);
+        self.totals.add_answer(spent);
+        self.load.count_answer(latency, self.slo.latency, now);
         self.rates.count(End::Other, now);
         let in_time = latency <= self.slo.latency;
         let us = u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US);
@@ -115,33 +116,33 @@ impl Stats {
         }
     }
 
-    /// A request was accepted and failed, `waited` after it came.
-    pub(crate) fn failed(&mut self, waited: Duration, now: Timestamp) {
+    /// Counts an accepted request that failed, `waited` after its arrival.
+    pub(crate) fn count_failure(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);
         self.totals.fail.add(waited);
-        self.load.failed(now);
+        self.load.count_error(now);
         self.window(now).offered += 1;
     }
 
-    pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Timestamp) {
+    pub(crate) fn count_refusal(&mut self, why: CountedRefusal, waited: Duration, now: Timestamp) {
         self.counts.refuse(why);
         self.rates.count(End::Refused, now);
         self.totals.fail.add(waited);
-        if why != Refusal::TooLarge {
-            self.load.failed(now);
+        if why != CountedRefusal::TooLarge {
+            self.load.count_error(now);
             self.window(now).offered += 1;
         }
     }
 
-    /// A request was accepted, and is at fault itself: no SLO covers it.
-    pub(crate) fn invalid(&mut self, waited: Duration) {
+    /// Counts an accepted request that is invalid, so that no SLO covers it.
+    pub(crate) fn count_invalid(&mut self, waited: Duration) {
         self.counts.invalid += 1;
         self.totals.fail.add(waited);
     }
 
-    /// A client gave its request up: a miss if that was after its SLO.
-    pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
+    /// Counts a request that its client cancelled. It is a miss if the SLO had passed.
+    pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         self.counts.cancelled += 1;
         self.rates.count(End::Other, now);
         self.totals.fail.add(waited);
@@ -153,7 +154,7 @@ impl Stats {
     pub(crate) fn latencies(&mut self, now: Timestamp) -> Latencies {
         self.window(now);
         let (current, previous) = (&self.current.latency_us, &self.previous.latency_us);
-        // Most models are idle most of the time, and histograms are large.
+        // Most models are idle most of the time, and a merge of histograms is expensive.
         let both = match (current.is_empty(), previous.is_empty()) {
             (true, _) => Cow::Borrowed(previous),
             (_, true) => Cow::Borrowed(current),
@@ -175,15 +176,15 @@ impl Stats {
         }
     }
 
-    /// `None` if no request was answered since the last look.
-    pub(crate) fn look(&mut self) -> Option<Look> {
+    /// Returns the latencies since the previous call; `None` if no request was answered since.
+    pub(crate) fn take_recent_latencies(&mut self) -> Option<RecentLatencies> {
         if self.unseen_us.is_empty() {
             return None;
         }
         let ms = |quantile| self.unseen_us.value_at_quantile(quantile) as f64 / 1e3;
-        let look = Look { p50_ms: ms(0.5), p99_ms: ms(0.99) };
+        let recent = RecentLatencies { p50_ms: ms(0.5), p99_ms: ms(0.99) };
         self.unseen_us.reset();
-        Some(look)
+        Some(recent)
     }
 
     fn window(&mut self, now: Timestamp) -> &mut Window {
@@ -211,10 +212,10 @@ mod tests {
         Timestamp::after_origin(Duration::from_secs(seconds))
     }
 
-    fn answered_after(ms: u64) -> Spent {
-        Spent {
+    fn answered_after(ms: u64) -> RequestTimes {
+        RequestTimes {
             latency: Duration::from_millis(ms),
-            coming: Duration::ZERO,
+            receiving: Duration::ZERO,
             until_sent: Duration::from_millis(2),
             copy_in: Duration::ZERO,
             execution: Duration::from_millis(5),
@@ -224,74 +225,77 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_does_not_wait_for_a_late_answer_hides_no_miss() {
+    fn a_client_that_cancels_a_late_request_does_not_hide_the_miss() {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;
-        stats.failed(ms(15), at(1));
-        stats.cancelled(ms(20), at(1));
-        stats.cancelled(ms(19), at(1));
-        stats.succeeded(&answered_after(10), at(1));
+        stats.count_failure(ms(15), at(1));
+        stats.count_cancellation(ms(20), at(1));
+        stats.count_cancellation(ms(19), at(1));
+        stats.count_success(&answered_after(10), at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0 / 3.0);
         assert_eq!((stats.counts.failed, stats.counts.cancelled), (1, 2));
     }
 
     #[test]
-    fn requests_at_fault_themselves_are_no_misses() {
+    fn invalid_requests_are_not_misses() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
-        stats.succeeded(&answered_after(10), at(1));
-        stats.invalid(Duration::from_millis(30));
-        stats.rejected(Refusal::TooLarge, Duration::ZERO, at(1));
+        stats.count_success(&answered_after(10), at(1));
+        stats.count_invalid(Duration::from_millis(30));
+        stats.count_refusal(CountedRefusal::TooLarge, Duration::ZERO, at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0);
         assert_eq!((stats.counts.invalid, stats.counts.failed, stats.counts.rejected), (2, 0, 0));
         assert_eq!(stats.totals.fail.count, 2);
     }
 
     #[test]
-    fn a_look_sees_what_was_answered_since_the_look_before() {
+    fn recent_latencies_cover_the_answers_since_the_previous_read() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
-        assert_eq!(stats.look(), None);
-        (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
-        stats.succeeded(&answered_after(300), at(1));
-        let near = |look: Look, p50: f64, p99: f64| {
-            assert!((look.p50_ms / p50 - 1.0).abs() < 0.01 && (look.p99_ms / p99 - 1.0).abs() < 0.01);
+        assert_eq!(stats.take_recent_latencies(), None);
+        (0..99).for_each(|_| stats.count_success(&answered_after(10), at(1)));
+        stats.count_success(&answered_after(300), at(1));
+        let near = |take_recent_latencies: RecentLatencies, p50: f64, p99: f64| {
+            assert!(
+                (take_recent_latencies.p50_ms / p50 - 1.0).abs() < 0.01
+                    && (take_recent_latencies.p99_ms / p99 - 1.0).abs() < 0.01
+            );
         };
-        near(stats.look().unwrap(), 10.0, 10.0);
-        stats.succeeded(&answered_after(300), at(2));
-        near(stats.look().unwrap(), 300.0, 300.0);
-        assert_eq!(stats.look(), None);
+        near(stats.take_recent_latencies().unwrap(), 10.0, 10.0);
+        stats.count_success(&answered_after(300), at(2));
+        near(stats.take_recent_latencies().unwrap(), 300.0, 300.0);
+        assert_eq!(stats.take_recent_latencies(), None);
     }
 
     #[test]
-    fn the_rate_is_over_as_long_as_it_is_known_and_forgets_old_windows() {
+    fn the_rate_covers_the_known_time_and_forgets_old_windows() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
-        stats.succeeded(&answered_after(10), at(10));
-        assert_eq!(stats.latencies(at(10)).rate, 1.0, "a moment is no time to take it over");
-        stats.rejected(Refusal::Late, Duration::ZERO, at(11));
+        stats.count_success(&answered_after(10), at(10));
+        assert_eq!(stats.latencies(at(10)).rate, 1.0, "a rate covers a second at least");
+        stats.count_refusal(CountedRefusal::Late, Duration::ZERO, at(11));
         assert_eq!(stats.latencies(at(14)).rate, 0.5);
-        stats.failed(Duration::ZERO, at(90));
+        stats.count_failure(Duration::ZERO, at(90));
         assert_eq!(stats.latencies(at(90)).rate, 3.0 / 80.0);
         assert_eq!(stats.latencies(at(160)).rate, 1.0 / 70.0, "the first window is gone");
         assert_eq!(stats.latencies(at(400)).rate, 0.0);
     }
 
     #[test]
-    fn attainment_counts_what_was_refused_and_forgets_old_windows() {
+    fn attainment_counts_refused_requests_and_forgets_old_windows() {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
         assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);
-        stats.succeeded(&answered_after(10), at(1));
-        stats.succeeded(&answered_after(30), at(1));
-        stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
-        stats.failed(Duration::from_millis(7), at(2));
-        stats.rejected(Refusal::Late, Duration::ZERO, at(2));
-        stats.cancelled(Duration::from_millis(1), at(2));
+        stats.count_success(&answered_after(10), at(1));
+        stats.count_success(&answered_after(30), at(1));
+        stats.count_refusal(CountedRefusal::Late, Duration::from_millis(5), at(2));
+        stats.count_failure(Duration::from_millis(7), at(2));
+        stats.count_refusal(CountedRefusal::Late, Duration::ZERO, at(2));
+        stats.count_cancellation(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.totals.fail, Total { count: 4, time: Duration::from_millis(13) });
         let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();
         assert!((slow - 30.0).abs() < 0.5, "{slow}");
-        stats.succeeded(&answered_after(10), at(70));
+        stats.count_success(&answered_after(10), at(70));
         assert_eq!(stats.latencies(at(70)).attainment, 2.0 / 6.0);
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));

@@ -1,14 +1,14 @@
 //! Streams: models that give many answers to a request, one after the other.
 //!
-//! The request's first answer comes as any answer does, and opens the stream in the worker. From then
-//! on each further answer is asked for, by a step in the place of a batch: so streams take turns with
-//! each other, a client that reads slowly holds nobody up, and a change of share takes effect with the
-//! next answer. A hand-over lets the old worker's streams end there.
+//! The request's first answer arrives like any answer, and opens the stream in the worker. Each
+//! further answer is requested by a step, which is scheduled like a batch. So streams take turns, a
+//! slow reader delays no other client, and a change of share takes effect with the next answer. A
+//! hand-over ends the streams of the previous worker.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::Entry;
+use shadowslice_policy::scheduler::QueuedRequest;
 use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 use tokio::sync::oneshot;
@@ -16,37 +16,39 @@ use tokio::sync::oneshot;
 use super::Pipeline;
 use super::claim::{Claim, stopping};
 use super::delivery::Delivery;
-use super::facts::LaneFact;
+use super::lane_events::LaneEvent;
 use super::memory::Reservation;
-use super::pending::Pending;
-use super::request::{Coming, Failure, Input, Output, RequestOptions};
-use crate::relay::Onward;
-use crate::router::Guest;
+use super::pending::PendingRequest;
+use super::request::{RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput};
+use crate::relay::RelayedStream;
+use crate::router::RouteHold;
 
-/// What a worker gave.
+/// An answer of a worker to one request.
 #[derive(Debug)]
-pub(crate) struct Given {
-    pub(crate) outputs: Vec<Output>,
-    pub(crate) then: Then,
+pub(crate) struct WorkerAnswer {
+    pub(crate) outputs: Vec<RequestOutput>,
+    pub(crate) then: Continuation,
     pub(crate) delivery: Delivery,
 }
 
+/// The continuation after an answer.
 #[derive(Debug)]
-pub(crate) enum Then {
-    /// It was the only answer, or is the end of a stream and has no outputs.
+pub(crate) enum Continuation {
+    /// It was the only answer, or the end of a stream, which has no outputs.
     End,
+    /// The first answer of a stream.
     Opened(OpenStream),
     More,
 }
 
-/// A stream in a worker, which is closed there when this is dropped.
+/// A stream that is open in a worker. Dropping this closes the stream there.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) worker: WorkerId,
-    /// The id of the batch that began it.
+    /// The id of the batch that opened it.
     pub(crate) id: u64,
-    /// The request's.
+    /// The inputs of the request.
     pub(crate) inputs: Arc<Reservation>,
 }
 
@@ -57,47 +59,52 @@ impl Drop for OpenStream {
             if let Some(link) = state.link_mut(self.worker) {
                 link.command(Command::Close(self.id));
             }
-            if state.scheduler.closed(self.worker) {
-                state.report(LaneFact::Drained(self.worker));
+            if state.scheduler.close_stream(self.worker) {
+                state.report(LaneEvent::Drained(self.worker));
             }
-            // Another may begin in its place.
+            // A waiting request may now open a stream.
             state.dispatch(now);
         });
     }
 }
 
-/// The answers to a request. Dropping them gives up those that have not come.
+/// The answers to a request. Dropping them cancels the answers that have not arrived.
 #[derive(Debug)]
 pub struct Answers {
-    first: Option<Vec<Output>>,
+    first: Option<Vec<RequestOutput>>,
     /// The delivery of the first answer.
     delivery: Delivery,
-    rest: Rest,
-    /// So that the model's workers stay until the stream ends.
-    guest: Option<Guest>,
+    rest: FurtherAnswers,
+    /// The hold that keeps the model's workers until the stream ends.
+    route_hold: Option<RouteHold>,
 }
 
-/// Where further answers come from.
+/// The source of further answers.
 #[derive(Debug)]
-enum Rest {
-    /// There are none.
+enum FurtherAnswers {
+    /// There are no further answers.
     None,
+    /// The answers come from a worker of this supervisor.
     Here(OpenStream, RequestOptions),
-    /// Another supervisor's worker.
-    Relayed(Onward),
+    /// The answers come from another supervisor's worker.
+    Relayed(RelayedStream),
 }
 
 impl Answers {
-    /// `onward`: if it is a stream that goes on; `None` for its end, and for a model that gives one
-    /// answer to a request.
-    pub(crate) fn relayed(first: Vec<Output>, onward: Option<Onward>, streams: bool) -> Self {
-        let first = (onward.is_some() || !streams).then_some(first);
-        let rest = onward.map_or(Rest::None, Rest::Relayed);
-        Self { first, delivery: Delivery::default(), rest, guest: None }
+    /// Creates the answers to a relayed request. `further` is a stream that continues; `None` at
+    /// its end, and for a model that gives one answer.
+    pub(crate) fn from_relay(
+        first: Vec<RequestOutput>,
+        further: Option<RelayedStream>,
+        streams: bool,
+    ) -> Self {
+        let first = (further.is_some() || !streams).then_some(first);
+        let rest = further.map_or(FurtherAnswers::None, FurtherAnswers::Relayed);
+        Self { first, delivery: Delivery::default(), rest, route_hold: None }
     }
 
-    pub(crate) fn held(self, guest: Guest) -> Self {
-        Self { guest: Some(guest), ..self }
+    pub(crate) fn with_hold(self, route_hold: RouteHold) -> Self {
+        Self { route_hold: Some(route_hold), ..self }
     }
 
     /// Returns the delivery of the last answer. Only the first answer of a request counts.
@@ -105,42 +112,42 @@ impl Answers {
         std::mem::take(&mut self.delivery)
     }
 
-    /// `None` after the last one, and after a failure.
-    pub async fn next(&mut self) -> Option<Result<Vec<Output>, Failure>> {
+    /// Returns the next answer; `None` after the last one, and after a failure.
+    pub async fn next(&mut self) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
         }
         let next = match &mut self.rest {
-            Rest::None => return None,
-            Rest::Here(open, terms) => open.next(*terms).await,
-            Rest::Relayed(onward) => onward.next().await,
+            FurtherAnswers::None => return None,
+            FurtherAnswers::Here(open, options) => open.next(*options).await,
+            FurtherAnswers::Relayed(stream) => stream.next().await,
         };
         if !matches!(next, Some(Ok(_))) {
-            (self.rest, self.guest) = (Rest::None, None);
+            (self.rest, self.route_hold) = (FurtherAnswers::None, None);
         }
         next
     }
 }
 
 impl OpenStream {
-    async fn next(&self, terms: RequestOptions) -> Option<Result<Vec<Output>, Failure>> {
-        match self.step(terms).await {
-            Ok(Given { outputs, then: Then::More, .. }) => Some(Ok(outputs)),
+    async fn next(&self, options: RequestOptions) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
+        match self.step(options).await {
+            Ok(WorkerAnswer { outputs, then: Continuation::More, .. }) => Some(Ok(outputs)),
             Ok(_) => None,
             Err(failure) => Some(Err(failure)),
         }
     }
 
-    async fn step(&self, terms: RequestOptions) -> Result<Given, Failure> {
+    async fn step(&self, options: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
         let Self { ref pipeline, worker, id, ref inputs } = *self;
-        let (reply, answer) = oneshot::channel();
-        let given_up = GivenUp(Claim::default());
+        let (reply_tx, reply_rx) = oneshot::channel();
+        let guard = StepGuard(Claim::default());
         let now = pipeline.now();
         pipeline.change(|state| {
-            let item = Pending {
+            let item = PendingRequest {
                 memory: Arc::clone(inputs),
-                reply,
-                claim: given_up.0.clone(),
+                reply_tx,
+                claim: guard.0.clone(),
                 received: now,
                 copy_in: Duration::ZERO,
                 deaths: 0,
@@ -148,68 +155,71 @@ impl OpenStream {
                 stream: Some(id),
             };
             let deadline = now + state.scheduler.slo();
-            let step = Entry {
+            let step = QueuedRequest {
                 shape: Vec::new().into(),
                 rows: 1,
                 arrived: now,
                 deadline,
-                level: terms.level(),
+                level: options.level(),
                 alone: true,
                 item,
             };
-            if state.scheduler.step(worker, step).is_err() {
+            if state.scheduler.queue_step(worker, step).is_err() {
                 state.stats.totals.streams_failed += 1;
                 return Err(broken_off());
             }
             state.dispatch(now);
             Ok(())
         })?;
-        answer.await.unwrap_or_else(|_| stopping())
+        reply_rx.await.unwrap_or_else(|_| stopping())
     }
 }
 
-/// So that a step that waits for its turn, and whose client has gone, does not get it.
-struct GivenUp(Claim);
+/// A step whose claim is taken on drop, so that it does not run after its client has disconnected.
+struct StepGuard(Claim);
 
-impl Drop for GivenUp {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         self.0.take();
     }
 }
 
-/// Of a stream in whose step its worker died.
-pub(crate) fn died_in_step() -> Failure {
+/// Returns the failure of a stream whose worker died in a step.
+pub(crate) fn died_in_step() -> RequestFailure {
     let why = "the worker died while computing this stream's next answer; the server refuses inputs that cause this again";
-    Failure::Unavailable(why.to_owned())
+    RequestFailure::Unavailable(why.to_owned())
 }
 
-/// Of a stream whose worker cannot go on: another worker could not either.
-pub(crate) fn broken_off() -> Failure {
-    Failure::Unavailable("the worker of this stream has exited; send the request again".to_owned())
+/// Returns the failure of a stream whose worker cannot continue. No other worker could continue it
+/// either.
+pub(crate) fn broken_off() -> RequestFailure {
+    RequestFailure::Unavailable("the worker of this stream has exited; send the request again".to_owned())
 }
 
 impl Pipeline {
-    /// As [`Self::infer`], for all models: those that do not stream give one answer. It returns when
-    /// the first is there.
+    /// Runs a request of any model, like [`Self::infer`], and returns when the first answer is
+    /// there. A model that does not stream gives one answer.
     pub async fn stream(
         &self,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<Answers, Failure> {
-        let Given { outputs, then, mut delivery } = self.ask(inputs, terms, coming).await?;
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        arrival: RequestArrival,
+    ) -> Result<Answers, RequestFailure> {
+        let WorkerAnswer { outputs, then, mut delivery } = self.submit(inputs, options, arrival).await?;
         let (first, rest) = match then {
-            Then::Opened(open) => (Some(outputs), Rest::Here(open, terms)),
-            // The end of a stream carries no answer, so nothing will be written.
-            Then::End | Then::More => ((!self.streams()).then_some(outputs), Rest::None),
+            Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, options)),
+            // The end of a stream has no answer, so nothing will be written.
+            Continuation::End | Continuation::More => {
+                ((!self.streams()).then_some(outputs), FurtherAnswers::None)
+            }
         };
         if first.is_none() {
-            delivery.written();
+            delivery.mark_written();
         }
-        Ok(Answers { first, delivery, rest, guest: None })
+        Ok(Answers { first, delivery, rest, route_hold: None })
     }
 
-    /// Whether the model gives many answers to a request.
+    /// Returns whether the model gives many answers to a request.
     pub fn streams(&self) -> bool {
         self.metadata().is_some_and(|model| model.streams.is_some())
     }

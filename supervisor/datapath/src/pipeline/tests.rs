@@ -1,14 +1,15 @@
-//! A pipeline with workers played by the test: honest workers, lying workers and dying workers.
+//! Tests of a pipeline with simulated workers: honest, faulty and dying ones.
 
+mod admission;
 mod blocked;
 mod bounds;
-mod counted;
 mod delivery;
-mod doors;
+mod ended;
 mod hangs;
 mod journal;
+mod misses;
+mod request_options;
 mod streams;
-mod terms;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
-use shadowslice_policy::sharing::Door;
+use shadowslice_policy::sharing::AdmissionPolicy;
 use shadowslice_shared::batch::{
     self, Answer, Batch, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, Prepared,
     RunFailure,
@@ -34,7 +35,7 @@ use self::delivery::written;
 use super::*;
 use crate::pipeline::BatchSocket;
 
-/// For how long the supervisor has run.
+/// The time since the supervisor's start.
 const UPTIME: Duration = Duration::from_secs(30);
 
 const SLAB_BYTES: u64 = 4096;
@@ -47,7 +48,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// The next command. Blocks, so on a thread that may.
+    /// Receives the next command, on a thread that may block.
     async fn command(&self) -> Command {
         let socket = self.socket.try_clone().unwrap();
         let received = tokio::task::spawn_blocking(move || {
@@ -58,7 +59,7 @@ impl Actor {
         tokio::time::timeout(Duration::from_secs(10), received).await.unwrap().unwrap()
     }
 
-    /// The next command, which is a batch.
+    /// Receives the next command, which must be a batch.
     async fn batch(&self) -> Batch {
         match self.command().await {
             Command::Run(batch) => batch,
@@ -66,13 +67,13 @@ impl Actor {
         }
     }
 
-    fn say(&self, bytes: &[u8]) {
+    fn send_bytes(&self, bytes: &[u8]) {
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
     fn report(&self, report: &FromWorker) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
-        self.say(batch::encode(report, &mut message).unwrap());
+        self.send_bytes(batch::encode(report, &mut message).unwrap());
     }
 
     fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
@@ -87,8 +88,8 @@ impl Actor {
     }
 }
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> PipelineSettings {
+    PipelineSettings {
         name: "m".to_owned(),
         live: LiveSettings {
             slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
@@ -104,7 +105,7 @@ fn settings() -> Settings {
 
 struct Stage {
     pipeline: Arc<Pipeline>,
-    facts: mpsc::Receiver<LaneFact>,
+    events_rx: mpsc::Receiver<LaneEvent>,
 }
 
 impl Stage {
@@ -116,11 +117,11 @@ impl Stage {
         Self::with(|settings| settings.profile = profile)
     }
 
-    fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let (reporter, facts) = mpsc::channel(FACTS);
+    fn with(change: impl FnOnce(&mut PipelineSettings)) -> Self {
+        let (events_tx, events_rx) = mpsc::channel(EVENT_QUEUE_SIZE);
         let mut settings = settings();
         change(&mut settings);
-        let pipeline = Arc::new(Pipeline::new(settings, Clock::started(UPTIME), reporter).unwrap());
+        let pipeline = Arc::new(Pipeline::new(settings, Clock::started(UPTIME), events_tx).unwrap());
         let tensor =
             |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![-1, 1] };
         let metadata = Metadata {
@@ -134,10 +135,10 @@ impl Stage {
         };
         pipeline.describe(metadata).unwrap();
         pipeline.open();
-        Self { pipeline, facts }
+        Self { pipeline, events_rx }
     }
 
-    /// A worker on a lane of its own, routed to.
+    /// Attaches a worker on a new lane, and routes requests to it.
     fn enter(&self, worker: u64) -> Actor {
         self.enter_with(worker, Sms(10))
     }
@@ -146,12 +147,12 @@ impl Stage {
         self.enter_as(worker, sms, |_, _| ())
     }
 
-    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut Arrival, &BatchSocket)) -> Actor {
+    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut LaneWorker, &BatchSocket)) -> Actor {
         let (socket, theirs) = BatchSocket::pair().unwrap();
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let mut arrival = Arrival {
+        let mut lane_worker = LaneWorker {
             worker: WorkerId(worker),
             share: Percent::WHOLE,
             slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new(), max_rows: None },
@@ -160,54 +161,63 @@ impl Stage {
             pads: false,
             occupancy: Occupancy::new(true),
         };
-        change(&mut arrival, &socket);
+        change(&mut lane_worker, &socket);
         let reader =
-            LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
+            LaneReader::attach(Arc::clone(&self.pipeline), metadata, lane_worker, (Arc::new(socket), slab));
         tokio::spawn(reader.run());
         self.pipeline.route(Some(WorkerId(worker)));
         actor
     }
 
-    fn ask(&self) -> JoinHandle<Result<Vec<Output>, Failure>> {
-        self.ask_with(Bytes::from_static(&[1, 0, 0, 0]))
+    fn request(&self) -> JoinHandle<Result<Vec<RequestOutput>, RequestFailure>> {
+        self.request_with(Bytes::from_static(&[1, 0, 0, 0]))
     }
 
-    fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
+    fn request_with(&self, data: Bytes) -> JoinHandle<Result<Vec<RequestOutput>, RequestFailure>> {
         let pipeline = Arc::clone(&self.pipeline);
-        let input = Input { shape: vec![1, 1], data: data.into() };
+        let input = RequestInput { shape: vec![1, 1], data: data.into() };
         tokio::spawn(async move {
-            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await.map(written)
+            pipeline
+                .infer(vec![input], RequestOptions::default(), RequestArrival::now(None))
+                .await
+                .map(written)
         })
     }
 
-    /// Waits until so many requests wait and so many are in flight.
+    /// Returns the numbers of queued requests and of requests in flight.
+    fn pending(&self) -> (usize, usize) {
+        let report = self.pipeline.report();
+        (report.queued, report.in_flight)
+    }
+
+    /// Waits until `pending` requests are queued and in flight.
     async fn until(&self, pending: (usize, usize)) {
-        while self.pipeline.report().pending != pending {
+        while self.pending() != pending {
             tokio::task::yield_now().await;
         }
     }
 
-    async fn fact(&mut self) -> LaneFact {
-        tokio::time::timeout(Duration::from_secs(10), self.facts.recv()).await.unwrap().unwrap()
+    async fn event(&mut self) -> LaneEvent {
+        tokio::time::timeout(Duration::from_secs(10), self.events_rx.recv()).await.unwrap().unwrap()
     }
 }
 
-/// Has its alarms heard.
+/// Runs the pipeline's alarms.
 fn watch(stage: &Stage) -> JoinHandle<()> {
     let pipeline = Arc::clone(&stage.pipeline);
     tokio::spawn(async move { pipeline.watch().await })
 }
 
-fn good() -> Vec<Output> {
-    vec![Output { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
+fn good() -> Vec<RequestOutput> {
+    vec![RequestOutput { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
 }
 
 #[tokio::test]
-async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another() {
+async fn invalid_answers_are_rejected_and_their_requests_are_served_by_another_worker() {
     let part = |offset, len| vec![Extent { offset, len }];
     let output = |shape: &[i64], parts| Ok(vec![WireOutput { shape: shape.to_vec(), parts }]);
     let beyond = "lies outside its slab: 4 bytes at";
-    let lies: Vec<(Result<Vec<WireOutput>, RunFailure>, &str)> = vec![
+    let invalid_answers: Vec<(Result<Vec<WireOutput>, RunFailure>, &str)> = vec![
         (Ok(vec![]), "0 outputs"),
         (output(&[1], vec![]), "0 parts"),
         (output(&[1], part(SLAB_BYTES - 2, 4)), beyond),
@@ -216,42 +226,42 @@ async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another
         (output(&[-1], part(0, 4)), "does not have 4 bytes"),
         (output(&[i64::MAX, i64::MAX], part(0, 4)), "does not have 4 bytes"),
     ];
-    for (lie, wrong) in lies {
+    for (invalid, wrong) in invalid_answers {
         let mut stage = Stage::new();
-        let liar = stage.enter(1);
-        let asked = stage.ask();
-        let batch = liar.batch().await;
-        liar.answer(batch.id, lie.clone());
-        let fact = stage.fact().await;
+        let faulty = stage.enter(1);
+        let reply = stage.request();
+        let batch = faulty.batch().await;
+        faulty.answer(batch.id, invalid.clone());
+        let event = stage.event().await;
         assert!(
-            matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)),
-            "{lie:?}: {fact:?}"
+            matches!(&event, LaneEvent::Broken(WorkerId(1), why) if why.contains(wrong)),
+            "{invalid:?}: {event:?}"
         );
         let honest = stage.enter(2);
         honest.answer_well(&honest.batch().await);
-        assert_eq!(asked.await.unwrap(), Ok(good()), "{lie:?}");
+        assert_eq!(reply.await.unwrap(), Ok(good()), "{invalid:?}");
     }
 }
 
 #[tokio::test]
-async fn nonsense_and_answers_to_nothing_end_the_lane() {
+async fn undecodable_messages_and_answers_to_unknown_batches_end_the_lane() {
     for nonsense in [true, false] {
         let mut stage = Stage::new();
         let worker = stage.enter(1);
-        let asked = stage.ask();
+        let reply = stage.request();
         let batch = worker.batch().await;
         let wrong = if nonsense {
-            worker.say(&[0xff; 100]);
+            worker.send_bytes(&[0xff; 100]);
             "could not be understood: "
         } else {
             worker.answer(batch.id + 1, Ok(vec![]));
             "which was not sent to it"
         };
-        let fact = stage.fact().await;
-        assert!(matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)), "{fact:?}");
+        let event = stage.event().await;
+        assert!(matches!(&event, LaneEvent::Broken(WorkerId(1), why) if why.contains(wrong)), "{event:?}");
         let next = stage.enter(2);
         next.answer_well(&next.batch().await);
-        assert_eq!(asked.await.unwrap(), Ok(good()));
+        assert_eq!(reply.await.unwrap(), Ok(good()));
     }
 }
 
@@ -259,12 +269,12 @@ async fn nonsense_and_answers_to_nothing_end_the_lane() {
 async fn requests_fail_at_the_third_death_and_only_alone() {
     let stage = Stage::new();
     let first = stage.enter(1);
-    let alone = stage.ask();
+    let alone = stage.request();
     assert_eq!(first.batch().await.requests.len(), 1);
-    let other = |content| stage.ask_with(Bytes::from_static(content));
+    let other = |content| stage.request_with(Bytes::from_static(content));
     let (two, three) = (other(&[2, 0, 0, 0]), other(&[3, 0, 0, 0]));
     stage.until((1, 2)).await;
-    // One request stands behind in the worker's socket, another waits: neither is blamed.
+    // One request waits in the worker's socket, another in the queue: neither is blamed.
     drop(first);
     stage.until((3, 0)).await;
     let second = stage.enter(2);
@@ -277,7 +287,7 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     drop(third);
     let failed = alone.await.unwrap();
     assert!(
-        matches!(failed, Err(Failure::Internal(ref why)) if why.contains("3 workers died")),
+        matches!(failed, Err(RequestFailure::Internal(ref why)) if why.contains("3 workers died")),
         "{failed:?}"
     );
     let last = stage.enter(4);
@@ -291,15 +301,17 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
 }
 
 #[tokio::test]
-async fn of_a_batch_that_the_engine_refuses_only_the_guilty_request_fails() {
+async fn only_the_request_at_fault_fails_if_the_engine_refuses_a_batch() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let first = stage.ask();
+    let first = stage.request();
     let running = worker.batch().await;
-    let behind = [stage.ask(), stage.ask(), stage.ask()];
+    let behind = [stage.request(), stage.request(), stage.request()];
     let refused = || Err(RunFailure::Engine("index out of range".to_owned()));
     worker.answer(running.id, refused());
-    assert!(matches!(first.await.unwrap(), Err(Failure::Internal(why)) if why.contains("out of range")));
+    assert!(
+        matches!(first.await.unwrap(), Err(RequestFailure::Internal(why)) if why.contains("out of range"))
+    );
     let mut served = 0;
     while served < 3 {
         let batch = worker.batch().await;
@@ -319,7 +331,7 @@ async fn of_a_batch_that_the_engine_refuses_only_the_guilty_request_fails() {
 async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     let mut stage = Stage::new();
     let worker = stage.enter(1);
-    let first = stage.ask();
+    let first = stage.request();
     let batch = worker.batch().await;
     assert_eq!(batch.groups, Groups::WHOLE);
     let groups = Groups::first(3);
@@ -327,19 +339,19 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     assert_eq!(worker.command().await, Command::Prepare(groups));
     let prepared = Prepared { groups, result: Ok(()) };
     worker.report(&FromWorker::Prepared(prepared.clone()));
-    assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
+    assert_eq!(stage.event().await, LaneEvent::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, sms: Sms(24), times: Vec::new(), max_rows: None };
     stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
-    // The batch that was sent before runs on the SMs that it was sent for, and is no first answer
-    // on the new SMs.
-    let second = stage.ask();
+    // The batch that was sent before runs on the SMs that it was sent for. It does not count as the
+    // first answer on the new SMs.
+    let second = stage.request();
     worker.answer_well(&batch);
     assert_eq!(first.await.unwrap(), Ok(good()));
     let batch = worker.batch().await;
     assert_eq!(batch.groups, groups);
     worker.answer_well(&batch);
     assert_eq!(second.await.unwrap(), Ok(good()));
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+    assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
     stage.pipeline.command(WorkerId(1), Command::Forget(groups));
     assert_eq!(worker.command().await, Command::Forget(groups));
     assert_eq!(stage.pipeline.stall().total, Duration::ZERO);
@@ -349,38 +361,39 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
 async fn routing_moves_new_batches_and_leaves_old_ones_to_finish() {
     let mut stage = Stage::new();
     let old = stage.enter(1);
-    let first = stage.ask();
+    let first = stage.request();
     let batch = old.batch().await;
     let new = stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
-    let second = stage.ask();
+    let second = stage.request();
     new.answer_well(&new.batch().await);
     assert_eq!(second.await.unwrap(), Ok(good()));
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(2), _)));
+    assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(2), _)));
     old.answer_well(&batch);
     assert_eq!(first.await.unwrap(), Ok(good()));
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
-    assert_eq!(stage.fact().await, LaneFact::Drained(WorkerId(1)));
+    assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
+    assert_eq!(stage.event().await, LaneEvent::Drained(WorkerId(1)));
 }
 
 #[tokio::test]
-async fn what_is_taken_back_is_served_elsewhere_and_late_answers_are_ignored() {
+async fn requests_taken_back_are_served_elsewhere_and_late_answers_are_ignored() {
     let stage = Stage::new();
     let slow = stage.enter(1);
-    let asked = stage.ask();
+    let reply = stage.request();
     let batch = slow.batch().await;
     let quick = stage.enter(2);
     stage.pipeline.requeue(WorkerId(1));
     quick.answer_well(&quick.batch().await);
-    assert_eq!(asked.await.unwrap(), Ok(good()));
+    assert_eq!(reply.await.unwrap(), Ok(good()));
     slow.answer_well(&batch);
     stage.pipeline.route(Some(WorkerId(1)));
-    let again = stage.ask();
+    let again = stage.request();
     slow.answer_well(&slow.batch().await);
-    assert_eq!(again.await.unwrap(), Ok(good()), "its slot has come back");
+    assert_eq!(again.await.unwrap(), Ok(good()), "its slot is free again");
 }
 
-/// A second for any batch on 60 SMs, in inverse proportion on fewer.
+/// Returns a profile in which any batch takes 1 s on 60 SMs, and longer on fewer, in inverse
+/// proportion.
 fn slow_profile() -> Profile {
     let row = |batch| Row { batch, ms: vec![1000.0] };
     Profile {
@@ -398,23 +411,25 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
     let longest = |stage: &Stage| {
         let state = stage.pipeline.state.lock();
         let now = stage.pipeline.now();
-        let hangs_in = |link: &link::Link| link.hangs_in(state.scheduler.lane(link.worker)?, now);
-        state.links.iter().filter_map(hangs_in).map(|left| now + left).max()
+        let time_until_hung =
+            |link: &link::WorkerLink| link.time_until_hung(state.scheduler.lane(link.worker)?, now);
+        state.links.iter().filter_map(time_until_hung).map(|left| now + left).max()
     };
     for (old_sms, new_sms) in [(60, 2), (2, 60)] {
         let mut stage = Stage::with_profile(Some(slow_profile()));
         let began = stage.pipeline.now();
         let old = stage.enter_with(1, Sms(old_sms));
-        let first = stage.ask();
+        let first = stage.request();
         let batch = old.batch().await;
         let new = stage.enter_with(2, Sms(new_sms));
-        let second = stage.ask();
+        let second = stage.request();
         let behind = new.batch().await;
-        // Twenty times the thirty seconds that a batch takes on two SMs, whichever worker has them.
+        // The limit is twenty times the 30 s that a batch takes on two SMs, whichever worker has
+        // them.
         assert!(longest(&stage) >= Some(began + Duration::from_secs(600)));
         old.answer_well(&batch);
         assert_eq!(first.await.unwrap(), Ok(good()));
-        assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+        assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
         let limit = Duration::from_secs(if new_sms == 2 { 600 } else { 20 });
         assert!(longest(&stage) >= Some(began + limit), "an answer at the old share says nothing of the new");
         new.answer_well(&behind);
@@ -423,54 +438,19 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
 }
 
 #[tokio::test]
-async fn whether_a_worker_went_with_nothing_to_do_is_known_when_it_has_gone() {
-    let mut stage = Stage::new();
-    let (idle, busy) = (stage.enter(1), stage.enter(2));
-    let request = stage.ask();
-    let _unanswered = busy.batch().await;
-    let known = |stage: &Stage| [1, 2].map(|worker| stage.pipeline.is_idle(WorkerId(worker)));
-    assert_eq!(known(&stage), [true, false]);
-    stage.pipeline.requeue(WorkerId(2));
-    assert_eq!(known(&stage), [true, false], "it executes still");
-    drop(idle);
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
-    assert_eq!(known(&stage), [true, false]);
-    drop(busy);
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(2)));
-    assert_eq!(known(&stage), [true, false]);
-    request.abort();
-}
-
-#[tokio::test]
-async fn of_several_workers_that_went_together_it_is_known_of_each() {
-    let mut stage = Stage::new();
-    for worker in [1, 2] {
-        drop(stage.enter(worker));
-        assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(worker)));
-    }
-    let known = |stage: &Stage, workers: [u64; 3]| workers.map(|id| stage.pipeline.is_idle(WorkerId(id)));
-    assert_eq!(known(&stage, [1, 2, 3]), [true, true, false]);
-    for worker in 3..=9 {
-        drop(stage.enter(worker));
-        assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(worker)));
-    }
-    assert_eq!(known(&stage, [1, 2, 9]), [false, true, true], "of the last eight");
-}
-
-#[tokio::test]
-async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused() {
+async fn requests_of_a_dead_worker_are_refused_after_the_model_was_shut() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let (executing, behind) = (stage.ask(), stage.ask());
+    let (executing, behind) = (stage.request(), stage.request());
     stage.until((0, 2)).await;
-    let waiting = [stage.ask(), stage.ask()];
+    let waiting = [stage.request(), stage.request()];
     stage.pipeline.shut("given up");
     drop(worker);
-    let asked = [executing, behind].into_iter().chain(waiting);
-    for request in asked {
+    let reply = [executing, behind].into_iter().chain(waiting);
+    for request in reply {
         let refused = tokio::time::timeout(Duration::from_secs(10), request).await.unwrap().unwrap();
         assert!(
-            matches!(refused, Err(Failure::Unavailable(ref why)) if why.contains("given up")),
+            matches!(refused, Err(RequestFailure::Unavailable(ref why)) if why.contains("given up")),
             "{refused:?}"
         );
     }
@@ -479,21 +459,21 @@ async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused()
 #[tokio::test]
 async fn a_worker_cannot_have_the_same_bytes_copied_over_and_over() {
     let mut stage = Stage::new();
-    let asked = [stage.ask(), stage.ask(), stage.ask()];
+    let reply = [stage.request(), stage.request(), stage.request()];
     stage.until((3, 0)).await;
-    let liar = stage.enter(1);
-    let batch = liar.batch().await;
+    let faulty = stage.enter(1);
+    let batch = faulty.batch().await;
     let parts = vec![Extent { offset: 0, len: SLAB_BYTES / 2 }; batch.requests.len()];
-    liar.answer(
+    faulty.answer(
         batch.id,
         Ok(vec![WireOutput { shape: vec![i64::try_from(SLAB_BYTES / 8).unwrap()], parts }]),
     );
-    assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), why) if why.contains("more bytes")));
+    assert!(matches!(stage.event().await, LaneEvent::Broken(WorkerId(1), why) if why.contains("more bytes")));
     let honest = stage.enter(2);
-    for _ in &asked {
+    for _ in &reply {
         honest.answer_well(&honest.batch().await);
     }
-    for request in asked {
+    for request in reply {
         assert_eq!(request.await.unwrap(), Ok(good()));
     }
 }

@@ -1,11 +1,12 @@
-//! Totals of one model's requests and batches since the start, whichever workers served.
+//! Totals of one model's requests and batches since the start, over all workers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::durations::{Durations, Spent};
+use super::durations::{Durations, RequestTimes};
 use super::histogram::LatencyHistogram;
 
+/// The number of events, and their total time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Total {
     pub count: u64,
@@ -19,60 +20,63 @@ impl Total {
     }
 }
 
+/// The totals of the stages of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Steps {
-    /// Copying the inputs of all requests into the model's slab.
+pub struct BatchStageTotals {
+    /// The copy of all requests' inputs into the model's slab.
     pub input: Total,
-    /// Executing, as the worker reported it.
+    /// The execution as the worker reports it.
     pub infer: Total,
-    /// Checking the answer and copying outputs out of the worker's slab.
+    /// The check of the answer, and the copy of the outputs out of the worker's slab.
     pub output: Total,
 }
 
-/// Histograms and sums. They only grow.
+/// Histograms and sums of a model, which only grow.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Of each request that reached the model: from its head to its end.
-    pub coming: Total,
+    /// The time from the head to the end of each request that reached the model.
+    pub receiving: Total,
     /// The latency of each answered request, from its first byte to the answer's last byte.
     pub latency: LatencyHistogram,
-    /// Of each answered request: from when it was all there to the sending of its batch.
+    /// The time of each answered request from its last byte until its batch was sent.
     pub queue_wait: Total,
-    /// The time of each answered request from its worker's answer until its client's socket had it.
+    /// The time of each answered request from its worker's answer until the client's socket had it.
     pub writing: Total,
-    /// Of each answered batch: how long it executed, as its worker reported it.
+    /// The execution time of each answered batch, as its worker reported it.
     pub batch_execution: Total,
     pub durations: Durations,
-    /// Requests refused, failed, timed out, or given up by their clients, from arrival to that.
+    /// The time of requests that were refused, failed, timed out or cancelled, from arrival to that
+    /// end.
     pub fail: Total,
-    /// Rows of the requests that were answered.
+    /// The rows of the answered requests.
     pub rows: u64,
     pub last: Option<SystemTime>,
-    /// Of answers after the first of their stream, as their workers reported them.
+    /// The execution time of answers after the first of their stream, as their workers reported it.
     pub stream_steps: Total,
     /// Streams that broke off after their first answer.
     pub streams_failed: u64,
-    /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
-    pub by_rows: BTreeMap<u32, Steps>,
+    /// The totals of batches by their rows; there are at most `batch.max` different sizes.
+    pub by_rows: BTreeMap<u32, BatchStageTotals>,
 }
 
+/// The times of one batch's stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Took {
+pub(crate) struct BatchTimes {
     pub(crate) input: Duration,
     pub(crate) infer: Duration,
     pub(crate) output: Duration,
 }
 
 impl Totals {
-    pub(crate) fn answered(&mut self, spent: &Spent) {
+    pub(crate) fn add_answer(&mut self, spent: &RequestTimes) {
         self.latency.record(spent.latency);
         self.queue_wait.add(spent.until_sent);
         self.writing.add(spent.writing);
         self.durations.add(spent);
     }
 
-    /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
-    pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
+    /// Counts an answered batch of `rows`; clients still waited for `wanted` of them.
+    pub(crate) fn add_batch(&mut self, rows: u32, wanted: u32, took: BatchTimes, at: SystemTime) {
         self.batch_execution.add(took.infer);
         self.rows += u64::from(wanted);
         self.last = Some(at);
@@ -88,15 +92,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_told_apart_by_their_size_and_rows_by_whether_a_client_waited() {
+    fn batches_are_counted_by_size_and_rows_only_if_a_client_waited() {
         let ms = Duration::from_millis;
         let mut totals = Totals::default();
-        let took = Took { input: ms(1), infer: ms(5), output: ms(2) };
+        let took = BatchTimes { input: ms(1), infer: ms(5), output: ms(2) };
         for (rows, wanted) in [(7, 6), (7, 7), (1, 0)] {
-            totals.executed(rows, wanted, took, SystemTime::UNIX_EPOCH);
+            totals.add_batch(rows, wanted, took, SystemTime::UNIX_EPOCH);
         }
         assert_eq!((totals.rows, totals.last), (13, Some(SystemTime::UNIX_EPOCH)));
-        let Steps { input, infer, output } = totals.by_rows[&7];
+        let BatchStageTotals { input, infer, output } = totals.by_rows[&7];
         let twice = |time| Total { count: 2, time: ms(time) };
         assert_eq!((input, infer, output), (twice(2), twice(10), twice(4)));
         assert_eq!(totals.by_rows[&1].infer, Total { count: 1, time: ms(5) });

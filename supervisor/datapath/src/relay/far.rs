@@ -1,4 +1,4 @@
-//! The side that has the workers.
+//! The side of a relay that has the workers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,24 +10,25 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
-use crate::pipeline::{Coming, Failure, Input, Output};
+use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
+use crate::pipeline::{RequestArrival, RequestFailure, RequestInput, RequestOutput};
 use crate::router::Router;
 use crate::sockets::SocketFile;
 
-/// A failure such as too many open files does not pass at once.
-const REST: Duration = Duration::from_millis(100);
+/// The pause after a failed accept: a failure such as too many open files lasts for a while.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Where requests of the supervisor before this one arrive. Its file goes with it.
+/// The server for requests that the previous supervisor relays. Its socket's file is removed with
+/// it.
 #[derive(Debug)]
-pub struct Relays {
+pub struct RelayServer {
     listener: UnixListener,
     _file: SocketFile,
 }
 
-impl Relays {
-    /// By a listening socket in a folder that nobody else may enter: clients are not asked who they
-    /// are.
+impl RelayServer {
+    /// Creates a server on a listening socket. The socket must be in a folder that no other user
+    /// may enter, because clients are not authenticated.
     pub fn listen(socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -36,7 +37,7 @@ impl Relays {
         Ok(Self { listener: UnixListener::from_std(listener)?, _file: file })
     }
 
-    /// Answers for ever. Dropping the future gives up what is under way.
+    /// Answers requests, and never returns. Dropping the future abandons the requests in flight.
     pub async fn run(&self, router: Arc<Router>) {
         let mut connections = JoinSet::new();
         loop {
@@ -47,7 +48,7 @@ impl Relays {
                     }
                     Err(error) => {
                         tracing::debug!(%error, "cannot accept a connection of the other supervisor");
-                        sleep(REST).await;
+                        sleep(ACCEPT_BACKOFF).await;
                     }
                 },
                 Some(_) = connections.join_next() => {}
@@ -59,40 +60,42 @@ impl Relays {
 async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
-            // The end of a connection is the usual one.
+            // A connection normally ends this way.
             return tracing::debug!(%error, "a connection of the other supervisor ended");
         }
     }
 }
 
 async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
-    let Ask { model, coming, terms, inputs } = read_head(stream).await?;
+    let RelayRequest { model, elapsed, options, inputs } = read_head(stream).await?;
     let Some(route) = router.model(&model) else {
-        let failure = Failure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
-        write_head(stream, &Reply::Err(failure)).await?;
+        let failure =
+            RequestFailure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
+        write_head(stream, &RelayReply::Err(failure)).await?;
         return Err(io::ErrorKind::NotFound.into());
     };
     let inputs = read_parts(stream, inputs, route.request_bytes()).await?;
-    let input = |Output { shape, data }| Input { shape, data: data.into() };
+    let input = |RequestOutput { shape, data }| RequestInput { shape, data: data.into() };
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
-    let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), ..Coming::now(None) };
-    let mut answers = match before_the_end(stream, route.stream(inputs, terms, coming)).await? {
+    let arrival =
+        RequestArrival { began: now.checked_sub(elapsed).unwrap_or(now), ..RequestArrival::now(None) };
+    let mut answers = match unless_closed(stream, route.stream(inputs, options, arrival)).await? {
         Ok(answers) => answers,
-        Err(failure) => return write_head(stream, &Reply::Err(failure)).await,
+        Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
     };
     let streams = route.streams();
-    // A stream does not keep a model that goes longer than it may.
+    // A stream must not keep a model from stopping in time.
     drop(route);
     loop {
-        let (outputs, more) = match before_the_end(stream, answers.next()).await? {
+        let (outputs, more) = match unless_closed(stream, answers.next()).await? {
             Some(Ok(outputs)) => (outputs, streams),
             None => (Vec::new(), false),
-            Some(Err(failure)) => return write_head(stream, &Reply::Err(failure)).await,
+            Some(Err(failure)) => return write_head(stream, &RelayReply::Err(failure)).await,
         };
         let mut delivery = answers.delivery();
-        tell(stream, &outputs, more).await?;
-        delivery.written();
+        write_answer(stream, &outputs, more).await?;
+        delivery.mark_written();
         if !more {
             return Ok(());
         }
@@ -102,18 +105,20 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     }
 }
 
-/// Nothing comes from the other side meanwhile, but its end.
-async fn before_the_end<T>(stream: &mut UnixStream, answer: impl Future<Output = T>) -> io::Result<T> {
+/// Waits for an answer, and fails if the other side closes the connection first. It sends nothing
+/// in the meantime.
+async fn unless_closed<T>(stream: &mut UnixStream, answer: impl Future<Output = T>) -> io::Result<T> {
     tokio::select! {
         answer = answer => Ok(answer),
         _ = stream.read_u8() => Err(io::ErrorKind::ConnectionAborted.into()),
     }
 }
 
-async fn tell(stream: &mut UnixStream, outputs: &[Output], more: bool) -> io::Result<()> {
-    let part = |output: &Output| Part { shape: output.shape.clone(), bytes: output.data.len() as u64 };
+async fn write_answer(stream: &mut UnixStream, outputs: &[RequestOutput], more: bool) -> io::Result<()> {
+    let part =
+        |output: &RequestOutput| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
     let described = outputs.iter().map(part).collect();
-    write_head(stream, &Reply::Ok(Told { outputs: described, more })).await?;
+    write_head(stream, &RelayReply::Ok(AnswerHead { outputs: described, more })).await?;
     for output in outputs {
         stream.write_all(&output.data).await?;
     }

@@ -1,16 +1,18 @@
-//! Requests that one supervisor passes to the next, whose workers serve the model already, for
-//! clients that are still connected to the first.
+//! The relay between two supervisors of an upgrade. Clients may still be connected to the
+//! supervisor whose models have moved: it sends their requests to the other one, whose workers
+//! serve the models.
 //!
-//! A connection of a Unix socket carries one request at a time, and its answer: a frame of at most
-//! [`MAX_HEAD`] bytes after its length, and the tensors' bytes behind it. Where there is more, the
-//! byte [`NEXT`] asks for the next answer. A client that gives its request up closes the connection.
+//! A connection of a Unix socket carries one request at a time, and its answer. Each is a frame of
+//! at most [`MAX_HEAD`] bytes after its length, with the tensors' bytes behind it. If a stream has
+//! more answers, the byte [`NEXT`] requests the next one. A client that abandons its request closes
+//! the connection.
 
 mod far;
 mod near;
 
-pub use far::Relays;
-pub(crate) use near::Onward;
-pub use near::{Relay, answers};
+pub use far::RelayServer;
+pub(crate) use near::RelayedStream;
+pub use near::{Relay, is_responding};
 
 use std::io;
 use std::time::Duration;
@@ -21,35 +23,38 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::pipeline::{Failure, Output, RequestOptions};
+use crate::pipeline::{RequestFailure, RequestOptions, RequestOutput};
 
-/// Of what describes a request or an answer, without the tensors' bytes.
+/// The largest head of a request or an answer, in bytes: its description without the tensors'
+/// bytes.
 const MAX_HEAD: u32 = 1 << 20;
 
+/// The head of a relayed request.
 #[derive(Debug, Serialize, Deserialize)]
-struct Ask {
+struct RelayRequest {
     model: String,
-    /// How long ago its head was read.
-    coming: Duration,
-    terms: RequestOptions,
-    inputs: Vec<Part>,
+    /// The time since the request's head was read.
+    elapsed: Duration,
+    options: RequestOptions,
+    inputs: Vec<TensorHead>,
 }
 
-/// Asks for the next answer of a stream.
+/// The byte that requests the next answer of a stream.
 const NEXT: u8 = 1;
 
-type Reply = Result<Told, Failure>;
+type RelayReply = Result<AnswerHead, RequestFailure>;
 
+/// The head of an answer.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
-    outputs: Vec<Part>,
-    /// Whether it is one answer of several; its end has no outputs.
+struct AnswerHead {
+    outputs: Vec<TensorHead>,
+    /// True if more answers follow; the end of a stream has no outputs.
     more: bool,
 }
 
-/// A tensor, whose bytes follow.
+/// The description of a tensor, whose bytes follow.
 #[derive(Debug, Serialize, Deserialize)]
-struct Part {
+struct TensorHead {
     shape: Vec<i64>,
     bytes: u64,
 }
@@ -71,10 +76,14 @@ async fn read_head<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T
     postcard::from_bytes(&head).map_err(io::Error::other)
 }
 
-/// The bytes of these tensors, of `most` bytes together.
-async fn read_parts(stream: &mut UnixStream, parts: Vec<Part>, most: u64) -> io::Result<Vec<Output>> {
-    let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), most);
-    for Part { shape, bytes } in parts {
+/// Reads the bytes of these tensors. Fails if they are longer than `max_bytes` together.
+async fn read_parts(
+    stream: &mut UnixStream,
+    parts: Vec<TensorHead>,
+    max_bytes: u64,
+) -> io::Result<Vec<RequestOutput>> {
+    let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), max_bytes);
+    for TensorHead { shape, bytes } in parts {
         left = left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut data = Vec::new();
@@ -82,7 +91,7 @@ async fn read_parts(stream: &mut UnixStream, parts: Vec<Part>, most: u64) -> io:
         if (&mut *stream).take(bytes).read_to_end(&mut data).await? < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        tensors.push(Output { shape, data: Bytes::from(data) });
+        tensors.push(RequestOutput { shape, data: Bytes::from(data) });
     }
     Ok(tensors)
 }

@@ -1,4 +1,4 @@
-//! The side that has the client.
+//! The side of a relay that has the client.
 
 use std::io;
 use std::path::Path;
@@ -10,126 +10,139 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
-use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, RequestOptions};
+use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
+use crate::pipeline::{
+    Answers, Delivery, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+};
 use crate::router::Route;
 
-/// Whether the supervisor at that socket says anything within that time, be it that it ends.
-pub async fn answers(socket: &Path, within: Duration) -> bool {
-    let asked = async {
+/// Returns whether the supervisor at `socket` replies or closes the connection within that time.
+pub async fn is_responding(socket: &Path, within: Duration) -> bool {
+    let exchange = async {
         let mut stream = UnixStream::connect(socket).await?;
-        // No model has no name.
-        let (model, terms) = (String::new(), RequestOptions::default());
-        write_head(&mut stream, &Ask { model, coming: Duration::ZERO, terms, inputs: Vec::new() }).await?;
-        read_head::<Reply>(&mut stream).await
+        // No model has an empty name.
+        let (model, options) = (String::new(), RequestOptions::default());
+        write_head(
+            &mut stream,
+            &RelayRequest { model, elapsed: Duration::ZERO, options, inputs: Vec::new() },
+        )
+        .await?;
+        read_head::<RelayReply>(&mut stream).await
     };
-    let answered: Result<io::Result<Reply>, _> = tokio::time::timeout(within, asked).await;
-    answered.is_ok()
+    let reply: Result<io::Result<RelayReply>, _> = tokio::time::timeout(within, exchange).await;
+    reply.is_ok()
 }
 
-/// The way to a model that another supervisor serves.
+/// A relay to a model that another supervisor serves.
 #[derive(Debug)]
 pub struct Relay {
     model: String,
     socket: Arc<Path>,
-    /// Connections without a request.
+    /// The connections without a request.
     idle: Mutex<Vec<UnixStream>>,
-    /// The model's own workers, once they are back.
-    home: watch::Receiver<Option<Route>>,
+    /// The route to the model's own workers, once they have returned.
+    returned_rx: watch::Receiver<Option<Route>>,
 }
 
 impl Relay {
-    /// By the other supervisor's `socket`. If that ends, requests wait until the model is `home`.
-    pub fn new(model: String, socket: Arc<Path>, home: watch::Receiver<Option<Route>>) -> Self {
-        Self { model, socket, idle: Mutex::default(), home }
+    /// Creates a relay through the other supervisor's `socket`. If that supervisor ends, requests
+    /// wait for the route from `returned_rx`.
+    pub fn new(model: String, socket: Arc<Path>, returned_rx: watch::Receiver<Option<Route>>) -> Self {
+        Self { model, socket, idle: Mutex::default(), returned_rx }
     }
 
     pub(crate) async fn infer(
         self: &Arc<Self>,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<(Vec<Output>, Delivery), Failure> {
-        let mut answers = self.stream(inputs, terms, coming, false).await?;
-        let outputs = answers.next().await.unwrap_or_else(|| Err(self.gone()))?;
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        arrival: RequestArrival,
+    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
+        let mut answers = self.stream(inputs, options, arrival, false).await?;
+        let outputs = answers.next().await.unwrap_or_else(|| Err(self.supervisor_ended()))?;
         Ok((outputs, answers.delivery()))
     }
 
-    /// `streams`: whether the model gives many answers to a request.
+    /// Sends a request and returns its answers. `streams` is true if the model gives many answers
+    /// to a request.
     pub(crate) async fn stream(
         self: &Arc<Self>,
-        inputs: Vec<Input>,
-        terms: RequestOptions,
-        coming: Coming,
+        inputs: Vec<RequestInput>,
+        options: RequestOptions,
+        arrival: RequestArrival,
         streams: bool,
-    ) -> Result<Answers, Failure> {
-        let asked = Instant::now();
-        match self.ask(&inputs, terms, coming.began.elapsed()).await {
-            Ok(outcome) => outcome.map(|(first, onward)| Answers::relayed(first, onward, streams)),
+    ) -> Result<Answers, RequestFailure> {
+        let sent_at = Instant::now();
+        match self.send(&inputs, options, arrival.began.elapsed()).await {
+            Ok(outcome) => outcome.map(|(first, further)| Answers::from_relay(first, further, streams)),
             Err(error) => {
                 tracing::debug!(model = self.model, %error, "no reply from the other supervisor");
-                let home = self.home(terms.timeout, coming.began).await?;
-                let coming = Coming { waited: coming.waited + asked.elapsed(), ..coming };
-                Box::pin(home.stream(inputs, terms, coming)).await
+                let returned = self.wait_until_returned(options.timeout, arrival.began).await?;
+                let arrival = RequestArrival { waited: arrival.waited + sent_at.elapsed(), ..arrival };
+                Box::pin(returned.stream(inputs, options, arrival)).await
             }
         }
     }
 
-    /// An error means that the other supervisor is not there, or not any more.
-    async fn ask(
+    /// Sends a request to the other supervisor. An error means that it does not run, or has ended.
+    async fn send(
         self: &Arc<Self>,
-        inputs: &[Input],
-        terms: RequestOptions,
-        coming: Duration,
-    ) -> io::Result<Result<(Vec<Output>, Option<Onward>), Failure>> {
+        inputs: &[RequestInput],
+        options: RequestOptions,
+        elapsed: Duration,
+    ) -> io::Result<Result<(Vec<RequestOutput>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
-        // Not kept if this is given up, as an answer may still come on it.
+        // A cancelled request drops its connection, as an answer may still arrive on it.
         let mut stream = match idle {
             Some(stream) => stream,
             None => UnixStream::connect(&self.socket).await?,
         };
-        let part = |input: &Input| Part { shape: input.shape.clone(), bytes: input.data.len() as u64 };
+        let part =
+            |input: &RequestInput| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
         let inputs_described = inputs.iter().map(part).collect();
-        let ask = Ask { model: self.model.clone(), coming, terms, inputs: inputs_described };
-        write_head(&mut stream, &ask).await?;
+        let request = RelayRequest { model: self.model.clone(), elapsed, options, inputs: inputs_described };
+        write_head(&mut stream, &request).await?;
         for input in inputs {
             stream.write_all_buf(&mut input.data.clone()).await?;
         }
-        Onward { relay: Arc::clone(self), stream }.answer().await
+        RelayedStream { relay: Arc::clone(self), stream }.answer().await
     }
 
-    fn gone(&self) -> Failure {
+    fn supervisor_ended(&self) -> RequestFailure {
         let why = format!("the supervisor that serves model '{}' has exited; reconnect", self.model);
-        Failure::Unavailable(why)
+        RequestFailure::Unavailable(why)
     }
 
-    async fn home(&self, timeout: Option<Duration>, began: Instant) -> Result<Route, Failure> {
-        let mut home = self.home.clone();
+    async fn wait_until_returned(
+        &self,
+        timeout: Option<Duration>,
+        began: Instant,
+    ) -> Result<Route, RequestFailure> {
+        let mut returned_rx = self.returned_rx.clone();
         let back = async {
-            // An error means that it will not be.
-            home.wait_for(Option::is_some).await.ok().and_then(|home| home.clone())
+            // The sender is dropped if the model does not return.
+            returned_rx.wait_for(Option::is_some).await.ok().and_then(|route| route.clone())
         };
         let back = match timeout {
             None => back.await,
             Some(timeout) => {
                 let left = timeout.saturating_sub(began.elapsed());
-                tokio::time::timeout(left, back).await.map_err(|_| Failure::timed_out(timeout))?
+                tokio::time::timeout(left, back).await.map_err(|_| RequestFailure::timed_out(timeout))?
             }
         };
-        back.ok_or_else(|| self.gone())
+        back.ok_or_else(|| self.supervisor_ended())
     }
 }
 
-/// A connection with a request that has not got its last answer.
+/// A connection with a request that has more answers.
 #[derive(Debug)]
-pub(crate) struct Onward {
+pub(crate) struct RelayedStream {
     relay: Arc<Relay>,
     stream: UnixStream,
 }
 
-impl Onward {
-    /// `None` after the last one.
-    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Output>, Failure>> {
+impl RelayedStream {
+    /// Returns the next answer, or `None` after the last one.
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         let next = async {
             self.stream.write_u8(NEXT).await?;
             read_answer(&mut self.stream).await
@@ -138,12 +151,12 @@ impl Onward {
             Ok(Ok((outputs, true))) => Some(Ok(outputs)),
             Ok(Ok((_, false))) => None,
             Ok(Err(failure)) => Some(Err(failure)),
-            Err(_) => Some(Err(self.relay.gone())),
+            Err(_) => Some(Err(self.relay.supervisor_ended())),
         }
     }
 
-    /// The first answer, and itself if there are more.
-    async fn answer(mut self) -> io::Result<Result<(Vec<Output>, Option<Self>), Failure>> {
+    /// Reads the first answer. Returns it with the stream if there are more.
+    async fn answer(mut self) -> io::Result<Result<(Vec<RequestOutput>, Option<Self>), RequestFailure>> {
         let answer = read_answer(&mut self.stream).await?;
         if let Ok((outputs, true)) = answer {
             return Ok(Ok((outputs, Some(self))));
@@ -153,10 +166,12 @@ impl Onward {
     }
 }
 
-/// And whether it is one of several.
-async fn read_answer(stream: &mut UnixStream) -> io::Result<Result<(Vec<Output>, bool), Failure>> {
-    match read_head::<Reply>(stream).await? {
-        Ok(Told { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
+/// Reads an answer. The flag is true if more answers follow.
+async fn read_answer(
+    stream: &mut UnixStream,
+) -> io::Result<Result<(Vec<RequestOutput>, bool), RequestFailure>> {
+    match read_head::<RelayReply>(stream).await? {
+        Ok(AnswerHead { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
         Err(failure) => Ok(Err(failure)),
     }
 }

@@ -1,4 +1,5 @@
-//! The steps of one traced request, noted by each part of the supervisor that handles it.
+//! The steps of one traced request. Each part of the supervisor that handles the request records
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,169 +7,180 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
-/// The most waits in the queue that are noted of one request; further waits are only counted.
-const MAX_TRIES: usize = 16;
+/// The most attempts that are recorded of one request; further attempts are only counted.
+const MAX_ATTEMPTS: usize = 16;
 
-/// A journey that is being written. Its holders write to the same journey; they hold its lock for
-/// moments only and never wait meanwhile.
+/// A request's trace while it is recorded. Its clones write to the same trace; they hold its lock
+/// only for moments and never block.
 #[derive(Debug, Clone, Default)]
-pub struct Journal(Arc<Mutex<Journey>>);
+pub struct Journal(Arc<Mutex<RequestTrace>>);
 
+/// The recorded steps of a request.
 #[derive(Debug, Clone, Default)]
-pub struct Journey {
+pub struct RequestTrace {
     pub model: Option<String>,
     /// The id that the client gave the request.
     pub id: Option<String>,
-    /// Along the batch axis.
+    /// The size along the batch axis.
     pub rows: Option<u32>,
     pub copy_in: Duration,
-    /// Its waits in the queue, with the result of each.
-    pub tries: Vec<Try>,
-    /// How often it was put back into the queue.
+    /// The request's waits in the queue, each with its result.
+    pub attempts: Vec<RequestAttempt>,
+    /// The number of times that the request was put back into the queue.
     pub retries: u32,
-    /// Why it was turned away, in a word.
+    /// The reason for a refusal, as the metrics name it.
     pub refusal: Option<&'static str>,
-    /// Why it has no answer, as its client reads it.
+    /// The error that the client reads instead of an answer.
     pub why: Option<String>,
-    /// The last change of the worker that serves, if a change fell into the request's time.
-    pub handover: Option<Handover>,
+    /// The last route change, if it happened while the request was in flight.
+    pub route_change: Option<RouteChange>,
 }
 
+/// One wait of a request in the queue, and the run that followed.
 #[derive(Debug, Clone)]
-pub struct Try {
+pub struct RequestAttempt {
     pub queued: Timestamp,
-    /// The stay with a worker; `None` while the request waits, and for good if it never ran.
-    pub ran: Option<Ran>,
+    /// The run on a worker. `None` while the request waits, and if it never ran.
+    pub run: Option<WorkerRun>,
 }
 
+/// A run of a request on a worker.
 #[derive(Debug, Clone)]
-pub struct Ran {
+pub struct WorkerRun {
     pub sent: Timestamp,
-    /// The batch's number, of all batches of the model.
+    /// The batch's number, over all batches of the model.
     pub batch: u64,
-    /// Rows of all requests of the batch.
+    /// The rows of all requests of the batch.
     pub rows: u32,
     pub requests: usize,
-    pub place: Arc<RanAt>,
-    pub ending: Ending,
+    pub location: Arc<RunLocation>,
+    pub end: RunEnd,
 }
 
+/// The worker of a run, and the part of the GPU that it used.
 #[derive(Debug, PartialEq, Eq)]
-pub struct RanAt {
-    /// Names it for the life of the supervisor.
+pub struct RunLocation {
+    /// The worker's id, unique while the supervisor runs.
     pub worker: u64,
     pub share: Percent,
     pub sms: Sms,
-    /// The GPU: its UUID, or as the configuration names it.
+    /// The GPU: its UUID, or its name in the configuration.
     pub device: Arc<str>,
 }
 
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum RunEnd {
     Open,
     Answered {
         received: Timestamp,
-        /// The execution as the worker reports it, no longer than the stay.
+        /// The execution time that the worker reports, at most the length of the run.
         execution: Duration,
-        /// When the outputs had been copied.
+        /// The time at which the outputs had been copied.
         copied: Timestamp,
     },
     Lost {
-        /// When that was known.
+        /// The time at which the supervisor knew of the loss.
         at: Timestamp,
-        why: Lost,
+        why: LostReason,
     },
 }
 
-/// Why a stay with a worker ended without an answer.
+/// The reason why a run ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
-    /// The worker died, or hung and was given up.
+pub enum LostReason {
+    /// The worker died, or hung and was condemned.
     Died,
-    /// A hand-over took it back in time.
+    /// A hand-over took the request back.
     TakenBack,
+    /// The engine failed on the batch.
     Failed,
+    /// The worker's answer was invalid.
     Nonsense,
 }
 
+/// A change of the worker that gets a model's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handover {
+pub struct RouteChange {
     pub at: Timestamp,
-    /// The worker that served until then; `None` after a death.
+    /// The worker that served before; `None` after a death.
     pub from: Option<u64>,
     pub to: u64,
 }
 
 impl Journal {
-    pub fn found(&self, model: &str) {
+    /// Records the model's name.
+    pub fn set_model(&self, model: &str) {
         self.0.lock().model = Some(model.to_owned());
     }
 
-    pub fn identified(&self, id: &str) {
+    /// Records the client's id of the request, unless it is empty.
+    pub fn set_id(&self, id: &str) {
         if !id.is_empty() {
             self.0.lock().id = Some(id.to_owned());
         }
     }
 
-    pub fn stored(&self, rows: u32, copy_in: Duration) {
-        let mut journey = self.0.lock();
-        journey.rows = Some(rows);
-        journey.copy_in = copy_in;
+    pub fn record_copy_in(&self, rows: u32, copy_in: Duration) {
+        let mut trace = self.0.lock();
+        trace.rows = Some(rows);
+        trace.copy_in = copy_in;
     }
 
-    /// It waits in the queue, the first time or again.
-    pub fn queued(&self, at: Timestamp) {
-        let mut journey = self.0.lock();
-        if !journey.tries.is_empty() {
-            journey.retries += 1;
+    /// Records that the request waits in the queue, for the first time or again.
+    pub fn record_queued(&self, at: Timestamp) {
+        let mut trace = self.0.lock();
+        if !trace.attempts.is_empty() {
+            trace.retries += 1;
         }
-        if journey.tries.len() < MAX_TRIES {
-            journey.tries.push(Try { queued: at, ran: None });
-        }
-    }
-
-    pub fn sent(&self, ran: Ran) {
-        if let Some(waits) = self.0.lock().tries.last_mut().filter(|last| last.ran.is_none()) {
-            waits.ran = Some(ran);
+        if trace.attempts.len() < MAX_ATTEMPTS {
+            trace.attempts.push(RequestAttempt { queued: at, run: None });
         }
     }
 
-    pub fn ended(&self, ending: Ending) {
-        let mut journey = self.0.lock();
-        let ran = journey.tries.last_mut().and_then(|last| last.ran.as_mut());
-        if let Some(ran) = ran.filter(|ran| ran.ending == Ending::Open) {
-            ran.ending = ending;
+    pub fn record_sent(&self, run: WorkerRun) {
+        if let Some(waits) = self.0.lock().attempts.last_mut().filter(|last| last.run.is_none()) {
+            waits.run = Some(run);
         }
     }
 
-    pub fn handed_over(&self, handover: Handover) {
-        self.0.lock().handover = Some(handover);
+    pub fn record_end(&self, end: RunEnd) {
+        let mut trace = self.0.lock();
+        let run = trace.attempts.last_mut().and_then(|last| last.run.as_mut());
+        if let Some(run) = run.filter(|run| run.end == RunEnd::Open) {
+            run.end = end;
+        }
     }
 
-    pub fn refused(&self, reason: &'static str) {
+    pub fn set_route_change(&self, route_change: RouteChange) {
+        self.0.lock().route_change = Some(route_change);
+    }
+
+    pub fn record_refusal(&self, reason: &'static str) {
         self.0.lock().refusal = Some(reason);
     }
 
-    pub fn failed(&self, why: String) {
+    /// Records the error that the client reads.
+    pub fn record_failure(&self, why: String) {
         self.0.lock().why = Some(why);
     }
 
-    /// Returns the notes up to now. All but the tries stay, for a line of the access log.
-    pub fn take(&self) -> Journey {
-        let mut journey = self.0.lock();
-        Journey { tries: std::mem::take(&mut journey.tries), ..journey.clone() }
+    /// Returns the trace up to now. All but the attempts are kept for the access log.
+    pub fn take(&self) -> RequestTrace {
+        let mut trace = self.0.lock();
+        RequestTrace { attempts: std::mem::take(&mut trace.attempts), ..trace.clone() }
     }
 }
 
-impl Journey {
-    /// The spans that it is told as, the request's own included.
+impl RequestTrace {
+    /// Returns the number of spans that the trace is exported as, with the request's own span.
     pub fn spans(&self) -> u64 {
-        let of = |one: &Try| match &one.ran {
+        let of = |one: &RequestAttempt| match &one.run {
             None => 1,
-            Some(Ran { ending: Ending::Answered { .. }, .. }) => 3,
+            Some(WorkerRun { end: RunEnd::Answered { .. }, .. }) => 3,
             Some(_) => 2,
         };
-        1 + self.tries.iter().map(of).sum::<u64>()
+        1 + self.attempts.iter().map(of).sum::<u64>()
     }
 }
 
@@ -180,39 +192,44 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn ran(sent: Timestamp, batch: u64) -> Ran {
-        let place = RanAt { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
-        Ran { sent, batch, rows: 1, requests: 1, place: Arc::new(place), ending: Ending::Open }
+    fn run(sent: Timestamp, batch: u64) -> WorkerRun {
+        let location =
+            RunLocation { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
+        WorkerRun { sent, batch, rows: 1, requests: 1, location: Arc::new(location), end: RunEnd::Open }
     }
 
     #[test]
     fn a_request_that_is_tried_again_waits_again() {
         let journal = Journal::default();
-        journal.queued(at(1));
-        journal.sent(ran(at(2), 7));
-        let died = Ending::Lost { at: at(3), why: Lost::Died };
-        journal.ended(died);
-        journal.ended(Ending::Lost { at: at(4), why: Lost::Failed });
-        journal.queued(at(3));
-        let journey = journal.take();
-        assert_eq!((journey.retries, journey.spans()), (1, 4));
-        let [first, second] = &journey.tries[..] else { panic!("{journey:?}") };
-        assert_eq!(first.ran.as_ref().map(|ran| (ran.batch, ran.ending)), Some((7, died)), "the first word");
-        assert!(second.queued == at(3) && second.ran.is_none());
-        assert!(journal.take().tries.is_empty());
+        journal.record_queued(at(1));
+        journal.record_sent(run(at(2), 7));
+        let died = RunEnd::Lost { at: at(3), why: LostReason::Died };
+        journal.record_end(died);
+        journal.record_end(RunEnd::Lost { at: at(4), why: LostReason::Failed });
+        journal.record_queued(at(3));
+        let trace = journal.take();
+        assert_eq!((trace.retries, trace.spans()), (1, 4));
+        let [first, second] = &trace.attempts[..] else { panic!("{trace:?}") };
+        assert_eq!(
+            first.run.as_ref().map(|run| (run.batch, run.end)),
+            Some((7, died)),
+            "the first end is kept"
+        );
+        assert!(second.queued == at(3) && second.run.is_none());
+        assert!(journal.take().attempts.is_empty());
     }
 
     #[test]
-    fn tries_are_bounded_and_the_last_one_told_stays_as_it_was() {
+    fn attempts_are_bounded_and_the_last_recorded_one_is_kept() {
         let journal = Journal::default();
         for round in 0..100 {
-            journal.queued(at(round));
-            journal.sent(ran(at(round), round));
-            journal.ended(Ending::Lost { at: at(round), why: Lost::TakenBack });
+            journal.record_queued(at(round));
+            journal.record_sent(run(at(round), round));
+            journal.record_end(RunEnd::Lost { at: at(round), why: LostReason::TakenBack });
         }
-        let journey = journal.take();
-        assert_eq!((journey.tries.len(), journey.retries), (MAX_TRIES, 99));
-        let last = journey.tries.last().and_then(|last| last.ran.as_ref());
-        assert_eq!(last.map(|ran| ran.batch), Some(MAX_TRIES as u64 - 1));
+        let trace = journal.take();
+        assert_eq!((trace.attempts.len(), trace.retries), (MAX_ATTEMPTS, 99));
+        let last = trace.attempts.last().and_then(|last| last.run.as_ref());
+        assert_eq!(last.map(|run| run.batch), Some(MAX_ATTEMPTS as u64 - 1));
     }
 }

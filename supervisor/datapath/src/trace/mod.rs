@@ -1,18 +1,20 @@
-//! Traces of requests: which requests are traced, under which trace, and the steps of each.
+//! Traces of requests: the choice of traced requests, their trace ids, and the steps of each.
 //!
 //! ```text
-//! headers ─ Tracer::begin ─▶ Span ─ Journal ─▶ ingress, pipeline: what happens to the request
-//!                             └─ dropped ─▶ Traced ─▶ a bounded queue, for the exporter
+//! headers ─ Tracer::begin ─▶ RequestSpan ─ Journal ─▶ ingress, pipeline: steps of the request
+//!                             └─ dropped ─▶ TracedRequest ─▶ a bounded queue for the exporter
 //! ```
 //!
-//! Nothing here waits. A request that is not traced costs no notes and no reading of the clock.
+//! Nothing here blocks. A request that is not traced is not recorded, and needs no clock reading.
 
 mod journal;
 mod parent;
 mod span;
 mod tracer;
 
-pub use journal::{Ending, Handover, Journal, Journey, Lost, Ran, RanAt, Try};
-pub use parent::Parent;
-pub use span::{Outcome, Protocol, Span, Traced};
-pub use tracer::{Counts, Tracer};
+pub use journal::{
+    Journal, LostReason, RequestAttempt, RequestTrace, RouteChange, RunEnd, RunLocation, WorkerRun,
+};
+pub use parent::TraceParent;
+pub use span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
+pub use tracer::{SpanCounts, Tracer};

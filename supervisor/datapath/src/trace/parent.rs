@@ -1,4 +1,4 @@
-//! The trace that a request belongs to: W3C Trace Context, level 1.
+//! The trace that a client's request belongs to: W3C Trace Context, level 1.
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -6,23 +6,27 @@ use http::header::HeaderName;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The length of version 00, and of the part that every later version begins with.
+/// The length of a header of version 00, in bytes. Headers of later versions begin with the same
+/// fields.
 const LENGTH: usize = 55;
 
-/// The only flag of level 1: whether the caller traces the request.
+/// The only flag of level 1: the caller traces the request.
 const SAMPLED: u8 = 1;
 
+/// The longest state that is kept, in bytes.
 const MAX_STATE_BYTES: usize = 512;
 
+/// The caller's span, which is the parent of a request's span.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parent {
+pub struct TraceParent {
     pub trace_id: u128,
     pub span_id: u64,
     pub sampled: bool,
 }
 
-impl Parent {
-    /// The parent that headers name. A missing, malformed or repeated header counts as no parent.
+impl TraceParent {
+    /// Returns the parent that the headers name. A missing, malformed or repeated header counts as
+    /// no parent.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         match (values.next(), values.next()) {
@@ -31,7 +35,7 @@ impl Parent {
         }
     }
 
-    /// Reads `00-TRACE-SPAN-FLAGS`. What a later version appends is not read.
+    /// Parses `00-TRACE-SPAN-FLAGS`. Fields that a later version appends are ignored.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let (known, rest) = text.split_at_checked(LENGTH)?;
         let dashes = [2, 35, 52].into_iter().all(|place| known[place] == b'-');
@@ -48,15 +52,15 @@ impl Parent {
     }
 }
 
-/// A number of lower-case hexadecimal digits, at most 32 of them.
+/// Parses at most 32 lower-case hexadecimal digits.
 fn hex(digits: &[u8]) -> Option<u128> {
     let known = digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     let digits = std::str::from_utf8(digits).ok().filter(|_| known)?;
     u128::from_str_radix(digits, 16).ok()
 }
 
-/// The state that travels with a trace, as one list; members at its end that are beyond the bound
-/// are left out. What it says is left to the collector.
+/// Returns the vendors' state of a trace as one list. Members at its end that exceed
+/// [`MAX_STATE_BYTES`] are left out. The collector interprets it.
 pub(super) fn state(headers: &HeaderMap) -> String {
     let lists = headers.get_all(TRACESTATE).iter().filter_map(|value| value.to_str().ok());
     let mut state = lists.collect::<Vec<_>>().join(",");

@@ -6,11 +6,11 @@ use super::*;
 
 const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-fn parsed(text: &str) -> Option<Parent> {
-    Parent::parse(text.as_bytes())
+fn parsed(text: &str) -> Option<TraceParent> {
+    TraceParent::parse(text.as_bytes())
 }
 
-/// The specification's example, with a part of it replaced.
+/// Returns the specification's example with a part replaced.
 fn with(place: usize, part: &str) -> String {
     let mut text = GOOD.to_owned();
     text.replace_range(place..place + part.len(), part);
@@ -27,20 +27,20 @@ fn headers(name: &'static str, values: &[&str]) -> HeaderMap {
 
 #[test]
 fn the_specifications_example_is_read() {
-    let parent = Parent {
+    let parent = TraceParent {
         trace_id: 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c,
         span_id: 0xb7ad_6b71_6920_3331,
         sampled: true,
     };
     assert_eq!(parsed(GOOD), Some(parent.clone()));
-    assert_eq!(parsed(&with(53, "00")), Some(Parent { sampled: false, ..parent.clone() }));
+    assert_eq!(parsed(&with(53, "00")), Some(TraceParent { sampled: false, ..parent.clone() }));
     for (flags, sampled) in [("ff", true), ("02", false), ("03", true), ("fe", false)] {
-        assert_eq!(parsed(&with(53, flags)), Some(Parent { sampled, ..parent.clone() }), "{flags}");
+        assert_eq!(parsed(&with(53, flags)), Some(TraceParent { sampled, ..parent.clone() }), "{flags}");
     }
 }
 
 #[test]
-fn what_is_malformed_is_no_parent() {
+fn a_malformed_header_counts_as_no_parent() {
     let zero = |digits| "0".repeat(digits);
     let malformed = [
         String::new(),
@@ -85,9 +85,9 @@ fn later_versions_are_read_as_far_as_they_are_known() {
 
 #[test]
 fn there_is_one_parent_or_none() {
-    assert_eq!(Parent::of(&headers("traceparent", &[GOOD])), parsed(GOOD));
-    assert_eq!(Parent::of(&headers("traceparent", &[])), None);
-    assert_eq!(Parent::of(&headers("traceparent", &[GOOD, GOOD])), None);
+    assert_eq!(TraceParent::of(&headers("traceparent", &[GOOD])), parsed(GOOD));
+    assert_eq!(TraceParent::of(&headers("traceparent", &[])), None);
+    assert_eq!(TraceParent::of(&headers("traceparent", &[GOOD, GOOD])), None);
 }
 
 #[test]
@@ -102,16 +102,16 @@ fn states_are_combined_and_cut_at_whole_members() {
 
 proptest! {
     #[test]
-    fn no_bytes_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-        Parent::parse(&bytes);
+    fn any_bytes_are_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        TraceParent::parse(&bytes);
     }
 
     #[test]
-    fn nothing_near_a_good_one_breaks_it(place in 0_usize..55, byte: u8, length in 0_usize..70) {
+    fn no_change_to_a_valid_header_breaks_it(place in 0_usize..55, byte: u8, length in 0_usize..70) {
         let mut bytes = GOOD.as_bytes().to_vec();
         bytes[place] = byte;
         bytes.resize(length, b'-');
-        if let Some(parent) = Parent::parse(&bytes) {
+        if let Some(parent) = TraceParent::parse(&bytes) {
             prop_assert!(parent.trace_id != 0 && parent.span_id != 0 && length >= 55);
         }
     }
@@ -119,7 +119,7 @@ proptest! {
     #[test]
     fn what_is_written_is_read(version in 0_u8..=254, trace_id in 1_u128.., span_id in 1_u64.., flags: u8) {
         let text = format!("{version:02x}-{trace_id:032x}-{span_id:016x}-{flags:02x}");
-        prop_assert_eq!(parsed(&text), Some(Parent { trace_id, span_id, sampled: flags & 1 == 1 }));
+        prop_assert_eq!(parsed(&text), Some(TraceParent { trace_id, span_id, sampled: flags & 1 == 1 }));
     }
 
     #[test]

@@ -1,72 +1,76 @@
-//! A request that is traced, from its beginning to its end.
+//! A traced request, from its start to its end.
 
 use shadowslice_shared::units::Timestamp;
 
-use super::journal::{Journal, Journey};
-use super::parent::Parent;
+use super::journal::{Journal, RequestTrace};
+use super::parent::TraceParent;
 use super::tracer::Tracer;
 
+/// The protocol of a traced request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Protocol {
-    /// Over HTTP, to that path.
+pub enum SpanProtocol {
+    /// A request over HTTP, with its path.
     Http(String),
     Grpc,
 }
 
-/// How a request ended, as its protocol says it.
+/// The status of a request, as its protocol reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Its client went away before that was known.
+pub enum SpanStatus {
+    /// The client disconnected before the status was known.
     Cancelled,
     Http(u16),
-    /// A gRPC status; 0 is fine.
+    /// A gRPC status; 0 is OK.
     Grpc(i32),
 }
 
-/// A request that is traced. Dropped, it is told; until then it counts as given up by its client.
+/// The span of a traced request. Dropping it exports the request. If it was not ended, it counts as
+/// cancelled by its client.
 #[derive(Debug)]
-pub struct Span<'t> {
+pub struct RequestSpan<'t> {
     pub(super) tracer: &'t Tracer,
     pub(super) journal: Journal,
-    /// As it is told, but for the end and the steps.
-    pub(super) traced: Traced,
+    /// The request as it is exported, except for its end and steps.
+    pub(super) traced: TracedRequest,
 }
 
+/// A traced request that has ended.
 #[derive(Debug, Clone)]
-pub struct Traced {
+pub struct TracedRequest {
     pub trace_id: u128,
     pub span_id: u64,
-    pub parent: Option<Parent>,
-    /// The state that travels with the trace; may be empty.
+    pub parent: Option<TraceParent>,
+    /// The vendors' state of the trace; may be empty.
     pub state: String,
-    pub protocol: Protocol,
+    pub protocol: SpanProtocol,
     pub began: Timestamp,
-    /// When it was answered, or given up.
+    /// The time at which the request was answered or cancelled.
     pub ended: Timestamp,
-    pub outcome: Outcome,
-    pub journey: Journey,
+    pub outcome: SpanStatus,
+    pub trace: RequestTrace,
 }
 
-impl Span<'_> {
+impl RequestSpan<'_> {
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Has the span tell what is noted in this journal.
+    /// Replaces the journal, whose steps are exported with the span.
     #[must_use]
     pub fn of(mut self, journal: Journal) -> Self {
         self.journal = journal;
         self
     }
 
-    pub fn end(mut self, outcome: Outcome) {
+    /// Ends the span with a status.
+    pub fn end(mut self, outcome: SpanStatus) {
         self.traced.outcome = outcome;
     }
 }
 
-impl Drop for Span<'_> {
+impl Drop for RequestSpan<'_> {
     fn drop(&mut self) {
-        let (ended, journey) = (self.tracer.now(), self.journal.take());
-        self.tracer.tell(Traced { ended, journey, ..self.traced.clone() });
+        let (ended, trace) = (self.tracer.now(), self.journal.take());
+        self.tracer.export(TracedRequest { ended, trace, ..self.traced.clone() });
     }
 }

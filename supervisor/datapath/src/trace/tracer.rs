@@ -1,4 +1,4 @@
-//! Which requests are traced, and where their traces go.
+//! The tracer, which chooses the traced requests and queues them for the exporter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,28 +7,28 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 
-use super::journal::{Journal, Journey};
-use super::parent::{self, Parent};
-use super::span::{Outcome, Protocol, Span, Traced};
+use super::journal::{Journal, RequestTrace};
+use super::parent::{self, TraceParent};
+use super::span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
 use crate::clock::Clock;
 use shadowslice_config::Sample;
 
-/// Traced requests that may wait to be sent on; more are dropped.
-const WAITING: usize = 4096;
+/// The most traced requests that wait for the exporter; more are dropped.
+const MAX_QUEUED: usize = 4096;
 
-/// How spans ended since the start.
+/// The number of spans by their end, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct SpanCounts {
     pub exported: u64,
-    /// Dropped, because [`WAITING`] requests waited.
+    /// Spans dropped because the queue was full.
     pub queue_full: u64,
-    /// Dropped, because the collector could not be reached, or did not take them.
+    /// Spans dropped because the collector was unreachable or refused them.
     pub unsent: u64,
-    /// Received by the collector, which said that it does not keep them.
+    /// Spans that the collector received and rejected.
     pub rejected: u64,
 }
 
-impl Counts {
+impl SpanCounts {
     pub fn dropped(&self) -> u64 {
         self.queue_full + self.unsent + self.rejected
     }
@@ -39,37 +39,41 @@ impl Counts {
     }
 }
 
-/// Decides which requests are traced, and takes in their spans. Never waits.
+/// Chooses the traced requests and takes their spans. It never blocks.
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
-    /// The part of the requests without a parent that are traced.
+    /// The fraction of requests without a parent that are traced, in parts of [`Sample::ALL`].
     sample: AtomicU32,
-    told: mpsc::Sender<Traced>,
-    counts: Mutex<Counts>,
+    queue_tx: mpsc::Sender<TracedRequest>,
+    counts: Mutex<SpanCounts>,
 }
 
 impl Tracer {
-    pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
-        let (told, traced) = mpsc::channel(WAITING);
-        (Self { clock, sample: AtomicU32::new(sample.parts()), told, counts: Mutex::default() }, traced)
+    pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<TracedRequest>) {
+        let (queue_tx, queue_rx) = mpsc::channel(MAX_QUEUED);
+        (Self { clock, sample: AtomicU32::new(sample.parts()), queue_tx, counts: Mutex::default() }, queue_rx)
     }
 
     pub fn set_sample(&self, sample: Sample) {
         self.sample.store(sample.parts(), Ordering::Relaxed);
     }
 
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> SpanCounts {
         *self.counts.lock()
     }
 
-    pub fn count(&self, add: impl FnOnce(&mut Counts)) {
+    pub fn count(&self, add: impl FnOnce(&mut SpanCounts)) {
         add(&mut self.counts.lock());
     }
 
-    /// A request is traced as its parent is, or by chance if it has no parent.
-    pub fn begin(&self, headers: &HeaderMap, protocol: impl FnOnce() -> Protocol) -> Option<Span<'_>> {
-        let parent = Parent::of(headers);
+    /// Starts a span if the request is traced: like its parent, or by chance if it has no parent.
+    pub fn begin(
+        &self,
+        headers: &HeaderMap,
+        protocol: impl FnOnce() -> SpanProtocol,
+    ) -> Option<RequestSpan<'_>> {
+        let parent = TraceParent::of(headers);
         let traced = match &parent {
             Some(parent) => parent.sampled,
             None => fastrand::u32(..Sample::ALL) < self.sample.load(Ordering::Relaxed),
@@ -80,7 +84,7 @@ impl Tracer {
                 None => (fastrand::u128(1..), String::new()),
             };
             let began = self.now();
-            let traced = Traced {
+            let traced = TracedRequest {
                 trace_id,
                 span_id: fastrand::u64(1..),
                 parent,
@@ -88,10 +92,10 @@ impl Tracer {
                 protocol: protocol(),
                 began,
                 ended: began,
-                outcome: Outcome::Cancelled,
-                journey: Journey::default(),
+                outcome: SpanStatus::Cancelled,
+                trace: RequestTrace::default(),
             };
-            Span { tracer: self, journal: Journal::default(), traced }
+            RequestSpan { tracer: self, journal: Journal::default(), traced }
         })
     }
 
@@ -99,9 +103,9 @@ impl Tracer {
         self.clock.now()
     }
 
-    pub(super) fn tell(&self, traced: Traced) {
-        if let Err(lost) = self.told.try_send(traced) {
-            self.counts.lock().queue_full += lost.into_inner().journey.spans();
+    pub(super) fn export(&self, traced: TracedRequest) {
+        if let Err(lost) = self.queue_tx.try_send(traced) {
+            self.counts.lock().queue_full += lost.into_inner().trace.spans();
         }
     }
 }
@@ -122,56 +126,56 @@ mod tests {
         headers
     }
 
-    fn tracer(parts: u32) -> (Tracer, mpsc::Receiver<Traced>) {
+    fn tracer(parts: u32) -> (Tracer, mpsc::Receiver<TracedRequest>) {
         Tracer::new(Sample::new(parts).unwrap(), Clock::start())
     }
 
     #[test]
     fn a_parent_decides_whatever_the_ratio() {
-        let (all, mut told) = tracer(Sample::ALL);
+        let (all, mut queue_rx) = tracer(Sample::ALL);
         let (none, _) = tracer(0);
-        assert!(all.begin(&headers(Some("00")), || Protocol::Grpc).is_none());
-        assert!(none.begin(&headers(Some("01")), || Protocol::Grpc).is_some());
-        assert!(none.begin(&headers(None), || Protocol::Grpc).is_none());
-        all.begin(&headers(Some("01")), || Protocol::Grpc).unwrap().end(Outcome::Grpc(0));
-        let traced = told.try_recv().unwrap();
+        assert!(all.begin(&headers(Some("00")), || SpanProtocol::Grpc).is_none());
+        assert!(none.begin(&headers(Some("01")), || SpanProtocol::Grpc).is_some());
+        assert!(none.begin(&headers(None), || SpanProtocol::Grpc).is_none());
+        all.begin(&headers(Some("01")), || SpanProtocol::Grpc).unwrap().end(SpanStatus::Grpc(0));
+        let traced = queue_rx.try_recv().unwrap();
         assert_eq!(traced.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
         assert_eq!(traced.parent.map(|parent| parent.span_id), Some(0xb7ad_6b71_6920_3331));
-        assert_eq!((traced.state.as_str(), traced.outcome), ("k=v", Outcome::Grpc(0)));
+        assert_eq!((traced.state.as_str(), traced.outcome), ("k=v", SpanStatus::Grpc(0)));
     }
 
     #[test]
-    fn without_a_parent_a_state_means_nothing_and_an_unfinished_span_was_given_up() {
-        let (all, mut told) = tracer(Sample::ALL);
-        drop(all.begin(&headers(None), || Protocol::Http("/x".to_owned())));
-        drop(all.begin(&headers(Some("0x")), || Protocol::Grpc));
+    fn without_a_parent_the_state_is_ignored_and_an_unfinished_span_is_cancelled() {
+        let (all, mut queue_rx) = tracer(Sample::ALL);
+        drop(all.begin(&headers(None), || SpanProtocol::Http("/x".to_owned())));
+        drop(all.begin(&headers(Some("0x")), || SpanProtocol::Grpc));
         for _ in 0..2 {
-            let traced = told.try_recv().unwrap();
+            let traced = queue_rx.try_recv().unwrap();
             assert_eq!(
                 (traced.state.as_str(), traced.parent, traced.outcome),
-                ("", None, Outcome::Cancelled)
+                ("", None, SpanStatus::Cancelled)
             );
         }
     }
 
     #[test]
     fn the_ratio_is_kept_over_many_requests() {
-        let (tracer, _told) = tracer(Sample::ALL / 4);
+        let (tracer, _queue_rx) = tracer(Sample::ALL / 4);
         let traced =
-            (0..20_000).filter(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_some()).count();
+            (0..20_000).filter(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
         tracer.set_sample(Sample::new(0).unwrap());
-        assert!((0..100).all(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_none()));
+        assert!((0..100).all(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_none()));
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted_in_spans() {
-        let (tracer, _told) = tracer(Sample::ALL);
-        for _ in 0..WAITING + 3 {
-            let span = tracer.begin(&headers(None), || Protocol::Grpc).unwrap();
-            span.journal().queued(Timestamp::default());
+    fn requests_beyond_the_queue_are_dropped_and_counted_in_spans() {
+        let (tracer, _queue_rx) = tracer(Sample::ALL);
+        for _ in 0..MAX_QUEUED + 3 {
+            let span = tracer.begin(&headers(None), || SpanProtocol::Grpc).unwrap();
+            span.journal().record_queued(Timestamp::default());
         }
-        assert_eq!(tracer.counts(), Counts { queue_full: 6, ..Counts::default() });
+        assert_eq!(tracer.counts(), SpanCounts { queue_full: 6, ..SpanCounts::default() });
     }
 }

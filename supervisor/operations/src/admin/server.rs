@@ -21,11 +21,11 @@ use shadowslice_control::controller::{
 };
 use shadowslice_control::models::{Command, ModelSet, Needs, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
-use shadowslice_datapath::peer::{Guard, Outcome, Peer, Refusals, UnknownAccount, audit};
-use shadowslice_datapath::readiness::Host;
-use shadowslice_datapath::repository::WishRefused;
+use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
+use shadowslice_datapath::readiness::HostState;
+use shadowslice_datapath::repository::ModelCommandError;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
+use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
 
 /// The pause after a failed accept. The cause, such as too many open files, does not pass at once.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
@@ -185,8 +185,8 @@ impl Admin {
     }
 
     /// Returns the socket for the next supervisor to listen on.
-    pub fn passable(&self) -> Passable {
-        Passable::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
+    pub fn passable(&self) -> PassableSocket {
+        PassableSocket::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
     }
 
     pub async fn run(&self, context: Arc<AdminContext>) {
@@ -197,7 +197,7 @@ impl Admin {
                 Ok((stream, _)) => {
                     // A connection without credentials is closed.
                     let Ok(peer) = Peer::of_unix(&stream) else { continue };
-                    if !self.guard.lets(&peer, "connect", SOCKET) {
+                    if !self.guard.permits(&peer, "connect", SOCKET) {
                         continue;
                     }
                     let context = Arc::clone(&context);
@@ -260,13 +260,13 @@ async fn audited(request: ControlRequest, peer: &Peer, context: &AdminContext) -
     let reply = reply_to(request, context).await;
     if let Some((action, on)) = command {
         let outcome = match &reply {
-            ControlReply::Refused(why) => Outcome::Failed(why),
+            ControlReply::Refused(why) => AuditOutcome::Failed(why),
             // The reload has logged each error.
-            ControlReply::Faulty(_) => Outcome::Failed("the configuration has errors"),
+            ControlReply::Faulty(_) => AuditOutcome::Failed("the configuration has errors"),
             ControlReply::Handover { report, .. } if report.outcome != "completed" => {
-                Outcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
+                AuditOutcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
             }
-            _ => Outcome::Done,
+            _ => AuditOutcome::Done,
         };
         audit(peer, action, &on, outcome);
     }
@@ -281,7 +281,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         | ControlRequest::Move { .. }
             if *context.upgrading.borrow() =>
         {
-            Err(WishRefused::Succession.to_string())
+            Err(ModelCommandError::Succession.to_string())
         }
         ControlRequest::Status => Ok(ControlReply::Status(context.status())),
         ControlRequest::Resize { model, share_percent } => resize(&model, share_percent, context).await,
@@ -325,7 +325,7 @@ async fn hold(name: &str, held: bool, context: &AdminContext) -> Result<ControlR
 }
 
 fn drain(model: Option<&str>, drained: bool, context: &AdminContext) -> Result<ControlReply, String> {
-    if context.router.host() == Host::Stopping {
+    if context.router.host() == HostState::Stopping {
         return Err("the supervisor is stopping, so the host stays drained".to_owned());
     }
     if let Some(name) = model {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::status::{HostStatus, ModelStatus, change_text};
 use shadowslice_control::controller::PlanReport;
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 /// The samples without a refusal after which the next refusal is an event again.
 const QUIET_SAMPLES: u32 = 15;
@@ -102,9 +102,9 @@ pub(super) fn between(
 fn host(before: &HostStatus, now: &HostStatus) -> Option<HistoryEvent> {
     let text = match now.host {
         host if host == before.host => return None,
-        Host::Serving => "the host is undrained",
-        Host::Drained => "the host is drained",
-        Host::Stopping => "the host is stopping",
+        HostState::Serving => "the host is undrained",
+        HostState::Drained => "the host is drained",
+        HostState::Stopping => "the host is stopping",
     };
     Some(HistoryEvent::of_host(HistoryEventKind::State, text.to_owned()))
 }

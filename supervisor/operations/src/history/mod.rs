@@ -26,7 +26,7 @@ use crate::status::HostStatus;
 use events::{HistoryEvent, RefusalTracker};
 use sample::HistorySample;
 use shadowslice_control::controller::PlanReport;
-use shadowslice_datapath::pipeline::Look;
+use shadowslice_datapath::pipeline::RecentLatencies;
 
 /// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -50,15 +50,17 @@ struct Snapshot {
     status: HostStatus,
     plan: PlanReport,
     /// The latencies since the last sample, by the model's name.
-    latencies: BTreeMap<String, Look>,
+    latencies: BTreeMap<String, RecentLatencies>,
 }
 
 impl Snapshot {
     fn now(context: &AdminContext) -> Self {
         let models = context.models();
-        let latency = |name: &String, latency: Option<Look>| Some((name.clone(), latency?));
-        let latencies =
-            models.served.iter().filter_map(|served| latency(&served.model.name, served.pipeline.look()));
+        let latency = |name: &String, latency: Option<RecentLatencies>| Some((name.clone(), latency?));
+        let latencies = models
+            .served
+            .iter()
+            .filter_map(|served| latency(&served.model.name, served.pipeline.take_recent_latencies()));
         Self {
             at: Instant::now(),
             latencies: latencies.collect(),

@@ -8,8 +8,8 @@ use super::Snapshot;
 use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
-use shadowslice_datapath::pipeline::{Counts, Look};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
+use shadowslice_datapath::readiness::HostState;
 use shadowslice_shared::logged::rounded;
 
 /// A sample as the page receives it. Empty and zero fields are left out.
@@ -18,7 +18,7 @@ pub(super) struct HistorySample {
     /// The time of the sample, in ms since 1970.
     time: u64,
     version: &'static str,
-    host: Host,
+    host: HostState,
     ready: bool,
     policy: String,
     gpus: Vec<GpuSample>,
@@ -147,13 +147,13 @@ impl ModelSample {
     fn of(
         model: &ModelStatus,
         before: Option<&ModelStatus>,
-        latency: Option<Look>,
+        latency: Option<RecentLatencies>,
         part_sms: f64,
         span: Duration,
     ) -> Self {
         // The counters of a replaced model start from zero.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
-        let Counts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
+        let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
         let a_second = |count: u64| rounded(count as f64 / span.as_secs_f64().max(1e-3));
         Self {

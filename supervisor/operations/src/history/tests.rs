@@ -78,7 +78,7 @@ fn rates_are_per_second_and_an_idle_model_has_none() {
         seen(0, vec![model("busy", json!({"requests": counts(10, 10, 0)})), model("idle", json!({}))]);
     let more = json!({"requests": counts(50, 40, 6), "queue": 3});
     let mut now = seen(2, vec![model("busy", more), model("idle", json!({}))]);
-    now.latencies.insert("busy".to_owned(), Look { p50_ms: 4.2571, p99_ms: 1234.6 });
+    now.latencies.insert("busy".to_owned(), RecentLatencies { p50_ms: 4.2571, p99_ms: 1234.6 });
     let sample = between(&before, &now, &mut RefusalTracker::default());
     let busy = &sample["models"][0];
     assert_eq!((&busy["in_time"], &busy["late"], &busy["refused"]), (&15.0.into(), &5.0.into(), &3.0.into()));

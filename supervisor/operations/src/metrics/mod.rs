@@ -10,9 +10,9 @@ use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::{Changes, WaitReason};
+use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{Total, Totals};
-use shadowslice_datapath::tally::HostCounts;
-use shadowslice_datapath::trace::Counts;
+use shadowslice_datapath::trace::SpanCounts;
 use text::{escaped, write_all};
 
 /// The measurements of a model. Totals and changes count from the start.
@@ -84,7 +84,7 @@ pub struct ReloadOutcome {
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&PolicyMetrics>,
-    traces: Option<Counts>,
+    traces: Option<SpanCounts>,
     gpus: &[GpuStatus],
     own: &SupervisorMetrics,
 ) -> String {

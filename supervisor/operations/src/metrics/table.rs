@@ -8,8 +8,8 @@ use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
 use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
+use shadowslice_datapath::host_counters::{HTTP_CODES, HostCounts, HostLimit};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
-use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
 
 /// The metrics of models. The values of a metric can be added up, as no event is counted under two
 /// labels.
@@ -87,7 +87,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     summary(
         "shadowslice_request_receive_seconds",
         "Time to receive requests, from their head to their end.",
-        |model| total(&model.totals.coming),
+        |model| total(&model.totals.receiving),
     ),
     summary(
         "shadowslice_queue_wait_seconds",

@@ -7,8 +7,8 @@ use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
-use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
-use shadowslice_datapath::tally::HostCounts;
+use shadowslice_datapath::host_counters::HostCounts;
+use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram};
 
 /// Returns counts that are zero except for the one at `at`.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
@@ -171,7 +171,7 @@ fn the_policys_share_and_changes_are_shown_if_there_is_a_policy() {
 fn traces_are_counted_if_requests_are_traced() {
     let name = "shadowslice_trace_spans_total{";
     assert!(!render(&[model("m")], None, None, &[], &NOTHING).contains(name));
-    let counted = Counts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
+    let counted = SpanCounts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
     let text = render(&[], None, Some(counted), &[], &NOTHING);
     for (outcome, spans) in [("exported", 5), ("queue_full", 1), ("unsent", 2), ("rejected", 3)] {
         has(&text, &format!("{name}outcome=\"{outcome}\"}} {spans}"));
@@ -271,10 +271,10 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     *stall = total;
     // Workers wait rarely, and the metric is absent otherwise.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
-    let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
+    let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);
     let latency = latency.clone();
     model.totals = Totals {
-        coming: total,
+        receiving: total,
         latency,
         queue_wait: total,
         batch_execution: total,

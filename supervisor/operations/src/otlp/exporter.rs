@@ -20,7 +20,7 @@ use super::outage::{Outage, OutageNotice};
 use super::spans::{WallClock, spans};
 use shadowslice_config::Tracing;
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::trace::{Traced, Tracer};
+use shadowslice_datapath::trace::{TracedRequest, Tracer};
 use shadowslice_shared::errors;
 
 /// The time within which the last traces are sent at the end.
@@ -109,14 +109,14 @@ struct Sender {
     clock: Clock,
     tracer: Arc<Tracer>,
     resource: Resource,
-    gathered: Vec<Traced>,
+    gathered: Vec<TracedRequest>,
     outage: Outage,
     /// The dropped spans that have been reported to `outage`.
     dropped: u64,
 }
 
 impl Sender {
-    async fn run(mut self, mut traced: mpsc::Receiver<Traced>, stopped: oneshot::Receiver<()>) {
+    async fn run(mut self, mut traced: mpsc::Receiver<TracedRequest>, stopped: oneshot::Receiver<()>) {
         let mut stopped = std::pin::pin!(stopped);
         loop {
             let stop = tokio::select! {
@@ -134,13 +134,13 @@ impl Sender {
     }
 
     /// Waits for the first request of a message, and then for more. Cancel-safe.
-    async fn gather(&mut self, traced: &mut mpsc::Receiver<Traced>) {
+    async fn gather(&mut self, traced: &mut mpsc::Receiver<TracedRequest>) {
         let first = traced.recv().await;
         self.gathered.extend(first);
         sleep(GATHER_TIME).await;
     }
 
-    async fn send_all(&mut self, traced: &mut mpsc::Receiver<Traced>) {
+    async fn send_all(&mut self, traced: &mut mpsc::Receiver<TracedRequest>) {
         loop {
             while self.gathered.len() < MAX_BATCH
                 && let Ok(next) = traced.try_recv()

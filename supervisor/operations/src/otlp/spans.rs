@@ -14,7 +14,9 @@ use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 use shadowslice_shared::units::Timestamp;
 
 use super::attributes::{number, text};
-use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
+use shadowslice_datapath::trace::{
+    LostReason, RequestTrace, RouteChange, RunEnd, SpanProtocol, SpanStatus, TracedRequest, WorkerRun,
+};
 
 /// The flags of a span in a sampled trace: sampled (0x1), and remoteness of the parent known (0x100).
 const SAMPLED: u32 = 0x101;
@@ -38,19 +40,19 @@ impl WallClock {
 }
 
 struct SpanBuilder<'t> {
-    traced: &'t Traced,
+    traced: &'t TracedRequest,
     wall: WallClock,
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
 /// Returns the spans of a request: its own, then its children with ids from `next_id`.
-pub(super) fn spans(traced: &Traced, wall: WallClock, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
+pub(super) fn spans(traced: &TracedRequest, wall: WallClock, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
     let mut maker = SpanBuilder { traced, wall, next_id };
     let mut spans = vec![maker.request()];
-    for one in &traced.journey.tries {
-        let end = one.ran.as_ref().map_or(traced.ended, |ran| ran.sent);
+    for one in &traced.trace.attempts {
+        let end = one.run.as_ref().map_or(traced.ended, |ran| ran.sent);
         spans.push(maker.child(&traced.span_id.to_be_bytes(), "queue", (one.queued, end)));
-        if let Some(ran) = &one.ran {
+        if let Some(ran) = &one.run {
             maker.batch(ran, &mut spans);
         }
     }
@@ -59,7 +61,8 @@ pub(super) fn spans(traced: &Traced, wall: WallClock, next_id: &mut dyn FnMut() 
 
 impl SpanBuilder<'_> {
     fn request(&mut self) -> Span {
-        let Traced { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
+        let TracedRequest { span_id, parent, protocol, outcome, trace: journey, began, ended, .. } =
+            self.traced;
         let mut span = self.span(*span_id, "inference", (*began, *ended));
         span.kind = SpanKind::Server.into();
         span.trace_state.clone_from(&self.traced.state);
@@ -70,34 +73,34 @@ impl SpanBuilder<'_> {
         span.attributes = of_protocol(protocol);
         span.attributes.extend(of_outcome(*outcome, journey));
         span.attributes.extend(of_journey(journey));
-        span.events = journey.handover.iter().map(|handover| self.handover(*handover)).collect();
+        span.events = journey.route_change.iter().map(|handover| self.handover(*handover)).collect();
         span.status = status(*outcome, journey);
         span
     }
 
-    fn batch(&mut self, ran: &Ran, spans: &mut Vec<Span>) {
-        let end = match ran.ending {
-            Ending::Open => self.traced.ended,
-            Ending::Answered { copied, .. } => copied,
-            Ending::Lost { at, .. } => at,
+    fn batch(&mut self, run: &WorkerRun, spans: &mut Vec<Span>) {
+        let end = match run.end {
+            RunEnd::Open => self.traced.ended,
+            RunEnd::Answered { copied, .. } => copied,
+            RunEnd::Lost { at, .. } => at,
         };
-        let mut batch = self.child(&self.traced.span_id.to_be_bytes(), "batch", (ran.sent, end));
-        let place = &ran.place;
+        let mut batch = self.child(&self.traced.span_id.to_be_bytes(), "batch", (run.sent, end));
+        let place = &run.location;
         batch.attributes = vec![
-            number("shadowslice.batch.id", ran.batch),
-            number("shadowslice.batch.rows", ran.rows),
-            number("shadowslice.batch.requests", ran.requests as u64),
+            number("shadowslice.batch.id", run.batch),
+            number("shadowslice.batch.rows", run.rows),
+            number("shadowslice.batch.requests", run.requests as u64),
             number("shadowslice.worker.id", place.worker),
             number("shadowslice.share_percent", place.share.get()),
             number("shadowslice.sms", place.sms.0),
             text("shadowslice.device", &*place.device),
-            text("shadowslice.batch.outcome", ending(ran.ending)),
+            text("shadowslice.batch.outcome", ending(run.end)),
         ];
-        if let Ending::Lost { why, .. } = ran.ending {
-            batch.attributes.push(text("error.type", ending(ran.ending)));
-            batch.status = (why != Lost::TakenBack).then(|| error(lost(why)));
+        if let RunEnd::Lost { why, .. } = run.end {
+            batch.attributes.push(text("error.type", ending(run.end)));
+            batch.status = (why != LostReason::TakenBack).then(|| error(lost(why)));
         }
-        if let Ending::Answered { received, execution, .. } = ran.ending {
+        if let RunEnd::Answered { received, execution, .. } = run.end {
             let execution = self.child(&batch.span_id, "execution", (received - execution, received));
             spans.extend([batch, execution]);
         } else {
@@ -125,8 +128,8 @@ impl SpanBuilder<'_> {
         }
     }
 
-    fn handover(&self, handover: Handover) -> Event {
-        let Handover { at, from, to } = handover;
+    fn handover(&self, route_change: RouteChange) -> Event {
+        let RouteChange { at, from, to } = route_change;
         let name = if from.is_some() { "handover" } else { "worker replaced" };
         let from = from.map(|from| number("shadowslice.from_worker.id", from));
         let attributes = from.into_iter().chain([number("shadowslice.to_worker.id", to)]).collect();
@@ -134,15 +137,15 @@ impl SpanBuilder<'_> {
     }
 }
 
-fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
+fn of_protocol(protocol: &SpanProtocol) -> Vec<KeyValue> {
     match protocol {
-        Protocol::Http(path) => vec![
+        SpanProtocol::Http(path) => vec![
             text("shadowslice.protocol", "http"),
             text("http.request.method", "POST"),
             text("url.path", path.as_str()),
             text("url.scheme", "http"),
         ],
-        Protocol::Grpc => vec![
+        SpanProtocol::Grpc => vec![
             text("shadowslice.protocol", "grpc"),
             text("rpc.system", "grpc"),
             text("rpc.service", "inference.GRPCInferenceService"),
@@ -151,13 +154,13 @@ fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
     }
 }
 
-fn of_outcome(outcome: Outcome, journey: &Journey) -> Vec<KeyValue> {
+fn of_outcome(outcome: SpanStatus, journey: &RequestTrace) -> Vec<KeyValue> {
     let (code, failed) = match outcome {
-        Outcome::Cancelled => return vec![text("error.type", "cancelled")],
-        Outcome::Http(status) => {
+        SpanStatus::Cancelled => return vec![text("error.type", "cancelled")],
+        SpanStatus::Http(status) => {
             (number("http.response.status_code", status), (status >= 400).then(|| status.to_string()))
         }
-        Outcome::Grpc(code) => {
+        SpanStatus::Grpc(code) => {
             let name = || format!("{:?}", tonic::Code::from(code));
             (number("rpc.grpc.status_code", code), (code != 0).then(name))
         }
@@ -166,8 +169,8 @@ fn of_outcome(outcome: Outcome, journey: &Journey) -> Vec<KeyValue> {
     [code].into_iter().chain(failed).collect()
 }
 
-fn of_journey(journey: &Journey) -> Vec<KeyValue> {
-    let Journey { model, rows, copy_in, retries, refusal, .. } = journey;
+fn of_journey(journey: &RequestTrace) -> Vec<KeyValue> {
+    let RequestTrace { model, rows, copy_in, retries, refusal, .. } = journey;
     let known = model.iter().flat_map(|model| {
         [text("shadowslice.model.name", model.as_str()), text("shadowslice.model.version", "1")]
     });
@@ -180,11 +183,11 @@ fn of_journey(journey: &Journey) -> Vec<KeyValue> {
 
 /// Returns an error status for faults of the server only, as OpenTelemetry's conventions for
 /// servers require.
-fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
+fn status(outcome: SpanStatus, journey: &RequestTrace) -> Option<Status> {
     let faulty = match outcome {
-        Outcome::Cancelled => false,
-        Outcome::Http(status) => status >= 500,
-        Outcome::Grpc(code) => {
+        SpanStatus::Cancelled => false,
+        SpanStatus::Http(status) => status >= 500,
+        SpanStatus::Grpc(code) => {
             use tonic::Code::{DataLoss, DeadlineExceeded, Internal, Unavailable, Unimplemented, Unknown};
             let faults = [Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss];
             faults.contains(&tonic::Code::from(code))
@@ -197,23 +200,23 @@ fn error(message: &str) -> Status {
     Status { message: message.to_owned(), code: StatusCode::Error.into() }
 }
 
-fn ending(ending: Ending) -> &'static str {
+fn ending(ending: RunEnd) -> &'static str {
     match ending {
-        Ending::Open => "abandoned",
-        Ending::Answered { .. } => "answered",
-        Ending::Lost { why: Lost::Died, .. } => "worker_died",
-        Ending::Lost { why: Lost::TakenBack, .. } => "taken_back",
-        Ending::Lost { why: Lost::Failed, .. } => "failed",
-        Ending::Lost { why: Lost::Nonsense, .. } => "nonsense",
+        RunEnd::Open => "abandoned",
+        RunEnd::Answered { .. } => "answered",
+        RunEnd::Lost { why: LostReason::Died, .. } => "worker_died",
+        RunEnd::Lost { why: LostReason::TakenBack, .. } => "taken_back",
+        RunEnd::Lost { why: LostReason::Failed, .. } => "failed",
+        RunEnd::Lost { why: LostReason::Nonsense, .. } => "nonsense",
     }
 }
 
-fn lost(why: Lost) -> &'static str {
+fn lost(why: LostReason) -> &'static str {
     match why {
-        Lost::Died => "the worker died or hung",
-        Lost::TakenBack => "a hand-over took the batch back",
-        Lost::Failed => "the engine failed on the batch",
-        Lost::Nonsense => "the worker's answer was invalid",
+        LostReason::Died => "the worker died or hung",
+        LostReason::TakenBack => "a hand-over took the batch back",
+        LostReason::Failed => "the engine failed on the batch",
+        LostReason::Nonsense => "the worker's answer was invalid",
     }
 }
 

@@ -4,7 +4,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::*;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use shadowslice_datapath::trace::{Parent, RanAt, Try};
+use shadowslice_datapath::trace::{RequestAttempt, RunLocation, TraceParent};
 
 const WALL: WallClock = WallClock {
     since_epoch: Duration::from_secs(1000),
@@ -20,22 +20,23 @@ fn unix(ms: u64) -> u64 {
     (990_000 + ms) * 1_000_000
 }
 
-fn ran(sent: u64, worker: u64, ending: Ending) -> Option<Ran> {
-    let place = RanAt { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
-    Some(Ran { sent: at(sent), batch: 5, rows: 9, requests: 2, place: Arc::new(place), ending })
+fn ran(sent: u64, worker: u64, ending: RunEnd) -> Option<WorkerRun> {
+    let place =
+        RunLocation { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
+    Some(WorkerRun { sent: at(sent), batch: 5, rows: 9, requests: 2, location: Arc::new(place), end: ending })
 }
 
-fn traced(outcome: Outcome, journey: Journey) -> Traced {
-    Traced {
+fn traced(outcome: SpanStatus, journey: RequestTrace) -> TracedRequest {
+    TracedRequest {
         trace_id: 0xabc,
         span_id: 7,
-        parent: Some(Parent { trace_id: 0xabc, span_id: 0x1234, sampled: true }),
+        parent: Some(TraceParent { trace_id: 0xabc, span_id: 0x1234, sampled: true }),
         state: "k=v".to_owned(),
-        protocol: Protocol::Grpc,
+        protocol: SpanProtocol::Grpc,
         began: at(100),
         ended: at(200),
         outcome,
-        journey,
+        trace: journey,
     }
 }
 
@@ -43,7 +44,7 @@ fn id(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 
-fn made(traced: &Traced) -> Vec<Span> {
+fn made(traced: &TracedRequest) -> Vec<Span> {
     let mut last = 100;
     spans(traced, WALL, &mut || {
         last += 1;
@@ -72,20 +73,23 @@ fn outline(spans: &[Span]) -> Vec<(&str, u64, u64, u64)> {
 #[test]
 fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
     let answered =
-        Ending::Answered { received: at(190), execution: Duration::from_millis(15), copied: at(192) };
-    let journey = Journey {
+        RunEnd::Answered { received: at(190), execution: Duration::from_millis(15), copied: at(192) };
+    let journey = RequestTrace {
         model: Some("m".to_owned()),
         rows: Some(4),
         copy_in: Duration::from_micros(30),
-        tries: vec![
-            Try { queued: at(110), ran: ran(120, 1, Ending::Lost { at: at(150), why: Lost::Died }) },
-            Try { queued: at(150), ran: ran(160, 2, answered) },
+        attempts: vec![
+            RequestAttempt {
+                queued: at(110),
+                run: ran(120, 1, RunEnd::Lost { at: at(150), why: LostReason::Died }),
+            },
+            RequestAttempt { queued: at(150), run: ran(160, 2, answered) },
         ],
         retries: 1,
-        handover: Some(Handover { at: at(155), from: None, to: 2 }),
-        ..Journey::default()
+        route_change: Some(RouteChange { at: at(155), from: None, to: 2 }),
+        ..RequestTrace::default()
     };
-    let traced = traced(Outcome::Grpc(0), journey);
+    let traced = traced(SpanStatus::Grpc(0), journey);
     let spans = made(&traced);
     let expected = [
         ("inference", 0x1234, 100, 200),
@@ -96,7 +100,7 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
         ("execution", 104, 175, 190),
     ];
     assert_eq!(outline(&spans), expected);
-    assert_eq!(spans.len() as u64, traced.journey.spans(), "what is counted where they are dropped");
+    assert_eq!(spans.len() as u64, traced.trace.spans(), "what is counted where they are dropped");
     let trace_id = &0xabc_u128.to_be_bytes()[..];
     assert!(spans.iter().all(|span| span.trace_id == trace_id && span.span_id.len() == 8));
     let [request, _, died, _, batch, _] = &spans[..] else { panic!() };
@@ -135,31 +139,38 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
 
 #[test]
 fn an_unfinished_batch_ends_with_the_request() {
-    let waits = Journey { tries: vec![Try { queued: at(110), ran: None }], ..Journey::default() };
-    let spans = made(&traced(Outcome::Cancelled, waits));
+    let waits = RequestTrace {
+        attempts: vec![RequestAttempt { queued: at(110), run: None }],
+        ..RequestTrace::default()
+    };
+    let spans = made(&traced(SpanStatus::Cancelled, waits));
     assert_eq!(outline(&spans)[1..], [("queue", 7, 110, 200)]);
     assert_eq!(attribute_text(&spans[0], "error.type").as_deref(), Some("cancelled"));
     assert!(spans[0].status.is_none());
-    let runs = vec![Try { queued: at(110), ran: ran(120, 1, Ending::Open) }];
-    let spans = made(&traced(Outcome::Cancelled, Journey { tries: runs, ..Journey::default() }));
+    let runs = vec![RequestAttempt { queued: at(110), run: ran(120, 1, RunEnd::Open) }];
+    let spans =
+        made(&traced(SpanStatus::Cancelled, RequestTrace { attempts: runs, ..RequestTrace::default() }));
     assert_eq!(outline(&spans)[2..], [("batch", 7, 120, 200)]);
     assert_eq!(attribute_text(&spans[2], "shadowslice.batch.outcome").as_deref(), Some("abandoned"));
 }
 
 #[test]
 fn faults_of_the_server_are_errors_and_faults_of_clients_are_not() {
-    let refused =
-        || Journey { refusal: Some("late"), why: Some("too late".to_owned()), ..Journey::default() };
+    let refused = || RequestTrace {
+        refusal: Some("late"),
+        why: Some("too late".to_owned()),
+        ..RequestTrace::default()
+    };
     for (outcome, refusal, kind, faulty) in [
-        (Outcome::Http(200), false, None, false),
-        (Outcome::Http(400), false, Some("400"), false),
-        (Outcome::Http(503), true, Some("late"), true),
-        (Outcome::Grpc(14), true, Some("late"), true),
-        (Outcome::Grpc(4), false, Some("DeadlineExceeded"), true),
-        (Outcome::Grpc(5), false, Some("NotFound"), false),
-        (Outcome::Grpc(13), false, Some("Internal"), true),
+        (SpanStatus::Http(200), false, None, false),
+        (SpanStatus::Http(400), false, Some("400"), false),
+        (SpanStatus::Http(503), true, Some("late"), true),
+        (SpanStatus::Grpc(14), true, Some("late"), true),
+        (SpanStatus::Grpc(4), false, Some("DeadlineExceeded"), true),
+        (SpanStatus::Grpc(5), false, Some("NotFound"), false),
+        (SpanStatus::Grpc(13), false, Some("Internal"), true),
     ] {
-        let journey = if refusal { refused() } else { Journey::default() };
+        let journey = if refusal { refused() } else { RequestTrace::default() };
         let [span] = &made(&traced(outcome, journey))[..] else { panic!("{outcome:?}") };
         assert_eq!(attribute_text(span, "error.type").as_deref(), kind, "{outcome:?}");
         assert_eq!(span.status.is_some(), faulty, "{outcome:?}");
@@ -170,8 +181,11 @@ fn faults_of_the_server_are_errors_and_faults_of_clients_are_not() {
 
 #[test]
 fn a_hand_over_names_the_worker_that_served_before() {
-    let handover = Some(Handover { at: at(150), from: Some(3), to: 4 });
-    let [span] = &made(&traced(Outcome::Http(200), Journey { handover, ..Journey::default() }))[..] else {
+    let handover = Some(RouteChange { at: at(150), from: Some(3), to: 4 });
+    let [span] = &made(&traced(
+        SpanStatus::Http(200),
+        RequestTrace { route_change: handover, ..RequestTrace::default() },
+    ))[..] else {
         panic!()
     };
     assert_eq!((span.events[0].name.as_str(), span.events[0].attributes.len()), ("handover", 2));

@@ -4,22 +4,22 @@ use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
 use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
 use crate::figures;
 use shadowslice_control::controller::{HandoverReport, ModelPlan};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 pub fn text(status: &HostStatus) -> String {
     let mut lines = aligned(&COLUMNS, &status.models, WIDTH, LongCell::OwnLine);
     let mut say = |line: &str| lines.extend(wrapped(line, WIDTH, 2));
     match status.host {
-        Host::Serving if status.ready => {}
-        Host::Serving => say(&unready_host(&status.models)),
-        Host::Drained => say("the host is drained until `shadowslice undrain`"),
-        Host::Stopping => say("the host is stopping"),
+        HostState::Serving if status.ready => {}
+        HostState::Serving => say(&unready_host(&status.models)),
+        HostState::Drained => say("the host is drained until `shadowslice undrain`"),
+        HostState::Stopping => say("the host is stopping"),
     }
     if status.upgrading {
         say("an upgrade is in progress: models move to the next supervisor one after the other");
     }
     for model in &status.models {
-        if model.drained && status.host == Host::Serving {
+        if model.drained && status.host == HostState::Serving {
             say(&format!("{0} is drained until `shadowslice undrain {0}`", model.name));
         }
         notes(model).iter().for_each(|note| say(note));
@@ -174,7 +174,7 @@ mod tests {
     fn output(models: Vec<ModelStatus>) -> String {
         let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
         let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
-        let (host, gpus) = (Host::Serving, Vec::new());
+        let (host, gpus) = (HostState::Serving, Vec::new());
         text(&HostStatus { supervisor, host, ready: true, upgrading: false, models, gpus })
     }
 

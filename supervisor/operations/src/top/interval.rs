@@ -1,7 +1,7 @@
 //! The difference between two statuses of a model.
 
 use crate::status::ModelStatus;
-use shadowslice_datapath::pipeline::Counts;
+use shadowslice_datapath::pipeline::RequestCounts;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Interval {
@@ -17,7 +17,7 @@ impl Interval {
     /// is replaced.
     pub(super) fn between(before: &ModelStatus, after: &ModelStatus) -> Option<Self> {
         let counts = after.requests.since(&before.requests)?;
-        let Counts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;
+        let RequestCounts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;
         let ended = succeeded + failed + rejected + invalid + cancelled;
         let waited = (after.queue_wait_s - before.queue_wait_s) * 1e3;
         Some(Self {

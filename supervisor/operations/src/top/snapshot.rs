@@ -3,7 +3,7 @@
 use super::interval::Interval;
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 /// The supervisor's reply to one poll.
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub(crate) struct PollResult {
 #[derive(Debug, Clone)]
 pub(super) struct TopSnapshot {
     pub(super) supervisor: Option<SupervisorStatus>,
-    pub(super) host: Host,
+    pub(super) host: HostState,
     pub(super) ready: bool,
     pub(super) policy: String,
     pub(super) act: bool,

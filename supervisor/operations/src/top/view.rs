@@ -10,7 +10,7 @@ use super::{details, gpus, models};
 use crate::figures::span;
 use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 const KEYS: &str = "q quits, j/k or arrows select a model";
 
@@ -73,10 +73,10 @@ fn filled(mut lines: Vec<Line<'static>>, last: Line<'static>, height: usize) -> 
 
 fn title(app: &App, snapshot: &TopSnapshot, (first, shown): (usize, usize), width: usize) -> Line<'static> {
     let host = match snapshot.host {
-        Host::Serving if snapshot.ready => "ready",
-        Host::Serving => "not ready",
-        Host::Drained => "drained",
-        Host::Stopping => "stopping",
+        HostState::Serving if snapshot.ready => "ready",
+        HostState::Serving => "not ready",
+        HostState::Drained => "drained",
+        HostState::Stopping => "stopping",
     };
     let act = if snapshot.act || snapshot.policy == "static" { "" } else { ", act: false" };
     let all = snapshot.models.len();

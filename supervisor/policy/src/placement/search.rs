@@ -1,60 +1,68 @@
-//! The search: copy by copy, those that are hardest to place first, each on the GPU that looks best;
-//! then back, for what costs less. What cannot cost less any more is not looked at.
+//! The search for a placement: depth first, copy by copy, with the copies first that are hardest to
+//! place. Each copy goes to the most promising GPU first. Branches that cannot cost less than the
+//! best placement so far are skipped.
 
 use std::cmp::Reverse;
 
 use shadowslice_shared::units::Sms;
 
-use super::{Aim, Cost, Gpu, Lacks, Missing, Model, Placement, Share};
+use super::{Cost, GpuCapacity, MissingCopies, ModelCopies, Objective, Placement, Share, Shortage};
 
-/// Copies tried on GPUs, after which the best placement so far is taken.
-const MOST_TRIALS: u32 = 200_000;
+/// The most attempts to put a copy on a GPU. The search then ends with the best placement so far.
+const MAX_TRIALS: u32 = 200_000;
 
-/// A GPU's, in whole units, so that sums do not depend on their order.
+/// The bandwidth of a GPU in integer units, so that sums do not depend on their order.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
-pub fn place(gpus: &[Gpu], models: &[Model], aim: Aim) -> Placement {
+/// Returns the placement of the models with the least cost.
+pub fn place(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Placement {
     let copies = order(gpus, models);
     let levels = copies.last().map_or(0, |copy| copy.level + 1);
-    let most = gpus.iter().map(|gpu| gpu.sms).max().unwrap_or(Sms(0));
+    let largest_sms = gpus.iter().map(|gpu| gpu.sms).max().unwrap_or(Sms(0));
     let mut search = Search {
         gpus,
         models,
-        aim,
-        most,
-        taken: gpus.iter().map(Taken::of).collect(),
+        objective,
+        largest_sms,
+        taken: gpus.iter().map(PackedGpu::of).collect(),
         placed: vec![Vec::new(); models.len()],
-        cost: Cost { missing: vec![0; levels], crowding: crowding(gpus, most, aim), ..Cost::default() },
+        cost: Cost {
+            missing: vec![0; levels],
+            load_spread: load_spread(gpus, largest_sms, objective),
+            ..Cost::default()
+        },
         best: None,
         trials: 0,
         copies,
     };
     search.from(0);
-    let is_best = search.trials < MOST_TRIALS;
+    let is_best = search.trials < MAX_TRIALS;
     let (cost, mut placed) = search.best.take().unwrap_or_default();
     placed.iter_mut().for_each(|on| on.sort_unstable());
     let missing = missing(gpus, models, &placed);
     Placement { models: placed, missing, cost, is_best }
 }
 
+/// A copy to place.
 #[derive(Debug, Clone, Copy)]
 struct Copy {
     model: usize,
-    /// Its place in [`Cost::missing`].
+    /// The index of the copy in [`Cost::missing`].
     level: usize,
 }
 
-/// First copies before second ones, then by priority, then those that fill most of a GPU.
-fn order(gpus: &[Gpu], models: &[Model]) -> Vec<Copy> {
-    let largest = |of: fn(&Gpu) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
+/// Returns the copies in the order of the search: first copies before second ones, then by
+/// priority, then those that fill the largest part of a GPU.
+fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
+    let largest = |of: fn(&GpuCapacity) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
     let (sms, memory) = (largest(|gpu| gpu.sms.0.into()), largest(|gpu| gpu.memory));
-    let fills = |model: &Model| {
+    let fills = |model: &ModelCopies| {
         let part = |needed: u64, of: u64| u128::from(needed) * u128::from(WHOLE_BANDWIDTH) / u128::from(of);
         part(model.each.sms.0.into(), sms)
             .max(part(model.each.memory, memory))
             .max(u128::from(bandwidth(&model.each)))
     };
-    let of = |(index, model): (usize, &Model)| {
+    let of = |(index, model): (usize, &ModelCopies)| {
         let key = (model.priority, Reverse(fills(model)));
         (0..model.copies).map(move |number| ((number, key), index))
     };
@@ -71,24 +79,24 @@ fn order(gpus: &[Gpu], models: &[Model]) -> Vec<Copy> {
     copies
 }
 
-/// What models have of a GPU.
+/// The resources of a GPU that models use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Taken {
+struct PackedGpu {
     models: u32,
     sms: u32,
     memory: u64,
-    /// The largest shadow.
+    /// The memory of the largest shadow, in bytes.
     shadow: u64,
     bandwidth: u64,
 }
 
-impl Taken {
-    /// By what is not to be placed.
-    fn of(gpu: &Gpu) -> Self {
+impl PackedGpu {
+    /// Returns the resources that models outside of the placement use.
+    fn of(gpu: &GpuCapacity) -> Self {
         Self { models: 0, ..Self::default().with(&gpu.taken) }
     }
 
-    fn free(&self, gpu: &Gpu) -> u32 {
+    fn free(&self, gpu: &GpuCapacity) -> u32 {
         gpu.sms.0.saturating_sub(self.sms)
     }
 
@@ -102,7 +110,7 @@ impl Taken {
         }
     }
 
-    fn fits(&self, gpu: &Gpu) -> bool {
+    fn fits(&self, gpu: &GpuCapacity) -> bool {
         self.sms <= gpu.sms.0
             && self.memory.saturating_add(self.shadow) <= gpu.memory
             && self.bandwidth <= WHOLE_BANDWIDTH
@@ -113,11 +121,13 @@ fn bandwidth(each: &Share) -> u64 {
     (each.bandwidth.clamp(0.0, 1.0) * WHOLE_BANDWIDTH as f64).round() as u64
 }
 
-/// What the GPUs cost while they are empty.
-fn crowding(gpus: &[Gpu], most: Sms, aim: Aim) -> u64 {
-    match aim {
-        Aim::FewGpus => 0,
-        Aim::FewMoves => gpus.iter().map(|gpu| square(most.0 - Taken::of(gpu).free(gpu))).sum(),
+/// Returns the imbalance of the GPUs before copies are placed.
+fn load_spread(gpus: &[GpuCapacity], largest_sms: Sms, objective: Objective) -> u64 {
+    match objective {
+        Objective::FewGpus => 0,
+        Objective::FewMoves => {
+            gpus.iter().map(|gpu| square(largest_sms.0 - PackedGpu::of(gpu).free(gpu))).sum()
+        }
     }
 }
 
@@ -125,16 +135,17 @@ fn square(sms: u32) -> u64 {
     u64::from(sms) * u64::from(sms)
 }
 
+/// The state of the search.
 struct Search<'a> {
-    gpus: &'a [Gpu],
-    models: &'a [Model],
-    aim: Aim,
-    /// Of any GPU.
-    most: Sms,
+    gpus: &'a [GpuCapacity],
+    models: &'a [ModelCopies],
+    objective: Objective,
+    /// The SMs of the largest GPU.
+    largest_sms: Sms,
     copies: Vec<Copy>,
-    /// By GPU.
-    taken: Vec<Taken>,
-    /// By model.
+    /// The used resources, by GPU.
+    taken: Vec<PackedGpu>,
+    /// The GPUs of each model.
     placed: Vec<Vec<usize>>,
     cost: Cost,
     best: Option<(Cost, Vec<Vec<usize>>)>,
@@ -142,7 +153,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Places this copy and those after it.
+    /// Places the copy at this index and those after it.
     fn from(&mut self, at: usize) {
         if self.best.as_ref().is_some_and(|(best, _)| self.at_least(at) >= *best) {
             return;
@@ -152,7 +163,7 @@ impl Search<'_> {
             return;
         };
         for gpu in self.choices(model) {
-            if self.trials >= MOST_TRIALS {
+            if self.trials >= MAX_TRIALS {
                 return;
             }
             self.trials += 1;
@@ -168,30 +179,30 @@ impl Search<'_> {
     }
 
     fn put(&mut self, model: usize, gpu: usize) {
-        let Model { each, on, .. } = &self.models[model];
+        let ModelCopies { each, on, .. } = &self.models[model];
         self.cost.moves += u32::from(!on.is_empty() && !on.contains(&gpu));
-        match self.aim {
-            Aim::FewGpus => self.cost.gpus += u32::from(self.taken[gpu].models == 0),
-            Aim::FewMoves => {
-                let short = self.most.0 - self.free(gpu);
-                self.cost.crowding += square(short + each.sms.0) - square(short);
+        match self.objective {
+            Objective::FewGpus => self.cost.gpus += u32::from(self.taken[gpu].models == 0),
+            Objective::FewMoves => {
+                let short = self.largest_sms.0 - self.free(gpu);
+                self.cost.load_spread += square(short + each.sms.0) - square(short);
             }
         }
         self.taken[gpu] = self.taken[gpu].with(each);
         self.placed[model].push(gpu);
     }
 
-    /// The SMs that no model of a GPU has.
+    /// Returns the SMs of a GPU that no model has.
     fn free(&self, gpu: usize) -> u32 {
         self.taken[gpu].free(&self.gpus[gpu])
     }
 
-    /// A bound of what it costs to place this copy and those after it.
+    /// Returns a lower bound of the cost with the copy at this index and those after it.
     fn at_least(&self, at: usize) -> Cost {
-        if self.aim == Aim::FewMoves {
+        if self.objective == Objective::FewMoves {
             return self.cost.clone();
         }
-        let free = |(taken, gpu): (&Taken, &Gpu)| match taken.models {
+        let free = |(taken, gpu): (&PackedGpu, &GpuCapacity)| match taken.models {
             0 => 0,
             _ => taken.free(gpu),
         };
@@ -199,23 +210,24 @@ impl Search<'_> {
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
         let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
         let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
-        // A copy that is left out needs no GPU, but costs more than any number of GPUs.
+        // A missing copy needs no GPU, but costs more than any number of GPUs.
         let more = lacking.div_ceil(largest);
         Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
     }
 
-    /// The GPUs that can take a copy, those first that look best. Of GPUs that are alike one is enough.
+    /// Returns the GPUs that can take a copy, the most promising first. Of several GPUs that are
+    /// alike, only one is returned.
     fn choices(&self, model: usize) -> Vec<usize> {
-        let Model { each, on, .. } = &self.models[model];
+        let ModelCopies { each, on, .. } = &self.models[model];
         let hosts: Vec<usize> = self.placed[model].iter().map(|&gpu| self.gpus[gpu].host).collect();
         let fits = |&gpu: &usize| {
             !hosts.contains(&self.gpus[gpu].host) && self.taken[gpu].with(each).fits(&self.gpus[gpu])
         };
         let mut choices: Vec<usize> = (0..self.gpus.len()).filter(fits).collect();
         choices.sort_by_key(|&gpu| {
-            let (empty, left) = match self.aim {
-                Aim::FewGpus => (self.taken[gpu].models == 0, self.free(gpu)),
-                Aim::FewMoves => (false, self.most.0 - self.free(gpu)),
+            let (empty, left) = match self.objective {
+                Objective::FewGpus => (self.taken[gpu].models == 0, self.free(gpu)),
+                Objective::FewMoves => (false, self.largest_sms.0 - self.free(gpu)),
             };
             (!on.contains(&gpu), empty, left, gpu)
         });
@@ -230,7 +242,7 @@ impl Search<'_> {
         choices
     }
 
-    /// Whether two GPUs are the same to every copy, the next ones included.
+    /// Returns true if two GPUs are the same for every copy, including the next ones.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         self.gpus[one] == self.gpus[other]
             && self.taken[one].models == 0
@@ -239,37 +251,37 @@ impl Search<'_> {
     }
 }
 
-fn missing(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Vec<Missing> {
-    let mut taken: Vec<Taken> = gpus.iter().map(Taken::of).collect();
+fn missing(gpus: &[GpuCapacity], models: &[ModelCopies], placed: &[Vec<usize>]) -> Vec<MissingCopies> {
+    let mut taken: Vec<PackedGpu> = gpus.iter().map(PackedGpu::of).collect();
     for (model, on) in models.iter().zip(placed) {
         on.iter().for_each(|&gpu| taken[gpu] = taken[gpu].with(&model.each));
     }
-    let of = |(index, (model, on)): (usize, (&Model, &Vec<usize>))| {
+    let of = |(index, (model, on)): (usize, (&ModelCopies, &Vec<usize>))| {
         let copies = model.copies.saturating_sub(u32::try_from(on.len()).unwrap_or(u32::MAX));
         let has = |gpu: usize| on.iter().any(|&other| gpus[other].host == gpus[gpu].host);
         let others = || (0..gpus.len()).filter(|&gpu| !has(gpu)).map(|gpu| (&gpus[gpu], &taken[gpu]));
-        (copies > 0).then(|| Missing { model: index, copies, lacks: lacks(&model.each, others) })
+        (copies > 0).then(|| MissingCopies { model: index, copies, shortage: shortage(&model.each, others) })
     };
     models.iter().zip(placed).enumerate().filter_map(of).collect()
 }
 
-fn lacks<'a, I>(each: &Share, others: impl Fn() -> I) -> Lacks
+fn shortage<'a, I>(each: &Share, others: impl Fn() -> I) -> Shortage
 where
-    I: Iterator<Item = (&'a Gpu, &'a Taken)>,
+    I: Iterator<Item = (&'a GpuCapacity, &'a PackedGpu)>,
 {
-    let free = |(gpu, taken): (&Gpu, &Taken)| taken.free(gpu);
-    let Some(sms) = others().map(free).max() else { return Lacks::Host };
+    let free = |(gpu, taken): (&GpuCapacity, &PackedGpu)| taken.free(gpu);
+    let Some(sms) = others().map(free).max() else { return Shortage::Host };
     if sms < each.sms.0 {
-        return Lacks::Sms { free: Sms(sms), needed: each.sms };
+        return Shortage::Sms { free: Sms(sms), needed: each.sms };
     }
     let with_sms = others().filter(|&both| free(both) >= each.sms.0);
     let needed = each.memory.saturating_add(each.shadow);
-    // A shadow of another model can be the larger one.
-    let room = |(gpu, taken): (&Gpu, &Taken)| {
+    // The shadow of another model may be larger.
+    let room = |(gpu, taken): (&GpuCapacity, &PackedGpu)| {
         gpu.memory.saturating_sub(taken.memory.saturating_add(taken.shadow.saturating_sub(each.shadow)))
     };
     match with_sms.map(room).max() {
-        Some(free) if free < needed => Lacks::Memory { free, needed },
-        _ => Lacks::Bandwidth,
+        Some(free) if free < needed => Shortage::Memory { free, needed },
+        _ => Shortage::Bandwidth,
     }
 }

@@ -6,20 +6,20 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn gpu(host: usize) -> Gpu {
-    Gpu { host, sms: Sms(132), memory: 80 * GIB, taken: Share::NOTHING }
+fn gpu(host: usize) -> GpuCapacity {
+    GpuCapacity { host, sms: Sms(132), memory: 80 * GIB, taken: Share::NOTHING }
 }
 
 fn share(sms: u32) -> Share {
     Share { sms: Sms(sms), memory: 4 * GIB, shadow: GIB, bandwidth: 0.1 }
 }
 
-fn model(copies: u32, sms: u32) -> Model {
-    Model { copies, each: share(sms), priority: 1, on: Vec::new() }
+fn model(copies: u32, sms: u32) -> ModelCopies {
+    ModelCopies { copies, each: share(sms), priority: 1, on: Vec::new() }
 }
 
-fn few(gpus: &[Gpu], models: &[Model]) -> Placement {
-    place(gpus, models, Aim::FewGpus)
+fn few(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Placement {
+    place(gpus, models, Objective::FewGpus)
 }
 
 /// xorshift64*.
@@ -34,11 +34,11 @@ impl Draws {
     }
 }
 
-/// Up to four GPUs on up to three hosts, and models with six copies at most.
-fn mix(seed: u64) -> (Vec<Gpu>, Vec<Model>) {
+/// Draws up to four GPUs on up to three hosts, and models with six copies at most.
+fn mix(seed: u64) -> (Vec<GpuCapacity>, Vec<ModelCopies>) {
     let mut draws = Draws(seed);
-    let gpus: Vec<Gpu> = (0..1 + draws.below(4))
-        .map(|_| Gpu {
+    let gpus: Vec<GpuCapacity> = (0..1 + draws.below(4))
+        .map(|_| GpuCapacity {
             host: draws.below(3) as usize,
             sms: Sms([132, 132, 78][draws.below(3) as usize]),
             memory: [80, 40][draws.below(2) as usize] * GIB,
@@ -56,14 +56,20 @@ fn mix(seed: u64) -> (Vec<Gpu>, Vec<Model>) {
             bandwidth: draws.below(6) as f64 / 10.0,
         };
         let on: Vec<usize> = (0..gpus.len()).filter(|_| draws.below(4) == 0).take(wanted as usize).collect();
-        models.push(Model { copies: wanted, each, priority: 1 + draws.below(2) as u32, on });
+        models.push(ModelCopies { copies: wanted, each, priority: 1 + draws.below(2) as u32, on });
     }
     (gpus, models)
 }
 
-/// What a placement costs, as [`Cost`] says; `None` if it exceeds something.
-fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>], aim: Aim) -> Option<Cost> {
-    let (most, mut crowding) = (gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0), 0);
+/// Returns what a placement costs by the definition of [`Cost`], or `None` if it exceeds a
+/// resource.
+fn cost_of(
+    gpus: &[GpuCapacity],
+    models: &[ModelCopies],
+    placed: &[Vec<usize>],
+    objective: Objective,
+) -> Option<Cost> {
+    let (most, mut load_spread) = (gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0), 0);
     for (index, gpu) in gpus.iter().enumerate() {
         let placed = models.iter().zip(placed).filter(|(_, on)| on.contains(&index));
         let here = || placed.clone().map(|(model, _)| model.each).chain([gpu.taken]);
@@ -74,7 +80,7 @@ fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>], aim: Aim) -> O
         if sms > gpu.sms.0 || memory + shadow > gpu.memory || bandwidth > 1.0 + 1e-6 {
             return None;
         }
-        crowding += u64::from(most - gpu.sms.0 + sms).pow(2);
+        load_spread += u64::from(most - gpu.sms.0 + sms).pow(2);
     }
     let mut levels: Vec<(u32, u32)> =
         models.iter().flat_map(|model| (0..model.copies).map(|number| (number, model.priority))).collect();
@@ -94,17 +100,17 @@ fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>], aim: Aim) -> O
             cost.moves += u32::from(!model.on.is_empty() && !model.on.contains(&here));
         }
     }
-    match aim {
-        Aim::FewGpus => {
+    match objective {
+        Objective::FewGpus => {
             cost.gpus = (0..gpus.len()).filter(|gpu| placed.iter().any(|on| on.contains(gpu))).count() as u32;
         }
-        Aim::FewMoves => cost.crowding = crowding,
+        Objective::FewMoves => cost.load_spread = load_spread,
     }
     Some(cost)
 }
 
-/// The least cost, by trying everything.
-fn exhaustive(gpus: &[Gpu], models: &[Model], aim: Aim) -> Cost {
+/// Returns the least cost, by trying all placements.
+fn exhaustive(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Cost {
     let copies: Vec<usize> =
         models.iter().enumerate().flat_map(|(index, model)| (0..model.copies).map(move |_| index)).collect();
     let choices = gpus.len() + 1;
@@ -118,7 +124,7 @@ fn exhaustive(gpus: &[Gpu], models: &[Model], aim: Aim) -> Cost {
                 placed[model].push(chosen);
             }
         }
-        cost_of(gpus, models, &placed, aim)
+        cost_of(gpus, models, &placed, objective)
     });
     costs.min().unwrap()
 }
@@ -126,18 +132,20 @@ fn exhaustive(gpus: &[Gpu], models: &[Model], aim: Aim) -> Cost {
 #[test]
 fn no_placement_costs_less_on_drawn_mixes() {
     let mut short = 0;
-    for (seed, aim) in (1..=40).flat_map(|seed| [(seed, Aim::FewGpus), (seed, Aim::FewMoves)]) {
+    for (seed, objective) in
+        (1..=40).flat_map(|seed| [(seed, Objective::FewGpus), (seed, Objective::FewMoves)])
+    {
         let (gpus, models) = mix(seed * 7919);
-        let placement = place(&gpus, &models, aim);
+        let placement = place(&gpus, &models, objective);
         assert!(placement.is_best, "seed {seed}");
-        let cost = cost_of(&gpus, &models, &placement.models, aim);
+        let cost = cost_of(&gpus, &models, &placement.models, objective);
         assert_eq!(
             cost.as_ref(),
             Some(&placement.cost),
-            "seed {seed}: nothing is exceeded, and it costs what it says"
+            "seed {seed}: the placement exceeds nothing and has its stated cost"
         );
-        assert_eq!(placement.cost, exhaustive(&gpus, &models, aim), "seed {seed}");
-        assert_eq!(placement, place(&gpus, &models, aim), "seed {seed}: the same again");
+        assert_eq!(placement.cost, exhaustive(&gpus, &models, objective), "seed {seed}");
+        assert_eq!(placement, place(&gpus, &models, objective), "seed {seed}: the result is the same");
         short += placement.missing.len();
     }
     assert!(short > 5, "some mixes do not fit: {short}");
@@ -145,13 +153,13 @@ fn no_placement_costs_less_on_drawn_mixes() {
 
 #[test]
 fn a_hundred_models_on_sixteen_gpus_exceed_nothing_within_the_bound() {
-    let gpus: Vec<Gpu> = (0..16).map(|index| gpu(index / 2)).collect();
+    let gpus: Vec<GpuCapacity> = (0..16).map(|index| gpu(index / 2)).collect();
     let mut draws = Draws(11);
-    let models: Vec<Model> =
+    let models: Vec<ModelCopies> =
         (0..100).map(|_| model(1 + u32::from(draws.below(4) == 0), 8 + 8 * draws.below(3) as u32)).collect();
-    for aim in [Aim::FewGpus, Aim::FewMoves] {
-        let placement = place(&gpus, &models, aim);
-        assert_eq!(cost_of(&gpus, &models, &placement.models, aim), Some(placement.cost));
+    for objective in [Objective::FewGpus, Objective::FewMoves] {
+        let placement = place(&gpus, &models, objective);
+        assert_eq!(cost_of(&gpus, &models, &placement.models, objective), Some(placement.cost));
         assert_eq!(placement.missing, []);
     }
 }
@@ -162,38 +170,40 @@ fn copies_lie_on_hosts_of_their_own_and_models_stay_where_they_are() {
     let two = few(&gpus, &[model(2, 40)]);
     assert_eq!(two.models, [[0, 2]]);
     assert_eq!(two.cost.moves, 0);
-    assert_eq!(few(&gpus, &[model(3, 40)]).missing[0].lacks, Lacks::Host);
-    let stays = Model { on: vec![1, 2], ..model(2, 40) };
+    assert_eq!(few(&gpus, &[model(3, 40)]).missing[0].shortage, Shortage::Host);
+    let stays = ModelCopies { on: vec![1, 2], ..model(2, 40) };
     assert_eq!(few(&gpus, &[stays, model(1, 40)]).models, [vec![1, 2], vec![1]]);
 }
 
 #[test]
-fn where_room_lacks_the_model_of_higher_priority_has_its_first_copy_before_others() {
-    let low = Model { priority: 2, on: vec![0], ..model(1, 100) };
+fn without_room_for_all_the_model_of_higher_priority_has_its_first_copy_before_others() {
+    let low = ModelCopies { priority: 2, on: vec![0], ..model(1, 100) };
     let high = model(2, 100);
     let placement = few(&[gpu(0), gpu(1)], &[low, high]);
     assert_eq!(placement.models, [vec![0], vec![1]], "a second copy comes after first ones");
-    let missing = Missing { model: 1, copies: 1, lacks: Lacks::Sms { free: Sms(32), needed: Sms(100) } };
+    let missing =
+        MissingCopies { model: 1, copies: 1, shortage: Shortage::Sms { free: Sms(32), needed: Sms(100) } };
     assert_eq!(placement.missing, [missing]);
-    let only = few(&[gpu(0)], &[Model { priority: 2, ..model(1, 100) }, model(1, 100)]);
+    let only = few(&[gpu(0)], &[ModelCopies { priority: 2, ..model(1, 100) }, model(1, 100)]);
     assert_eq!(only.models, [vec![], vec![0]]);
 }
 
 #[test]
-fn what_lacks_is_said() {
-    let lacks = |gpus: &[Gpu], each: Share, beside: Share| {
-        let models = [Model { each: beside, ..model(1, 8) }, Model { priority: 2, each, ..model(1, 8) }];
-        few(gpus, &models).missing.first().map(|missing| missing.lacks)
+fn a_missing_copy_has_its_reason() {
+    let shortage = |gpus: &[GpuCapacity], each: Share, beside: Share| {
+        let models =
+            [ModelCopies { each: beside, ..model(1, 8) }, ModelCopies { priority: 2, each, ..model(1, 8) }];
+        few(gpus, &models).missing.first().map(|missing| missing.shortage)
     };
     let large = Share { memory: 70 * GIB, shadow: 12 * GIB, ..share(8) };
     let needed = 82 * GIB;
-    assert_eq!(lacks(&[gpu(0)], large, share(8)), Some(Lacks::Memory { free: 76 * GIB, needed }));
+    assert_eq!(shortage(&[gpu(0)], large, share(8)), Some(Shortage::Memory { free: 76 * GIB, needed }));
     let greedy = Share { bandwidth: 0.95, ..share(8) };
-    assert_eq!(lacks(&[gpu(0)], greedy, share(8)), Some(Lacks::Bandwidth));
-    assert_eq!(lacks(&[gpu(0)], share(8), share(8)), None);
+    assert_eq!(shortage(&[gpu(0)], greedy, share(8)), Some(Shortage::Bandwidth));
+    assert_eq!(shortage(&[gpu(0)], share(8), share(8)), None);
     let twice = few(&[gpu(0)], &[model(2, 8)]);
-    assert_eq!(twice.missing[0].lacks, Lacks::Host);
-    assert_eq!(few(&[], &[model(1, 8)]).missing[0].lacks, Lacks::Host);
+    assert_eq!(twice.missing[0].shortage, Shortage::Host);
+    assert_eq!(few(&[], &[model(1, 8)]).missing[0].shortage, Shortage::Host);
 }
 
 #[test]
@@ -201,14 +211,21 @@ fn a_copy_needs_the_fewest_sms_that_keep_its_slo_at_its_rate() {
     let row = |batch, ms: [f64; 3]| Row { batch, ms: ms.to_vec() };
     let rows = vec![row(1, [8.0, 4.0, 3.0]), row(8, [32.0, 12.0, 6.0])];
     let execution = Execution::new(vec![Sms(16), Sms(64), Sms(132)], rows).unwrap();
-    let need =
-        |slo, rate| need(&execution, Sms(132), &Load { slo: Duration::from_millis(slo), rate, max_batch: 8 });
-    let few = need(16, 10.0).unwrap();
+    let sm_requirement = |slo, rate| {
+        sm_requirement(
+            &execution,
+            Sms(132),
+            &CopyLoad { slo: Duration::from_millis(slo), rate, max_batch: 8 },
+        )
+    };
+    let few = sm_requirement(16, 10.0).unwrap();
     assert_eq!((few.sms, few.batch), (Sms(16), 1), "two batches of 8 ms are just in time");
     assert!((few.busy - 0.08).abs() < 1e-9);
-    let many = need(24, 600.0).unwrap();
+    let many = sm_requirement(24, 600.0).unwrap();
     assert_eq!((many.sms, many.batch), (Sms(64), 8));
     assert!(many.busy > 0.85 && many.busy <= 1.0);
-    assert!(matches!(need(5, 1.0), Err(Unmet::Slo { two }) if two == Duration::from_millis(6)));
-    assert!(matches!(need(24, 1e6), Err(Unmet::Rate { most }) if (1300.0..1340.0).contains(&most)));
+    assert!(matches!(sm_requirement(5, 1.0), Err(UnmetLoad::Slo { two }) if two == Duration::from_millis(6)));
+    assert!(
+        matches!(sm_requirement(24, 1e6), Err(UnmetLoad::Rate { max }) if (1300.0..1340.0).contains(&max))
+    );
 }

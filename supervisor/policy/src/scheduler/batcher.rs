@@ -1,58 +1,63 @@
-//! When a batch runs, and which requests are in it.
+//! Batching: when a batch runs, and which requests it contains.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::punctual::{Pick, Punctual};
-use super::queue::{Entry, Queue, QueueKey};
+use super::deadline::{DeadlineFilter, Selection};
+use super::queue::{QueueKey, QueuedRequest, RequestQueue};
 use crate::latency::Predictor;
 
+/// The limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Zero: the model has no batch axis, every request runs by itself.
+pub struct BatchLimits {
+    /// The most rows; 0 if the model has no batch axis, so that every request runs by itself.
     pub max_rows: u32,
+    /// The most requests.
     pub max_requests: usize,
-    /// How long a batch that is not full waits for more, counted from its oldest arrival.
+    /// The longest time that a batch waits for further requests, from the arrival of its oldest request.
     pub max_delay: Duration,
 }
 
+/// The answer to whether a batch can run now.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<K, T> {
-    Run(Taken<K, T>),
-    /// Every batch still waits for company; ask again then, or when something arrives.
+pub enum NextBatch<K, T> {
+    /// This batch runs now.
+    Run(FormedBatch<K, T>),
+    /// All batches still wait for further requests until this time.
     WaitUntil(Timestamp),
+    /// The queue is empty.
     Idle,
 }
 
+/// The requests that leave the queue together.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken<K, T> {
-    /// None if all are too late.
-    pub batch: Vec<Entry<K, T>>,
-    /// Refused, because they cannot be answered in time any more.
-    pub late: Vec<Entry<K, T>>,
+pub struct FormedBatch<K, T> {
+    /// The batch; empty if all requests are too late.
+    pub batch: Vec<QueuedRequest<K, T>>,
+    /// The refused requests, which cannot be answered in time any more.
+    pub late: Vec<QueuedRequest<K, T>>,
 }
 
-/// Decides what runs next, when the lane has a free slot.
+/// Decides what runs next on a lane with a free slot.
 ///
-/// The batch starts with the head of the queue and is joined by others of its shape, in their
-/// order, up to the first that does not fit. When the head's batch may still wait for company, the
-/// first other one that is ready takes the slot: waiting exists to use an idle slot better, not to
-/// keep it idle. That costs the head at most the execution of one batch: once its own wait is over
-/// it goes first.
+/// A batch starts with the head of the queue. Other requests of its shape join in their order, up to
+/// the first one that does not fit. If the head's batch may still wait for further requests, the first
+/// other batch that is ready takes the slot: waiting should fill a slot better and not leave it idle.
+/// The head loses the execution of at most one batch, because it goes first once its wait is over.
 ///
-/// Late requests are refused only if there is a `punctual`, which knows the lane of the batch.
+/// Only a `deadline_filter`, which knows the lane of the batch, refuses late requests.
 pub fn next<K: Ord + Clone, T>(
-    queue: &mut Queue<K, T>,
-    limits: &Limits,
-    punctual: Option<&Punctual<'_>>,
+    queue: &mut RequestQueue<K, T>,
+    limits: &BatchLimits,
+    deadline_filter: Option<&DeadlineFilter<'_>>,
     now: Timestamp,
-) -> Next<K, T> {
+) -> NextBatch<K, T> {
     let Some(head) = queue.head() else {
-        return Next::Idle;
+        return NextBatch::Idle;
     };
     let Some(mut soonest) = waits_until(queue, head, limits, now) else {
-        return Next::Run(take_batch(queue, head, limits, punctual));
+        return NextBatch::Run(take_batch(queue, head, limits, deadline_filter));
     };
     let mut ready: Option<QueueKey> = None;
     for start in queue.starts().filter(|&start| start != head) {
@@ -62,15 +67,15 @@ pub fn next<K: Ord + Clone, T>(
         }
     }
     match ready {
-        Some(start) => Next::Run(take_batch(queue, start, limits, punctual)),
-        None => Next::WaitUntil(soonest),
+        Some(start) => NextBatch::Run(take_batch(queue, start, limits, deadline_filter)),
+        None => NextBatch::WaitUntil(soonest),
     }
 }
 
-/// How many rows go first. A batch that would be padded is parted where both parts, one after the
-/// other, take no longer than the whole: the first part is answered sooner, no request later, and
-/// requests that arrive meanwhile join the second part.
-pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
+/// Returns how many rows of a batch are sent first. A batch that needs padding is split if its two
+/// parts, one after the other, take no longer than the whole. The first part is then answered sooner,
+/// no request is answered later, and requests that arrive meanwhile join the second part.
+pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
         Some((parts, predictor.predict(rows)?))
@@ -79,11 +84,12 @@ pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
 }
 
-/// Until when the batch that starts there waits for company; `None` when it is ready.
+/// Returns the time until which the batch that starts there waits for further requests, or `None` if it
+/// is ready.
 fn waits_until<K: Ord + Clone, T>(
-    queue: &Queue<K, T>,
+    queue: &RequestQueue<K, T>,
     start: QueueKey,
-    limits: &Limits,
+    limits: &BatchLimits,
     now: Timestamp,
 ) -> Option<Timestamp> {
     let first = queue.at(start);
@@ -94,44 +100,48 @@ fn waits_until<K: Ord + Clone, T>(
     if rows >= u64::from(limits.max_rows) || requests >= limits.max_requests {
         return None;
     }
-    // Here all of them fit into one batch, so this looks at no more than one batch.
+    // All of these requests fit into one batch, so this scan is short.
     let closes =
         queue.members(&first.shape).map(|entry| entry.deadline.min(entry.arrived + limits.max_delay));
     closes.min().filter(|&moment| moment > now)
 }
 
 fn take_batch<K: Ord + Clone, T>(
-    queue: &mut Queue<K, T>,
+    queue: &mut RequestQueue<K, T>,
     start: QueueKey,
-    limits: &Limits,
-    punctual: Option<&Punctual<'_>>,
-) -> Taken<K, T> {
+    limits: &BatchLimits,
+    deadline_filter: Option<&DeadlineFilter<'_>>,
+) -> FormedBatch<K, T> {
     let first = queue.at(start);
     if first.alone || limits.max_rows == 0 {
-        let late = punctual.is_some_and(|punctual| punctual.pick(&[punctual.due(first)], limits).go == 0);
+        let late = deadline_filter
+            .is_some_and(|filter| filter.select(&[filter.due_request(first)], limits).count == 0);
         let entry = vec![queue.take(start)];
         return if late {
-            Taken { batch: Vec::new(), late: entry }
+            FormedBatch { batch: Vec::new(), late: entry }
         } else {
-            Taken { batch: entry, late: Vec::new() }
+            FormedBatch { batch: entry, late: Vec::new() }
         };
     }
     let shape = first.shape.clone();
-    let Pick { late, go } = match punctual {
-        Some(punctual) => punctual.pick(&punctual.dues(queue.members(&shape), limits), limits),
-        None => Pick { late: 0, go: joining(queue.members(&shape), limits) },
+    let Selection { late, count } = match deadline_filter {
+        Some(filter) => filter.select(&filter.due_requests(queue.members(&shape), limits), limits),
+        None => Selection { late: 0, count: joining(queue.members(&shape), limits) },
     };
-    let mut take = |count: usize| -> Vec<Entry<K, T>> {
+    let mut take = |count: usize| -> Vec<QueuedRequest<K, T>> {
         (0..count).map_while(|_| queue.first_of(&shape).map(|place| queue.take(place))).collect()
     };
     let late = take(late);
-    Taken { batch: take(go), late }
+    FormedBatch { batch: take(count), late }
 }
 
-/// At least one.
-fn joining<'e, K: 'e, T: 'e>(waiting: impl Iterator<Item = &'e Entry<K, T>>, limits: &Limits) -> usize {
+/// Returns how many of the waiting requests fit into one batch; at least one.
+fn joining<'e, K: 'e, T: 'e>(
+    waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
+    limits: &BatchLimits,
+) -> usize {
     let mut rows = 0_u32;
-    let fits = |entry: &&Entry<K, T>| {
+    let fits = |entry: &&QueuedRequest<K, T>| {
         rows = rows.saturating_add(entry.rows);
         rows <= limits.max_rows
     };

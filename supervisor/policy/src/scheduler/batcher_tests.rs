@@ -4,51 +4,52 @@ use shadowslice_shared::units::Sms;
 
 use super::*;
 
-type Request = Entry<u8, u32>;
+type Request = QueuedRequest<u8, u32>;
 
-const LIMITS: Limits = Limits { max_rows: 4, max_requests: 16, max_delay: Duration::from_millis(10) };
+const LIMITS: BatchLimits =
+    BatchLimits { max_rows: 4, max_requests: 16, max_delay: Duration::from_millis(10) };
 
 fn ms(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))
 }
 
-/// A request that arrives at 0 and is due at 100 ms.
+/// Returns a request that arrives at 0 and is due at 100 ms.
 fn request(item: u32, shape: u8, rows: u32) -> Request {
-    Entry { shape, rows, arrived: ms(0), deadline: ms(100), level: 0, alone: false, item }
+    QueuedRequest { shape, rows, arrived: ms(0), deadline: ms(100), level: 0, alone: false, item }
 }
 
-fn queue_of(requests: Vec<Request>) -> Queue<u8, u32> {
-    let mut queue = Queue::default();
+fn queue_of(requests: Vec<Request>) -> RequestQueue<u8, u32> {
+    let mut queue = RequestQueue::default();
     for request in requests {
         queue.push(request);
     }
     queue
 }
 
-/// The items of the batch that runs now.
-fn run(queue: &mut Queue<u8, u32>, limits: &Limits, now: Timestamp) -> Vec<u32> {
+/// Returns the items of the batch that runs now.
+fn run(queue: &mut RequestQueue<u8, u32>, limits: &BatchLimits, now: Timestamp) -> Vec<u32> {
     match next(queue, limits, None, now) {
-        Next::Run(taken) => taken.batch.into_iter().map(|entry| entry.item).collect(),
+        NextBatch::Run(taken) => taken.batch.into_iter().map(|entry| entry.item).collect(),
         other => panic!("nothing runs: {other:?}"),
     }
 }
 
 #[test]
-fn a_free_slot_takes_what_is_there_when_no_delay_is_asked_for() {
-    let limits = Limits { max_delay: Duration::ZERO, ..LIMITS };
+fn without_a_delay_a_free_slot_takes_all_queued_requests() {
+    let limits = BatchLimits { max_delay: Duration::ZERO, ..LIMITS };
     let mut queue = queue_of(vec![request(1, 0, 1), request(2, 1, 1), request(3, 0, 1)]);
     assert_eq!(run(&mut queue, &limits, ms(0)), [1, 3]);
     assert_eq!(run(&mut queue, &limits, ms(0)), [2]);
-    assert_eq!(next(&mut queue, &limits, None, ms(0)), Next::Idle);
+    assert_eq!(next(&mut queue, &limits, None, ms(0)), NextBatch::Idle);
 }
 
 #[test]
-fn a_batch_waits_for_company_from_its_oldest_arrival() {
+fn a_batch_waits_for_requests_from_its_oldest_arrival() {
     let mut young = request(2, 0, 1);
     young.arrived = ms(7);
     young.deadline = ms(50);
     let mut queue = queue_of(vec![request(1, 0, 1), young]);
-    assert_eq!(next(&mut queue, &LIMITS, None, ms(8)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(8)), NextBatch::WaitUntil(ms(10)));
     assert_eq!(run(&mut queue, &LIMITS, ms(10)), [2, 1]);
 }
 
@@ -57,15 +58,15 @@ fn a_batch_never_waits_past_its_oldest_deadline() {
     let mut urgent = request(2, 0, 1);
     urgent.deadline = ms(3);
     let mut queue = queue_of(vec![request(1, 0, 1), urgent]);
-    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(3)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), NextBatch::WaitUntil(ms(3)));
     assert_eq!(run(&mut queue, &LIMITS, ms(3)), [2, 1]);
 }
 
 #[test]
 fn a_full_batch_does_not_wait_and_the_next_one_does_not_fit() {
     let mut queue = queue_of(vec![request(1, 0, 3), request(2, 0, 2), request(3, 0, 1)]);
-    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [1], "what does not fit is not overtaken");
-    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(10)));
+    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [1], "a request that does not fit is not overtaken");
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), NextBatch::WaitUntil(ms(10)));
 }
 
 #[test]
@@ -74,29 +75,29 @@ fn a_waiting_head_does_not_keep_the_slot_from_a_full_batch() {
     head.deadline = ms(40);
     let mut queue = queue_of(vec![head, request(2, 1, 2), request(3, 1, 2), request(4, 1, 4)]);
     assert_eq!(run(&mut queue, &LIMITS, ms(0)), [2, 3]);
-    assert_eq!(run(&mut queue, &LIMITS, ms(10)), [1], "its wait over, the head goes first");
+    assert_eq!(run(&mut queue, &LIMITS, ms(10)), [1], "the head goes first once its wait is over");
 }
 
 #[test]
 fn without_a_batch_axis_or_when_alone_a_request_runs_by_itself() {
-    let no_axis = Limits { max_rows: 0, ..LIMITS };
+    let no_axis = BatchLimits { max_rows: 0, ..LIMITS };
     let mut queue = queue_of(vec![request(1, 0, 1), request(2, 0, 1)]);
     assert_eq!(run(&mut queue, &no_axis, ms(0)), [1]);
     let suspect = Request { alone: true, ..request(3, 0, 1) };
     queue.put_back(suspect);
     assert_eq!(run(&mut queue, &LIMITS, ms(0)), [3]);
-    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), NextBatch::WaitUntil(ms(10)));
 }
 
 #[test]
 fn a_batch_holds_no_more_requests_than_allowed() {
-    let limits = Limits { max_requests: 2, ..LIMITS };
+    let limits = BatchLimits { max_requests: 2, ..LIMITS };
     let mut queue = queue_of((1..=3).map(|item| request(item, 0, 1)).collect());
     assert_eq!(run(&mut queue, &limits, ms(0)), [1, 2]);
-    assert_eq!(next(&mut queue, &limits, None, ms(0)), Next::WaitUntil(ms(10)));
+    assert_eq!(next(&mut queue, &limits, None, ms(0)), NextBatch::WaitUntil(ms(10)));
 }
 
-/// What may happen to a queue.
+/// An event of a queue.
 #[derive(Debug, Clone)]
 enum Step {
     Arrive {
@@ -119,7 +120,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![4 => arrive, 3 => ask, 1 => Just(Step::Return)]
 }
 
-/// The same queue as a list in its order, false first for what was put back.
+/// The same queue as a sorted list; `false` marks requests that were put back.
 #[derive(Default)]
 struct Model {
     waiting: Vec<(bool, Timestamp, Request)>,
@@ -136,15 +137,20 @@ impl Model {
         self.waiting.iter().map(|(_, _, request)| request).filter(joinable).collect()
     }
 
-    /// Whether a batch of this shape is closed.
-    fn is_closed(&self, shape: u8, limits: &Limits, now: Timestamp) -> bool {
+    /// Returns true if a batch of this shape is closed.
+    fn is_closed(&self, shape: u8, limits: &BatchLimits, now: Timestamp) -> bool {
         let joinable = self.of_shape(shape);
         joinable.iter().map(|request| request.rows).sum::<u32>() >= limits.max_rows
             || joinable.iter().any(|r| r.deadline <= now || r.arrived + limits.max_delay <= now)
     }
 
-    /// Checks that exactly this batch may run, and takes it out.
-    fn takes(&mut self, batch: &[Request], limits: &Limits, now: Timestamp) -> Result<(), TestCaseError> {
+    /// Checks that exactly this batch may run, and removes it.
+    fn takes(
+        &mut self,
+        batch: &[Request],
+        limits: &BatchLimits,
+        now: Timestamp,
+    ) -> Result<(), TestCaseError> {
         let first = &batch[0];
         if first.alone || limits.max_rows == 0 {
             prop_assert_eq!(batch.len(), 1);
@@ -175,14 +181,14 @@ proptest! {
         max_rows in prop_oneof![Just(0_u32), Just(8)],
         max_delay in prop_oneof![Just(0_u64), Just(10)],
     ) {
-        let limits = Limits { max_rows, max_requests: 16, max_delay: Duration::from_millis(max_delay) };
-        let (mut queue, mut model) = (Queue::default(), Model::default());
+        let limits = BatchLimits { max_rows, max_requests: 16, max_delay: Duration::from_millis(max_delay) };
+        let (mut queue, mut model) = (RequestQueue::default(), Model::default());
         let (mut now, mut latest) = (ms(0), Vec::<Request>::new());
         for (item, step) in (0..).zip(steps) {
             match step {
                 Step::Arrive { shape, rows, patience, alone } => {
                     let deadline = now + Duration::from_millis(patience);
-                    let request = Entry { shape, rows, arrived: now, deadline, level: 0, alone, item };
+                    let request = QueuedRequest { shape, rows, arrived: now, deadline, level: 0, alone, item };
                     queue.push(request.clone());
                     model.add(true, request);
                 }
@@ -195,8 +201,8 @@ proptest! {
                 Step::Ask { after } => {
                     now = now + Duration::from_millis(after);
                     match next(&mut queue, &limits, None, now) {
-                        Next::Idle => prop_assert!(model.waiting.is_empty()),
-                        Next::WaitUntil(until) => {
+                        NextBatch::Idle => prop_assert!(model.waiting.is_empty()),
+                        NextBatch::WaitUntil(until) => {
                             prop_assert!(until > now && !model.waiting.is_empty());
                             let ready = |(_, _, r): &(_, _, Request)| {
                                 r.alone || max_rows == 0 || model.is_closed(r.shape, &limits, now)
@@ -204,7 +210,7 @@ proptest! {
                             prop_assert!(!model.waiting.iter().any(ready));
                             prop_assert!((0..3).any(|shape| model.is_closed(shape, &limits, until)));
                         }
-                        Next::Run(Taken { batch, late }) => {
+                        NextBatch::Run(FormedBatch { batch, late }) => {
                             prop_assert!(late.is_empty());
                             model.takes(&batch, &limits, now)?;
                             latest = batch;
@@ -231,14 +237,14 @@ fn a_batch_is_parted_only_where_the_parts_take_no_longer() {
     for (rows, first) in
         [(1, 1), (3, 3), (5, 4), (6, 6), (7, 7), (9, 8), (12, 8), (13, 13), (16, 16), (20, 20)]
     {
-        assert_eq!(first_part(rows, &predictor), first, "of {rows}");
+        assert_eq!(rows_sent_first(rows, &predictor), first, "of {rows}");
     }
-    assert_eq!(first_part(12, &Predictor::new(None, Sms(132))), 12, "nothing is known");
+    assert_eq!(rows_sent_first(12, &Predictor::new(None, Sms(132))), 12, "there are no predictions");
 }
 
 #[test]
 fn a_worker_that_claims_to_take_for_ever_breaks_nothing() {
     let mut predictor = Predictor::new(None, Sms(132)).padded_to(vec![1, 2, 4, 8]);
     [1, 2, 4, 8].into_iter().for_each(|rows| predictor.expect(rows, Duration::MAX));
-    assert_eq!((first_part(6, &predictor), first_part(8, &predictor)), (4, 8));
+    assert_eq!((rows_sent_first(6, &predictor), rows_sent_first(8, &predictor)), (4, 8));
 }

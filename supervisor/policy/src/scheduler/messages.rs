@@ -1,4 +1,4 @@
-//! What a scheduler is told, and what it says.
+//! The inputs and results of a scheduler.
 
 use std::time::Duration;
 
@@ -6,13 +6,15 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use super::queue::Entry;
+use super::queue::QueuedRequest;
 
+/// The driver's part of a queued request.
 pub trait Ticket {
-    /// The request needs no answer any more: its client has one or does not wait.
+    /// Returns true if the request needs no answer any more: its client has one, or left.
     fn is_settled(&self) -> bool;
 
-    /// It asks for the next answer of a stream, which only the stream's worker can give.
+    /// Returns true if this is a request for the next answer of a stream, which only the stream's worker
+    /// can give.
     fn is_step(&self) -> bool {
         false
     }
@@ -24,61 +26,79 @@ impl Ticket for () {
     }
 }
 
+/// The configuration of a model's scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rules {
-    /// Every request's deadline, unless the request's own is sooner.
+pub struct SchedulingRules {
+    /// The time within which a request must be answered, unless its own deadline is sooner.
     pub slo: Duration,
-    /// How long a batch that is not full waits for more.
+    /// The longest time that a batch waits for further requests.
     pub max_delay: Duration,
-    /// Under overload: `on_late: reject`.
+    /// True for `on_late: reject`: late requests are refused under overload.
     pub reject_late: bool,
 }
 
+/// The reason why a scheduler refuses a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RefusalReason {
+    /// The queue is full.
     QueueFull,
+    /// The request cannot be answered in time.
     TooLate,
-    /// Its time is up, and the queue stands.
+    /// The deadline has passed under overload.
     Overdue,
 }
 
+/// A request that the scheduler refuses.
 #[derive(Debug)]
-pub struct Refused<K, T> {
-    pub request: Entry<K, T>,
-    pub why: Refusal,
+pub struct RefusedRequest<K, T> {
+    /// The request.
+    pub request: QueuedRequest<K, T>,
+    /// The reason for the refusal.
+    pub why: RefusalReason,
 }
 
-/// At least one request, all of one shape.
+/// A batch to send to a worker.
 #[derive(Debug)]
-pub struct Sending<K, T> {
+pub struct OutgoingBatch<K, T> {
+    /// The worker that gets the batch.
     pub worker: WorkerId,
-    /// Unique among the model's batches.
+    /// The batch's number, unique among the model's batches.
     pub id: u64,
+    /// The slot of the worker's response slab that the batch occupies.
     pub slot: u8,
+    /// The groups of SMs on which the batch executes.
     pub groups: Groups,
-    pub requests: Vec<Entry<K, T>>,
+    /// The requests, at least one and all of one shape.
+    pub requests: Vec<QueuedRequest<K, T>>,
 }
 
+/// The next action of a scheduler's driver.
 #[derive(Debug)]
-pub enum Next<K, T> {
-    /// Refuse these requests, and send that batch; then call [`sent`](super::Scheduler::sent) or
-    /// [`not_sent`](super::Scheduler::not_sent).
-    Act(Vec<Refused<K, T>>, Option<Sending<K, T>>),
-    Rest(Rest),
+pub enum NextAction<K, T> {
+    /// The driver refuses these requests and sends the batch. For the batch it then calls
+    /// [`confirm_sent`](super::Scheduler::confirm_sent) or
+    /// [`return_unsent`](super::Scheduler::return_unsent).
+    Act(Vec<RefusedRequest<K, T>>, Option<OutgoingBatch<K, T>>),
+    /// The driver does nothing for now.
+    Wait(SchedulerWait),
 }
 
+/// The event that a scheduler waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
-    /// Nothing waits, or there is no room; an answer, or a request, changes that.
+pub enum SchedulerWait {
+    /// A request or an answer: the queue is empty, or the lane has no free slot.
     Idle,
+    /// This time, at which the next batch is due.
     Until(Timestamp),
+    /// A worker that serves: requests are queued, and no lane takes them.
     NoLane,
 }
 
+/// The effect of a completed batch on predictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completed {
-    /// It ran where the lane's batches run now, and its time says something of others'.
+pub struct CompletedBatch {
+    /// True if the batch ran on the lane's present SMs, so that its time counts in predictions.
     pub observed: bool,
-    /// It is the first there since the lane was routed to.
+    /// True if this is the first answer on these SMs since traffic moved to the lane.
     pub first: bool,
 }

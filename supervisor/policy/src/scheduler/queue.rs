@@ -1,108 +1,121 @@
 //! A queue of one model's requests, ordered by deadline.
 //!
-//! Entries that come back from a worker that died or was drained too slowly go before all others:
+//! Requests that return from a worker that died or drained too slowly go before all others, because
 //! they have waited once already.
 //!
-//! Every operation on one request costs O(log n); only [`Queue::take_if`] looks at all of them.
+//! An operation on one request costs O(log n). Only [`RequestQueue::take_if`] inspects all requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shadowslice_shared::units::Timestamp;
 
+/// A request in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry<K, T> {
-    /// Requests in a batch have equal shapes.
+pub struct QueuedRequest<K, T> {
+    /// The shape of the inputs. All requests of a batch have the same shape.
     pub shape: K,
-    /// At least 1.
+    /// The number of rows, at least 1.
     pub rows: u32,
+    /// The arrival of the request's first byte.
     pub arrived: Timestamp,
+    /// The time by which the client must have the answer.
     pub deadline: Timestamp,
-    /// Lower ones go first; clients' begin with 1.
+    /// The priority level. Lower levels go first; those of clients start at 1.
     pub level: u64,
+    /// True if the request must not share a batch.
     pub alone: bool,
+    /// The driver's part of the request.
     pub item: T,
 }
 
-/// The level of a request whose batch died with its worker, as it is tried again.
+/// The level of a request whose batch died with its worker, while it is retried.
 pub const SUSPECT_LEVEL: u64 = 0;
 
-/// Where an entry stands; the smallest is the head.
+/// The place of a request in the queue; the smallest is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
-    /// False for an entry that was put back, which goes first.
+    /// False for a request that was put back, which goes first.
     fresh: bool,
     deadline: Timestamp,
-    /// Makes places unique, and keeps the order of arrival among equals.
+    /// A number that makes keys unique and keeps the order of arrival among equal deadlines.
     sequence: u64,
 }
 
-/// Entries that may share a batch. Never empty.
+/// The requests that may share a batch. A group is never empty.
 #[derive(Debug, Default)]
 struct Group {
     places: BTreeSet<QueueKey>,
     rows: u64,
 }
 
+/// A queue of requests, ordered by deadline.
 #[derive(Debug)]
-pub struct Queue<K, T> {
+pub struct RequestQueue<K, T> {
     sequence: u64,
     rows: u64,
-    entries: BTreeMap<QueueKey, Entry<K, T>>,
-    /// Places of the entries that may run with others, by shape.
+    entries: BTreeMap<QueueKey, QueuedRequest<K, T>>,
+    /// The places of the requests that may share a batch, by shape.
     groups: BTreeMap<K, Group>,
-    /// Places of the entries that may not.
+    /// The places of the requests that run alone.
     alone: BTreeSet<QueueKey>,
 }
 
-// Derived, it would demand a default of shapes and requests.
-impl<K, T> Default for Queue<K, T> {
+// A derived implementation would require that `K` and `T` have defaults.
+impl<K, T> Default for RequestQueue<K, T> {
     fn default() -> Self {
         let (entries, groups, alone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         Self { sequence: 0, rows: 0, entries, groups, alone }
     }
 }
 
-impl<K: Ord + Clone, T> Queue<K, T> {
-    pub fn push(&mut self, entry: Entry<K, T>) {
+impl<K: Ord + Clone, T> RequestQueue<K, T> {
+    /// Adds a new request.
+    pub fn push(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, true);
     }
 
-    /// The entry goes before all that were pushed; those that were put back go by deadline, equal
-    /// ones as they came.
-    pub fn put_back(&mut self, entry: Entry<K, T>) {
+    /// Returns a request to the queue, before all requests that were pushed. Among the requests that were
+    /// put back, the order is by deadline and then by call.
+    pub fn put_back(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, false);
     }
 
+    /// Returns the number of rows of all requests.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
+    /// Returns true if the queue has no request.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    pub fn drain_all(&mut self) -> Vec<Entry<K, T>> {
+    /// Removes and returns all requests, in their order.
+    pub fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.groups.clear();
         self.alone.clear();
         self.rows = 0;
         std::mem::take(&mut self.entries).into_values().collect()
     }
 
-    /// Head first. Looks at every request.
-    pub fn take_if(&mut self, mut gone: impl FnMut(&Entry<K, T>) -> bool) -> Vec<Entry<K, T>> {
+    /// Removes and returns the requests that `gone` selects, in their order. Inspects every request.
+    pub fn take_if(
+        &mut self,
+        mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
+    ) -> Vec<QueuedRequest<K, T>> {
         let places: Vec<QueueKey> =
             self.entries.iter().filter(|(_, entry)| gone(entry)).map(|(&place, _)| place).collect();
         places.into_iter().map(|place| self.take(place)).collect()
     }
 
-    fn insert(&mut self, entry: Entry<K, T>, fresh: bool) {
+    fn insert(&mut self, entry: QueuedRequest<K, T>, fresh: bool) {
         let place = QueueKey { fresh, deadline: entry.deadline, sequence: self.sequence };
         self.sequence += 1;
         self.rows += u64::from(entry.rows);
         if entry.alone {
             self.alone.insert(place);
         } else {
-            // Looked up first, because a shape is cloned only when it is new.
+            // The lookup comes first, so that only new shapes are cloned.
             if !self.groups.contains_key(&entry.shape) {
                 self.groups.insert(entry.shape.clone(), Group::default());
             }
@@ -113,8 +126,8 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         self.entries.insert(place, entry);
     }
 
-    /// `place` must be taken.
-    pub(crate) fn take(&mut self, place: QueueKey) -> Entry<K, T> {
+    /// Removes the request at `place`, which must exist.
+    pub(crate) fn take(&mut self, place: QueueKey) -> QueuedRequest<K, T> {
         let entry = self.entries.remove(&place).expect("places come from this queue");
         self.rows -= u64::from(entry.rows);
         if entry.alone {
@@ -130,8 +143,8 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         entry
     }
 
-    /// `place` must be taken.
-    pub(crate) fn at(&self, place: QueueKey) -> &Entry<K, T> {
+    /// Returns the request at `place`, which must exist.
+    pub(crate) fn at(&self, place: QueueKey) -> &QueuedRequest<K, T> {
         &self.entries[&place]
     }
 
@@ -139,7 +152,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         self.entries.keys().next().copied()
     }
 
-    /// The first place of each shape, and the first that runs by itself.
+    /// Returns the first place of each shape, and the first place of a request that runs alone.
     pub(crate) fn starts(&self) -> impl Iterator<Item = QueueKey> {
         let grouped = self.groups.values().filter_map(|group| group.places.first());
         grouped.chain(self.alone.first()).copied()
@@ -153,8 +166,8 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         self.groups.get(shape).map_or((0, 0), |group| (group.rows, group.places.len()))
     }
 
-    /// Entries that may run together, in their order.
-    pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &Entry<K, T>> {
+    /// Returns the requests of one shape that may share a batch, in their order.
+    pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &QueuedRequest<K, T>> {
         let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
         places.map(|&place| self.at(place))
     }
@@ -170,17 +183,25 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn entry(item: u32, deadline: u64) -> Entry<&'static str, u32> {
-        Entry { shape: "a", rows: 1, arrived: ms(0), deadline: ms(deadline), level: 0, alone: false, item }
+    fn entry(item: u32, deadline: u64) -> QueuedRequest<&'static str, u32> {
+        QueuedRequest {
+            shape: "a",
+            rows: 1,
+            arrived: ms(0),
+            deadline: ms(deadline),
+            level: 0,
+            alone: false,
+            item,
+        }
     }
 
-    fn items(entries: Vec<Entry<&'static str, u32>>) -> Vec<u32> {
+    fn items(entries: Vec<QueuedRequest<&'static str, u32>>) -> Vec<u32> {
         entries.into_iter().map(|entry| entry.item).collect()
     }
 
     #[test]
     fn the_earliest_deadline_first_and_equal_ones_as_they_came() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for (item, deadline) in [(1, 30), (2, 10), (3, 30), (4, 20)] {
             queue.push(entry(item, deadline));
         }
@@ -189,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_goes_first() {
-        let mut queue = Queue::default();
+    fn requests_that_are_put_back_go_first() {
+        let mut queue = RequestQueue::default();
         queue.push(entry(1, 1));
         queue.push(entry(2, 2));
         queue.put_back(entry(8, 90));
@@ -200,7 +221,7 @@ mod tests {
 
     #[test]
     fn requests_whose_clients_went_away_are_taken_out() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for item in 0..6 {
             let mut entry = entry(item, u64::from(item));
             entry.alone = item % 3 == 0;

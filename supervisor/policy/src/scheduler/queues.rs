@@ -1,33 +1,33 @@
-//! The waiting requests: for each priority a queue by deadline; the highest priority goes first.
+//! The queued requests: one queue by deadline for each priority. The highest priority goes first.
 
 use std::collections::BTreeMap;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::batcher::{self, Limits, Next};
-use super::punctual::Punctual;
-use super::queue::{Entry, Queue};
+use super::batcher::{self, BatchLimits, NextBatch};
+use super::deadline::DeadlineFilter;
+use super::queue::{QueuedRequest, RequestQueue};
 
-/// So many priorities keep their queues when these are empty: more requests of them will come.
-const KEPT: usize = 8;
+/// The number of priorities that keep their empty queues, because more requests of them are likely.
+const KEPT_LEVELS: usize = 8;
 
-/// A batch holds requests of one priority.
+/// The queues of all priorities. All requests of a batch have one priority.
 #[derive(Debug)]
-pub(super) struct Queues<K, T> {
-    most: usize,
+pub(super) struct PriorityQueues<K, T> {
+    max_requests: usize,
     waiting: usize,
-    /// Few of the queues are empty, so there are not many more of them than requests.
-    levels: BTreeMap<u64, Queue<K, T>>,
+    /// The queues by level. Empty ones are removed, so that there are few more queues than requests.
+    levels: BTreeMap<u64, RequestQueue<K, T>>,
 }
 
-impl<K: Ord + Clone, T> Queues<K, T> {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, waiting: 0, levels: BTreeMap::new() }
+impl<K: Ord + Clone, T> PriorityQueues<K, T> {
+    pub(super) fn new(max_requests: usize) -> Self {
+        Self { max_requests, waiting: 0, levels: BTreeMap::new() }
     }
 
-    /// Gives the request back when no more may wait.
-    pub(super) fn push(&mut self, request: Entry<K, T>) -> Result<(), Entry<K, T>> {
-        if self.waiting >= self.most {
+    /// Adds a new request, or gives it back if the queue is full.
+    pub(super) fn push(&mut self, request: QueuedRequest<K, T>) -> Result<(), QueuedRequest<K, T>> {
+        if self.waiting >= self.max_requests {
             return Err(request);
         }
         self.level(request.level).push(request);
@@ -35,47 +35,52 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         Ok(())
     }
 
-    /// Past the bound if need be.
-    pub(super) fn put_back(&mut self, requests: Vec<Entry<K, T>>) {
+    /// Returns requests to their queues, even beyond the bound.
+    pub(super) fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>) {
         for request in requests {
             self.waiting += 1;
             self.level(request.level).put_back(request);
         }
     }
 
-    fn level(&mut self, level: u64) -> &mut Queue<K, T> {
+    fn level(&mut self, level: u64) -> &mut RequestQueue<K, T> {
         self.levels.entry(level).or_default()
     }
 
-    /// From the first priority that has something ready.
+    /// Returns the next batch, from the highest priority that has one ready.
     pub(super) fn next(
         &mut self,
-        limits: &Limits,
-        punctual: Option<&Punctual<'_>>,
+        limits: &BatchLimits,
+        deadline_filter: Option<&DeadlineFilter<'_>>,
         now: Timestamp,
-    ) -> Next<K, T> {
+    ) -> NextBatch<K, T> {
         let mut soonest: Option<Timestamp> = None;
         for queue in self.levels.values_mut() {
-            match batcher::next(queue, limits, punctual, now) {
-                Next::Run(taken) => {
+            match batcher::next(queue, limits, deadline_filter, now) {
+                NextBatch::Run(taken) => {
                     self.taken(taken.batch.len() + taken.late.len());
-                    return Next::Run(taken);
+                    return NextBatch::Run(taken);
                 }
-                Next::WaitUntil(until) => soonest = Some(soonest.map_or(until, |other| other.min(until))),
-                Next::Idle => {}
+                NextBatch::WaitUntil(until) => {
+                    soonest = Some(soonest.map_or(until, |other| other.min(until)))
+                }
+                NextBatch::Idle => {}
             }
         }
-        soonest.map_or(Next::Idle, Next::WaitUntil)
+        soonest.map_or(NextBatch::Idle, NextBatch::WaitUntil)
     }
 
-    /// Looks at every request.
-    pub(super) fn take_if(&mut self, mut gone: impl FnMut(&Entry<K, T>) -> bool) -> Vec<Entry<K, T>> {
+    /// Removes and returns the requests that `gone` selects. Inspects every request.
+    pub(super) fn take_if(
+        &mut self,
+        mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
+    ) -> Vec<QueuedRequest<K, T>> {
         let taken: Vec<_> = self.levels.values_mut().flat_map(|queue| queue.take_if(&mut gone)).collect();
         self.taken(taken.len());
         taken
     }
 
-    pub(super) fn drain_all(&mut self) -> Vec<Entry<K, T>> {
+    pub(super) fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.waiting = 0;
         let levels = std::mem::take(&mut self.levels);
         levels.into_values().flat_map(|mut queue| queue.drain_all()).collect()
@@ -83,7 +88,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
 
     fn taken(&mut self, requests: usize) {
         self.waiting -= requests;
-        if self.levels.len() > KEPT {
+        if self.levels.len() > KEPT_LEVELS {
             self.levels.retain(|_, queue| !queue.is_empty());
         }
     }
@@ -96,7 +101,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         self.waiting == 0
     }
 
-    /// At most these rows go before a new request.
+    /// Returns the most rows that go before a new request of this level.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

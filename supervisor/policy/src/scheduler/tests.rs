@@ -14,10 +14,10 @@ const WORKER: WorkerId = WorkerId(1);
 const OTHER: WorkerId = WorkerId(2);
 const SLO: Duration = Duration::from_millis(50);
 const SLOTS: u8 = 2;
-/// Requests of higher numbers are steps of streams.
+/// The number from which requests are steps of streams.
 const STEPS: u32 = 1_000_000;
 
-/// A request of this number, and whether its client has gone.
+/// A request of this number, and whether its client has left.
 #[derive(Debug, Clone, Default)]
 struct Asked(u32, Rc<Cell<bool>>);
 
@@ -45,11 +45,11 @@ fn slice(groups: Groups, sms: u32) -> Slice {
     Slice { groups, sms: Sms(sms), times, max_rows: None }
 }
 
-/// A model with batches of 4 rows, of which one worker serves.
+/// Returns a model with batches of 4 rows and one worker, which serves.
 fn serving() -> Scheduler<(), Asked> {
-    let rules = Rules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
+    let rules = SchedulingRules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
     let mut model = Scheduler::new(rules, 100, at(0));
-    model.found(4, 100, None);
+    model.set_model_limits(4, 100, None);
     model.attach(lane(WORKER));
     model.route(Some(WORKER));
     model
@@ -59,40 +59,41 @@ fn lane(worker: WorkerId) -> Lane<(), Asked> {
     Lane::new(worker, &slice(Groups::WHOLE, 100), Predictor::new(None, Sms(100)), SLOTS)
 }
 
-fn request(number: u32, came: u64) -> Entry<(), Asked> {
+fn request(number: u32, came: u64) -> QueuedRequest<(), Asked> {
     let (arrived, item) = (at(came), Asked(number, Rc::default()));
-    Entry { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 1, alone: false, item }
+    QueuedRequest { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 1, alone: false, item }
 }
 
-fn numbers<'a>(requests: impl IntoIterator<Item = &'a Entry<(), Asked>>) -> Vec<u32> {
+fn numbers<'a>(requests: impl IntoIterator<Item = &'a QueuedRequest<(), Asked>>) -> Vec<u32> {
     requests.into_iter().map(|request| request.item.0).collect()
 }
 
-/// Where a batch went, and the requests in it.
+/// The worker of a batch, and the requests in it.
 type Sent = (WorkerId, Vec<u32>);
 
-/// Does what is next until nothing is: the batches that are sent, and the requests that are refused.
-fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, Rest) {
+/// Carries out all actions until the scheduler waits. Returns the sent batches and the refused
+/// requests.
+fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, SchedulerWait) {
     let (mut sent, mut refused) = (Vec::new(), Vec::new());
     loop {
         match model.next(now) {
-            Next::Act(late, batch) => {
+            NextAction::Act(late, batch) => {
                 refused.extend(late.iter().map(|late| late.request.item.0));
                 if let Some(batch) = batch {
                     sent.push((batch.worker, numbers(&batch.requests)));
-                    model.sent(batch, now);
+                    model.confirm_sent(batch, now);
                 }
             }
-            Next::Rest(rest) => return (sent, refused, rest),
+            NextAction::Wait(rest) => return (sent, refused, rest),
         }
     }
 }
 
-/// The worker has answered its first batch after so long; returns whether that drained its lane.
+/// Answers the worker's first batch after this time. Returns true if that drained its lane.
 fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Timestamp) -> bool {
     let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
-    let batch = model.take(worker, id, now).unwrap();
-    model.completed(worker, &batch, took);
+    let batch = model.take_batch(worker, id, now).unwrap();
+    model.record_completion(worker, &batch, took);
     model.recycle(worker, batch.slot)
 }
 
@@ -104,19 +105,19 @@ fn a_batch_goes_at_once_to_an_idle_worker_and_the_next_shortly_before_that_ends(
     (2..=6).for_each(|number| model.accept(request(number, 1), at(1)).unwrap());
     let (sent, _, rest) = go(&mut model, at(1));
     assert!(sent.is_empty());
-    let Rest::Until(then) = rest else { panic!("{rest:?}") };
+    let SchedulerWait::Until(then) = rest else { panic!("{rest:?}") };
     assert!(then > at(10) && then < at(11), "{then:?}");
     assert_eq!(go(&mut model, then).0, [(WORKER, vec![2, 3, 4, 5])]);
-    assert_eq!(go(&mut model, at(20)).2, Rest::Idle, "both slots are taken");
+    assert_eq!(go(&mut model, at(20)).2, SchedulerWait::Idle, "both slots are taken");
     answer(&mut model, WORKER, ms(11), at(11));
     answer(&mut model, WORKER, ms(14), at(25));
     assert_eq!(go(&mut model, at(25)).0, [(WORKER, vec![6])]);
 }
 
 #[test]
-fn the_door_counts_full_batches_before_a_request_and_its_own() {
+fn admission_counts_full_batches_before_a_request_and_its_own() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     // The first batch ends after 11 ms, then four take 14 ms each. A request that is alone in its
@@ -131,8 +132,8 @@ fn the_door_counts_full_batches_before_a_request_and_its_own() {
 fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
     for (writing, let_in) in [(None, 9), (Some(ms(1)), 8), (Some(ms(60_000)), 6)] {
         let mut model = serving();
-        model.set_door(Door { max_batch: 4, refuse_late: true });
-        (0..500).for_each(|_| writing.into_iter().for_each(|took| model.wrote(took)));
+        model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+        (0..500).for_each(|_| writing.into_iter().for_each(|took| model.record_write_time(took)));
         model.accept(request(0, 0), at(0)).unwrap();
         go(&mut model, at(0));
         let accepted = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_ok());
@@ -143,8 +144,8 @@ fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
 #[test]
 fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
-    let late = Entry { deadline: at(1), ..request(1, 0) };
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    let late = QueuedRequest { deadline: at(1), ..request(1, 0) };
     model.accept(late, at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
@@ -152,45 +153,45 @@ fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() 
 #[test]
 fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.route(None);
     (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
-    assert_eq!(go(&mut model, at(0)).2, Rest::NoLane);
+    assert_eq!(go(&mut model, at(0)).2, SchedulerWait::NoLane);
     model.route(Some(WORKER));
     let (sent, refused, _) = go(&mut model, at(500));
-    assert_eq!((sent.len(), refused.len()), (1, 0), "they are late, and not by their own fault");
+    assert_eq!((sent.len(), refused.len()), (1, 0), "the outage made them late");
     let comes = |model: &mut Scheduler<(), Asked>| {
         (0..40).all(|number| model.accept(request(number, 500), at(500)).is_ok())
     };
-    assert!(comes(&mut model), "nor are those behind them");
+    assert!(comes(&mut model), "requests behind them are accepted, too");
 }
 
 #[test]
 fn what_comes_back_from_a_worker_is_not_refused_for_that() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     go(&mut model, at(0));
-    let Abandoned { executing, .. } = model.take_back(WORKER);
+    let AbandonedRequests { executing, .. } = model.take_back(WORKER);
     model.put_back(executing, at(45));
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
     let (sent, refused, _) = go(&mut model, at(45));
     assert_eq!((sent.len(), refused.len()), (1, 0));
     let (_, refused, _) = go(&mut model, at(56));
-    assert_eq!(refused.len(), 0, "they waited for it");
+    assert_eq!(refused.len(), 0, "they waited for the requests that came back");
 }
 
 #[test]
-fn the_door_counts_what_goes_before_a_request_and_not_what_goes_after() {
+fn admission_counts_what_goes_before_a_request_and_not_what_goes_after() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     for number in 1..=9 {
-        model.accept(Entry { level: 2, ..request(number, 0) }, at(0)).unwrap();
+        model.accept(QueuedRequest { level: 2, ..request(number, 0) }, at(0)).unwrap();
     }
-    let with = |level| Entry { level, ..request(20, 0) };
+    let with = |level| QueuedRequest { level, ..request(20, 0) };
     assert!(model.accept(with(3), at(0)).is_err());
     assert!(model.accept(with(2), at(0)).is_err());
     assert!(model.accept(with(1), at(0)).is_ok());
@@ -217,7 +218,7 @@ fn what_is_settled_is_never_sent_nor_in_the_way() {
     let clients: Vec<_> = gone.iter().map(|request| Rc::clone(&request.item.1)).collect();
     gone.into_iter().for_each(|request| model.accept(request, at(0)).unwrap());
     let full = model.accept(request(100, 0), at(0)).unwrap_err();
-    assert_eq!(full.why, Refusal::QueueFull);
+    assert_eq!(full.why, RefusalReason::QueueFull);
     for client in &clients[1..] {
         client.set(true);
         model.give_up();
@@ -231,11 +232,11 @@ fn what_is_settled_is_never_sent_nor_in_the_way() {
 #[test]
 fn nothing_is_sent_behind_a_suspect() {
     let mut model = serving();
-    model.accept(Entry { level: SUSPECT_LEVEL, ..request(1, 0) }, at(0)).unwrap();
+    model.accept(QueuedRequest { level: SUSPECT_LEVEL, ..request(1, 0) }, at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
     model.accept(request(2, 10), at(10)).unwrap();
-    assert_eq!(go(&mut model, at(12)).0, [], "a request that is no suspect would be sent by now");
-    let suspect = model.take(WORKER, 1, at(13)).unwrap();
+    assert_eq!(go(&mut model, at(12)).0, [], "another request would be sent by now");
+    let suspect = model.take_batch(WORKER, 1, at(13)).unwrap();
     model.recycle(WORKER, suspect.slot);
     assert_eq!(go(&mut model, at(13)).0, [(WORKER, vec![2])]);
 }
@@ -245,7 +246,9 @@ fn a_lower_level_goes_first_and_no_batch_has_two() {
     let mut model = serving();
     model.route(None);
     for number in 0..4 {
-        model.accept(Entry { level: 2 - u64::from(number) % 2, ..request(number, 0) }, at(0)).unwrap();
+        model
+            .accept(QueuedRequest { level: 2 - u64::from(number) % 2, ..request(number, 0) }, at(0))
+            .unwrap();
     }
     model.route(Some(WORKER));
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1, 3])]);
@@ -263,14 +266,14 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     assert_eq!(time(&model), None);
     // The batch ran on the whole GPU, and says nothing of the part.
     answer(&mut model, WORKER, ms(11), at(11));
-    assert_eq!((time(&model), model.observe(at(11)).executed), (None, Vec::new()));
+    assert_eq!((time(&model), model.observe(at(11)).batches), (None, Vec::new()));
     model.accept(request(2, 20), at(20)).unwrap();
     go(&mut model, at(20));
     answer(&mut model, WORKER, ms(30), at(50));
     assert_eq!(time(&model), Some(ms(30)));
     let elsewhere = Slice { groups: Groups::first(2).without(Groups::first(1)), ..part.clone() };
     model.move_to(WORKER, &elsewhere);
-    assert_eq!(time(&model), Some(ms(30)), "as many SMs");
+    assert_eq!(time(&model), Some(ms(30)), "the number of SMs is the same");
     model.move_to(WORKER, &whole);
     assert_eq!(time(&model), Some(ms(11)));
     model.move_to(WORKER, &part);
@@ -283,7 +286,7 @@ fn batches_are_no_larger_than_what_fits_on_the_partition() {
     let waiting = |model: &mut Scheduler<(), Asked>, came: u64| {
         model.route(None);
         (0..4).for_each(|number| model.accept(request(number, came), at(came)).unwrap());
-        model.accept(Entry { rows: 3, ..request(4, came) }, at(came)).unwrap();
+        model.accept(QueuedRequest { rows: 3, ..request(4, came) }, at(came)).unwrap();
         model.route(Some(WORKER));
     };
     let part = Slice { max_rows: Some(2), ..slice(Groups::first(1), 25) };
@@ -311,8 +314,8 @@ fn a_hand_over_drains_the_old_lane_while_the_new_one_serves() {
     model.route(Some(OTHER));
     assert!(!model.drain(WORKER));
     model.accept(request(2, 12), at(12)).unwrap();
-    assert_eq!(go(&mut model, at(12)).0, [(OTHER, vec![2])], "it waits for nothing");
-    assert!(!answer(&mut model, WORKER, ms(11), at(12)), "one is left");
+    assert_eq!(go(&mut model, at(12)).0, [(OTHER, vec![2])], "the new lane is idle");
+    assert!(!answer(&mut model, WORKER, ms(11), at(12)), "one batch is left");
     assert!(answer(&mut model, WORKER, ms(11), at(23)), "drained");
     model.detach(WORKER);
     assert!(model.lane(WORKER).is_none() && model.drain(OTHER) == model.lane(OTHER).unwrap().is_empty());
@@ -324,7 +327,7 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
     model.accept(request(1, 5), at(5)).unwrap();
     go(&mut model, at(5));
     model.accept(request(2, 0), at(6)).unwrap();
-    let Abandoned { executing, behind } = model.take_back(WORKER);
+    let AbandonedRequests { executing, behind } = model.take_back(WORKER);
     assert_eq!((numbers(&executing), behind.len()), (vec![1], 0));
     assert!(model.stop_sending(WORKER) && !model.lane(WORKER).unwrap().is_empty());
     model.put_back(executing, at(6));
@@ -337,9 +340,9 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
 fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
-    let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("the batch may be sent") };
     model.detach(WORKER);
-    assert!(!model.sent(batch, at(0)));
+    assert!(!model.confirm_sent(batch, at(0)));
     assert_eq!(model.queued(), 1);
 }
 
@@ -347,13 +350,13 @@ fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
 fn what_a_lane_does_not_take_is_next_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
-    let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
-    model.not_sent(batch, at(0));
+    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("the batch may be sent") };
+    model.return_unsent(batch, at(0));
     assert!(model.lane(WORKER).unwrap().is_empty());
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
 
-/// Something that happens.
+/// An event of the random test.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Arrive { rows: u32, level: u64, alone: bool },
@@ -363,7 +366,7 @@ enum Event {
     Drain(WorkerId),
     Move(WorkerId, u32),
     Die(WorkerId),
-    Door(u32, bool),
+    Admission(u32, bool),
     Blocked(bool),
 }
 
@@ -378,16 +381,16 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
         1 => worker().prop_map(Event::Drain),
         1 => (worker(), 1_u32..100).prop_map(|(worker, sms)| Event::Move(worker, sms)),
         1 => worker().prop_map(Event::Die),
-        1 => (0_u32..6, any::<bool>()).prop_map(|(rows, late)| Event::Door(rows, late)),
+        1 => (0_u32..6, any::<bool>()).prop_map(|(rows, late)| Event::Admission(rows, late)),
         1 => any::<bool>().prop_map(Event::Blocked),
     ];
     prop::collection::vec((0_u64..20, event), 1..300)
 }
 
 proptest! {
-    /// Whatever happens, each request that was let in waits, is on a lane, or was refused or
-    /// answered, once. No batch is too large, mixes levels or joins what must be alone; no slot is
-    /// taken twice.
+    /// Checks random sequences of events. Each accepted request waits, is on a lane, or was refused
+    /// or answered once. No batch is too large, mixes levels or joins a request that must run
+    /// alone; no slot is taken twice.
     #[test]
     fn no_request_is_lost_or_served_twice(events in events()) {
         let mut model = serving();
@@ -398,12 +401,12 @@ proptest! {
         for (later, event) in events {
             time += later;
             let now = at(time);
-            let mut end = |requests: &[Entry<(), Asked>]| {
+            let mut end = |requests: &[QueuedRequest<(), Asked>]| {
                 numbers(requests).into_iter().for_each(|number| *ended.entry(number).or_default() += 1);
             };
             match event {
                 Event::Arrive { rows, level, alone } => {
-                    let asked = Entry { rows: rows.min(4), level, alone, ..request(clients.len() as u32, time) };
+                    let asked = QueuedRequest { rows: rows.min(4), level, alone, ..request(clients.len() as u32, time) };
                     clients.push(Rc::clone(&asked.item.1));
                     if let Err(refused) = model.accept(asked, now) {
                         end(&[refused.request]);
@@ -417,8 +420,8 @@ proptest! {
                 }
                 Event::Answer(worker) => {
                     let front = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
-                    if let Some(batch) = front.and_then(|id| model.take(worker, id, now)) {
-                        model.completed(worker, &batch, ms(later));
+                    if let Some(batch) = front.and_then(|id| model.take_batch(worker, id, now)) {
+                        model.record_completion(worker, &batch, ms(later));
                         end(&batch.requests);
                         model.recycle(worker, batch.slot);
                     }
@@ -427,19 +430,19 @@ proptest! {
                 Event::Drain(worker) => { model.drain(worker); }
                 Event::Move(worker, sms) => model.move_to(worker, &slice(Groups::WHOLE, sms)),
                 Event::Die(worker) => {
-                    let Abandoned { mut executing, behind } = model.take_back(worker);
+                    let AbandonedRequests { mut executing, behind } = model.take_back(worker);
                     executing.extend(behind);
                     if model.stop_sending(worker) {
-                        model.disturbed();
+                        model.record_disturbance();
                     }
                     model.put_back(executing, now);
                     model.detach(worker);
                     model.attach(lane(worker));
                 }
-                Event::Door(max_batch, refuse_late) => model.set_door(Door { max_batch, refuse_late }),
+                Event::Admission(max_batch, refuse_late) => model.set_admission(AdmissionPolicy { max_batch, refuse_late }),
                 Event::Blocked(is) => blocked = is,
             }
-            while let Next::Act(late, batch) = model.next(now) {
+            while let NextAction::Act(late, batch) = model.next(now) {
                 late.into_iter().for_each(|late| end(&[late.request]));
                 let Some(batch) = batch else { continue };
                 let rows: u32 = batch.requests.iter().map(|request| request.rows).sum();
@@ -450,10 +453,10 @@ proptest! {
                 let taken = |lane: &Lane<(), Asked>| lane.in_flight().any(|other| other.slot == batch.slot);
                 prop_assert!(!taken(model.lane(batch.worker).unwrap()));
                 if blocked {
-                    model.not_sent(batch, now);
+                    model.return_unsent(batch, now);
                     break;
                 }
-                model.sent(batch, now);
+                model.confirm_sent(batch, now);
             }
         }
         prop_assert!(ended.values().all(|&times| times == 1));

@@ -1,25 +1,32 @@
-//! Which policy, and whether it turns late requests away.
+//! The choice of a policy, and whether it refuses late requests.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{PolicyName, UnknownPolicy};
 
-const WITH_DOORS: &str = "+doors";
+/// The suffix of a policy's name with which late requests are always refused.
+const ADMISSION_SUFFIX: &str = "+admission";
 
-/// As operators write it: `gslice`, `half+doors`.
+/// The former suffix, which is still accepted.
+const FORMER_SUFFIX: &str = "+doors";
+
+/// A policy as operators write it, for example `gslice` or `half+admission`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
+    /// The policy.
     pub kind: PolicyName,
-    /// `+doors`: requests that cannot be answered in time are turned away.
+    /// True with `+admission`: requests that cannot be answered in time are always refused.
     pub refuses_late: bool,
 }
 
 impl Choice {
+    /// Returns the choice of a policy that does not always refuse late requests.
     pub const fn of(kind: PolicyName) -> Self {
         Self { kind, refuses_late: false }
     }
 
+    /// Returns true if the policy considers the models' priorities.
     pub fn heeds_priorities(self) -> bool {
         self.kind == PolicyName::Adaptive
     }
@@ -29,14 +36,14 @@ impl FromStr for Choice {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let bare = text.strip_suffix(WITH_DOORS);
+        let bare = text.strip_suffix(ADMISSION_SUFFIX).or_else(|| text.strip_suffix(FORMER_SUFFIX));
         Ok(Self { kind: bare.unwrap_or(text).parse()?, refuses_late: bare.is_some() })
     }
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.kind, if self.refuses_late { WITH_DOORS } else { "" })
+        write!(f, "{}{}", self.kind, if self.refuses_late { ADMISSION_SUFFIX } else { "" })
     }
 }
 
@@ -51,8 +58,17 @@ mod tests {
                 let choice = Choice { kind, refuses_late };
                 assert_eq!(choice.to_string().parse(), Ok(choice));
             }
+            let former = format!("{kind}+doors").parse();
+            assert_eq!(former, Ok(Choice { kind, refuses_late: true }));
         }
-        for wrong in ["", "+doors", "gslice+", "gslice+doors+doors", "half doors"] {
+        for wrong in [
+            "",
+            "+admission",
+            "gslice+",
+            "gslice+admission+admission",
+            "gslice+doors+admission",
+            "half admission",
+        ] {
             assert!(wrong.parse::<Choice>().is_err(), "{wrong}");
         }
     }

@@ -1,14 +1,14 @@
-//! Models and facts for tests.
+//! Models and policy inputs for tests.
 
 use std::time::Duration;
 
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::{Sms, Timestamp};
 
-use super::{Live, Seen, Terms};
+use super::{ModelSnapshot, ModelSpec, Observation};
 
-pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
-    Terms {
+pub(super) fn spec(name: &str, slo_ms: u64) -> ModelSpec {
+    ModelSpec {
         name: name.to_owned(),
         gpu: 0,
         initial: Sms(40),
@@ -22,7 +22,8 @@ pub(super) fn terms(name: &str, slo_ms: u64) -> Terms {
     }
 }
 
-/// A model that takes `fixed` ms plus `work` ms·SM a row, and gains from SMs up to `knee`.
+/// Returns the profile of a model that takes `fixed` ms plus `work` ms·SM a row, and gains from SMs
+/// up to `knee`.
 pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [2, 4, 8, 14, 26, 40, 66, 100, 132].into_iter().map(Sms).collect();
     let row = |batch: u32| {
@@ -43,15 +44,15 @@ pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
     }
 }
 
-pub(super) fn live(share: Sms) -> Live {
-    Live {
+pub(super) fn snapshot(share: Sms) -> ModelSnapshot {
+    ModelSnapshot {
         share,
-        since: Timestamp::default(),
-        coming: None,
-        ready: None,
+        share_since: Timestamp::default(),
+        pending_share: None,
+        standby_share: None,
         groups: None,
         execution: None,
         held: false,
-        seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
+        observation: Observation { span: Duration::from_millis(500), ..Observation::default() },
     }
 }

@@ -1,8 +1,10 @@
-//! Layouts: which part of a GPU's SMs each of its models may use, and which of them are worth a try.
+//! Layouts: the part of a GPU's SMs that each of its models may use, and the layouts that are worth
+//! a try.
 //!
-//! Kernels take turns where models meet, so what costs a model is how many batches meet it on the
-//! same SMs, and how long their kernels are, rather than how many SMs it has. So the family is
-//! small: it says who meets whom, and the models' work says which model goes where.
+//! Kernels of models on the same SMs take turns. A model therefore loses by the number of batches
+//! that it meets on its SMs and by the length of their kernels, more than by its number of SMs. The
+//! family of layouts is small: a pattern says which models meet, and the models' work decides which
+//! model goes where.
 
 use std::fmt;
 
@@ -10,43 +12,43 @@ use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Groups, Part};
 use shadowslice_shared::units::Sms;
 
-use super::Terms;
+use super::ModelSpec;
 
-/// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
+/// The least work, as a part of the GPU, of a model that matters. A model with less meets others
+/// too rarely.
 const MATTERS: f64 = 0.02;
 
-/// The most models for which every way to distribute them over two halves is listed: 31 ways for
-/// six. More models are distributed by work alone.
-const MOST_WAYS: usize = 6;
+/// The most models for which every distribution over two halves is listed: 31 for six models. More
+/// models are distributed by work alone.
+const MAX_SPLIT_MODELS: usize = 6;
 
-/// Where lower priorities are together.
+/// The half that lower priorities share.
 const HALF: Part = Part::new(1, 1, 2);
 
-/// The smallest own parts of models in a GPU.
+/// The number of the smallest parts of a GPU that models can have to themselves.
 const EIGHTHS: u8 = 8;
 
-/// How a layout divides a GPU. A model that a pattern doesn't mention may use all SMs that it may
-/// have.
+/// The rule by which a layout divides a GPU. A model that the pattern doesn't mention may use all
+/// its possible SMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// Every model has the share that it starts with: the whole GPU unless the configuration says
-    /// otherwise.
+    /// Every model has its initial share: the whole GPU unless the configuration says otherwise.
     AtRest,
-    /// Every model has all SMs that it may have, as under plain MPS.
+    /// Every model has its largest share, as under plain MPS.
     Everything,
-    /// The model that violates its objective has this part to itself, the others have the rest.
+    /// The model that violates its objective has this part to itself; the others have the rest.
     Apart(Part),
-    /// The first priority has this part to itself, the others have the rest.
+    /// The first priority has this part to itself; the others have the rest.
     FirstApart(Part),
-    /// Priorities below the first in two halves.
+    /// The priorities below the first are distributed over two halves.
     LowerHalves,
-    /// Priorities below the first all in one half.
+    /// All priorities below the first share one half.
     LowerHalf,
-    /// All models in two halves with about the same work.
+    /// All models are distributed over two halves with about the same work.
     Halves,
-    /// All models in three thirds with about the same work.
+    /// All models are distributed over three thirds with about the same work.
     Thirds,
-    /// A part for each model, by its work.
+    /// Each model has a part to itself, by its work.
     OwnParts,
 }
 
@@ -68,16 +70,16 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The SMs that a model should have, and which ones where its share is a partition.
+/// The SMs of a model, and the groups if its share is a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Placement {
+pub(super) struct LayoutShare {
     pub(super) sms: Sms,
     pub(super) groups: Option<Groups>,
 }
 
-impl Placement {
-    pub(super) fn at_rest(terms: &Terms, shape: &Gpu) -> Self {
-        let sms = terms.within(if terms.initial_given { terms.initial } else { shape.sms });
+impl LayoutShare {
+    pub(super) fn at_rest(spec: &ModelSpec, shape: &Gpu) -> Self {
+        let sms = spec.share_for(if spec.initial_given { spec.initial } else { shape.sms });
         Self { sms, groups: None }
     }
 }
@@ -89,12 +91,12 @@ pub(super) struct Layout {
     parts: Vec<(usize, Part)>,
 }
 
-/// What decides where a model goes.
+/// The properties of a model that decide its place in a layout.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Tenant {
+pub(super) struct LayoutTenant {
     pub(super) model: usize,
     pub(super) priority: u32,
-    /// The part of the GPU's time that the model's batches took of late, 0 to 1.
+    /// The part of the GPU's time that the model's batches took recently, 0 to 1.
     pub(super) work: f64,
 }
 
@@ -110,34 +112,34 @@ impl Layout {
         self.parts.iter().find(|(of, _)| *of == model).map_or(Part::WHOLE, |(_, part)| *part)
     }
 
-    /// Returns what a model has under this layout. `inside`: its share is a partition inside the
-    /// worker.
-    pub(super) fn placement(&self, model: usize, terms: &Terms, shape: &Gpu, inside: bool) -> Placement {
+    /// Returns the share of a model under this layout. `inside` is true if the share is a partition
+    /// inside the worker.
+    pub(super) fn placement(&self, model: usize, spec: &ModelSpec, shape: &Gpu, inside: bool) -> LayoutShare {
         let part = self.part_of(model);
         if self.pattern == Pattern::AtRest {
-            return Placement::at_rest(terms, shape);
+            return LayoutShare::at_rest(spec, shape);
         }
         match &shape.division {
-            _ if part == Part::WHOLE => Placement { sms: terms.most(), groups: None },
+            _ if part == Part::WHOLE => LayoutShare { sms: spec.max_share(), groups: None },
             Some(division) if inside => {
                 let groups = division.groups_in(part);
                 let sms = division.sms(Groups::first(groups.count()));
-                Placement { sms: terms.within(sms), groups: Some(groups) }
+                LayoutShare { sms: spec.share_for(sms), groups: Some(groups) }
             }
             _ => {
                 let sms = (f64::from(shape.sms.0) * part.fraction()).round();
-                Placement { sms: terms.within(Sms(sms as u32)), groups: None }
+                LayoutShare { sms: spec.share_for(Sms(sms as u32)), groups: None }
             }
         }
     }
 
-    /// Whether the first priority may not use the whole GPU.
+    /// Returns true if the first priority may not use the whole GPU.
     pub(super) fn confines_first(&self) -> bool {
         use Pattern::{Apart, FirstApart, Halves, OwnParts, Thirds};
         matches!(self.pattern, Apart(_) | FirstApart(_) | Halves | Thirds | OwnParts)
     }
 
-    /// Whether each model has the same part in both.
+    /// Returns true if each model has the same part in both layouts.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let sorted = |layout: &Self| {
             let mut parts = layout.parts.clone();
@@ -158,15 +160,20 @@ impl Layout {
 /// Returns the layouts of `tenants` that may help the model that violates its objective, gentle
 /// patterns first. `Everything` and `AtRest` are not among them.
 ///
-/// The first layout of a pattern gives that model a part without the others, or distributes models by
-/// work. Models of `all` that are not in `tenants` stay where they are. The first priority gets less
+/// The first layout of a pattern separates that model from the others, or distributes models by
+/// work. Models of `all` that are not in `tenants` keep their shares. The first priority gets less
 /// than the whole GPU only if the violating model belongs to it.
-pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
-    let is_active = |tenant: &&Tenant| tenant.work >= MATTERS;
-    let active: Vec<Tenant> = tenants.iter().filter(is_active).copied().collect();
+pub(super) fn candidates(
+    tenants: &[LayoutTenant],
+    all: &[LayoutTenant],
+    beneficiary: Option<LayoutTenant>,
+) -> Vec<Layout> {
+    let is_active = |tenant: &&LayoutTenant| tenant.work >= MATTERS;
+    let active: Vec<LayoutTenant> = tenants.iter().filter(is_active).copied().collect();
     let first = all.iter().filter(is_active).map(|tenant| tenant.priority).min();
-    let is_first = |tenant: &Tenant| Some(tenant.priority) <= first;
-    let (firsts, lower): (Vec<Tenant>, Vec<Tenant>) = tenants.iter().partition(|tenant| is_first(tenant));
+    let is_first = |tenant: &LayoutTenant| Some(tenant.priority) <= first;
+    let (firsts, lower): (Vec<LayoutTenant>, Vec<LayoutTenant>) =
+        tenants.iter().partition(|tenant| is_first(tenant));
     let lower_active = active.iter().filter(|tenant| !is_first(tenant)).count();
     let mut found = Vec::new();
     let mut add = |when: bool, pattern: Pattern, parts: Vec<(usize, Part)>| {
@@ -181,7 +188,7 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
     }
     add(lower_active >= 1, Pattern::LowerHalf, lower.iter().map(|tenant| (tenant.model, HALF)).collect());
     for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 1, 4)] {
-        let alone: Vec<Tenant> = beneficiary.into_iter().collect();
+        let alone: Vec<LayoutTenant> = beneficiary.into_iter().collect();
         add(active.len() >= 2, Pattern::Apart(own), apart(&alone, tenants, own));
     }
     for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 2, 3), Part::new(0, 1, 4)] {
@@ -202,48 +209,50 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
     different
 }
 
-/// `inside` has a part at the start of the GPU to itself, and all others have the rest.
-fn apart(inside: &[Tenant], all: &[Tenant], own: Part) -> Vec<(usize, Part)> {
+/// Gives `inside` a part at the start of the GPU to itself, and all others the rest.
+fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: Part) -> Vec<(usize, Part)> {
     let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
-    let place = |tenant: &Tenant| (tenant.model, if is_inside(tenant.model) { own } else { own.rest() });
+    let place =
+        |tenant: &LayoutTenant| (tenant.model, if is_inside(tenant.model) { own } else { own.rest() });
     if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
 }
 
-/// One model has the first half to itself, the others have the second.
-fn one_alone(tenants: &[Tenant], alone: Option<Tenant>) -> Vec<(usize, Part)> {
-    let is_alone = |tenant: &Tenant| alone.is_some_and(|alone| alone.model == tenant.model);
+/// Gives one model the first half to itself, and the others the second half.
+fn one_alone(tenants: &[LayoutTenant], alone: Option<LayoutTenant>) -> Vec<(usize, Part)> {
+    let is_alone = |tenant: &LayoutTenant| alone.is_some_and(|alone| alone.model == tenant.model);
     tenants.iter().map(|tenant| (tenant.model, if is_alone(tenant) { HALF.rest() } else { HALF })).collect()
 }
 
 /// Distributes models over two halves: by work, and in each other way.
-fn halves(tenants: &[Tenant]) -> Vec<Vec<(usize, Part)>> {
-    let ways = if tenants.len() <= MOST_WAYS { 1_u8 << tenants.len().saturating_sub(1) } else { 0 };
-    // The last model is in the first half, and not all models are.
+fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, Part)>> {
+    let ways = if tenants.len() <= MAX_SPLIT_MODELS { 1_u8 << tenants.len().saturating_sub(1) } else { 0 };
+    // The last model is always in the first half, which excludes mirror images and an empty half.
     let way = |way: u8| {
-        let place = |(at, tenant): (usize, &Tenant)| (tenant.model, Part::new(way >> at & 1, 1, 2));
+        let place = |(at, tenant): (usize, &LayoutTenant)| (tenant.model, Part::new(way >> at & 1, 1, 2));
         tenants.iter().enumerate().map(place).collect()
     };
     std::iter::once(balanced(tenants, 2)).chain((1..ways).map(way)).collect()
 }
 
-/// Distributes models over so many equal pieces: the largest first, each where there is least.
-fn balanced(tenants: &[Tenant], of: u8) -> Vec<(usize, Part)> {
+/// Distributes models over `of` equal pieces: the largest first, each to the piece with the least
+/// work.
+fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, Part)> {
     let mut loads = vec![0.0_f64; usize::from(of)];
-    let place = |tenant: &Tenant| {
+    let place = |tenant: &LayoutTenant| {
         let least =
             (0..of).min_by(|&one, &other| loads[usize::from(one)].total_cmp(&loads[usize::from(other)]));
         let piece = least.unwrap_or(0);
-        // Models without work must not all go to the same piece.
+        // Models without work count a little, so that they don't all go to the same piece.
         loads[usize::from(piece)] += tenant.work.max(MATTERS / 10.0);
         (tenant.model, Part::new(piece, 1, of))
     };
     by_work(tenants).iter().map(place).collect()
 }
 
-/// Divides the GPU by work: each model begins with an eighth, and the one with the most work for its
-/// part doubles it for as long as there is room. The parts lie side by side, the largest first. None
-/// if there are more models than eighths.
-fn own_parts(active: &[Tenant]) -> Vec<(usize, Part)> {
+/// Divides the GPU by work. Each model starts with an eighth; the model with the most work for its
+/// part doubles it while there is room. The parts lie side by side, the largest first. Returns
+/// nothing if there are more models than eighths.
+fn own_parts(active: &[LayoutTenant]) -> Vec<(usize, Part)> {
     let order = by_work(active);
     let mut eighths = vec![1_u8; order.len()];
     loop {
@@ -263,7 +272,7 @@ fn own_parts(active: &[Tenant]) -> Vec<(usize, Part)> {
     sizes.into_iter().map(place).collect()
 }
 
-fn by_work(tenants: &[Tenant]) -> Vec<Tenant> {
+fn by_work(tenants: &[LayoutTenant]) -> Vec<LayoutTenant> {
     let mut order = tenants.to_vec();
     order.sort_by(|one, other| other.work.total_cmp(&one.work).then(one.model.cmp(&other.model)));
     order
@@ -276,16 +285,16 @@ mod tests {
 
     use super::*;
 
-    fn tenant(model: usize, priority: u32, work: f64) -> Tenant {
-        Tenant { model, priority, work }
+    fn tenant(model: usize, priority: u32, work: f64) -> LayoutTenant {
+        LayoutTenant { model, priority, work }
     }
 
-    /// For the first of the models.
-    fn tried(tenants: &[Tenant]) -> Vec<Layout> {
+    /// Returns the candidates that help the first model.
+    fn tried(tenants: &[LayoutTenant]) -> Vec<Layout> {
         candidates(tenants, tenants, tenants.first().copied())
     }
 
-    fn found(tenants: &[Tenant], pattern: Pattern) -> Layout {
+    fn found(tenants: &[LayoutTenant], pattern: Pattern) -> Layout {
         tried(tenants).into_iter().find(|layout| layout.pattern == pattern).unwrap()
     }
 
@@ -347,7 +356,7 @@ mod tests {
     #[test]
     fn up_to_eight_models_have_parts_side_by_side() {
         for models in 2..=8_usize {
-            let all: Vec<Tenant> =
+            let all: Vec<LayoutTenant> =
                 (0..models).map(|model| tenant(model, 1, 0.05 + 0.1 * model as f64)).collect();
             let own = found(&all, Pattern::OwnParts);
             let sum: f64 = (0..models).map(|model| own.part_of(model).fraction()).sum();
@@ -357,7 +366,7 @@ mod tests {
             let all = groups.clone().fold(Groups::NONE, Groups::union);
             assert_eq!(groups.map(Groups::count).sum::<usize>(), all.count(), "none overlaps");
         }
-        let nine: Vec<Tenant> = (0..9).map(|model| tenant(model, 1, 0.5)).collect();
+        let nine: Vec<LayoutTenant> = (0..9).map(|model| tenant(model, 1, 0.5)).collect();
         assert!(tried(&nine).iter().all(|layout| layout.pattern != Pattern::OwnParts));
     }
 }

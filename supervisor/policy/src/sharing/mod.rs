@@ -1,22 +1,25 @@
-//! Sharing: how many SMs each model gets.
+//! Sharing policies: the number of SMs of each model.
 //!
-//! Once an interval a policy gets facts, what was seen since the last time, and answers with all
-//! that is to change and a reason for each model. It sees what any executor can tell it, the
-//! supervisor or a simulated world, and nothing else; it has no clock and changes nothing itself.
+//! Once per interval, a policy gets a [`PolicyInput`] and returns a [`Decision`] with all changes
+//! and a reason for each model. Its input comes from the supervisor or from a simulated world. A
+//! policy has no clock and changes nothing itself.
 
 mod adaptive;
 mod baselines;
+mod changes;
 mod choice;
-mod difference;
-mod facts;
 #[cfg(test)]
 mod fixtures;
+mod input;
 mod layout;
 mod plan;
 mod policy;
 
 pub use choice::Choice;
-pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
+pub use input::{BatchStats, ModelSnapshot, ModelSpec, Observation, PolicyInput, leaves_time_for_delivery};
 pub use layout::Pattern;
-pub use plan::{Change, Decision, Door, LayoutReport, LayoutStage, Missed, Tried, Verdict, Waiting, Why};
+pub use plan::{
+    AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutResult, LayoutStage, MissRate, ShareChange,
+    Verdict, VerdictReason,
+};
 pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -1,4 +1,4 @@
-//! The policies behind one interface.
+//! The sharing policies behind one interface.
 
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::units::Sms;
@@ -6,30 +6,33 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::adaptive::Adaptive;
-use super::baselines::{Fixed, FixedLayouts, Gpulet, Gslice};
-use super::difference::{Target, towards};
-use super::{Choice, Decision, Facts, Pattern, Terms};
+use super::baselines::{FixedLayouts, FixedShares, Gpulet, Gslice};
+use super::changes::{ShareTarget, plan_changes};
+use super::{Choice, Decision, ModelSpec, Pattern, PolicyInput};
 
+/// The name of a sharing policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
-    /// This project's own: plain MPS until a model violates its objective, then the best layout.
+    /// This project's policy: plain MPS until a model violates its objective, then the best layout.
     Adaptive,
     /// Every model may use the whole GPU.
     Unpartitioned,
-    /// As configured.
+    /// Every model has its configured share.
     Static,
-    /// The GPU divided by the number of its models.
+    /// The GPU is divided by the number of its models.
     Equal,
-    /// Twice the equal share, as NVIDIA advises.
+    /// Every model has twice the equal share, as NVIDIA advises.
     Half,
-    /// The first priority everywhere, every other model half of the GPU.
+    /// The first priority has the whole GPU, every other model half of it.
     PriorityHalf,
+    /// GSLICE's self-tuning (SoCC 2020).
     Gslice,
+    /// gpulet's partitions and epochs (USENIX ATC 2022).
     Gpulet,
 }
 
 impl PolicyName {
-    /// The policy under test comes first.
+    /// All policies; the adaptive policy is first.
     pub const ALL: [Self; 8] = [
         Self::Adaptive,
         Self::Unpartitioned,
@@ -41,6 +44,7 @@ impl PolicyName {
         Self::Gpulet,
     ];
 
+    /// Returns the name by which a configuration chooses the kind.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
@@ -65,6 +69,7 @@ impl fmt::Display for PolicyName {
 #[error(
     "`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, priority-half, gslice or gpulet"
 )]
+/// The error for a name that is not a policy.
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyName {
@@ -76,43 +81,46 @@ impl FromStr for PolicyName {
     }
 }
 
+/// A sharing policy with its memory.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// Requests that cannot be answered in time are turned away, whatever the rule says.
+    /// True if requests that cannot be answered in time are refused, whatever the rule decides.
     refuses_late: bool,
     gpus: Vec<Gpu>,
-    terms: Vec<Terms>,
+    specs: Vec<ModelSpec>,
     rule: Rule,
 }
 
 #[derive(Debug, Clone)]
 enum Rule {
     Adaptive(Adaptive),
-    Fixed(Fixed),
+    Fixed(FixedShares),
     FixedLayouts(FixedLayouts),
     Gslice(Gslice),
     Gpulet(Gpulet),
 }
 
 impl Policy {
+    /// Creates a policy for these GPUs and models.
+    ///
     /// # Panics
     ///
-    /// If a model's GPU is not among `gpus`.
-    pub fn new(choice: Choice, gpus: &[Gpu], terms: &[Terms]) -> Self {
-        assert!(terms.iter().all(|terms| terms.gpu < gpus.len()), "every model's GPU must exist");
+    /// Panics if a model's GPU is not among `gpus`.
+    pub fn new(choice: Choice, gpus: &[Gpu], specs: &[ModelSpec]) -> Self {
+        assert!(specs.iter().all(|spec| spec.gpu < gpus.len()), "every model's GPU must exist");
         let sms: Vec<Sms> = gpus.iter().map(|gpu| gpu.sms).collect();
         let sms = sms.as_slice();
         let rule = match choice.kind {
-            PolicyName::Adaptive => Rule::Adaptive(Adaptive::new(gpus, terms)),
-            PolicyName::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(sms, terms)),
-            PolicyName::Static => Rule::Fixed(Fixed::as_configured(terms)),
-            PolicyName::Equal => Rule::Fixed(Fixed::equal(sms, terms)),
-            PolicyName::Half => Rule::Fixed(Fixed::half(sms, terms)),
-            PolicyName::PriorityHalf => Rule::Fixed(Fixed::priority_half(sms, terms)),
-            PolicyName::Gslice => Rule::Gslice(Gslice::new(terms)),
-            PolicyName::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
+            PolicyName::Adaptive => Rule::Adaptive(Adaptive::new(gpus, specs)),
+            PolicyName::Unpartitioned => Rule::Fixed(FixedShares::unpartitioned(sms, specs)),
+            PolicyName::Static => Rule::Fixed(FixedShares::as_configured(specs)),
+            PolicyName::Equal => Rule::Fixed(FixedShares::equal(sms, specs)),
+            PolicyName::Half => Rule::Fixed(FixedShares::half(sms, specs)),
+            PolicyName::PriorityHalf => Rule::Fixed(FixedShares::priority_half(sms, specs)),
+            PolicyName::Gslice => Rule::Gslice(Gslice::new(specs)),
+            PolicyName::Gpulet => Rule::Gpulet(Gpulet::new(specs)),
         };
-        Self { refuses_late: choice.refuses_late, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
+        Self { refuses_late: choice.refuses_late, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
     /// Returns a policy that keeps one layout of the adaptive policy's family, with admission.
@@ -120,64 +128,66 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// If a model's GPU is not among `gpus`, or a model has no work.
-    pub fn of_layout(pattern: Pattern, gpus: &[Gpu], terms: &[Terms], work: &[f64]) -> Self {
-        let rule = Rule::FixedLayouts(FixedLayouts::new(pattern, gpus, terms, work));
-        Self { refuses_late: true, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
+    /// Panics if a model's GPU is not among `gpus`, or if `work` has too few entries.
+    pub fn of_layout(pattern: Pattern, gpus: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Self {
+        let rule = Rule::FixedLayouts(FixedLayouts::new(pattern, gpus, specs, work));
+        Self { refuses_late: true, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
-    /// Returns the layouts of the adaptive policy that apply to these models, besides the one at rest.
-    pub fn layouts(gpus: &[Gpu], terms: &[Terms], work: &[f64]) -> Vec<Pattern> {
-        FixedLayouts::patterns(gpus.len(), terms, work)
+    /// Returns the layouts of the adaptive policy that apply to these models, except the one at
+    /// rest.
+    pub fn layouts(gpus: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
+        FixedLayouts::patterns(gpus.len(), specs, work)
     }
 
-    /// Keeps what an earlier policy knew of each GPU that still has the same models; `places` says
-    /// where each model was in the earlier policy. All else begins anew.
+    /// Takes over the memory of an earlier policy for each GPU that still has the same models.
+    /// `places` is the index of each model in the earlier policy. The other GPUs start without
+    /// memory.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {
             for (gpu, shape) in self.gpus.iter().enumerate() {
-                let of = |terms: &[Terms]| terms.iter().filter(|terms| terms.gpu == gpu).count();
-                let here = || (0..self.terms.len()).filter(|&model| self.terms[model].gpu == gpu);
+                let of = |specs: &[ModelSpec]| specs.iter().filter(|spec| spec.gpu == gpu).count();
+                let here = || (0..self.specs.len()).filter(|&model| self.specs[model].gpu == gpu);
                 let place = |model: usize| places.get(model).copied().flatten();
                 let is_same = |model: usize| {
-                    place(model).is_some_and(|place| earlier.terms.get(place) == Some(&self.terms[model]))
+                    place(model).is_some_and(|place| earlier.specs.get(place) == Some(&self.specs[model]))
                 };
                 if earlier.gpus.get(gpu) == Some(shape)
-                    && of(&earlier.terms) == here().count()
+                    && of(&earlier.specs) == here().count()
                     && here().all(is_same)
                 {
-                    ours.remember(theirs, gpu, &self.terms, place);
+                    ours.remember(theirs, gpu, &self.specs, place);
                 }
             }
         }
         self
     }
 
-    /// For the models' first workers, in the models' order.
+    /// Returns the shares of the models' first workers, in the models' order.
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
-            Rule::FixedLayouts(fixed) => fixed.shares(&self.terms),
-            Rule::Adaptive(adaptive) => adaptive.shares(&self.terms),
-            Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
+            Rule::FixedLayouts(fixed) => fixed.shares(&self.specs),
+            Rule::Adaptive(adaptive) => adaptive.shares(&self.specs),
+            Rule::Gslice(_) | Rule::Gpulet(_) => self.specs.iter().map(|spec| spec.initial).collect(),
         };
-        wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()
+        wanted.iter().zip(&self.specs).map(|(&sms, spec)| spec.share_for(sms)).collect()
     }
 
-    /// Called once an interval.
-    pub fn decide(&mut self, facts: &Facts) -> Decision {
-        let mut targets: Vec<Target> = match &mut self.rule {
-            Rule::Adaptive(adaptive) => adaptive.decide(&self.terms, facts),
-            Rule::Fixed(fixed) => fixed.decide(&self.terms),
-            Rule::FixedLayouts(fixed) => fixed.decide(&self.terms, facts),
-            Rule::Gslice(gslice) => gslice.decide(&self.terms, facts),
-            Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
+    /// Decides about all models. Call this once per interval.
+    pub fn decide(&mut self, input: &PolicyInput) -> Decision {
+        let mut targets: Vec<ShareTarget> = match &mut self.rule {
+            Rule::Adaptive(adaptive) => adaptive.decide(&self.specs, input),
+            Rule::Fixed(fixed) => fixed.decide(&self.specs),
+            Rule::FixedLayouts(fixed) => fixed.decide(&self.specs, input),
+            Rule::Gslice(gslice) => gslice.decide(&self.specs, input),
+            Rule::Gpulet(gpulet) => gpulet.decide(&self.specs, input),
         };
         for target in &mut targets {
-            target.door.refuse_late |= self.refuses_late;
+            target.admission.refuse_late |= self.refuses_late;
         }
-        towards(&targets, &self.terms, facts)
+        plan_changes(&targets, &self.specs, input)
     }
 }
 

@@ -1,48 +1,47 @@
-//! A change of share: which one is under way, why it may be refused, and how it ends.
+//! A change of share: its mechanism, the reasons for a refusal, and its outcome.
 
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::messages::ResizeRequest;
 
-pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so that no further one is tried. \
-    Half precision (FP16, BF16) is wrong under MPS percentages below 100 % on Hopper GPUs (cuBLAS); it is right with \
-    `handover: in-process`, and at a share of 100 %";
+/// The explanation of wrong answers at a share below 100 %.
+pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so no further one is \
+    started. Half precision (FP16, BF16) gives wrong results under MPS percentages below 100 % on Hopper GPUs \
+    (cuBLAS); use `handover: in-process` or a share of 100 %";
 
-/// There is one at most.
+/// The change of share that is under way; there is at most one.
 #[derive(Debug)]
-pub(super) enum Change {
-    /// To a shadow. The roles of its two workers say how far it is.
+pub(super) enum OngoingChange {
+    /// A hand-over to a shadow. The roles of its two workers show its phase.
     Handover {
         request: ResizeRequest,
         from: Percent,
-        /// Whether the shadow stood ready when the change began.
+        /// True if the shadow was a standby when the change began.
         at_once: bool,
-        /// Set while there is no memory for the shadow.
-        retry: Option<Retry>,
+        /// The next attempt to start the shadow, while the GPU has too little free memory for it.
+        retry: Option<MemoryRetry>,
     },
-    /// The worker leaves before the next one starts (`handover: restart`), or a model that was
-    /// given up is tried again.
+    /// The worker exits before the next one starts (`handover: restart`), or a model that is down
+    /// is restarted.
     Restart {
         request: ResizeRequest,
         from: Percent,
-        /// Whether a worker served at the share before.
+        /// True if a worker served at the former share.
         served: bool,
     },
-    Inside {
-        request: ResizeRequest,
-        from: Percent,
-    },
+    /// A change of the partition inside the worker.
+    Inside { request: ResizeRequest, from: Percent },
 }
 
-/// `until`: the shadow must have said hello.
+/// The next attempt to start a shadow. The shadow must have connected before `until`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Retry {
+pub(super) struct MemoryRetry {
     pub(super) at: Timestamp,
     pub(super) until: Timestamp,
 }
 
-impl Change {
+impl OngoingChange {
     pub(super) fn is_inside(&self) -> bool {
         matches!(self, Self::Inside { .. })
     }
@@ -56,78 +55,148 @@ impl Change {
     }
 }
 
+/// The mechanism of a change of share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Means {
+pub enum ChangeMechanism {
+    /// The worker moves to another partition of the GPU's SMs.
     InProcess,
-    Shadow { at_once: bool },
+    /// Another worker takes over.
+    Shadow {
+        /// True if that worker was ready when the change began.
+        at_once: bool,
+    },
+    /// The worker exits, and another one starts.
     Restart,
 }
 
-/// A change that is in force, or came to nothing.
+/// A change that is in force, or that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeReport {
+    /// The request.
     pub request: ResizeRequest,
+    /// The former share.
     pub from: Percent,
-    pub means: Means,
+    /// The mechanism.
+    pub mechanism: ChangeMechanism,
+    /// The SMs of the former and the new share.
     pub sms: (Sms, Sms),
 }
 
-/// A standing worker serves in the place of one that died.
+/// A failover: a standby serves in the place of a worker that died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failover {
+    /// The standby.
     pub worker: WorkerId,
-    /// What the other worker died of.
+    /// The cause of the other worker's death.
     pub why: String,
+    /// The former and the new share.
     pub shares: (Percent, Percent),
+    /// The SMs of the former and the new share.
     pub sms: (Sms, Sms),
 }
 
+/// The outcome of a hand-over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Kept,
+pub(super) enum HandoverOutcome {
+    /// The new share stays.
+    Completed,
     /// The share was in force, and the incumbent took the traffic back.
-    RolledBack(Reason),
-    /// The share before is in force. The incumbent serves, or will when it is restarted.
-    Aborted(Reason),
+    RolledBack(HandoverFailure),
+    /// The former share is in force. The incumbent serves, or will serve after its restart.
+    Aborted(HandoverFailure),
 }
 
+/// The reason why a hand-over failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum HandoverFailure {
     /// The worker cannot start, load or warm up, or failed the proof.
     #[error("the new worker did not become ready: {0}")]
     BootFailed(String),
-    #[error("the new worker did not report in time after it was started")]
+    /// The worker did not connect within `timeouts.spawn`.
+    #[error("the new worker did not connect in time after its start (timeouts.spawn)")]
     SpawnTimedOut,
-    #[error("the new worker did not load and warm up in time")]
+    /// The worker was not warm within `timeouts.warm`.
+    #[error("the new worker did not load and warm up in time (timeouts.warm)")]
     WarmTimedOut,
+    /// The worker died.
     #[error("the new worker died")]
     Died,
-    #[error("the new worker hung, broke the protocol, or was not what it promised to be")]
+    /// The worker hung, broke the protocol, or does not have the promised properties.
+    #[error(
+        "the new worker hung, broke the protocol, or does not have the SMs or partition that it promised"
+    )]
     Misbehaved,
 }
 
+/// The reason why a request for another share is refused or fails.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeRefused {
-    #[error("{share} ({sms} SMs) is in force already; nothing was done")]
-    InForce { share: Percent, sms: u32, serves: bool },
-    #[error("{share} is outside of share.min {min} and share.max {max} of model '{model}'")]
-    OutOfBounds { model: String, share: Percent, min: Percent, max: Percent },
-    #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]
+    /// The share is already in force.
+    #[error("{share} ({sms} SMs) is already in force; nothing was changed")]
+    InForce {
+        /// The requested share.
+        share: Percent,
+        /// Its SMs.
+        sms: u32,
+        /// True if a worker serves.
+        serves: bool,
+    },
+    /// The share is out of bounds.
+    #[error("{share} is not between share.min {min} and share.max {max} of model '{model}'")]
+    OutOfBounds {
+        /// The model's name.
+        model: String,
+        /// The requested share.
+        share: Percent,
+        /// The smallest share.
+        min: Percent,
+        /// The largest share.
+        max: Percent,
+    },
+    /// The model has `handover: never`.
+    #[error("model '{0}' has `handover: never`; change its share in the configuration")]
     Never(String),
-    #[error("the share of model '{0}' is held; `shadowslice release {0}` lets the policy change it")]
+    /// The share is held.
+    #[error("the share of model '{0}' is held; run `shadowslice release {0}` to let the policy change it")]
     Held(String),
-    #[error("a hand-over of model '{0}' is under way; ask again when it has ended")]
+    /// Another change is under way.
+    #[error("a change of model '{0}' is under way; try again when it has ended")]
     Busy(String),
-    #[error("model '{model}' cannot have a partition of that size: {why}; it has the share before")]
-    NoPartition { model: String, why: String },
-    #[error("model '{model}' does not answer rightly at {share}. {WRONG_AT_A_SHARE}")]
-    Wrong { model: String, share: Percent },
-    #[error("no worker of model '{model}' starts at that share; it has the one before again: {why}")]
-    NoWorker { model: String, why: String },
+    /// The worker cannot have a partition of this size.
+    #[error("model '{model}' cannot have a partition of this size: {why}; it keeps its former share")]
+    NoPartition {
+        /// The model's name.
+        model: String,
+        /// The reason.
+        why: String,
+    },
+    /// Workers answered wrongly at this share.
+    #[error("model '{model}' answers wrongly at {share}. {WRONG_AT_A_SHARE}")]
+    Wrong {
+        /// The model's name.
+        model: String,
+        /// The requested share.
+        share: Percent,
+    },
+    /// No worker started at the new share.
+    #[error("no worker of model '{model}' starts at this share; the former share is restored: {why}")]
+    NoWorker {
+        /// The model's name.
+        model: String,
+        /// The failure of the last worker.
+        why: String,
+    },
+    /// The model has no worker that serves.
     #[error("model '{model}' does not serve: {why}")]
-    NotServing { model: String, why: String },
+    NotServing {
+        /// The model's name.
+        model: String,
+        /// The reason.
+        why: String,
+    },
+    /// The model is stopping.
     #[error(
-        "the workers of this model are told to end: the supervisor is stopping, or the model is unloaded or replaced"
+        "the workers of this model are stopping: the supervisor stops, or the model is unloaded or replaced"
     )]
     Stopping,
 }

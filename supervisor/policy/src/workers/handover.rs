@@ -1,16 +1,15 @@
-//! A hand-over: traffic moves from the incumbent to a shadow, which has another share.
+//! A hand-over: traffic moves from the incumbent to a shadow with another share.
 //!
 //! | phase | what happens |
 //! |---|---|
-//! | Spawning, Warming | the shadow starts; the incumbent is not touched |
-//! | Draining | the cut-over: the shadow serves, the incumbent finishes what it has |
-//! | Probation | the share is in force; the incumbent is parked, and can take the traffic back |
-//! | Retiring | the incumbent leaves, and its memory with it |
-//! | Aborting | the shadow leaves; the incumbent serves |
+//! | Spawning, Warming | the shadow starts; the incumbent serves unchanged |
+//! | Draining | after the cut-over, the shadow serves and the incumbent finishes its batches |
+//! | Probation | the share is in force; the incumbent is parked and can take the traffic back |
+//! | Retiring | the incumbent exits and frees its memory |
+//! | Aborting | the shadow exits; the incumbent serves |
 //!
-//! Three ways lead past Probation, because there is nothing to fall back on: an incumbent that does
-//! not serve when the shadow is warm, one that dies or hangs while it drains, and one that takes too
-//! long to drain.
+//! A hand-over skips the probation if it cannot fall back on the incumbent: if the incumbent does not
+//! serve when the shadow is warm, dies or hangs while it drains, or drains too slowly.
 
 use std::time::Duration;
 
@@ -18,20 +17,22 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
 use super::Workers;
-use super::change::{Change, ChangeReport, Means, Outcome, Reason, Retry};
-use super::messages::{Action, Report, ResizeRequest, StartFailure};
-use super::slot::{Aim, Drained, Leaver, Role};
+use super::change::{
+    ChangeMechanism, ChangeReport, HandoverFailure, HandoverOutcome, MemoryRetry, OngoingChange,
+};
+use super::messages::{Action, LifecycleReport, ResizeRequest, StartFailure};
+use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// Until a shadow is tried again, while memory is made free for it.
-const MEMORY_PAUSE: Duration = Duration::from_millis(200);
+/// The pause before a shadow is started again while memory is being freed for it.
+const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Workers {
-    /// A shadow that runs already gets its role from the caller.
+    /// Begins a hand-over. The caller sets the role of a shadow that is already running.
     pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
-        let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standing { .. })));
+        let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standby { .. })));
         self.act(Action::MeasureStall { outage: false });
-        self.act(Action::Report(Report::Begun(request, shadow)));
-        self.change = Some(Change::Handover { request, from: self.share, at_once, retry: None });
+        self.act(Action::Report(LifecycleReport::Begun(request, shadow)));
+        self.change = Some(OngoingChange::Handover { request, from: self.share, at_once, retry: None });
         match shadow {
             Some(shadow) => self.act(Action::AwaitEffect(shadow, Some(request))),
             None => self.start_shadow(request, self.now + self.settings.timeouts.spawn),
@@ -39,61 +40,62 @@ impl Workers {
     }
 
     fn start_shadow(&mut self, request: ResizeRequest, until: Timestamp) {
-        let shadow = self.start(Aim::Shadow, request.share, until);
+        let shadow = self.start(StartPurpose::Shadow, request.share, until);
         self.act(Action::AwaitEffect(shadow, Some(request)));
     }
 
-    /// Without free memory, standing workers are called in, and the shadow waits for their end, as
-    /// long as half of the time for its spawn is left to it.
+    /// Handles a shadow that did not start. If standbys are exiting to free memory, the shadow
+    /// waits for them, as long as half of the time for its start is left.
     pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Timestamp) {
-        let at = self.now + MEMORY_PAUSE;
+        let at = self.now + MEMORY_RETRY_INTERVAL;
         let in_time = at + self.settings.timeouts.spawn / 2 < until;
         match (failure, &mut self.change) {
-            (StartFailure::Passing { memory_comes: true, .. }, Some(Change::Handover { retry, .. }))
-                if in_time =>
-            {
-                *retry = Some(Retry { at, until });
+            (
+                StartFailure::Passing { memory_expected: true, .. },
+                Some(OngoingChange::Handover { retry, .. }),
+            ) if in_time => {
+                *retry = Some(MemoryRetry { at, until });
             }
             (
                 StartFailure::Passing { why, .. }
-                | StartFailure::NoRoomToStand(why)
+                | StartFailure::NoRoomForStandby(why)
                 | StartFailure::Failed(why),
                 _,
-            ) => self.finish(Outcome::Aborted(Reason::BootFailed(why))),
+            ) => self.finish(HandoverOutcome::Aborted(HandoverFailure::BootFailed(why))),
         }
     }
 
     pub(super) fn retry_due(&self) -> Option<Timestamp> {
         match &self.change {
-            Some(Change::Handover { retry, .. }) => retry.map(|retry| retry.at),
+            Some(OngoingChange::Handover { retry, .. }) => retry.map(|retry| retry.at),
             _ => None,
         }
     }
 
     pub(super) fn retry_on_time(&mut self) {
         let now = self.now;
-        if let Some(Change::Handover { retry, request, .. }) = &mut self.change
-            && let Some(Retry { until, .. }) = retry.take_if(|retry| retry.at <= now)
+        if let Some(OngoingChange::Handover { retry, request, .. }) = &mut self.change
+            && let Some(MemoryRetry { until, .. }) = retry.take_if(|retry| retry.at <= now)
         {
             let request = *request;
             self.start_shadow(request, until);
         }
     }
 
-    /// The shadow has not served. The hand-over is over when it is gone.
-    pub(super) fn give_up_shadow(&mut self, shadow: WorkerId, reason: Reason, why: &str) {
-        self.kill(shadow, Leaver::Handover(Outcome::Aborted(reason)), why);
+    /// Kills a shadow that has not served. The hand-over ends with its exit.
+    pub(super) fn give_up_shadow(&mut self, shadow: WorkerId, reason: HandoverFailure, why: &str) {
+        self.kill(shadow, ExitReason::Handover(HandoverOutcome::Aborted(reason)), why);
     }
 
     pub(super) fn cut_over(&mut self, shadow: WorkerId) {
         let share = self.share;
-        if let Some(Change::Handover { from, .. }) = &mut self.change {
+        if let Some(OngoingChange::Handover { from, .. }) = &mut self.change {
             *from = share;
         }
         let (serving, before) = (self.serving(), self.primary.worker());
         if let Some(incumbent) = serving {
             let until = self.now + self.settings.timeouts.drain;
-            self.becomes(incumbent, Role::Draining { then: Drained::Park, until });
+            self.becomes(incumbent, Role::Draining { then: AfterDrain::Park, until });
             self.serve_with(shadow);
             self.act(Action::Drain(incumbent));
             return;
@@ -102,18 +104,18 @@ impl Workers {
         self.complete();
         let before = before.and_then(|worker| Some((worker, self.role(worker)?.clone())));
         match before {
-            // What it had comes back with its death.
-            Some((worker, Role::Leaving { killed, until, .. })) => {
-                let leaver = Leaver::Handover(Outcome::Kept);
-                self.becomes(worker, Role::Leaving { leaver, killed, until });
+            // The requests of this worker return with its exit.
+            Some((worker, Role::Exiting { killed, until, .. })) => {
+                let reason = ExitReason::Handover(HandoverOutcome::Completed);
+                self.becomes(worker, Role::Exiting { reason, killed, until });
             }
             Some((worker, _)) => self.retire(worker),
-            None => self.finish(Outcome::Kept),
+            None => self.finish(HandoverOutcome::Completed),
         }
     }
 
     pub(super) fn retire(&mut self, incumbent: WorkerId) {
-        self.dismiss(incumbent, Leaver::Handover(Outcome::Kept));
+        self.dismiss(incumbent, ExitReason::Handover(HandoverOutcome::Completed));
     }
 
     pub(super) fn drains_too_long(&mut self, incumbent: WorkerId) {
@@ -122,15 +124,15 @@ impl Workers {
         self.retire(incumbent);
     }
 
-    /// The incumbent, as long as it can take the traffic back.
-    pub(super) fn way_back(&self) -> Option<WorkerId> {
-        self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: Drained::Park, .. }))
+    /// Returns the incumbent while it can take the traffic back.
+    pub(super) fn fallback(&self) -> Option<WorkerId> {
+        self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: AfterDrain::Park, .. }))
     }
 
-    /// The share was in force, and the shadow that failed is not gone yet.
+    /// Returns true if the share was in force and the failed shadow has not exited yet.
     pub(super) fn is_rolling_back(&self) -> bool {
         let leaves = |role: &Role| {
-            matches!(role, Role::Leaving { leaver: Leaver::Handover(Outcome::RolledBack(_)), .. })
+            matches!(role, Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::RolledBack(_)), .. })
         };
         self.find(leaves).is_some()
     }
@@ -139,62 +141,64 @@ impl Workers {
         self.find(|role| matches!(role, Role::Parked { .. }))
     }
 
-    /// A newer request needs the parked incumbent's memory.
+    /// Retires the parked incumbent, because a newer request needs its memory.
     pub(super) fn reclaim(&mut self) {
         if let Some(parked) = self.parked() {
             self.retire(parked);
         }
     }
 
-    /// A newer request can begin at once, with a worker that is there already: the probation is
-    /// over, and so is the wait for the incumbent's end.
+    /// Ends the probation, or the wait for the incumbent's exit, because a newer request can begin
+    /// at once with a worker that is already running.
     pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
         if let Some(parked) = self.parked() {
             let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));
             if self.fits(parked, next.share) && !another {
                 self.keep(parked);
             } else {
-                self.dismiss(parked, Leaver::Unneeded);
+                self.dismiss(parked, ExitReason::Unneeded);
             }
-            return self.finish(Outcome::Kept);
+            return self.finish(HandoverOutcome::Completed);
         }
         let retiring = self.slots.iter_mut().find_map(|(_, slot)| match &mut slot.role {
-            Role::Leaving { leaver: leaver @ Leaver::Handover(Outcome::Kept), killed: false, .. } => {
-                Some(leaver)
-            }
+            Role::Exiting {
+                reason: reason @ ExitReason::Handover(HandoverOutcome::Completed),
+                killed: false,
+                ..
+            } => Some(reason),
             _ => None,
         });
-        if let Some(leaver) = retiring {
-            *leaver = Leaver::Unneeded;
-            self.finish(Outcome::Kept);
+        if let Some(reason) = retiring {
+            *reason = ExitReason::Unneeded;
+            self.finish(HandoverOutcome::Completed);
         }
     }
 
     pub(super) fn complete(&mut self) {
         let Some(report) = self.handover_report() else { return };
         self.set_share(report.request.share);
-        self.act(Action::Report(Report::Completed(report)));
+        self.act(Action::Report(LifecycleReport::Completed(report)));
     }
 
-    pub(super) fn finish(&mut self, outcome: Outcome) {
+    pub(super) fn finish(&mut self, outcome: HandoverOutcome) {
         let Some(change) = self.handover_report() else { return };
         self.change = None;
         let (rolled_back, reason) = match outcome {
-            Outcome::Kept => return,
-            Outcome::RolledBack(reason) => (true, reason),
-            Outcome::Aborted(reason) => (false, reason),
+            HandoverOutcome::Completed => return,
+            HandoverOutcome::RolledBack(reason) => (true, reason),
+            HandoverOutcome::Aborted(reason) => (false, reason),
         };
-        // A shadow that had served has died.
+        // A rolled-back shadow had served, so its exit counts as a death.
         self.deaths += u64::from(rolled_back);
         self.set_share(self.share);
-        self.act(Action::Report(Report::NotKept { change, rolled_back, reason }));
+        self.act(Action::Report(LifecycleReport::HandoverFailed { change, rolled_back, reason }));
     }
 
     fn handover_report(&self) -> Option<ChangeReport> {
-        let Some(&Change::Handover { request, from, at_once, .. }) = self.change.as_ref() else {
+        let Some(&OngoingChange::Handover { request, from, at_once, .. }) = self.change.as_ref() else {
             return None;
         };
         let sms = (self.sms(from), self.sms(request.share));
-        Some(ChangeReport { request, from, means: Means::Shadow { at_once }, sms })
+        Some(ChangeReport { request, from, mechanism: ChangeMechanism::Shadow { at_once }, sms })
     }
 }

@@ -1,8 +1,7 @@
-//! The workers of one model: which there are, which one has the traffic, and what follows from all
-//! that happens to them.
+//! The workers of one model: their roles, the one that has the traffic, and the reactions to all events.
 //!
 //! ```text
-//!              ┌─ reference ─▶ leaves
+//!              ┌─ reference ─▶ exits
 //!              │
 //!   starting ──┼─ serve ───▶ Serving ◀──── the shadow fails ───┐
 //!              │               │  ▲                            │
@@ -10,20 +9,20 @@
 //!              ├─ shadow ──────┼▶ Serving  │ a death,          │
 //!              │               └▶ Draining ┼──────▶ Parked ────┤
 //!              │                           │ or a change       │
-//!              └─ stand ──────▶ Standing ──┘                   └─▶ leaves
+//!              └─ standby ───▶ Standby ────┘                   └─▶ exits
 //! ```
 //!
-//! Every worker has one [`Slot`], whose role says what it is for and until when. Nothing else says
-//! so: a hand-over is in the phase that the roles of its two workers show. Beside the slots stand
-//! what serves or why nothing does ([`Primary`]), the one change of share that is under way, and the
-//! request behind it.
+//! Every worker has one [`Slot`], whose role says what the worker is for and until when. Nothing else
+//! stores this: the phase of a hand-over follows from the roles of its two workers. Besides the slots
+//! there are the [`Primary`] (the worker that serves, or the reason why none does), the one change of
+//! share that is under way, and the request behind it.
 //!
-//! The machine is pure. Its driver tells it [`Fact`]s and the time, and carries out the
-//! [`Action`]s, in the order given, before it tells the next fact; what an action brings about at
-//! once is told before all else. What the driver owes the machine besides: an exit is told once for
-//! each worker, after all else that this worker said. Other facts may come late, twice or not at
-//! all: a fact that a worker's role has no use for changes nothing, and every role but those of
-//! workers that serve or stand ready ends by itself.
+//! The state machine is pure. Its driver reports [`LifecycleEvent`]s with the time, and carries out the
+//! [`Action`]s in the order given before it reports the next event. If an action causes an event at
+//! once, the driver reports that event before all others. It reports an exit once for each worker,
+//! after all other events of this worker. Other events may come late, twice or never: an event that
+//! does not fit the worker's role changes nothing, and every role ends by itself, except those of
+//! workers that serve or are a standby.
 
 mod change;
 mod faults;
@@ -33,7 +32,7 @@ mod partition;
 mod primary;
 mod resize;
 mod slot;
-mod standing;
+mod standby;
 mod view;
 
 use std::collections::BTreeMap;
@@ -45,44 +44,48 @@ use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use crate::restart::Restarts;
-use change::Change;
+use change::OngoingChange;
 use partition::Partition;
 use primary::Primary;
-use slot::{Aim, Leaver, Phase, Role, Slot};
-use standing::Standing;
+use slot::{ExitReason, Phase, Role, Slot, StartPurpose};
+use standby::StandbyState;
 
-pub use change::{ChangeReport, Failover, Means, Reason, ResizeRefused};
+pub use change::{ChangeMechanism, ChangeReport, Failover, HandoverFailure, ResizeRefused};
 pub use messages::{
-    Action, Cause, Fact, HandoverMode, Launch, Report, ResizeRequest, Settings, StartFailure, Timeouts,
+    Action, Cause, HandoverMode, Launch, LifecycleEvent, LifecycleReport, ResizeRequest, Settings,
+    StartFailure, Timeouts,
 };
-pub use view::{HandoverPhase, State};
+pub use view::{HandoverPhase, WorkersState};
 
+/// The workers of one model. See the [module](self).
 #[derive(Debug)]
 pub struct Workers {
     settings: Settings,
     now: Timestamp,
     slots: BTreeMap<WorkerId, Slot>,
-    /// The last one's name.
+    /// The number of the last worker that was started.
     started: u64,
     primary: Primary,
-    /// The share in force; a restart gets it, too.
+    /// The share in force; restarts use it, too.
     share: Percent,
-    /// An error says why the share is no partition inside the worker.
+    /// The partition inside the worker. An error says why the share is not a partition.
     partition: Result<Partition, String>,
-    change: Option<Change>,
-    /// Came while the last hand-over was in its probation, or its incumbent left.
+    change: Option<OngoingChange>,
+    /// The request that arrived during the probation of the last hand-over, or while its incumbent
+    /// exits.
     next: Option<ResizeRequest>,
-    standing: Standing,
+    standby: StandbyState,
     restarts: Restarts,
-    /// `None` once the reference answers are written.
+    /// The purpose of the next reference worker; `None` once the reference answers are written.
     reference: Option<Purpose>,
-    /// How often workers with so many SMs answered wrongly.
+    /// The number of workers with each number of SMs that answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
-    /// How long batches take on each number of SMs, as the last worker measured it.
+    /// The times of batches on each number of SMs, as the last worker measured them.
     execution: Option<Execution>,
     held: bool,
     stopping: bool,
-    /// Of workers that served or were to serve; `restarted` counts the starts in their place.
+    /// The deaths of workers that served or were to serve. `restarted` counts the starts that
+    /// replaced them.
     deaths: u64,
     last_death: Option<String>,
     restarted: u64,
@@ -90,7 +93,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// `division`: how the GPU divides, or why the share may not be a partition inside the worker.
+    /// Creates the state of a model without workers. `division` is the division of the GPU into
+    /// groups, or the reason why the share must not be a partition inside the worker.
     pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
         let reference = Some(settings.reference);
         Self {
@@ -103,7 +107,7 @@ impl Workers {
             share,
             change: None,
             next: None,
-            standing: Standing::new(),
+            standby: StandbyState::new(),
             restarts: Restarts::new(),
             reference,
             wrong_at: BTreeMap::new(),
@@ -117,7 +121,7 @@ impl Workers {
         }
     }
 
-    /// With a fault in its configuration, the model stays down.
+    /// Starts the first worker. With a `fault` in its configuration, the model stays down.
     pub fn begin(&mut self, fault: Option<String>, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fault {
@@ -127,40 +131,45 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    pub fn on(&mut self, fact: Fact, now: Timestamp) -> Vec<Action> {
+    /// Handles an event.
+    pub fn on(&mut self, fact: LifecycleEvent, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fact {
-            Fact::NotStarted { worker, .. } | Fact::Exited { worker, .. } if self.stopping => {
+            LifecycleEvent::NotStarted { worker, .. } | LifecycleEvent::Exited { worker, .. }
+                if self.stopping =>
+            {
                 self.slots.remove(&worker);
             }
-            Fact::Resize { request, .. } if self.stopping => self.refuse(request, ResizeRefused::Stopping),
+            LifecycleEvent::Resize { request, .. } if self.stopping => {
+                self.refuse(request, ResizeRefused::Stopping)
+            }
             _ if self.stopping => {}
             fact => {
-                self.hear(fact);
+                self.apply(fact);
                 self.settle();
             }
         }
         std::mem::take(&mut self.actions)
     }
 
-    /// When something is to be done that no fact brings about.
+    /// Returns the next time at which [`Workers::on_timer`] has something to do.
     pub fn due(&self) -> Option<Timestamp> {
         let workers = self.slots.values().filter_map(|slot| slot.role.until());
         if self.stopping {
             return workers.min();
         }
-        let others = [self.primary.due(), self.retry_due(), self.partition_due(), self.standing_due()];
+        let others = [self.primary.due(), self.retry_due(), self.partition_due(), self.standby_due()];
         workers.chain(others.into_iter().flatten()).min()
     }
 
-    /// Before [`Workers::due`] a timer is an old one and changes nothing.
-    pub fn on_time(&mut self, now: Timestamp) -> Vec<Action> {
+    /// Handles a timer. A timer before [`Workers::due`] is an old one and changes nothing.
+    pub fn on_timer(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
         let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
         let late: Vec<_> =
             self.slots.iter().filter_map(|(worker, slot)| late(slot).then_some(*worker)).collect();
         for worker in late {
-            self.time_is_up(worker);
+            self.on_timeout(worker);
         }
         if !self.stopping {
             self.primary_on_time();
@@ -171,70 +180,71 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// As the workers were told to.
+    /// Returns true if the model was stopped and all workers have exited.
     pub fn have_ended(&self) -> bool {
         self.stopping && self.slots.is_empty()
     }
 
-    /// For an operator; true if that is news.
+    /// Holds the share for an operator, or releases it. Returns true if that is a change.
     pub fn hold(&mut self, held: bool) -> bool {
         std::mem::replace(&mut self.held, held) != held
     }
 
-    fn hear(&mut self, fact: Fact) {
+    fn apply(&mut self, fact: LifecycleEvent) {
         match fact {
-            Fact::Resize { request, hold } => self.resize(request, hold),
-            Fact::Configured(settings) => {
+            LifecycleEvent::Resize { request, hold } => self.resize(request, hold),
+            LifecycleEvent::Configured(settings) => {
                 self.settings = settings;
-                // Of the share that is to come, if a change inside the worker is under way.
+                // During a change inside the worker, the groups follow the new share.
                 self.ask_groups(self.share_inside());
             }
-            Fact::Stop => self.stop(),
-            Fact::NotStarted { worker, failure } => self.not_started(worker, failure),
-            Fact::Connected(worker) => self.connected(worker),
-            Fact::ReferenceWritten { worker, result } => self.reference_written(worker, result),
-            Fact::Warmed { worker, warmed, asked } => self.warmed(worker, &warmed, asked),
-            Fact::Refused { worker, refusal } => self.refused(worker, &refusal),
-            Fact::Misbehaved { worker, why } => self.misbehaved(worker, &why),
-            Fact::LaneEnded { worker, idle } => self.lane_ended(worker, idle),
-            Fact::Exited { worker, status, idle } => self.exited(worker, status, idle),
-            Fact::Drained(worker) => self.drained(worker),
-            Fact::FirstAnswer(_) => self.restarts.served(),
-            Fact::PoisonConfirmed => self.restarts.poisonous(),
-            Fact::Prepared { worker, prepared } => self.prepared(worker, prepared),
-            Fact::Groups(groups) => self.groups_are(groups),
-            Fact::WaitIsOver => self.wait_is_over(),
-            Fact::MustNotStand(why) => self.must_not_stand(why),
+            LifecycleEvent::Stop => self.stop(),
+            LifecycleEvent::NotStarted { worker, failure } => self.not_started(worker, failure),
+            LifecycleEvent::Connected(worker) => self.connected(worker),
+            LifecycleEvent::ReferenceWritten { worker, result } => self.reference_written(worker, result),
+            LifecycleEvent::Warmed { worker, warmed, asked } => self.warmed(worker, &warmed, asked),
+            LifecycleEvent::Refused { worker, refusal } => self.refused(worker, &refusal),
+            LifecycleEvent::Misbehaved { worker, why } => self.misbehaved(worker, &why),
+            LifecycleEvent::LaneEnded { worker, idle } => self.lane_ended(worker, idle),
+            LifecycleEvent::Exited { worker, status, idle } => self.exited(worker, status, idle),
+            LifecycleEvent::Drained(worker) => self.drained(worker),
+            LifecycleEvent::FirstAnswer(_) => self.restarts.record_answer(),
+            LifecycleEvent::PoisonConfirmed => self.restarts.record_poison(),
+            LifecycleEvent::Prepared { worker, prepared } => self.prepared(worker, prepared),
+            LifecycleEvent::Groups(groups) => self.groups_are(groups),
+            LifecycleEvent::WaitEnded => self.wait_ended(),
+            LifecycleEvent::StandbyRevoked(why) => self.revoke_standby(why),
         }
     }
 
-    /// What does not follow from one fact alone: the request behind a change that has ended, the
-    /// service of a standing worker that is awaited, a worker at the share in force, another one
-    /// that stands there, and batches on the groups that the model has.
+    /// Does what does not follow from one event alone: the request behind a change that has ended,
+    /// the traffic of an awaited standby, a worker at the share in force, a standby at this share,
+    /// and the groups on which batches run.
     fn settle(&mut self) {
         if self.stopping {
             return;
         }
         self.resize_next();
-        self.tend_awaited();
-        self.tend_share();
-        self.tend_standing();
-        self.tend_partition();
+        self.update_awaited();
+        self.restore_share();
+        self.update_standby();
+        self.update_partition();
     }
 
-    fn start(&mut self, aim: Aim, share: Percent, until: Timestamp) -> WorkerId {
+    fn start(&mut self, purpose: StartPurpose, share: Percent, until: Timestamp) -> WorkerId {
         self.started += 1;
         let worker = WorkerId(self.started);
-        let purpose = match aim {
-            Aim::Reference => self.reference.unwrap_or(Purpose::Reference),
-            Aim::Serve | Aim::Shadow | Aim::Stand => Purpose::Serve,
+        let boot_purpose = match purpose {
+            StartPurpose::Reference => self.reference.unwrap_or(Purpose::Reference),
+            StartPurpose::Serve | StartPurpose::Shadow | StartPurpose::Standby => Purpose::Serve,
         };
-        let inside = self.partition.as_ref().ok().filter(|_| purpose == Purpose::Serve);
+        let inside = self.partition.as_ref().ok().filter(|_| boot_purpose == Purpose::Serve);
         let partition = inside.map(|partition| partition.target());
-        let role = Role::Starting { aim, phase: Phase::Spawning, until };
+        let role = Role::Starting { purpose, phase: Phase::Spawning, until };
         self.slots.insert(worker, Slot { share, partition, role });
-        let (spare, stands) = (matches!(aim, Aim::Shadow | Aim::Stand), aim == Aim::Stand);
-        self.act(Action::Start(Launch { worker, purpose, share, spare, stands }));
+        let standby = purpose == StartPurpose::Standby;
+        let low_priority = standby || purpose == StartPurpose::Shadow;
+        self.act(Action::Start(Launch { worker, purpose: boot_purpose, share, low_priority, standby }));
         worker
     }
 
@@ -255,20 +265,21 @@ impl Workers {
         }
     }
 
-    fn dismiss(&mut self, worker: WorkerId, leaver: Leaver) {
-        self.ends(worker, leaver);
+    fn dismiss(&mut self, worker: WorkerId, reason: ExitReason) {
+        self.ends(worker, reason);
         self.act(Action::Stop(worker));
     }
 
-    /// The worker ends by itself, or has been told to; it is killed if it does not.
-    fn ends(&mut self, worker: WorkerId, leaver: Leaver) {
+    /// Expects the worker to exit by itself or because it was asked to. It is killed if it does
+    /// not.
+    fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
-        self.becomes(worker, Role::Leaving { leaver, killed: false, until });
+        self.becomes(worker, Role::Exiting { reason, killed: false, until });
     }
 
-    fn kill(&mut self, worker: WorkerId, leaver: Leaver, why: &str) {
+    fn kill(&mut self, worker: WorkerId, reason: ExitReason, why: &str) {
         let until = self.stop_by();
-        self.becomes(worker, Role::Leaving { leaver, killed: true, until });
+        self.becomes(worker, Role::Exiting { reason, killed: true, until });
         self.act(Action::Kill(worker, why.to_owned()));
     }
 
@@ -281,7 +292,7 @@ impl Workers {
         self.refuse_all(&ResizeRefused::Stopping);
         let workers: Vec<_> = self.slots.keys().copied().collect();
         for worker in workers {
-            self.dismiss(worker, Leaver::Unneeded);
+            self.dismiss(worker, ExitReason::Unneeded);
         }
         self.stopping = true;
     }

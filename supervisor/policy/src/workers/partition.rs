@@ -1,14 +1,13 @@
-//! A share that is a partition inside the worker: its batches move to other SMs, and no worker is
-//! started.
+//! A share that is a partition inside the worker: batches move to other SMs, and no worker starts.
 //!
 //! ```text
-//!   request ─▶ groups are asked for ─▶ Prepare ─▶ Prepared ─▶ the next batch runs there: completed
+//!   request ─▶ groups are requested ─▶ Prepare ─▶ Prepared ─▶ the next batch runs there: completed
 //!                        ▲                          │
-//!   other models move ───┘                          └▶ the partition cannot be had: another one,
-//!                                                      or the share before, or shadows
+//!   other models move ───┘                          └▶ the partition is impossible: another one,
+//!                                                      or the former share, or shadows
 //! ```
 //!
-//! Where a worker says that its model cannot be moved, shadows change the share from then on.
+//! If a worker reports that its model cannot move, shadows change the share from then on.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,29 +20,33 @@ use shadowslice_shared::profile::{Execution, Row};
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
-use super::change::{Change, Means, ResizeRefused};
-use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
+use super::change::{ChangeMechanism, OngoingChange, ResizeRefused};
+use super::messages::{Action, Cause, HandoverMode, LifecycleReport, ResizeRequest};
 use super::primary::Primary;
 use crate::scheduler::Slice;
 
-/// A worker that takes longer to make a partition ready counts as hung.
-const PREPARE_WITHIN: Duration = Duration::from_secs(10);
+/// The time after which a worker that prepares a partition counts as hung.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The partition of a model inside its worker.
 #[derive(Debug)]
 pub(super) struct Partition {
     division: Division,
-    /// The groups asked for last, and the requests for groups that are not answered yet.
+    /// The number of groups in the last request for groups.
     asked: usize,
+    /// The number of requests for groups without an answer.
     unanswered: u32,
+    /// The groups that the model should have.
     target: Groups,
-    /// By number of groups; empty until the first worker is warm.
+    /// The proofs by number of groups; empty until the first worker is warm.
     proven: Vec<PartitionProof>,
+    /// The groups on which batches run.
     current: Groups,
-    /// Of the worker that serves; the partition at the end was used last.
+    /// The prepared partitions of the worker that serves, the most recently used one last.
     ready: Vec<Groups>,
-    /// What is being made ready, and until when it must be.
+    /// The partition that is being prepared, and the time by which it must be ready.
     moving: Option<(Groups, Timestamp)>,
-    /// The last partition that the model could not have, and why.
+    /// The last partition that the model could not have, and the reason.
     refused: Option<(Groups, String)>,
 }
 
@@ -62,7 +65,8 @@ impl Partition {
         }
     }
 
-    /// The largest proven number of groups that fits, else the smallest proven.
+    /// Returns the largest proven number of groups that fits into the share, or else the smallest
+    /// proven one.
     fn count_of(&self, share: Percent) -> usize {
         let fitting = self.division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -88,12 +92,12 @@ impl Partition {
         self.current
     }
 
-    /// If `many` partitions are ready: takes out the one that was used longest ago. The worker
+    /// Removes the partition that was used longest ago if at least `count` are ready. The worker
     /// keeps the partition of a batch that was sent until that batch has run.
-    fn spare(&mut self, many: usize) -> Option<Groups> {
-        let spare = self.ready.iter().position(|&groups| groups != self.current);
-        let full = self.ready.len() >= many;
-        spare.filter(|_| full).map(|spare| self.ready.remove(spare))
+    fn take_oldest(&mut self, count: usize) -> Option<Groups> {
+        let oldest = self.ready.iter().position(|&groups| groups != self.current);
+        let full = self.ready.len() >= count;
+        oldest.filter(|_| full).map(|oldest| self.ready.remove(oldest))
     }
 
     fn slice(&self, groups: Groups) -> Slice {
@@ -145,7 +149,8 @@ impl Workers {
         self.act(Action::Attach { worker, share, slice, sizes });
     }
 
-    /// On the whole GPU, and on each proven number of groups. Neighbours may have executed meanwhile.
+    /// Learns the times on the whole GPU and on each proven number of groups. Neighbours may have
+    /// executed meanwhile.
     fn learn_execution(&mut self, Warmed { times: on_all, kernels, .. }: &Warmed) {
         let all = self.settings.sms_of(Percent::WHOLE);
         let mut columns = BTreeMap::from([(all, on_all.as_slice())]);
@@ -155,7 +160,7 @@ impl Workers {
             columns.extend(parts.filter_map(|proof| Some((part(proof), proof.result.as_deref().ok()?))));
         }
         let ms = |times: &[WarmTime], rows| {
-            // A size that does not fit is served in batches of the largest one that does.
+            // A size that does not fit runs in several batches of the largest size that does.
             let time = times.iter().find(|time| time.rows == rows).or(times.last())?;
             Some(time.took.as_secs_f64() * 1e3 * f64::from(rows.div_ceil(time.rows)))
         };
@@ -172,7 +177,7 @@ impl Workers {
         self.execution = table.ok().map(counted).or(self.execution.take());
     }
 
-    /// The worker was to begin with `asked`.
+    /// Records the proofs of a worker that was to begin with `asked`.
     fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
         let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
@@ -181,7 +186,7 @@ impl Workers {
         self.ask(share, cannot);
     }
 
-    /// Unless so many groups were asked for already.
+    /// Requests the groups of a share, unless the last request was for the same number.
     pub(super) fn ask_groups(&mut self, share: Percent) {
         if self.partition.as_ref().is_ok_and(|partition| partition.asked != partition.count_of(share)) {
             self.ask(share, None);
@@ -196,7 +201,8 @@ impl Workers {
         self.act(Action::AskGroups { count, cannot });
     }
 
-    /// All of the GPU for less than that means that the model can have no partition of that size.
+    /// Records the groups that the model should have. The whole GPU, in answer to a request for
+    /// less, means that the model can have no partition of this size.
     pub(super) fn groups_are(&mut self, groups: Groups) {
         let Ok(partition) = &mut self.partition else { return };
         partition.target = groups;
@@ -206,7 +212,7 @@ impl Workers {
             return;
         }
         let refused = partition.refused.as_ref().map(|(_, why)| why.clone());
-        let why = refused.unwrap_or_else(|| "none of them can be made ready".to_owned());
+        let why = refused.unwrap_or_else(|| "the worker can prepare none of the possible groups".to_owned());
         if self.inside().is_none() {
             return self.leave_partitions(&why);
         }
@@ -216,18 +222,18 @@ impl Workers {
 
     fn inside(&self) -> Option<(ResizeRequest, Percent)> {
         match self.change {
-            Some(Change::Inside { request, from }) => Some((request, from)),
+            Some(OngoingChange::Inside { request, from }) => Some((request, from)),
             _ => None,
         }
     }
 
-    /// The share whose groups the model is to have: the one that is to come, if a change inside the
-    /// worker is under way.
+    /// Returns the share whose groups the model should have: the new one during a change inside the
+    /// worker.
     pub(super) fn share_inside(&self) -> Percent {
         self.inside().map_or(self.share, |(request, _)| request.share)
     }
 
-    /// On the partition that the worker began with.
+    /// Starts with the partition that the worker has ready.
     pub(super) fn serves_on(&mut self, worker: WorkerId) {
         let groups = self.slots.get(&worker).and_then(|slot| slot.partition);
         if let (Ok(partition), Some(groups)) = (&mut self.partition, groups) {
@@ -238,16 +244,16 @@ impl Workers {
 
     pub(super) fn repartition(&mut self, request: ResizeRequest) {
         self.act(Action::MeasureStall { outage: false });
-        self.change = Some(Change::Inside { request, from: self.share });
+        self.change = Some(OngoingChange::Inside { request, from: self.share });
         if let Ok(partition) = &mut self.partition {
             partition.refused = None;
         }
         self.ask_groups(request.share);
     }
 
-    /// Moves the worker that serves to the groups that the model is to have.
-    pub(super) fn tend_partition(&mut self) {
-        let until = self.now + PREPARE_WITHIN;
+    /// Moves the worker that serves to the groups that the model should have.
+    pub(super) fn update_partition(&mut self) {
+        let until = self.now + PREPARE_TIMEOUT;
         let Some(worker) = self.serving().filter(|_| !self.is_handing_over()) else { return };
         let Ok(partition) = &mut self.partition else { return };
         let target = partition.target;
@@ -258,10 +264,10 @@ impl Workers {
         let (moves, whole) = (partition.current != target, target == Groups::WHOLE);
         if moves && !whole && !partition.ready.contains(&target) {
             partition.moving = Some((target, until));
-            // A partition that was prepared and never used may fill the last place.
-            let spare = partition.spare(READY_PARTITIONS);
-            if let Some(spare) = spare {
-                self.act(Action::Forget(worker, spare));
+            // An unused prepared partition may occupy the last place.
+            let oldest = partition.take_oldest(READY_PARTITIONS);
+            if let Some(oldest) = oldest {
+                self.act(Action::Forget(worker, oldest));
             }
             return self.act(Action::Prepare(worker, target));
         }
@@ -281,17 +287,18 @@ impl Workers {
         if groups != Groups::WHOLE {
             partition.ready.push(groups);
         }
-        let spare = partition.spare(READY_PARTITIONS);
+        let oldest = partition.take_oldest(READY_PARTITIONS);
         if let Some((request, _)) = inside {
             self.act(Action::AwaitEffect(worker, Some(request)));
         }
         self.act(Action::Move { worker, share, slice });
-        if let Some(spare) = spare {
-            self.act(Action::Forget(worker, spare));
+        if let Some(oldest) = oldest {
+            self.act(Action::Forget(worker, oldest));
         }
     }
 
-    /// `moved` is false where the groups of the new share are those of the old one.
+    /// Completes a change inside the worker. `moved` is false if the groups of the new share are
+    /// the former ones.
     fn repartitioned(&mut self, worker: WorkerId, moved: bool) {
         let Some((request, from)) = self.inside() else { return };
         if !moved {
@@ -299,7 +306,7 @@ impl Workers {
         }
         self.share = request.share;
         self.change = None;
-        self.report_completed(request, from, Means::InProcess);
+        self.report_completed(request, from, ChangeMechanism::InProcess);
     }
 
     pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
@@ -312,8 +319,8 @@ impl Workers {
         match result {
             Ok(()) if awaited => partition.ready.insert(0, groups),
             Ok(()) => {}
-            // The partition may have counted as ready: batches that name it run on all SMs until
-            // the worker moves to another.
+            // The partition may have counted as ready. Batches that name it run on all SMs until the
+            // worker moves to another one.
             Err(why) => {
                 partition.refused = Some((groups, why));
                 self.ask(share, Some(groups));
@@ -321,7 +328,7 @@ impl Workers {
         }
     }
 
-    /// The model's share is changed by other workers from now on.
+    /// Changes the model's share by other workers from now on.
     pub(super) fn leave_partitions(&mut self, why: &str) {
         if self.partition.is_err() {
             return;
@@ -330,7 +337,7 @@ impl Workers {
         self.repartition_failed(&ResizeRefused::NoPartition { model, why: why.to_owned() });
         if self.settings.handover == HandoverMode::InProcess {
             return self.down(format!(
-                "{why}; with `handover: auto` it would be served, its share changed by a shadow"
+                "{why}; set `handover: auto` to serve the model and change its share by shadows"
             ));
         }
         let serving = self.serving();
@@ -340,12 +347,12 @@ impl Workers {
         }
         self.partition = Err(why.to_owned());
         self.act(Action::NeedsShadows);
-        self.tend_share();
+        self.restore_share();
     }
 
-    /// A worker that was started for a partition has the whole GPU where the model can have none
-    /// any more: a shadow brings the share back.
-    pub(super) fn tend_share(&mut self) {
+    /// Begins a hand-over back to the share if the worker was started for a partition and has the
+    /// whole GPU, because the model can no longer have partitions.
+    pub(super) fn restore_share(&mut self) {
         let slot = self.serving().and_then(|worker| self.slots.get(&worker));
         let whole = slot.is_some_and(|slot| slot.partition == Some(Groups::WHOLE));
         if self.partition.is_err() && whole && self.share != Percent::WHOLE && self.change.is_none() {
@@ -355,18 +362,18 @@ impl Workers {
         }
     }
 
-    /// Whatever the partition was on which the worker's batches began.
+    /// Records that the worker has the whole GPU, whatever its first partition was.
     fn has_whole_gpu(&mut self, worker: WorkerId) {
         if let Some(slot) = self.slots.get_mut(&worker) {
             slot.partition = Some(Groups::WHOLE);
         }
     }
 
-    /// The share is what it was.
+    /// Ends a change inside the worker without another share.
     pub(super) fn repartition_failed(&mut self, refused: &ResizeRefused) {
         let Some((request, from)) = self.inside() else { return };
         self.change = None;
-        self.act(Action::Report(Report::Aborted(request, refused.clone())));
+        self.act(Action::Report(LifecycleReport::Aborted(request, refused.clone())));
         self.ask_groups(from);
     }
 
@@ -380,7 +387,7 @@ impl Workers {
             && self.partition_due().is_some_and(|due| due <= self.now)
             && !matches!(self.primary, Primary::Down { .. })
         {
-            self.misbehaved(worker, "it hangs: a partition is not ready in time");
+            self.misbehaved(worker, "the worker did not prepare a partition within 10 s");
         }
     }
 }

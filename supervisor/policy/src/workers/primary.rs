@@ -1,4 +1,5 @@
-//! What serves, or why nothing does: first workers, deaths, and what takes a dead worker's place.
+//! The primary: the worker that serves, or the reason why none does. This covers first workers,
+//! deaths, and the replacement of a dead worker.
 
 use std::time::Duration;
 
@@ -8,40 +9,33 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::Workers;
-use super::change::{Change, Failover, Outcome, Reason, ResizeRefused, WRONG_AT_A_SHARE};
-use super::messages::{Action, Report, StartFailure};
-use super::slot::{Aim, Drained, Leaver, Role};
+use super::change::{
+    Failover, HandoverFailure, HandoverOutcome, OngoingChange, ResizeRefused, WRONG_AT_A_SHARE,
+};
+use super::messages::{Action, LifecycleReport, StartFailure};
+use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// Before a model asks again for a place on a GPU that took no worker.
-const GPU_PAUSE: Duration = Duration::from_millis(200);
+/// The pause before a model asks again for a place on a GPU that accepted no worker.
+const GPU_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// So many wrong answers at one share are no accident.
-const WRONG_TWICE: u32 = 2;
+/// The number of workers with wrong answers at one share from which the share is the cause.
+const MAX_WRONG_ANSWERS: u32 = 2;
 
+/// The worker that serves, or the reason why none does.
 #[derive(Debug)]
 pub(super) enum Primary {
-    /// Its role says whether the worker serves already, or still.
+    /// The worker that serves or starts to; its role says which.
     Worker(WorkerId),
-    BackingOff {
-        until: Timestamp,
-    },
-    /// The standing worker still starts, and will serve. If that start fails, the next worker is
-    /// started, at `back_off` at the earliest.
-    AwaitingStanding {
-        back_off: Timestamp,
-        why: String,
-    },
-    /// The GPU takes no worker, and is asked again.
-    Waiting {
-        until: Timestamp,
-        why: String,
-    },
-    /// Requests are refused. Without a time no worker is started until the configuration or the
-    /// model's files change, or an operator or a client acts.
-    Down {
-        why: String,
-        again: Option<Timestamp>,
-    },
+    /// The next worker starts after a delay.
+    BackingOff { until: Timestamp },
+    /// The standby is still starting and will serve. If its start fails, the next worker starts, at
+    /// `back_off` at the earliest.
+    AwaitingStandby { back_off: Timestamp, why: String },
+    /// The GPU accepts no worker, and the model asks again.
+    Waiting { until: Timestamp, why: String },
+    /// Requests are refused. Without a time, no worker starts until the configuration or the
+    /// model's files change, or until an operator or a client acts.
+    Down { why: String, again: Option<Timestamp> },
 }
 
 impl Primary {
@@ -49,7 +43,7 @@ impl Primary {
         match self {
             Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
             Self::Down { again, .. } => *again,
-            Self::Worker(_) | Self::AwaitingStanding { .. } => None,
+            Self::Worker(_) | Self::AwaitingStandby { .. } => None,
         }
     }
 
@@ -59,10 +53,10 @@ impl Primary {
 }
 
 impl Workers {
-    /// A worker that serves, or first the one that writes the reference answers.
+    /// Starts a worker that serves, or first the one that writes the reference answers.
     pub(super) fn boot(&mut self) {
-        let aim = if self.reference.is_some() { Aim::Reference } else { Aim::Serve };
-        let worker = self.start(aim, self.share, self.now + self.settings.timeouts.spawn);
+        let purpose = if self.reference.is_some() { StartPurpose::Reference } else { StartPurpose::Serve };
+        let worker = self.start(purpose, self.share, self.now + self.settings.timeouts.spawn);
         self.primary = Primary::Worker(worker);
     }
 
@@ -72,7 +66,7 @@ impl Workers {
         }
     }
 
-    pub(super) fn wait_is_over(&mut self) {
+    pub(super) fn wait_ended(&mut self) {
         if matches!(self.primary, Primary::Waiting { .. }) {
             self.boot();
         }
@@ -80,51 +74,51 @@ impl Workers {
 
     pub(super) fn not_started(&mut self, worker: WorkerId, failure: StartFailure) {
         let Some(slot) = self.slots.remove(&worker) else { return };
-        let (aim, until) = match slot.role {
-            Role::Starting { aim, until, .. } => (aim, until),
-            // It was told to end before this was heard.
-            Role::Leaving { leaver, .. } => return self.left(leaver, failure.why(), false),
+        let (purpose, until) = match slot.role {
+            Role::Starting { purpose, until, .. } => (purpose, until),
+            // The worker was asked to exit before this event arrived.
+            Role::Exiting { reason, .. } => return self.left(reason, failure.why(), false),
             _ => return,
         };
-        match aim {
-            Aim::Reference | Aim::Serve => match failure {
+        match purpose {
+            StartPurpose::Reference | StartPurpose::Serve => match failure {
                 StartFailure::Passing { why, .. } => {
-                    self.primary = Primary::Waiting { until: self.now + GPU_PAUSE, why };
+                    self.primary = Primary::Waiting { until: self.now + GPU_RETRY_INTERVAL, why };
                 }
-                // No death of a worker.
-                StartFailure::Failed(why) | StartFailure::NoRoomToStand(why) => self.retry(why),
+                // A failed start is not a death.
+                StartFailure::Failed(why) | StartFailure::NoRoomForStandby(why) => self.retry(why),
             },
-            Aim::Shadow => self.no_shadow(failure, until),
-            Aim::Stand => self.none_stands(failure),
+            StartPurpose::Shadow => self.no_shadow(failure, until),
+            StartPurpose::Standby => self.standby_not_started(failure),
         }
     }
 
     pub(super) fn reference_written(&mut self, worker: WorkerId, result: Result<(), String>) {
-        if !self.role(worker).is_some_and(|role| role.starts_as(Aim::Reference)) {
+        if !self.role(worker).is_some_and(|role| role.starts_as(StartPurpose::Reference)) {
             return;
         }
         match result {
             Ok(()) => {
                 self.reference = None;
-                self.dismiss(worker, Leaver::Unneeded);
+                self.dismiss(worker, ExitReason::Unneeded);
                 self.boot();
             }
-            // The model is not to blame.
-            Err(why) => self.dismiss(worker, Leaver::Primary { why: Some(why), since: None }),
+            // The failure does not count as a fault of the model.
+            Err(why) => self.dismiss(worker, ExitReason::Primary { why: Some(why), since: None }),
         }
     }
 
     pub(super) fn warmed(&mut self, worker: WorkerId, warmed: &Warmed, asked: Option<Groups>) {
-        let Some(Role::Starting { aim, .. }) = self.role(worker).cloned() else { return };
+        let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
         self.attach(worker, warmed, asked);
-        match aim {
-            Aim::Reference => {}
-            Aim::Serve => {
+        match purpose {
+            StartPurpose::Reference => {}
+            StartPurpose::Serve => {
                 self.serve_with(worker);
                 self.restarted();
             }
-            Aim::Shadow => self.cut_over(worker),
-            Aim::Stand => self.stands_ready(worker),
+            StartPurpose::Shadow => self.cut_over(worker),
+            StartPurpose::Standby => self.becomes_standby(worker),
         }
     }
 
@@ -135,33 +129,34 @@ impl Workers {
         self.act(Action::Route(worker));
     }
 
-    /// A fault that a reference worker finds in the model is final. Later a refusal may be
-    /// temporary (memory was short, say), so it counts as a death.
+    /// Handles the refusal of a worker. A fault that the reference worker finds in the model is
+    /// final. A later refusal may be temporary, for example because memory was short, so it counts
+    /// as a death.
     pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
-        let Some(Role::Starting { aim, .. }) = self.role(worker).cloned() else { return };
+        let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
         let why = refusal.to_string();
-        match aim {
-            Aim::Reference | Aim::Serve => self.primary_refused(worker, refusal, why),
-            Aim::Shadow => {
+        match purpose {
+            StartPurpose::Reference | StartPurpose::Serve => self.primary_refused(worker, refusal, why),
+            StartPurpose::Shadow => {
                 let share = self.slots.get(&worker).map(|slot| slot.share);
                 if let (BootRefusal::Proof { .. }, Some(share)) = (refusal, share) {
                     self.answers_wrongly(share);
                 }
-                self.give_up_shadow(worker, Reason::BootFailed(why.clone()), &why);
+                self.give_up_shadow(worker, HandoverFailure::BootFailed(why.clone()), &why);
             }
-            Aim::Stand => {
-                let rest = self.next_pause();
-                self.ends(worker, Leaver::Standing { rest, failed: true });
-                self.standing.obstacle = Some(why);
+            StartPurpose::Standby => {
+                let cooldown = self.next_backoff();
+                self.ends(worker, ExitReason::Standby { cooldown, failed: true });
+                self.standby.obstacle = Some(why);
             }
         }
     }
 
     fn primary_refused(&mut self, worker: WorkerId, refusal: &BootRefusal, why: String) {
         match refusal {
-            // No death: another worker is started at once.
+            // This is not a death: another worker starts at once.
             BootRefusal::NoPartitions(_) => {
-                self.ends(worker, Leaver::Unneeded);
+                self.ends(worker, ExitReason::Unneeded);
                 self.leave_partitions(&why);
                 if !matches!(self.primary, Primary::Down { .. }) {
                     self.boot();
@@ -170,7 +165,7 @@ impl Workers {
             BootRefusal::NoOperator(_)
                 if self.reference == Some(Purpose::Reference) && self.settings.on_gpu =>
             {
-                self.ends(worker, Leaver::Unneeded);
+                self.ends(worker, ExitReason::Unneeded);
                 self.reference = Some(Purpose::DeviceReference);
                 self.boot();
             }
@@ -178,51 +173,51 @@ impl Workers {
                 self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
             }
             BootRefusal::Library(_) | BootRefusal::Setup(_) | BootRefusal::OtherForm(_) => {
-                self.ends(worker, Leaver::Primary { why: Some(why), since: None })
+                self.ends(worker, ExitReason::Primary { why: Some(why), since: None })
             }
             _ if self.reference.is_none() => {
-                self.ends(worker, Leaver::Primary { why: Some(why), since: None })
+                self.ends(worker, ExitReason::Primary { why: Some(why), since: None })
             }
             _ => self.down(why),
         }
     }
 
-    /// True from the `WRONG_TWICE`th wrong answer on. With the whole GPU the share is not the
-    /// cause, so nothing is counted.
+    /// Counts wrong answers at a share. Returns true from the [`MAX_WRONG_ANSWERS`]th on. With the
+    /// whole GPU, the share is not the cause, so nothing is counted.
     fn answers_wrongly(&mut self, share: Percent) -> bool {
         if share == Percent::WHOLE || self.partition.is_ok() {
             return false;
         }
         let times = self.wrong_at.entry(self.settings.sms_of(share)).or_default();
         *times += 1;
-        *times >= WRONG_TWICE
+        *times >= MAX_WRONG_ANSWERS
     }
 
     pub(super) fn is_wrong_at(&self, share: Percent) -> bool {
-        self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= WRONG_TWICE)
+        self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= MAX_WRONG_ANSWERS)
     }
 
-    /// Rare accidents must not add up because no client asks the model.
+    /// Records an exit without work, so that rare accidents of a model without requests don't add
+    /// up.
     pub(super) fn note_idle(&mut self, since: Timestamp, idle: bool) {
         if idle {
-            self.restarts.idled(self.now.since(since));
+            self.restarts.record_idle_exit(self.now.since(since));
         }
     }
 
-    /// The worker that served is dead, or as good as dead.
+    /// Handles the death of the worker that served.
     pub(super) fn lost(&mut self, since: Timestamp, idle: bool, why: String) {
-        if self.way_back().is_some() {
-            let outcome = self.take_back(Reason::Died);
+        if self.fallback().is_some() {
+            let outcome = self.take_back(HandoverFailure::Died);
             return self.finish(outcome);
         }
         self.note_idle(since, idle);
         self.died(why);
     }
 
-    /// Whether traffic could move if the worker that serves died, at once or when another one is
-    /// warm.
-    pub(super) fn has_relief(&self) -> bool {
-        self.way_back().is_some() || self.ready().is_some() || self.starting_to_stand().is_some()
+    /// Returns true if traffic could move to another worker, at once or when that worker is warm.
+    pub(super) fn has_replacement(&self) -> bool {
+        self.fallback().is_some() || self.ready().is_some() || self.starting_standby().is_some()
     }
 
     pub(super) fn died(&mut self, why: String) {
@@ -231,20 +226,19 @@ impl Workers {
         self.retry(why);
     }
 
-    /// The standing worker serves, or another one after a pause; if too many have failed, requests
-    /// are refused until then.
+    /// Replaces a dead worker: by the standby, or by another worker after a delay. After too many
+    /// failures, requests are refused until then.
     fn retry(&mut self, why: String) {
-        let retry = self.restarts.failed();
+        let retry = self.restarts.record_failure();
         let again = self.now + retry.after;
         if let Some(failures) = retry.unready {
             let why = format!(
-                "{failures} workers in a row did not start, or died before they served anything, \
-                 the last with: {why}"
+                "{failures} workers in a row did not start or died before an answer; the last one: {why}"
             );
             self.restarted += 1;
             return self.down_until(Some(again), why);
         }
-        if !self.fail_over(&why) && !self.await_standing(again, &why) && !self.go_back(&why) {
+        if !self.fail_over(&why) && !self.await_standby(again, &why) && !self.go_back(&why) {
             self.restart_at(again);
         }
     }
@@ -254,11 +248,11 @@ impl Workers {
         self.primary = Primary::BackingOff { until };
     }
 
-    /// At whatever share. False if none stands ready.
+    /// Moves the traffic to the standby, whatever its share. Returns false if none is ready.
     fn fail_over(&mut self, why: &str) -> bool {
-        let Some(worker) = self.take_standing() else { return false };
+        let Some(worker) = self.take_standby() else { return false };
         let from = self.share;
-        // Inside a worker the share is what it was.
+        // A share that is a partition inside the worker does not change.
         if let (Some(slot), Err(_)) = (self.slots.get(&worker), &self.partition) {
             self.share = slot.share;
         }
@@ -267,27 +261,33 @@ impl Workers {
         self.serve_with(worker);
         let sms = (self.sms(from), self.sms(self.share));
         let shares = (from, self.share);
-        self.act(Action::Report(Report::FailedOver(Failover { worker, why: why.to_owned(), shares, sms })));
-        self.restart_failed("its worker died, and the standing one serves in its place");
+        self.act(Action::Report(LifecycleReport::FailedOver(Failover {
+            worker,
+            why: why.to_owned(),
+            shares,
+            sms,
+        })));
+        self.restart_failed("the worker died, and the standby took over");
         true
     }
 
-    /// At whatever share: that is sooner than a new worker. False if none starts.
-    fn await_standing(&mut self, back_off: Timestamp, why: &str) -> bool {
-        let Some(worker) = self.starting_to_stand() else { return false };
-        // It is no spare any more, and is not called in for its memory.
+    /// Waits for a standby that is starting, whatever its share, because that is faster than a new
+    /// worker. Returns false if none is starting.
+    fn await_standby(&mut self, back_off: Timestamp, why: &str) -> bool {
+        let Some(worker) = self.starting_standby() else { return false };
+        // An awaited worker is not a standby any more, and keeps its memory.
         self.act(Action::Hurry(worker));
-        self.act(Action::Stands(false));
-        self.primary = Primary::AwaitingStanding { back_off, why: why.to_owned() };
+        self.act(Action::StandbyExists(false));
+        self.primary = Primary::AwaitingStandby { back_off, why: why.to_owned() };
         true
     }
 
-    /// The awaited standing worker may have become the shadow of a hand-over, which then makes it
-    /// serve.
-    pub(super) fn tend_awaited(&mut self) {
-        let Primary::AwaitingStanding { back_off, why } = &self.primary else { return };
+    /// Moves the traffic to an awaited standby once it is ready. The standby may have become the
+    /// shadow of a hand-over, which then makes it serve.
+    pub(super) fn update_awaited(&mut self) {
+        let Primary::AwaitingStandby { back_off, why } = &self.primary else { return };
         let (back_off, why) = (*back_off, why.clone());
-        let comes = self.starting_to_stand().or(self.find(|role| role.starts_as(Aim::Shadow)));
+        let comes = self.starting_standby().or(self.find(|role| role.starts_as(StartPurpose::Shadow)));
         if !self.fail_over(&why) && comes.is_none() {
             self.restart_at(back_off);
         }
@@ -302,14 +302,14 @@ impl Workers {
             && let Some(role) = self.role(worker)
         {
             match role {
-                Role::Leaving { killed, until, .. } => {
+                Role::Exiting { killed, until, .. } => {
                     let (killed, until) = (*killed, *until);
-                    self.becomes(worker, Role::Leaving { leaver: Leaver::Unneeded, killed, until });
+                    self.becomes(worker, Role::Exiting { reason: ExitReason::Unneeded, killed, until });
                 }
-                _ => self.dismiss(worker, Leaver::Unneeded),
+                _ => self.dismiss(worker, ExitReason::Unneeded),
             }
         }
-        self.dismiss_standing(Duration::ZERO);
+        self.dismiss_standby(Duration::ZERO);
         self.act(Action::Shut(why.clone()));
         self.primary = Primary::Down { why: why.clone(), again };
         self.restart_failed(&why);
@@ -317,10 +317,11 @@ impl Workers {
         self.repartition_failed(&refused);
     }
 
-    /// `handover: restart`: the worker finishes what it has and leaves; requests wait meanwhile.
+    /// Begins a restart (`handover: restart`): the worker finishes its batches and exits, and
+    /// requests wait meanwhile.
     pub(super) fn begin_restart(&mut self, worker: WorkerId) {
         let until = self.now + self.settings.timeouts.drain;
-        self.becomes(worker, Role::Draining { then: Drained::Restart, until });
+        self.becomes(worker, Role::Draining { then: AfterDrain::Restart, until });
         self.act(Action::Unroute);
         self.act(Action::Drain(worker));
     }
@@ -328,16 +329,16 @@ impl Workers {
     pub(super) fn drained(&mut self, worker: WorkerId) {
         let Some(&Role::Draining { then, .. }) = self.role(worker) else { return };
         match then {
-            Drained::Park => {
+            AfterDrain::Park => {
                 let until = self.now + self.settings.timeouts.dwell;
                 self.becomes(worker, Role::Parked { until });
                 self.complete();
             }
-            Drained::Restart => self.dismiss(worker, Leaver::Replaced),
+            AfterDrain::Restart => self.dismiss(worker, ExitReason::Replaced),
         }
     }
 
-    /// The next worker gets the share that was asked for.
+    /// Starts the next worker at the requested share.
     pub(super) fn replace(&mut self) {
         if let Some(change) = &self.change {
             self.share = change.request().share;
@@ -345,15 +346,15 @@ impl Workers {
         self.boot();
     }
 
-    /// No worker at the new share started: the model returns to the share at which one served.
-    /// False if none had served.
+    /// Restores the share at which a worker served, because none starts at the new share. Returns
+    /// false if none had served.
     fn go_back(&mut self, why: &str) -> bool {
-        let Some(&Change::Restart { request, from, served: true }) = self.change.as_ref() else {
+        let Some(&OngoingChange::Restart { request, from, served: true }) = self.change.as_ref() else {
             return false;
         };
         self.change = None;
         let (model, why) = (self.settings.model.clone(), why.to_owned());
-        self.act(Action::Report(Report::Aborted(request, ResizeRefused::NoWorker { model, why })));
+        self.act(Action::Report(LifecycleReport::Aborted(request, ResizeRefused::NoWorker { model, why })));
         self.set_share(from);
         self.restarts.reset();
         self.boot();
@@ -361,21 +362,24 @@ impl Workers {
     }
 
     fn restart_failed(&mut self, why: &str) {
-        if let Some(&Change::Restart { request, .. }) = self.change.as_ref() {
+        if let Some(&OngoingChange::Restart { request, .. }) = self.change.as_ref() {
             self.change = None;
             let (model, why) = (self.settings.model.clone(), why.to_owned());
-            self.act(Action::Report(Report::Aborted(request, ResizeRefused::NotServing { model, why })));
+            self.act(Action::Report(LifecycleReport::Aborted(
+                request,
+                ResizeRefused::NotServing { model, why },
+            )));
         }
     }
 
-    /// The shadow served and failed: the incumbent has the traffic again.
-    pub(super) fn take_back(&mut self, reason: Reason) -> Outcome {
-        let Some(incumbent) = self.way_back() else { return Outcome::Aborted(reason) };
+    /// Moves the traffic back to the incumbent, because the shadow served and failed.
+    pub(super) fn take_back(&mut self, reason: HandoverFailure) -> HandoverOutcome {
+        let Some(incumbent) = self.fallback() else { return HandoverOutcome::Aborted(reason) };
         let had_completed = matches!(self.role(incumbent), Some(Role::Parked { .. }));
-        if let Some(&Change::Handover { from, .. }) = self.change.as_ref() {
+        if let Some(&OngoingChange::Handover { from, .. }) = self.change.as_ref() {
             self.set_share(from);
         }
         self.serve_with(incumbent);
-        if had_completed { Outcome::RolledBack(reason) } else { Outcome::Aborted(reason) }
+        if had_completed { HandoverOutcome::RolledBack(reason) } else { HandoverOutcome::Aborted(reason) }
     }
 }

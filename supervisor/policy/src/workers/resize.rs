@@ -1,10 +1,10 @@
-//! Requests for another share: refused, or carried out by the means that is quickest.
+//! Requests for another share: refused, or carried out by the quickest mechanism.
 
 use shadowslice_shared::units::Percent;
 
 use super::Workers;
-use super::change::{Change, ChangeReport, Means, ResizeRefused};
-use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
+use super::change::{ChangeMechanism, ChangeReport, OngoingChange, ResizeRefused};
+use super::messages::{Action, Cause, HandoverMode, LifecycleReport, ResizeRequest};
 use super::primary::Primary;
 use super::view::HandoverPhase;
 
@@ -12,8 +12,8 @@ impl Workers {
     pub(super) fn resize(&mut self, request: ResizeRequest, hold: bool) {
         let refusal = self.refusal(&request);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
-        // A share that an operator set is held until its release. Where no worker serves, the share
-        // in force is named to have the model tried again, and not to keep it.
+        // A share that an operator sets is held until its release. If no worker serves, a request for
+        // the share in force restarts the model and does not hold the share.
         let again = self.serving().is_none() && self.sms(request.share) == self.sms(self.share);
         self.held |= as_asked && hold && !again && self.settings.policy_acts;
         match refusal {
@@ -22,7 +22,7 @@ impl Workers {
         }
     }
 
-    /// Carries out the request that came while a change was under way.
+    /// Carries out the request that arrived while a change was under way.
     pub(super) fn resize_next(&mut self) {
         if self.change.is_some() {
             return;
@@ -34,11 +34,12 @@ impl Workers {
         }
     }
 
-    /// Whether no further change can wait behind this one.
+    /// Returns true if no further change can wait behind the present one.
     fn is_busy(&self) -> bool {
         let settled =
             matches!(self.handover_phase(), None | Some(HandoverPhase::Probation | HandoverPhase::Retiring));
-        let otherwise = matches!(self.change, Some(Change::Restart { .. } | Change::Inside { .. }));
+        let otherwise =
+            matches!(self.change, Some(OngoingChange::Restart { .. } | OngoingChange::Inside { .. }));
         !settled || otherwise || self.next.is_some()
     }
 
@@ -54,7 +55,7 @@ impl Workers {
         }
         let down = matches!(self.primary, Primary::Down { .. });
         let (wanted, now) = (self.sms(share), self.sms(self.share));
-        // `handover: never` forbids only another share; a revival at the old share is none.
+        // `handover: never` forbids only another share, and not a restart at the present one.
         if self.settings.handover == HandoverMode::Never && !(down && wanted == now) {
             return Some(ResizeRefused::Never(model()));
         }
@@ -64,12 +65,12 @@ impl Workers {
         if self.reference.is_some() {
             let why = match &self.primary {
                 Primary::Down { why, .. } => why.clone(),
-                _ => "it is being loaded".to_owned(),
+                _ => "the model is loading".to_owned(),
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
         if self.settings.handover == HandoverMode::Restart && self.serving().is_none() && !down {
-            let why = "its worker is being restarted; ask again when it serves".to_owned();
+            let why = "the worker is restarting; try again when the model serves".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
         if self.is_wrong_at(share) {
@@ -79,9 +80,9 @@ impl Workers {
         (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0, serves })
     }
 
-    /// By the first of these ways that there is: inside the worker; to a worker that stands ready; to
-    /// a standing worker that still starts; after the last hand-over has ended; by a restart; by a
-    /// new shadow.
+    /// Changes the share by the first possible mechanism: inside the worker; to a worker that is
+    /// ready; to a standby that is still starting; after the last hand-over has ended; by a
+    /// restart; by a new shadow.
     fn change_share(&mut self, request: ResizeRequest) {
         let down = matches!(self.primary, Primary::Down { .. });
         if self.partition.is_ok() && !down && self.change.is_none() {
@@ -90,7 +91,7 @@ impl Workers {
         let fits = |worker: &_| self.fits(*worker, request.share);
         let ready = self.ready().filter(fits).or(self.parked().filter(fits));
         let ready = ready.filter(|_| self.serving().is_some());
-        let starting = self.starting_to_stand().filter(fits);
+        let starting = self.starting_standby().filter(fits);
         match (self.change.is_some(), ready, starting, self.serving()) {
             (true, None, None, _) => {
                 self.next = Some(request);
@@ -102,7 +103,7 @@ impl Workers {
             }
             (false, Some(ready), _, _) => {
                 self.begin_handover(request, Some(ready));
-                self.take_standing();
+                self.take_standby();
                 self.cut_over(ready);
             }
             (false, None, Some(starting), _) => {
@@ -111,7 +112,7 @@ impl Workers {
             }
             (false, None, None, Some(serving)) if self.settings.handover == HandoverMode::Restart => {
                 self.act(Action::MeasureStall { outage: false });
-                self.change = Some(Change::Restart { request, from: self.share, served: true });
+                self.change = Some(OngoingChange::Restart { request, from: self.share, served: true });
                 self.begin_restart(serving);
             }
             (false, None, None, _) if down => self.revive(request),
@@ -124,24 +125,29 @@ impl Workers {
         let from = self.share;
         self.set_share(request.share);
         self.act(Action::MeasureStall { outage: false });
-        self.change = Some(Change::Restart { request, from, served: false });
+        self.change = Some(OngoingChange::Restart { request, from, served: false });
         self.boot();
     }
 
     pub(super) fn restarted(&mut self) {
-        if let Some(&Change::Restart { request, from, .. }) = self.change.as_ref() {
+        if let Some(&OngoingChange::Restart { request, from, .. }) = self.change.as_ref() {
             self.change = None;
-            self.report_completed(request, from, Means::Restart);
+            self.report_completed(request, from, ChangeMechanism::Restart);
         }
     }
 
-    pub(super) fn report_completed(&mut self, request: ResizeRequest, from: Percent, means: Means) {
+    pub(super) fn report_completed(
+        &mut self,
+        request: ResizeRequest,
+        from: Percent,
+        mechanism: ChangeMechanism,
+    ) {
         let sms = (self.sms(from), self.sms(request.share));
-        self.act(Action::Report(Report::Completed(ChangeReport { request, from, means, sms })));
+        self.act(Action::Report(LifecycleReport::Completed(ChangeReport { request, from, mechanism, sms })));
     }
 
     pub(super) fn refuse(&mut self, request: ResizeRequest, refused: ResizeRefused) {
-        self.act(Action::Report(Report::Refused(request, refused)));
+        self.act(Action::Report(LifecycleReport::Refused(request, refused)));
     }
 
     pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
@@ -152,7 +158,7 @@ impl Workers {
             matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
                 || self.is_rolling_back();
         if let Some(change) = self.change.take().filter(|_| !answered) {
-            self.act(Action::Report(Report::Aborted(*change.request(), refused.clone())));
+            self.act(Action::Report(LifecycleReport::Aborted(*change.request(), refused.clone())));
         }
     }
 }

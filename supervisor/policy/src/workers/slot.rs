@@ -1,94 +1,81 @@
-//! A worker's place in the machine: its role, and how far it is in it.
+//! The slot of a worker: its role, and its progress in it.
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::change::Outcome;
+use super::change::HandoverOutcome;
 
 /// One process, from the order to start it to its exit.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// The share with which the worker was started.
     pub(super) share: Percent,
-    /// Where the share is a partition inside the worker: the one that it has ready as it becomes
-    /// warm. Such a worker has all SMs, and can have any share.
+    /// The partition that the worker has ready once it is warm, if the share is a partition inside
+    /// the worker. A worker with a partition has all SMs and can have any share.
     pub(super) partition: Option<Groups>,
     pub(super) role: Role,
 }
 
+/// The role of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
-    Starting {
-        aim: Aim,
-        phase: Phase,
-        until: Timestamp,
-    },
+    /// The worker starts for a purpose.
+    Starting { purpose: StartPurpose, phase: Phase, until: Timestamp },
     /// The worker has the traffic.
-    Serving {
-        since: Timestamp,
-    },
-    /// The traffic was taken from it, and it finishes what it has.
-    Draining {
-        then: Drained,
-        until: Timestamp,
-    },
-    /// It has served until the cut-over, and takes the traffic back if the shadow fails.
-    Parked {
-        until: Timestamp,
-    },
-    /// Traffic can move to it at once.
-    Standing {
-        since: Timestamp,
-    },
-    /// When it has not ended by `until`, it is killed, again and again.
-    Leaving {
-        leaver: Leaver,
-        killed: bool,
-        until: Timestamp,
-    },
+    Serving { since: Timestamp },
+    /// The worker lost the traffic and finishes its batches.
+    Draining { then: AfterDrain, until: Timestamp },
+    /// The worker served until the cut-over, and takes the traffic back if the shadow fails.
+    Parked { until: Timestamp },
+    /// The worker is warm, and traffic can move to it at once.
+    Standby { since: Timestamp },
+    /// The worker exits. If it has not exited by `until`, it is killed repeatedly.
+    Exiting { reason: ExitReason, killed: bool, until: Timestamp },
 }
 
+/// The purpose for which a worker starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Aim {
-    /// It writes the reference answers, and goes.
+pub(super) enum StartPurpose {
+    /// The worker writes the reference answers and exits.
     Reference,
-    /// No other worker serves.
+    /// The worker serves, because no other does.
     Serve,
+    /// The worker takes over from the incumbent at a new share.
     Shadow,
-    Stand,
+    /// The worker becomes a standby.
+    Standby,
 }
 
+/// The phase of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Spawning,
     Warming,
 }
 
+/// The next role of a worker after it drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Drained {
+pub(super) enum AfterDrain {
+    /// The worker is parked.
     Park,
-    /// It ends, and another worker starts in its place.
+    /// The worker exits, and another one starts in its place.
     Restart,
 }
 
-/// What follows when a worker that leaves is gone.
+/// The reason of an exit, which decides what follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Leaver {
-    /// No worker serves until then: that is the death of the model's worker, of this cause if it is
-    /// known before the exit. `since`: it has served since then, and whether it had no batch is
-    /// heard at its exit.
-    Primary {
-        why: Option<String>,
-        since: Option<Timestamp>,
-    },
-    /// Another worker starts in its place, at the share that is asked for.
+pub(super) enum ExitReason {
+    /// The exit is the death of the model's worker, and no worker serves until then. `why` is the
+    /// cause if it is known before the exit. `since` is set if the worker served; the exit then
+    /// tells whether it had a batch.
+    Primary { why: Option<String>, since: Option<Timestamp> },
+    /// Another worker starts in its place, at the requested share.
     Replaced,
-    Handover(Outcome),
-    /// The next standing worker starts so long after it.
-    Standing {
-        rest: std::time::Duration,
-        failed: bool,
-    },
+    /// The hand-over ends with this outcome.
+    Handover(HandoverOutcome),
+    /// The next standby starts after this cooldown.
+    Standby { cooldown: std::time::Duration, failed: bool },
+    /// The exit has no consequences.
     Unneeded,
 }
 
@@ -98,17 +85,17 @@ impl Role {
             Self::Starting { until, .. }
             | Self::Draining { until, .. }
             | Self::Parked { until }
-            | Self::Leaving { until, .. } => Some(until),
-            Self::Serving { .. } | Self::Standing { .. } => None,
+            | Self::Exiting { until, .. } => Some(until),
+            Self::Serving { .. } | Self::Standby { .. } => None,
         }
     }
 
-    pub(super) fn starts_as(&self, wanted: Aim) -> bool {
-        matches!(*self, Self::Starting { aim, .. } if aim == wanted)
+    pub(super) fn starts_as(&self, wanted: StartPurpose) -> bool {
+        matches!(*self, Self::Starting { purpose, .. } if purpose == wanted)
     }
 
-    pub(super) fn is_standing(&self) -> bool {
-        let leaves = matches!(self, Self::Leaving { leaver: Leaver::Standing { .. }, .. });
-        leaves || matches!(self, Self::Standing { .. }) || self.starts_as(Aim::Stand)
+    pub(super) fn is_standby(&self) -> bool {
+        let leaves = matches!(self, Self::Exiting { reason: ExitReason::Standby { .. }, .. });
+        leaves || matches!(self, Self::Standby { .. }) || self.starts_as(StartPurpose::Standby)
     }
 }

@@ -1,4 +1,4 @@
-//! What a report shows of the machine.
+//! The state of a model's workers, for reports.
 
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
@@ -6,63 +6,78 @@ use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
-use super::change::{Change, Outcome};
+use super::change::{HandoverOutcome, OngoingChange};
 use super::messages::HandoverMode;
 use super::primary::Primary;
-use super::slot::{Aim, Drained, Leaver, Phase, Role};
+use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
 
+/// The state of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State<'w> {
+pub enum WorkersState<'w> {
+    /// The first worker starts.
     Loading,
+    /// A worker serves.
     Ready,
-    /// The worker ends or has died; the next one follows.
+    /// The worker exits or has died; the next one follows.
     Restarting,
+    /// The model waits, for this reason.
     Waiting(&'w str),
+    /// The model refuses requests.
     Down {
+        /// The reason.
         why: &'w str,
-        /// When the next worker is started.
+        /// The time at which the next worker starts, if one will.
         again: Option<Timestamp>,
     },
+    /// All workers are exiting.
     Stopping,
 }
 
+/// The phase of a hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoverPhase {
+    /// The shadow's process starts, or waits for memory.
     Spawning,
+    /// The shadow loads and warms up.
     Warming,
+    /// The shadow serves, and the incumbent finishes its batches.
     Draining,
+    /// The share is in force, and the incumbent is parked.
     Probation,
+    /// The incumbent exits.
     Retiring,
-    /// The incumbent serves; the shadow leaves.
+    /// The incumbent serves, and the shadow exits.
     Aborting,
 }
 
 impl Workers {
-    pub fn state(&self) -> State<'_> {
+    /// Returns the state of the model.
+    pub fn state(&self) -> WorkersState<'_> {
         if self.stopping {
-            return State::Stopping;
+            return WorkersState::Stopping;
         }
         match &self.primary {
             Primary::Worker(worker) => match self.role(*worker) {
-                Some(Role::Starting { .. }) => State::Loading,
-                Some(Role::Serving { .. }) => State::Ready,
-                _ => State::Restarting,
+                Some(Role::Starting { .. }) => WorkersState::Loading,
+                Some(Role::Serving { .. }) => WorkersState::Ready,
+                _ => WorkersState::Restarting,
             },
-            Primary::BackingOff { .. } => State::Restarting,
-            Primary::AwaitingStanding { .. } => {
-                State::Waiting("the standing worker, which still starts, will serve")
+            Primary::BackingOff { .. } => WorkersState::Restarting,
+            Primary::AwaitingStandby { .. } => {
+                WorkersState::Waiting("the standby is still starting and will serve when it is warm")
             }
-            Primary::Waiting { why, .. } => State::Waiting(why),
-            Primary::Down { why, again } => State::Down { why, again: *again },
+            Primary::Waiting { why, .. } => WorkersState::Waiting(why),
+            Primary::Down { why, again } => WorkersState::Down { why, again: *again },
         }
     }
 
+    /// Returns the share in force.
     pub fn share(&self) -> Percent {
         self.share
     }
 
-    /// A partition may have more or fewer SMs than its share comes to, as the left-over group is
-    /// smaller or larger than the others.
+    /// Returns the SMs in force. A partition may differ from the share's SMs, because the last
+    /// group may be smaller or larger than the others.
     pub fn sms_in_force(&self) -> Sms {
         match &self.partition {
             Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),
@@ -70,19 +85,21 @@ impl Workers {
         }
     }
 
-    /// How the GPU divides, and the groups on which batches run; `None` where the share is no
-    /// partition.
-    /// How long batches take on each number of SMs, as workers measured it before they served.
+    /// Returns the times of batches on each number of SMs, as workers measured them before they
+    /// served.
     pub fn execution(&self) -> Option<&Execution> {
         self.execution.as_ref()
     }
 
+    /// Returns the division of the GPU and the groups on which batches run, or `None` if the share
+    /// is not a partition.
     pub fn partition(&self) -> Option<(&Division, Groups)> {
         self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
     }
 
-    /// How the share is changed; and if not inside the worker, why.
-    pub fn means(&self) -> (&'static str, Option<&str>) {
+    /// Returns the mechanism of changes, and the reason if it is not the partition inside the
+    /// worker.
+    pub fn mechanism(&self) -> (&'static str, Option<&str>) {
         match (&self.partition, self.settings.handover) {
             (Ok(_), _) => ("in-process", None),
             (Err(why), HandoverMode::Restart) => ("restart", Some(why)),
@@ -91,14 +108,14 @@ impl Workers {
         }
     }
 
-    /// Whether a change of share has a shadow started.
+    /// Returns true if a change of share starts a shadow.
     pub fn needs_shadows(&self) -> bool {
         let by_shadow = matches!(self.settings.handover, HandoverMode::Auto | HandoverMode::Shadow);
         self.partition.is_err() && by_shadow
     }
 
-    /// `None` where no change is under way or waits. A hand-over that aborts counts, too: it blocks
-    /// another one.
+    /// Returns the share of the change that waits or is under way. A hand-over that aborts counts,
+    /// because it blocks the next change.
     pub fn coming(&self) -> Option<Percent> {
         let under_way = self.change.as_ref().filter(|_| {
             !matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
@@ -106,85 +123,98 @@ impl Workers {
         self.next.or(under_way.map(|change| *change.request())).map(|request| request.share)
     }
 
-    /// Of the worker to which traffic could move at once; of two, that of the larger one.
+    /// Returns the share of the worker to which traffic could move at once; of two, the larger one.
     pub fn ready_share(&self) -> Option<Percent> {
         let ready = [self.ready(), self.parked()].into_iter().flatten();
         ready.filter_map(|worker| self.slots.get(&worker)).map(|slot| slot.share).max()
     }
 
-    pub fn standing_obstacle(&self) -> Option<&str> {
-        self.standing_wanted().and(self.standing.obstacle.as_deref())
+    /// Returns the reason why a wanted standby is missing.
+    pub fn standby_obstacle(&self) -> Option<&str> {
+        self.standby_wanted().and(self.standby.obstacle.as_deref())
     }
 
+    /// Returns true if the share is held.
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// Deaths of workers that served or were to serve, in all; and starts in their place.
+    /// Returns the number of deaths of workers that served or were to serve, and of starts that
+    /// replaced them.
     pub fn deaths_and_restarts(&self) -> (u64, u64) {
         (self.deaths, self.restarted)
     }
 
-    /// What the last of them died of.
+    /// Returns the cause of the last death.
     pub fn last_death(&self) -> Option<&str> {
         self.last_death.as_deref()
     }
 
-    /// Deaths, and starts in vain.
+    /// Returns the number of deaths and failed starts since the last answer.
     pub fn failures_in_a_row(&self) -> u32 {
         self.restarts.failures()
     }
 
-    /// Whether a worker has been started and is not known to be gone.
+    /// Returns true if a worker was started and is not known to have exited.
     pub fn has(&self, worker: WorkerId) -> bool {
         self.slots.contains_key(&worker)
     }
 
-    /// Of a worker with a partition, the model's share.
+    /// Returns the share of a worker; of a worker with a partition, the model's share.
     pub fn share_of(&self, worker: WorkerId) -> Option<Percent> {
         let slot = self.slots.get(&worker)?;
         Some(if slot.partition.is_some() && self.partition.is_ok() { self.share } else { slot.share })
     }
 
-    /// From the beginning until the worker that leaves is gone.
+    /// Returns true from the beginning of a hand-over until its exiting worker is gone.
     pub(super) fn is_handing_over(&self) -> bool {
-        matches!(self.change, Some(Change::Handover { .. }))
+        matches!(self.change, Some(OngoingChange::Handover { .. }))
     }
 
+    /// Returns the phase of the hand-over that is under way.
     pub fn handover_phase(&self) -> Option<HandoverPhase> {
         if !self.is_handing_over() {
             return None;
         }
         let phase = self.slots.values().find_map(|slot| match &slot.role {
-            Role::Starting { aim: Aim::Shadow, phase: Phase::Warming, .. } => Some(HandoverPhase::Warming),
-            Role::Draining { then: Drained::Park, .. } => Some(HandoverPhase::Draining),
+            Role::Starting { purpose: StartPurpose::Shadow, phase: Phase::Warming, .. } => {
+                Some(HandoverPhase::Warming)
+            }
+            Role::Draining { then: AfterDrain::Park, .. } => Some(HandoverPhase::Draining),
             Role::Parked { .. } => Some(HandoverPhase::Probation),
-            Role::Leaving { leaver: Leaver::Handover(Outcome::Kept), .. } => Some(HandoverPhase::Retiring),
-            Role::Leaving { leaver: Leaver::Handover(_), .. } => Some(HandoverPhase::Aborting),
+            Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. } => {
+                Some(HandoverPhase::Retiring)
+            }
+            Role::Exiting { reason: ExitReason::Handover(_), .. } => Some(HandoverPhase::Aborting),
             _ => None,
         });
-        // Its process starts, or waits for memory.
+        // Without one of these roles, the shadow's process starts or waits for memory.
         Some(phase.unwrap_or(HandoverPhase::Spawning))
     }
 
+    /// Returns the role and the phase of a worker, as status reports show them.
     pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
         let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
         match self.role(worker) {
-            Some(Role::Starting { aim: Aim::Reference, .. }) => ("reference", "warming"),
-            Some(Role::Starting { aim: Aim::Serve, .. }) => ("incumbent", "warming"),
-            Some(&Role::Starting { aim: Aim::Shadow, phase, .. }) => ("shadow", starting(phase)),
-            Some(&Role::Starting { aim: Aim::Stand, phase, .. }) => ("standby", starting(phase)),
+            Some(Role::Starting { purpose: StartPurpose::Reference, .. }) => ("reference", "warming"),
+            Some(Role::Starting { purpose: StartPurpose::Serve, .. }) => ("incumbent", "warming"),
+            Some(&Role::Starting { purpose: StartPurpose::Shadow, phase, .. }) => ("shadow", starting(phase)),
+            Some(&Role::Starting { purpose: StartPurpose::Standby, phase, .. }) => {
+                ("standby", starting(phase))
+            }
             Some(Role::Serving { .. }) if self.handover_phase() == Some(HandoverPhase::Draining) => {
                 ("shadow", "serving")
             }
             Some(Role::Serving { .. }) => ("incumbent", "serving"),
-            Some(Role::Draining { then: Drained::Park, .. }) => ("incumbent", "draining"),
+            Some(Role::Draining { then: AfterDrain::Park, .. }) => ("incumbent", "draining"),
             Some(Role::Parked { .. }) => ("parked", "standing"),
-            Some(Role::Standing { .. }) => ("standby", "standing"),
-            Some(Role::Leaving { leaver: Leaver::Handover(Outcome::Kept), .. }) => ("parked", "stopping"),
-            Some(Role::Leaving { leaver: Leaver::Handover(_), .. }) => ("shadow", "stopping"),
-            Some(Role::Leaving { leaver: Leaver::Standing { .. }, .. }) => ("standby", "stopping"),
-            Some(Role::Leaving { .. } | Role::Draining { then: Drained::Restart, .. }) | None => {
+            Some(Role::Standby { .. }) => ("standby", "standing"),
+            Some(Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. }) => {
+                ("parked", "stopping")
+            }
+            Some(Role::Exiting { reason: ExitReason::Handover(_), .. }) => ("shadow", "stopping"),
+            Some(Role::Exiting { reason: ExitReason::Standby { .. }, .. }) => ("standby", "stopping"),
+            Some(Role::Exiting { .. } | Role::Draining { then: AfterDrain::Restart, .. }) | None => {
                 ("leaving", "stopping")
             }
         }

@@ -1,29 +1,29 @@
-//! What the driver does.
+//! The driver of the simulation: it carries out actions.
 
-use shadowslice_policy::workers::{Action, Fact, Launch};
+use shadowslice_policy::workers::{Action, Launch, LifecycleEvent};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 
 use crate::fate::Fate;
-use crate::process::{Next, Process};
-use crate::script::{Happening, MS};
-use crate::world::{Event, World};
+use crate::process::{Process, ProcessStep};
+use crate::script::{ExternalEvent, MS};
+use crate::world::{World, WorldEvent};
 
 impl World {
-    /// Carries out an action. What it brings about at once is queued.
+    /// Carries out an action, and queues the events that follow at once.
     pub(crate) fn carry_out(&mut self, action: Action) {
         match action {
             Action::Start(launch) => self.start(launch),
             Action::Load(worker) => {
                 let warm = self.process(worker).fate.warm;
-                self.schedule(warm, Event::Process(worker, Next::Warm));
+                self.schedule(warm, WorldEvent::Process(worker, ProcessStep::Warm));
             }
             Action::Route(worker) => {
                 self.routed = Some(worker);
                 self.process(worker).drains += 1;
                 if self.random.percent(60) {
                     let after = self.random.within(200 * MS);
-                    self.schedule(after, Event::Process(worker, Next::Answers));
+                    self.schedule(after, WorldEvent::Process(worker, ProcessStep::Answers));
                 }
             }
             Action::Unroute => self.routed = None,
@@ -31,7 +31,7 @@ impl World {
                 let process = self.process(worker);
                 process.drains += 1;
                 let (drain, drains) = (process.fate.drain, process.drains);
-                self.schedule(drain, Event::Process(worker, Next::Drained(drains)));
+                self.schedule(drain, WorldEvent::Process(worker, ProcessStep::Drained(drains)));
             }
             Action::Stop(worker) => {
                 let heard = !self.is_silent() && !self.process(worker).fate.deaf;
@@ -46,28 +46,31 @@ impl World {
                 let silent = self.is_troubled() && self.random.percent(self.script.odds.no_answer);
                 if !silent {
                     let after = self.random.within(500 * MS);
-                    self.schedule(after, Event::Process(worker, Next::Prepared(groups, false)));
+                    self.schedule(after, WorldEvent::Process(worker, ProcessStep::Prepared(groups, false)));
                 }
             }
             Action::AskGroups { count, cannot } => {
                 let silent = self.is_silent();
                 let groups = self.ledger.as_mut().map(|ledger| ledger.ask(count, cannot, &mut self.random));
-                self.at_once.extend(groups.filter(|_| !silent).map(Fact::Groups));
+                self.at_once.extend(groups.filter(|_| !silent).map(LifecycleEvent::Groups));
             }
             Action::Move { worker, slice, .. } => {
                 let fails = slice.groups != Groups::WHOLE && self.is_troubled();
                 if fails && self.random.percent(self.script.odds.no_answer) {
                     let after = self.random.within(500 * MS);
-                    self.schedule(after, Event::Process(worker, Next::Prepared(slice.groups, true)));
+                    self.schedule(
+                        after,
+                        WorldEvent::Process(worker, ProcessStep::Prepared(slice.groups, true)),
+                    );
                 }
             }
             Action::Keep(_) => {
                 let none = !self.calm && self.random.percent(self.script.odds.no_room);
-                self.at_once.extend(none.then(|| Fact::MustNotStand("scripted".to_owned())));
+                self.at_once.extend(none.then(|| LifecycleEvent::StandbyRevoked("scripted".to_owned())));
             }
             Action::Attach { worker, .. } => self.process(worker).attached = true,
             Action::Shut(_) | Action::Requeue(_) | Action::Condemn(_) => {}
-            Action::Hurry(_) | Action::Forget(..) | Action::Stands(_) | Action::NeedsShadows => {}
+            Action::Hurry(_) | Action::Forget(..) | Action::StandbyExists(_) | Action::NeedsShadows => {}
             Action::MeasureStall { .. } | Action::AwaitEffect(..) | Action::Report(_) => {}
         }
     }
@@ -92,31 +95,31 @@ impl World {
             drains: 0,
         };
         self.processes.insert(worker, process);
-        if launch.stands && self.random.percent(15) {
+        if launch.standby && self.random.percent(15) {
             let warm = self.script.settings.timeouts.warm;
             for soon in [spawn, spawn + warm / 2, spawn + warm] {
                 let soon = self.random.within(soon);
-                self.schedule(soon, Event::Happens(Happening::Resize));
+                self.schedule(soon, WorldEvent::External(ExternalEvent::Resize));
             }
         }
         match failure {
             Some(failure) if !self.is_silent() => {
-                self.at_once.push_back(Fact::NotStarted { worker, failure });
+                self.at_once.push_back(LifecycleEvent::NotStarted { worker, failure });
             }
-            _ => self.schedule(spawn, Event::Process(worker, Next::Hello)),
+            _ => self.schedule(spawn, WorldEvent::Process(worker, ProcessStep::Hello)),
         }
     }
 
-    /// A worker is told to end, or killed; `obeys` if it does.
+    /// Lets a worker end after an order or a kill, if it `obeys`.
     fn ends_soon(&mut self, worker: WorkerId, obeys: bool) {
         let process = self.process(worker);
         let exit = process.fate.exit;
         if !process.alive && !process.exit_told {
-            // The exit is told again if it was not heard, as in a silent world.
-            let fact = Fact::Exited { worker, status: "exit status: 1".to_owned(), idle: false };
-            self.schedule(exit, Event::Told(worker, fact));
+            // The exit may have been lost in a silent world, so it is reported again.
+            let fact = LifecycleEvent::Exited { worker, status: "exit status: 1".to_owned(), idle: false };
+            self.schedule(exit, WorldEvent::News(worker, fact));
         } else if obeys {
-            self.schedule(exit, Event::Process(worker, Next::Ends));
+            self.schedule(exit, WorldEvent::Process(worker, ProcessStep::Ends));
         }
     }
 }

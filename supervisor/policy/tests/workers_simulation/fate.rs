@@ -1,4 +1,4 @@
-//! What is in store for one worker.
+//! The fate of one worker.
 
 use std::time::Duration;
 
@@ -8,43 +8,43 @@ use shadowslice_shared::boot::BootRefusal;
 use crate::random::Random;
 use crate::script::{MAX_LATENCY, MS, Script};
 
-/// What a worker's start comes to.
+/// The outcome of a worker's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Boot {
     Succeeds,
-    /// It says nothing any more.
+    /// The worker sends nothing any more.
     Hangs,
     Refuses(BootRefusal),
     Dies,
     Misbehaves,
-    /// A reference worker cannot keep what it wrote.
+    /// The reference answers cannot be kept.
     CannotKeep,
 }
 
-/// How one worker will fare.
+/// The fate of one worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Fate {
     pub(crate) not_started: Option<StartFailure>,
     pub(crate) boot: Boot,
-    /// Whether `boot` comes before the hello.
+    /// True if `boot` comes before the worker connects.
     pub(crate) early: bool,
     pub(crate) spawn: Duration,
     pub(crate) warm: Duration,
     pub(crate) drain: Duration,
     pub(crate) exit: Duration,
-    /// So long after it is warm it dies.
+    /// The time from warm to death, if the worker dies.
     pub(crate) dies: Option<Duration>,
-    /// So long before its exit its lane ends, if it has one.
+    /// The time between the end of the lane, if there is one, and the exit.
     pub(crate) lane_leads: Option<Duration>,
-    /// Does not exit when asked.
+    /// True if the worker does not exit when asked.
     pub(crate) deaf: bool,
-    /// Does not even die when killed.
+    /// True if the worker survives a kill.
     pub(crate) immortal: bool,
     pub(crate) latency: Duration,
 }
 
 impl Fate {
-    /// `troubled`: faults may happen.
+    /// Draws a fate. `troubled` is true if faults may happen.
     pub(crate) fn draw(
         script: &Script,
         launch: &Launch,
@@ -57,15 +57,15 @@ impl Fate {
         let (fails, badly, early) = (odd(odds.not_started), odd(odds.bad_boot), odd(30));
         let (deaf, immortal, slow) = (odd(odds.deaf), odd(odds.immortal), odd(odds.slow));
         let (dies, leads) = (odd(odds.short_life), odd(50));
-        // The reference answers are written in most runs.
+        // Most runs write the reference answers.
         let badly = badly && (!launch.purpose.is_reference() || random.percent(30));
         let early = early && badly;
         let mut below =
             |limit: Duration| random.within(if slow { limit * 3 / 2 } else { limit - 3 * MAX_LATENCY });
         let (spawn, warm) = (below(timeouts.spawn), below(timeouts.warm));
         let (drain, exit) = (below(timeouts.drain), below(timeouts.stop));
-        // Much may happen while a worker starts that is only to stand.
-        let long = launch.stands && random.percent(40);
+        // A long start leaves time for events during the start of a standby.
+        let long = launch.standby && random.percent(40);
         let warm = if long { warm.max(timeouts.warm - 5 * MAX_LATENCY) } else { warm };
         let life = random.pick(&[10 * MS, 500 * MS, 20_000 * MS]);
         Self {
@@ -93,12 +93,12 @@ fn not_started(
     random: &mut Random,
 ) -> Option<StartFailure> {
     let why = "scripted".to_owned();
-    if launch.stands && (before_the_end || script.faultless) && random.percent(script.odds.no_room) {
-        return Some(StartFailure::NoRoomToStand(why));
+    if launch.standby && (before_the_end || script.faultless) && random.percent(script.odds.no_room) {
+        return Some(StartFailure::NoRoomForStandby(why));
     }
     fails.then(|| match random.below(3) {
-        0 => StartFailure::Passing { why, memory_comes: true },
-        1 => StartFailure::Passing { why, memory_comes: false },
+        0 => StartFailure::Passing { why, memory_expected: true },
+        1 => StartFailure::Passing { why, memory_expected: false },
         _ => StartFailure::Failed(why),
     })
 }

@@ -1,4 +1,4 @@
-//! The groups of the model's GPU, some of which other models have.
+//! The groups of the model's GPU, which the model shares with others.
 
 use std::collections::BTreeSet;
 
@@ -20,12 +20,12 @@ impl Ledger {
         Self { total, count, now, cannot: BTreeSet::new() }
     }
 
-    /// The groups that the model is to have.
+    /// Returns the groups that the model should have.
     pub(crate) fn now(&self) -> Groups {
         self.now
     }
 
-    /// The model asks for so many groups, and cannot have these.
+    /// Answers a request for a number of groups, without the ones that the model cannot have.
     pub(crate) fn ask(&mut self, count: usize, cannot: Option<Groups>, random: &mut Random) -> Groups {
         self.count = count;
         self.cannot.extend(cannot);
@@ -38,7 +38,7 @@ impl Ledger {
         self.now
     }
 
-    /// Other models have this one move, if it can.
+    /// Moves the model for others, if possible.
     pub(crate) fn move_away(&mut self, random: &mut Random) -> Groups {
         if self.count < self.total {
             self.place(random);

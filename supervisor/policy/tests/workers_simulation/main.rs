@@ -1,8 +1,8 @@
-//! The machine of a model's workers in a world of delays, deaths, lost news and workers that ignore
+//! A simulation of a model's workers with delays, deaths, lost messages and workers that ignore
 //! orders: many seeded runs, each checked at every step against the rules in `rules/`.
 //!
-//! * `SHADOWSLICE_SIM_SEEDS=1000000` runs so many seeds instead of [`SEEDS`].
-//! * `SHADOWSLICE_SIM_SEED=4711` runs this one only, and tells what happens; show it with
+//! * `SHADOWSLICE_SIM_SEEDS=1000000` runs this number of seeds instead of [`SEEDS`].
+//! * `SHADOWSLICE_SIM_SEED=4711` runs only this seed and prints each step; show it with
 //!   `cargo test -p shadowslice-policy --test workers_simulation -- --nocapture`.
 //!
 //! `supervisor/policy/mutations/run` shows that this test can fail.
@@ -24,30 +24,30 @@ use std::num::NonZero;
 use std::str::FromStr;
 use std::thread;
 
-use world::{Failure, simulate};
+use world::{SimulationFailure, simulate};
 
-/// Seeds that are run unless told otherwise.
+/// The number of seeds of a normal run.
 const SEEDS: u64 = 100_000;
 
-/// What must occur in [`SEEDS`] runs: a world that never gets there proves nothing.
+/// The situations that must occur in [`SEEDS`] runs. Otherwise the rules about them are not tested.
 const SITUATIONS: [&str; 52] = [
     "a batch is to blame",
     "a change is given up as the model stops",
     "a hand-over as the worker can have no partition",
     "a hand-over at once",
-    "a hand-over to a worker that starts",
+    "a hand-over to a starting worker",
     "a model is given up",
-    "a model that was given up is tried again",
-    "a model that was given up is tried again by itself",
-    "a parked worker stands for a change",
-    "a partition is let go of",
+    "a model that was given up restarts",
+    "a model that was given up restarts by itself",
+    "a parked worker becomes the standby for a change",
+    "a partition is released",
     "a shadow waits for memory",
-    "a standing worker serves in the place of a dead one",
-    "a standing worker that starts is waited for",
-    "a worker hangs as it makes a partition ready",
+    "a standby replaces a dead worker",
+    "a starting standby is awaited",
+    "a worker hangs while it prepares a partition",
     "a worker ignores its stop",
-    "a worker outlives its kill",
-    "a worker takes too long to boot",
+    "a worker survives its kill",
+    "a worker starts too slowly",
     "aborted: boot failed",
     "aborted: died",
     "aborted: misbehaved",
@@ -64,7 +64,7 @@ const SITUATIONS: [&str; 52] = [
     "down: wrong answers",
     "no partition of that size",
     "no worker at that share",
-    "no worker at that share: the one before again",
+    "no worker at that share: the former one is restored",
     "refused: busy",
     "refused: held",
     "refused: in force",
@@ -85,11 +85,11 @@ const SITUATIONS: [&str; 52] = [
     "three workers",
 ];
 
-/// In how many runs each situation occurred.
+/// The number of runs in which each situation occurred.
 type Tally = BTreeMap<&'static str, u64>;
 
 /// Runs every `step`th seed from `first` below `seeds`, up to the first failure.
-fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, Failure)> {
+fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, SimulationFailure)> {
     let mut tally = Tally::new();
     for seed in (first..seeds).step_by(step) {
         for situation in simulate(seed, false).map_err(|failure| (seed, failure))? {
@@ -100,7 +100,7 @@ fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, Failure)
 }
 
 /// Runs the seeds on all cores.
-fn run_all(seeds: u64) -> Result<Tally, (u64, Failure)> {
+fn run_all(seeds: u64) -> Result<Tally, (u64, SimulationFailure)> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let parts = (0..).take(threads).map(|first| scope.spawn(move || run_some(first, seeds, threads)));
@@ -115,7 +115,7 @@ fn run_all(seeds: u64) -> Result<Tally, (u64, Failure)> {
     })
 }
 
-/// A number from the environment, if it is there.
+/// Returns a number from the environment, if it is set.
 fn setting<T: FromStr>(name: &str) -> Option<T> {
     let value = std::env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))

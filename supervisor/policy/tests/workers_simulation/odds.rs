@@ -1,27 +1,29 @@
-//! How likely which faults are.
+//! The likelihood of faults.
 
 use crate::random::Random;
 
-/// How likely which faults are, in percent.
+/// The likelihood of each fault, in percent.
 #[derive(Debug, Default)]
 pub(crate) struct Odds {
-    /// A start fails before there is a process.
+    /// The start fails before the process exists.
     pub(crate) not_started: u64,
-    /// A start fails later.
+    /// The start fails later.
     pub(crate) bad_boot: u64,
-    /// A warm worker dies before long.
+    /// A warm worker dies soon.
     pub(crate) short_life: u64,
-    /// Takes up to half as long again as it may.
+    /// A phase takes up to half as long again as its limit.
     pub(crate) slow: u64,
     pub(crate) deaf: u64,
     pub(crate) immortal: u64,
-    /// News is lost; these are no faults: it is told again later, or the timer fires late.
+    /// News is lost.
     pub(crate) lost: u64,
+    /// News arrives again later. This is not a fault.
     pub(crate) repeated: u64,
-    /// A partition cannot be made ready, or the worker says nothing about it.
+    /// A partition cannot be prepared.
     pub(crate) no_partition: u64,
+    /// The worker does not answer about a partition.
     pub(crate) no_answer: u64,
-    /// There is no memory for a worker that stands.
+    /// The GPU has too little memory for a standby.
     pub(crate) no_room: u64,
 }
 
@@ -32,7 +34,7 @@ impl Odds {
         if faultless {
             return Self { repeated, no_room, ..Self::default() };
         }
-        // Where each worker fails, few changes get far.
+        // If every worker fails, few changes make progress.
         if random.percent(50) {
             let mut low = |chances: &[u64]| random.pick(chances);
             return Self {

@@ -1,62 +1,64 @@
-//! What comes from outside: orders, accidents, and the end of both.
+//! Events from outside: orders, accidents, and the end of both.
 
-use shadowslice_policy::workers::{Cause, Fact, HandoverMode, ResizeRequest, Settings, State};
+use shadowslice_policy::workers::{
+    Cause, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkersState,
+};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Percent;
 
-use crate::process::{Next, Process};
+use crate::process::{Process, ProcessStep};
 use crate::random::Random;
-use crate::rules::Broken;
-use crate::script::{Happening, MS, Pick, share_within};
-use crate::world::{Event, World};
+use crate::rules::Violation;
+use crate::script::{ExternalEvent, MS, Pick, share_within};
+use crate::world::{World, WorldEvent};
 
 impl World {
-    /// Something comes from outside.
-    pub(crate) fn happens(&mut self, happening: Happening) -> Result<(), Broken> {
+    /// Carries out an external event.
+    pub(crate) fn happens(&mut self, happening: ExternalEvent) -> Result<(), Violation> {
         match happening {
-            Happening::Resize => self.resize(None),
-            Happening::Configure => {
+            ExternalEvent::Resize => self.resize(None),
+            ExternalEvent::Configure => {
                 let settings = configured(&self.script.settings, &mut self.random);
                 self.script.settings = settings.clone();
                 if self.random.percent(30) {
                     let soon = self.random.within(200 * MS);
-                    self.schedule(soon, Event::Happens(Happening::Resize));
+                    self.schedule(soon, WorldEvent::External(ExternalEvent::Resize));
                 }
-                self.tell(Fact::Configured(settings))
+                self.tell(LifecycleEvent::Configured(settings))
             }
-            Happening::Hold(held) => {
+            ExternalEvent::Hold(held) => {
                 let news = self.workers.hold(held);
                 self.rules.hold(held, news)
             }
-            Happening::MustNotStand => self.tell(Fact::MustNotStand("scripted".to_owned())),
-            Happening::GroupsMove => match self.ledger.as_mut() {
+            ExternalEvent::StandbyRevoked => self.tell(LifecycleEvent::StandbyRevoked("scripted".to_owned())),
+            ExternalEvent::GroupsMove => match self.ledger.as_mut() {
                 Some(ledger) => {
                     let groups = ledger.move_away(&mut self.random);
-                    self.tell(Fact::Groups(groups))
+                    self.tell(LifecycleEvent::Groups(groups))
                 }
                 None => Ok(()),
             },
-            Happening::StrayTimer => self.timer(),
-            Happening::Poison => self.tell(Fact::PoisonConfirmed),
-            Happening::Death(pick) => {
+            ExternalEvent::StrayTimer => self.timer(),
+            ExternalEvent::Poison => self.tell(LifecycleEvent::PoisonConfirmed),
+            ExternalEvent::Death(pick) => {
                 if let Some(worker) = self.victim(pick) {
                     self.die(worker);
                 }
                 Ok(())
             }
-            Happening::Misbehaviour(pick) => {
+            ExternalEvent::Misbehaviour(pick) => {
                 if let Some(worker) = self.victim(pick) {
                     if self.random.percent(5) {
                         let shortly = self.random.within(50 * MS);
-                        self.schedule(shortly, Event::Happens(Happening::Stop));
+                        self.schedule(shortly, WorldEvent::External(ExternalEvent::Stop));
                     }
                     self.misbehave(worker);
                 }
                 Ok(())
             }
-            Happening::Stop => {
+            ExternalEvent::Stop => {
                 self.stopped = true;
-                self.tell(Fact::Stop)
+                self.tell(LifecycleEvent::Stop)
             }
         }
     }
@@ -71,8 +73,8 @@ impl World {
         (!among.is_empty()).then(|| self.random.pick(&among))
     }
 
-    /// Asks for a share, this one if it is given.
-    fn resize(&mut self, share: Option<Percent>) -> Result<(), Broken> {
+    /// Requests a share: `share`, or else a drawn one.
+    fn resize(&mut self, share: Option<Percent>) -> Result<(), Violation> {
         self.number += 1;
         let any = Percent::new(1 + u32::try_from(self.random.below(100)).expect("it is below 100"));
         let cause =
@@ -82,7 +84,7 @@ impl World {
         let alive: Vec<Percent> = alive.map(|process| process.launch.share).collect();
         let share = match share {
             Some(share) => share,
-            // That of a worker that is there, which may stand ready or start.
+            // The share of another worker, which may be a standby or still start.
             None if self.random.percent(60) && !alive.is_empty() => self.random.pick(&alive),
             None if self.random.percent(90) => {
                 share_within(&self.script.settings, self.script.few_shares, &mut self.random)
@@ -91,31 +93,31 @@ impl World {
         };
         let request = ResizeRequest { number: Some(self.number), share, cause, decided: self.now };
         let hold = cause == Cause::Hand && self.random.percent(15);
-        self.tell(Fact::Resize { request, hold })
+        self.tell(LifecycleEvent::Resize { request, hold })
     }
 
-    /// The time of faults and orders is over.
-    pub(crate) fn calms_down(&mut self) -> Result<(), Broken> {
+    /// Ends the time of faults and orders.
+    pub(crate) fn calms_down(&mut self) -> Result<(), Violation> {
         let killed = |process: &Process| process.alive && process.killed && process.fate.immortal;
         let immortal: Vec<_> =
             self.processes.iter().filter(|(_, process)| killed(process)).map(|(worker, _)| *worker).collect();
         for worker in immortal {
-            self.schedule(MS, Event::Process(worker, Next::Ends));
+            self.schedule(MS, WorldEvent::Process(worker, ProcessStep::Ends));
         }
         if self.stopped {
             return Ok(());
         }
         if self.is_silent() {
-            // Starts of standing workers would fail for ever.
+            // Starts of standbys would fail for ever.
             self.script.settings.standby = false;
-            return self.tell(Fact::Configured(self.script.settings.clone()));
+            return self.tell(LifecycleEvent::Configured(self.script.settings.clone()));
         }
-        let down = matches!(self.workers.state(), State::Down { .. });
+        let down = matches!(self.workers.state(), WorkersState::Down { .. });
         if down && self.random.percent(60) { self.resize(Some(self.workers.share())) } else { Ok(()) }
     }
 }
 
-/// Another configuration, for which the same workers will do.
+/// Returns other settings, for which the same workers are right.
 fn configured(settings: &Settings, random: &mut Random) -> Settings {
     let mut other = settings.clone();
     match random.below(3) {

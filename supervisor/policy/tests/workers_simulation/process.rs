@@ -1,6 +1,6 @@
-//! The processes of a run, and what each comes to by itself.
+//! The processes of a run, and their next steps.
 
-use shadowslice_policy::workers::{Fact, Launch};
+use shadowslice_policy::workers::{Launch, LifecycleEvent};
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::boot::{BootRefusal, PartitionProof, ProvenPartitions, Purpose, WarmTime, Warmed};
 use shadowslice_shared::groups::Groups;
@@ -8,28 +8,28 @@ use shadowslice_shared::ids::WorkerId;
 
 use crate::fate::{Boot, Fate};
 use crate::script::{MS, Script};
-use crate::world::{Event, World};
+use crate::world::{World, WorldEvent};
 
 /// A worker's process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) launch: Launch,
     pub(crate) fate: Fate,
-    /// The partition that it was told at its start.
+    /// The partition that the worker was given at its start.
     pub(crate) asked: Option<Groups>,
     pub(crate) alive: bool,
-    /// It says nothing any more, as it hangs or is about to end.
+    /// True if the worker sends nothing any more, because it hangs or ends.
     pub(crate) mute: bool,
-    /// It has a lane.
+    /// True if the worker has a lane.
     pub(crate) attached: bool,
     pub(crate) killed: bool,
     pub(crate) exit_told: bool,
     pub(crate) drains: u64,
 }
 
-/// What a process comes to next.
+/// The next step of a process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Next {
+pub(crate) enum ProcessStep {
     Hello,
     Warm,
     Drained(u64),
@@ -39,14 +39,14 @@ pub(crate) enum Next {
     Ends,
 }
 
-/// Whether no worker can make this partition ready: the same whenever it is tried.
+/// Returns true if no worker can prepare this partition; the answer never changes.
 fn is_bad(script: &Script, groups: Groups) -> bool {
     let bad_count = groups.count() < 18 && script.bad_counts >> groups.count() & 1 == 1;
     let chance = groups.bits().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     bad_count || chance % 100 < script.odds.no_partition
 }
 
-/// What a worker has proven of partitions; it was to begin with `asked`.
+/// Returns the proofs of a worker that was to begin with `asked`.
 fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     let total = script.division.as_ref()?.count();
     let bad = |count| count < total && script.bad_counts >> count & 1 == 1;
@@ -62,7 +62,8 @@ fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     Some(ProvenPartitions { counts, ready: ready.unwrap_or(Groups::WHOLE) })
 }
 
-/// The larger batch fits on even numbers of groups, and on the whole GPU.
+/// Returns the times on a number of groups. The larger batch fits on even numbers and on the whole
+/// GPU.
 fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
     let fits = count == total || count.is_multiple_of(2);
     let sizes = if fits { &[1, 2][..] } else { &[1] };
@@ -70,25 +71,27 @@ fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
 }
 
 impl World {
-    /// A process comes to the next thing.
-    pub(crate) fn goes_on(&mut self, worker: WorkerId, next: Next) {
+    /// Takes the next step of a process.
+    pub(crate) fn goes_on(&mut self, worker: WorkerId, next: ProcessStep) {
         let Some(process) = self.processes.get(&worker).filter(|process| process.alive) else { return };
         let mute = process.mute;
         match next {
-            Next::Ends => self.end(worker),
-            Next::Dies if self.is_troubled() => self.die(worker),
-            Next::Dies => {}
+            ProcessStep::Ends => self.end(worker),
+            ProcessStep::Dies if self.is_troubled() => self.die(worker),
+            ProcessStep::Dies => {}
             _ if mute => {}
-            Next::Hello => self.hello(worker),
-            Next::Warm => self.warms_up(worker),
-            Next::Drained(drain) if drain == process.drains => self.say(worker, Fact::Drained(worker)),
-            Next::Drained(_) => {}
-            Next::Prepared(groups, fails) => {
+            ProcessStep::Hello => self.hello(worker),
+            ProcessStep::Warm => self.warms_up(worker),
+            ProcessStep::Drained(drain) if drain == process.drains => {
+                self.say(worker, LifecycleEvent::Drained(worker))
+            }
+            ProcessStep::Drained(_) => {}
+            ProcessStep::Prepared(groups, fails) => {
                 let bad = fails || is_bad(&self.script, groups);
                 let result = if bad { Err("scripted".to_owned()) } else { Ok(()) };
-                self.say(worker, Fact::Prepared { worker, prepared: Prepared { groups, result } });
+                self.say(worker, LifecycleEvent::Prepared { worker, prepared: Prepared { groups, result } });
             }
-            Next::Answers => self.say(worker, Fact::FirstAnswer(worker)),
+            ProcessStep::Answers => self.say(worker, LifecycleEvent::FirstAnswer(worker)),
         }
     }
 
@@ -96,7 +99,7 @@ impl World {
         if self.processes[&worker].fate.early {
             return self.fails_to_boot(worker);
         }
-        self.say(worker, Fact::Connected(worker));
+        self.say(worker, LifecycleEvent::Connected(worker));
     }
 
     fn warms_up(&mut self, worker: WorkerId) {
@@ -106,7 +109,7 @@ impl World {
             return self.fails_to_boot(worker);
         }
         if process.launch.purpose != Purpose::Serve {
-            return self.say(worker, Fact::ReferenceWritten { worker, result: Ok(()) });
+            return self.say(worker, LifecycleEvent::ReferenceWritten { worker, result: Ok(()) });
         }
         let partitions = asked.and_then(|asked| proven(&self.script, asked));
         if asked.is_some() && partitions.is_none() {
@@ -116,10 +119,14 @@ impl World {
         let times = times_on(1, 1);
         self.say(
             worker,
-            Fact::Warmed { worker, warmed: Warmed { times, partitions, ..Warmed::default() }, asked },
+            LifecycleEvent::Warmed {
+                worker,
+                warmed: Warmed { times, partitions, ..Warmed::default() },
+                asked,
+            },
         );
         if let Some(life) = fate.dies {
-            self.schedule(life, Event::Process(worker, Next::Dies));
+            self.schedule(life, WorldEvent::Process(worker, ProcessStep::Dies));
         }
     }
 
@@ -131,59 +138,59 @@ impl World {
             Boot::Refuses(refusal) => self.refuse(worker, refusal),
             Boot::CannotKeep => {
                 let result = Err("scripted".to_owned());
-                self.say(worker, Fact::ReferenceWritten { worker, result });
+                self.say(worker, LifecycleEvent::ReferenceWritten { worker, result });
             }
         }
     }
 
     fn refuse(&mut self, worker: WorkerId, refusal: BootRefusal) {
-        self.say(worker, Fact::Refused { worker, refusal });
+        self.say(worker, LifecycleEvent::Refused { worker, refusal });
         self.process(worker).mute = true;
         if !self.process(worker).fate.deaf {
             let exit = self.process(worker).fate.exit;
-            self.schedule(exit, Event::Process(worker, Next::Ends));
+            self.schedule(exit, WorldEvent::Process(worker, ProcessStep::Ends));
         }
     }
 
     pub(crate) fn misbehave(&mut self, worker: WorkerId) {
-        self.say(worker, Fact::Misbehaved { worker, why: "scripted".to_owned() });
+        self.say(worker, LifecycleEvent::Misbehaved { worker, why: "scripted".to_owned() });
         self.process(worker).mute = true;
     }
 
-    /// A process dies by itself; its lane, if it has one, may end before.
+    /// Lets a process die. Its lane, if it has one, may end before.
     pub(crate) fn die(&mut self, worker: WorkerId) {
         let (attached, leads) = (self.process(worker).attached, self.process(worker).fate.lane_leads);
         match leads.filter(|_| attached) {
             Some(lead) => {
                 let idle = self.random.percent(50);
-                self.say(worker, Fact::LaneEnded { worker, idle });
+                self.say(worker, LifecycleEvent::LaneEnded { worker, idle });
                 self.process(worker).mute = true;
-                self.schedule(lead, Event::Process(worker, Next::Ends));
+                self.schedule(lead, WorldEvent::Process(worker, ProcessStep::Ends));
             }
             None => self.end(worker),
         }
     }
 
-    /// The process is gone, which is told once and after all else that it said.
+    /// Ends a process. Its exit is reported once, after all other news.
     fn end(&mut self, worker: WorkerId) {
         let idle = self.random.percent(50);
         let process = self.process(worker);
         process.alive = false;
-        let fact = Fact::Exited { worker, status: "exit status: 1".to_owned(), idle };
+        let fact = LifecycleEvent::Exited { worker, status: "exit status: 1".to_owned(), idle };
         let latency = process.fate.latency;
-        self.schedule(latency, Event::Told(worker, fact));
+        self.schedule(latency, WorldEvent::News(worker, fact));
     }
 
-    /// A process says something; it may be lost, and it may be told again later.
-    fn say(&mut self, worker: WorkerId, fact: Fact) {
+    /// Sends news, which may be lost or arrive again later.
+    fn say(&mut self, worker: WorkerId, fact: LifecycleEvent) {
         let latency = self.process(worker).fate.latency;
         if self.random.percent(self.script.odds.repeated) {
             let later = latency + self.random.within(300 * MS);
-            self.schedule(later, Event::Told(worker, fact.clone()));
+            self.schedule(later, WorldEvent::News(worker, fact.clone()));
         }
         let lost = self.is_troubled() && self.random.percent(self.script.odds.lost);
         if !lost {
-            self.schedule(latency, Event::Told(worker, fact));
+            self.schedule(latency, WorldEvent::News(worker, fact));
         }
     }
 }

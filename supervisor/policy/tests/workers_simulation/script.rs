@@ -1,4 +1,4 @@
-//! What one run has in store, drawn from its seed.
+//! The script of a run, drawn from its seed.
 
 use std::time::Duration;
 
@@ -12,50 +12,50 @@ use crate::random::Random;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 
-/// The longest that news of a worker takes to reach the machine.
+/// The longest time until news of a worker reaches the state machine.
 pub(crate) const MAX_LATENCY: Duration = Duration::from_millis(2);
 
-/// Shares that are asked for, in runs with many and in runs with few.
+/// The requested shares, in runs with many and in runs with few.
 const SHARES: [u32; 9] = [10, 20, 25, 40, 50, 60, 75, 90, 100];
 const FEW_SHARES: [u32; 3] = [20, 60, 100];
 
-/// Something that comes from outside.
+/// An event from outside.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Happening {
-    /// Another share is asked for.
+pub(crate) enum ExternalEvent {
+    /// Another share is requested.
     Resize,
-    /// The model is configured otherwise.
+    /// The settings change.
     Configure,
     /// An operator holds or releases the share.
     Hold(bool),
-    /// The memory of the standing worker is needed.
-    MustNotStand,
-    /// Other models have this model's groups move.
+    /// The memory of the standby is needed.
+    StandbyRevoked,
+    /// Other models move this model's groups.
     GroupsMove,
-    /// A timer of another owner, or one that was never cancelled.
+    /// A timer fires that belongs to another owner or was never cancelled.
     StrayTimer,
-    /// A request has proved that it kills its workers.
+    /// A request is proved to kill its workers.
     Poison,
-    /// `kill -9`, with or without an end of the lane before.
+    /// A worker dies by `kill -9`; its lane may end before.
     Death(Pick),
     /// A worker hangs or breaks the protocol.
     Misbehaviour(Pick),
     Stop,
 }
 
-/// Which worker something happens to.
+/// The worker that an event hits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pick {
     Routed,
     Other,
 }
 
-/// What follows the time of faults and orders.
+/// The time after faults and orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
     /// Everything succeeds in time from then on.
     Heals,
-    /// The machine is told nothing any more but the exits of killed workers.
+    /// The state machine hears only the exits of killed workers.
     FallsSilent,
 }
 
@@ -65,25 +65,26 @@ pub(crate) struct Script {
     pub(crate) faultless: bool,
     pub(crate) settings: Settings,
     pub(crate) share: Percent,
-    /// Whether the same shares are asked for again and again.
+    /// True if requests repeat the same shares.
     pub(crate) few_shares: bool,
     pub(crate) held: bool,
     pub(crate) division: Option<Division>,
-    /// Numbers of groups that no worker can have, one bit for each.
+    /// The numbers of groups that no worker can have, one bit for each.
     pub(crate) bad_counts: u64,
-    /// A fault in the configuration.
+    /// True if the configuration has a fault.
     pub(crate) fault: bool,
     pub(crate) odds: Odds,
     pub(crate) timer_lateness: Duration,
-    /// How long faults and orders go on.
+    /// The time for which faults and orders continue.
     pub(crate) span: Duration,
     pub(crate) afterwards: Afterwards,
-    pub(crate) happenings: Vec<(Duration, Happening)>,
+    pub(crate) happenings: Vec<(Duration, ExternalEvent)>,
 }
 
 impl Script {
-    /// Every fourth seed is a run without faults: everything succeeds in time. But news arrives late
-    /// or twice, old timers fire, groups move and memory for standing workers is short.
+    /// Draws a script. Every fourth seed is a run without faults, in which everything succeeds in
+    /// time. News still arrives late or twice, old timers fire, groups move, and memory for
+    /// standbys is short.
     pub(crate) fn draw(seed: u64, random: &mut Random) -> Self {
         let faultless = seed.is_multiple_of(4);
         let total = Sms(random.pick(&[16, 20, 46, 132]));
@@ -152,7 +153,7 @@ fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings
     }
 }
 
-/// A share that the bounds allow.
+/// Returns a share within the bounds.
 pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) -> Percent {
     let shares: &[u32] = if few { &FEW_SHARES } else { &SHARES };
     let share = random.pick(shares);
@@ -160,9 +161,9 @@ pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) 
     share.clamp(settings.min, settings.max)
 }
 
-fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, Happening)> {
+fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, ExternalEvent)> {
     let mut happenings = Vec::new();
-    // Much happens at about the same time.
+    // Several events happen at about the same time.
     let shortly = random.pick(&[200 * MS, 1500 * MS, span]).min(span);
     let moments: Vec<Duration> = (0..4).map(|_| random.within(span - shortly + MS)).collect();
     let mut some = |many: u64, happening, random: &mut Random| {
@@ -171,23 +172,23 @@ fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Dura
         }
     };
     let busy = random.pick(&[3, 6, 13]);
-    some(busy, Happening::Resize, random);
-    some(4, Happening::StrayTimer, random);
-    some(3, Happening::GroupsMove, random);
-    some(3, Happening::Configure, random);
-    some(3, Happening::MustNotStand, random);
-    some(2, Happening::Hold(true), random);
-    some(2, Happening::Hold(false), random);
+    some(busy, ExternalEvent::Resize, random);
+    some(4, ExternalEvent::StrayTimer, random);
+    some(3, ExternalEvent::GroupsMove, random);
+    some(3, ExternalEvent::Configure, random);
+    some(3, ExternalEvent::StandbyRevoked, random);
+    some(2, ExternalEvent::Hold(true), random);
+    some(2, ExternalEvent::Hold(false), random);
     if !faultless {
         let many = random.pick(&[1, 3, 6]);
-        some(many, Happening::Death(Pick::Routed), random);
-        some(many, Happening::Death(Pick::Other), random);
-        some(many, Happening::Misbehaviour(Pick::Routed), random);
-        some(many, Happening::Misbehaviour(Pick::Other), random);
-        some(2, Happening::Poison, random);
+        some(many, ExternalEvent::Death(Pick::Routed), random);
+        some(many, ExternalEvent::Death(Pick::Other), random);
+        some(many, ExternalEvent::Misbehaviour(Pick::Routed), random);
+        some(many, ExternalEvent::Misbehaviour(Pick::Other), random);
+        some(2, ExternalEvent::Poison, random);
     }
     if random.percent(30) {
-        some(2, Happening::Stop, random);
+        some(2, ExternalEvent::Stop, random);
     }
     happenings
 }

@@ -1,68 +1,68 @@
-//! A model's workers and their driver around the machine, on a virtual clock.
+//! A model's workers and their driver on a virtual clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Fact, Workers};
+use shadowslice_policy::workers::{Action, LifecycleEvent, Workers};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
 use crate::ledger::Ledger;
-use crate::process::{Next, Process};
+use crate::process::{Process, ProcessStep};
 use crate::random::Random;
-use crate::rules::{Broken, Rules, Situations, Told};
-use crate::script::{Afterwards, Happening, Script};
+use crate::rules::{RuleChecker, Situations, Stimulus, Violation};
+use crate::script::{Afterwards, ExternalEvent, Script};
 
 /// A run that broke a rule.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct SimulationFailure {
     pub(crate) at: Timestamp,
-    pub(crate) rule: Broken,
+    pub(crate) rule: Violation,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for SimulationFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "after {:?}, this does not hold: {}", self.at.since_origin(), self.rule)
     }
 }
 
-pub(crate) enum Event {
-    /// News of a worker reaches the machine.
-    Told(WorkerId, Fact),
-    Process(WorkerId, Next),
-    Happens(Happening),
+pub(crate) enum WorldEvent {
+    /// The news of a worker reaches the state machine.
+    News(WorkerId, LifecycleEvent),
+    Process(WorkerId, ProcessStep),
+    External(ExternalEvent),
     Timer,
 }
 
-/// How often a timer may have to fire for what is due at one moment.
+/// The most timers in a row for what is due at one time.
 const AT_ONCE: usize = 3;
 
 pub(crate) struct World {
     pub(crate) script: Script,
     pub(crate) random: Random,
     pub(crate) workers: Workers,
-    pub(crate) rules: Rules,
+    pub(crate) rules: RuleChecker,
     pub(crate) ledger: Option<Ledger>,
     pub(crate) processes: BTreeMap<WorkerId, Process>,
     pub(crate) routed: Option<WorkerId>,
     pub(crate) now: Timestamp,
-    /// What is told before all else.
-    pub(crate) at_once: VecDeque<Fact>,
-    /// The last request's number.
+    /// The events that are reported before all others.
+    pub(crate) at_once: VecDeque<LifecycleEvent>,
+    /// The number of the last request.
     pub(crate) number: u64,
-    /// The time of faults and orders is over.
+    /// True after the time of faults and orders.
     pub(crate) calm: bool,
     pub(crate) stopped: bool,
-    /// What is to come, by time; the number makes keys unique and keeps the order of equals.
-    events: BTreeMap<(Timestamp, u64), Event>,
+    /// The future events, by time. The number keeps keys unique and equal times in order.
+    events: BTreeMap<(Timestamp, u64), WorldEvent>,
     scheduled: u64,
     timer_set_for: Option<Timestamp>,
     verbose: bool,
 }
 
 /// Runs one seed to its end.
-pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, Failure> {
+pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, SimulationFailure> {
     let mut random = Random::new(seed);
     let script = Script::draw(seed, &mut random);
     if verbose {
@@ -74,7 +74,7 @@ pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, Failure> 
     let division = division.ok_or_else(|| "scripted".to_owned());
     let mut world = World {
         workers: Workers::new(script.settings.clone(), script.share, script.held, division),
-        rules: Rules::new(&script),
+        rules: RuleChecker::new(&script),
         ledger,
         script,
         random,
@@ -92,14 +92,14 @@ pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, Failure> 
     };
     match world.run() {
         Ok(()) => Ok(world.rules.situations()),
-        Err(rule) => Err(Failure { at: world.now, rule }),
+        Err(rule) => Err(SimulationFailure { at: world.now, rule }),
     }
 }
 
 impl World {
-    fn run(&mut self) -> Result<(), Broken> {
+    fn run(&mut self) -> Result<(), Violation> {
         for (when, happening) in std::mem::take(&mut self.script.happenings) {
-            self.schedule(when, Event::Happens(happening));
+            self.schedule(when, WorldEvent::External(happening));
         }
         self.begin()?;
         let end = Timestamp::default() + self.script.span;
@@ -111,15 +111,15 @@ impl World {
         self.now = end + bound;
         if !self.stopped {
             self.rules.rest(&self.workers, self.script.afterwards)?;
-            self.tell(Fact::Stop)?;
+            self.tell(LifecycleEvent::Stop)?;
             self.stopped = true;
             self.run_until(end + 2 * bound)?;
         }
         self.rules.ended(&self.workers)
     }
 
-    /// Goes on until then.
-    fn run_until(&mut self, end: Timestamp) -> Result<(), Broken> {
+    /// Runs until this time.
+    fn run_until(&mut self, end: Timestamp) -> Result<(), Violation> {
         while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= end) {
             let ((at, _), event) = event.remove_entry();
             self.now = at;
@@ -128,8 +128,8 @@ impl World {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<(), Broken> {
-        let groups = self.ledger.as_ref().map(|ledger| Fact::Groups(ledger.now()));
+    fn begin(&mut self) -> Result<(), Violation> {
+        let groups = self.ledger.as_ref().map(|ledger| LifecycleEvent::Groups(ledger.now()));
         let (before, after) = if self.random.percent(50) { (groups, None) } else { (None, groups) };
         if let Some(groups) = before {
             self.tell(groups)?;
@@ -137,27 +137,27 @@ impl World {
         let fault = self.script.fault.then(|| "scripted".to_owned());
         let actions = self.workers.begin(fault, self.now);
         self.at_once.extend(after);
-        self.perform(&Told::Begin, actions)?;
+        self.perform(&Stimulus::Begin, actions)?;
         self.tell_at_once()
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), Broken> {
+    fn handle(&mut self, event: WorldEvent) -> Result<(), Violation> {
         match event {
-            Event::Told(worker, fact) => self.news(worker, fact),
-            Event::Process(worker, next) => {
+            WorldEvent::News(worker, fact) => self.news(worker, fact),
+            WorldEvent::Process(worker, next) => {
                 self.goes_on(worker, next);
                 Ok(())
             }
-            Event::Happens(_) if self.calm || self.stopped => Ok(()),
-            Event::Happens(happening) => self.happens(happening),
-            Event::Timer => self.timer(),
+            WorldEvent::External(_) if self.calm || self.stopped => Ok(()),
+            WorldEvent::External(happening) => self.happens(happening),
+            WorldEvent::Timer => self.timer(),
         }
     }
 
-    fn news(&mut self, worker: WorkerId, fact: Fact) -> Result<(), Broken> {
+    fn news(&mut self, worker: WorkerId, fact: LifecycleEvent) -> Result<(), Violation> {
         let silent = self.is_silent();
         let process = self.process(worker);
-        let is_exit = matches!(fact, Fact::Exited { .. });
+        let is_exit = matches!(fact, LifecycleEvent::Exited { .. });
         if process.exit_told || (silent && !(is_exit && process.killed)) {
             return Ok(());
         }
@@ -165,40 +165,40 @@ impl World {
         self.tell(fact)
     }
 
-    /// Tells the machine, and then what follows at once.
-    pub(crate) fn tell(&mut self, fact: Fact) -> Result<(), Broken> {
+    /// Reports an event, and then the events that follow at once.
+    pub(crate) fn tell(&mut self, fact: LifecycleEvent) -> Result<(), Violation> {
         self.tell_one(fact)?;
         self.tell_at_once()
     }
 
-    fn tell_at_once(&mut self) -> Result<(), Broken> {
+    fn tell_at_once(&mut self) -> Result<(), Violation> {
         while let Some(fact) = self.at_once.pop_front() {
             self.tell_one(fact)?;
         }
         Ok(())
     }
 
-    fn tell_one(&mut self, fact: Fact) -> Result<(), Broken> {
+    fn tell_one(&mut self, fact: LifecycleEvent) -> Result<(), Violation> {
         let actions = self.workers.on(fact.clone(), self.now);
-        self.perform(&Told::Fact(fact), actions)
+        self.perform(&Stimulus::LifecycleEvent(fact), actions)
     }
 
-    pub(crate) fn timer(&mut self) -> Result<(), Broken> {
+    pub(crate) fn timer(&mut self) -> Result<(), Violation> {
         for _ in 0..AT_ONCE {
             let due = self.workers.due();
-            let actions = self.workers.on_time(self.now);
-            self.perform(&Told::Timer { due }, actions)?;
+            let actions = self.workers.on_timer(self.now);
+            self.perform(&Stimulus::Timer { due }, actions)?;
             self.tell_at_once()?;
             if self.workers.due().is_none_or(|due| due > self.now) {
                 return Ok(());
             }
         }
-        Err("what is due is done when its time comes".to_owned())
+        Err("everything that is due is done on time".to_owned())
     }
 
-    fn perform(&mut self, told: &Told, actions: Vec<Action>) -> Result<(), Broken> {
-        self.log(told, &actions);
-        self.rules.step(told, &actions, &self.workers, self.now)?;
+    fn perform(&mut self, stimulus: &Stimulus, actions: Vec<Action>) -> Result<(), Violation> {
+        self.log(stimulus, &actions);
+        self.rules.step(stimulus, &actions, &self.workers, self.now)?;
         for action in actions {
             self.carry_out(action);
         }
@@ -207,12 +207,12 @@ impl World {
             && self.timer_set_for != Some(due)
         {
             self.timer_set_for = Some(due);
-            self.schedule(due.since(self.now) + self.script.timer_lateness, Event::Timer);
+            self.schedule(due.since(self.now) + self.script.timer_lateness, WorldEvent::Timer);
         }
         Ok(())
     }
 
-    /// Whether faults may still happen.
+    /// Returns true if faults may still happen.
     pub(crate) fn is_troubled(&self) -> bool {
         !self.script.faultless && !self.calm
     }
@@ -225,16 +225,16 @@ impl World {
         self.processes.get_mut(&worker).expect("only workers that were started are named")
     }
 
-    pub(crate) fn schedule(&mut self, after: Duration, event: Event) {
+    pub(crate) fn schedule(&mut self, after: Duration, event: WorldEvent) {
         self.events.insert((self.now + after, self.scheduled), event);
         self.scheduled += 1;
     }
 
-    fn log(&self, told: &Told, actions: &[Action]) {
+    fn log(&self, stimulus: &Stimulus, actions: &[Action]) {
         if self.verbose {
             let at = self.now.since_origin();
             println!("{at:>12.3?}  {:?} {:?}", self.workers.state(), self.workers.share());
-            println!("              {told:?}");
+            println!("              {stimulus:?}");
             for action in actions {
                 println!("                  {action:?}");
             }

@@ -1,6 +1,6 @@
-//! The demo: three models on an emulated GPU, resized again and again while they serve, with every
-//! answer checked.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a demo writes to its user's terminal")]
+//! The demo: three models on an emulated GPU that are resized repeatedly under load, with every answer
+//! checked.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the demo writes to the user's terminal")]
 
 mod report;
 mod resizes;
@@ -15,15 +15,15 @@ use std::time::Duration;
 use clap::Parser;
 use futures_util::future::join_all;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::report::Report;
+use crate::report::DemoReport;
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// How often progress is shown.
-const PROGRESS_EVERY: Duration = Duration::from_secs(2);
+/// The interval between lines of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Serves three models on an emulated GPU, resizes each of them under load, and checks every answer.
 ///
@@ -39,11 +39,11 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> ExitCode {
     let Arguments { seconds } = Arguments::parse();
-    let shown = tokio::select! {
-        shown = show(Duration::from_secs(seconds)) => shown,
+    let result = tokio::select! {
+        result = run(Duration::from_secs(seconds)) => result,
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
     };
-    match shown {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -63,40 +63,40 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Runs the whole demo; says whether all went well.
-async fn show(span: Duration) -> Result<bool, Box<dyn Error>> {
+/// Runs the whole demo; returns true if it passed.
+async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     let workloads = workload::all()?;
-    let mut server = Server::start(Home::new()?, Some(&config()))?;
-    println!("starting the server with {} models, one process each ...", workloads.len());
+    let mut server = ServerUnderTest::start(Home::new()?, Some(&config()))?;
+    println!("starting the supervisor with {} models, each in its own worker process ...", workloads.len());
     server.wait_ready().await?;
     println!(
-        "ready; {} s of load from independent clients, each model resized again and again",
+        "ready; sending {} s of load from independent clients, and resizing each model repeatedly",
         span.as_secs()
     );
-    println!("by hand: SHADOWSLICE_RUN_DIR={} shadowslice status", server.home().run_dir().display());
+    println!("to watch, run: SHADOWSLICE_RUN_DIR={} shadowslice status", server.home().run_dir().display());
 
     let resizes = under_load(&server, &workloads, span).await;
-    let report = Report { workloads: &workloads, resizes: &resizes };
+    let report = DemoReport { workloads: &workloads, resizes: &resizes };
     let (status, log) = (server.status().await?, server.log());
-    println!("\nstopping the server ...");
+    println!("\nstopping the supervisor ...");
     let stopped = server.stop().await;
     report.table(&status);
-    let mut well = report.verdict(&status);
+    let mut passed = report.verdict(&status);
     match stopped {
-        Ok(()) => println!("the server stopped; no process, socket or file of it is left"),
+        Ok(()) => println!("the supervisor stopped and left no process, socket or file behind"),
         Err(error) => {
-            println!("FAILED: the server did not stop as it should: {}", chain(&error));
-            well = false;
+            println!("FAILED: the supervisor did not stop properly: {}", chain(&error));
+            passed = false;
         }
     }
-    if !well {
-        println!("the end of the server's log:\n{log}");
+    if !passed {
+        println!("the end of the supervisor's log:\n{log}");
     }
-    Ok(well)
+    Ok(passed)
 }
 
-/// Loads all models and resizes them meanwhile; returns the resizes by model, in the same order.
-async fn under_load(server: &Server, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
+/// Loads and resizes all models; returns the resizes of each model, in the same order.
+async fn under_load(server: &ServerUnderTest, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
     let start = Instant::now();
     let loads = (1..).zip(workloads).map(|(seed, workload)| workload.load(server, span, seed));
     let loads = join_all(loads);
@@ -108,7 +108,7 @@ async fn under_load(server: &Server, workloads: &[Workload], span: Duration) -> 
 }
 
 async fn progress(start: Instant, workloads: &[Workload]) -> Infallible {
-    let mut tick = interval_at(start + PROGRESS_EVERY, PROGRESS_EVERY);
+    let mut tick = interval_at(start + PROGRESS_INTERVAL, PROGRESS_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tick.tick().await;

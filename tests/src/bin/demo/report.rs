@@ -1,19 +1,19 @@
-//! The demo's output.
+//! The output of the demo.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use shadowslice_tests::home::Error;
-use shadowslice_tests::load::Tally;
-use shadowslice_tests::status::{Handover, Status};
+use shadowslice_tests::home::HarnessError;
+use shadowslice_tests::load::LoadTally;
+use shadowslice_tests::status::{HandoverJson, StatusJson};
 
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// A delay of the client's own that is worth a remark.
+/// The smallest delay of the client itself that the demo reports, in ms.
 const LATE_MS: f64 = 10.0;
 
-/// One line of progress.
+/// Prints a line of progress.
 pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
     let so_far = workloads.iter().map(|workload| {
         let tally = workload.tally.lock();
@@ -25,9 +25,9 @@ pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
     println!("{} {}", clock(at), so_far.collect::<Vec<_>>().join(" | "));
 }
 
-/// One line for a resize.
-pub(crate) fn resized(at: Duration, model: &str, handover: &Handover) {
-    let Handover { from_sms, to_sms, mechanism, .. } = handover;
+/// Prints a line about a resize.
+pub(crate) fn resized(at: Duration, model: &str, handover: &HandoverJson) {
+    let HandoverJson { from_sms, to_sms, mechanism, .. } = handover;
     println!(
         "{}   resized {model} from {from_sms} to {to_sms} SMs ({mechanism}), in effect after {} ms, stall {} us",
         clock(at),
@@ -36,9 +36,9 @@ pub(crate) fn resized(at: Duration, model: &str, handover: &Handover) {
     );
 }
 
-/// One line for a resize that was not carried out.
-pub(crate) fn not_resized(at: Duration, model: &str, error: &Error) {
-    println!("{}   {model} was NOT resized: {error}", clock(at));
+/// Prints a line about a failed resize.
+pub(crate) fn not_resized(at: Duration, model: &str, error: &HarnessError) {
+    println!("{}   FAILED to resize {model}: {error}", clock(at));
 }
 
 fn clock(at: Duration) -> String {
@@ -49,17 +49,17 @@ fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "?".into(), |value| format!("{value:.digits$}"))
 }
 
-/// The outcome of the whole demo.
-pub(crate) struct Report<'a> {
-    /// The models with the outcomes of their requests.
+/// The results of the demo.
+pub(crate) struct DemoReport<'a> {
+    /// The models with the results of their requests.
     pub(crate) workloads: &'a [Workload],
-    /// The outcomes of their resizes, in the same order.
+    /// The resizes of each model, in the same order.
     pub(crate) resizes: &'a [Resizes],
 }
 
-impl Report<'_> {
-    /// The final table, with figures from the server's own `status`.
-    pub(crate) fn table(&self, status: &Status) {
+impl DemoReport<'_> {
+    /// Prints the final table, with figures from the supervisor's `status`.
+    pub(crate) fn table(&self, status: &StatusJson) {
         println!(
             "\n{:<9}{:>9}{:>9}{:>7}{:>8}{:>9}{:>9}{:>9}{:>8}{:>12}{:>9}{:>12}{:>13}",
             "model",
@@ -70,9 +70,9 @@ impl Report<'_> {
             "p50",
             "p99",
             "SLO",
-            "kept",
-            "changed by",
-            "changes",
+            "in SLO",
+            "mechanism",
+            "resizes",
             "worst stall",
             "worst effect",
         );
@@ -85,19 +85,20 @@ impl Report<'_> {
         self.remarks();
     }
 
-    /// Whether nothing was lost or wrong and every resize carried out, for good. Says so.
-    pub(crate) fn verdict(&self, status: &Status) -> bool {
+    /// Prints the verdict. Returns true if no request was lost or answered wrongly, and every resize
+    /// succeeded and was not rolled back.
+    pub(crate) fn verdict(&self, status: &StatusJson) -> bool {
         let lost: u64 = self.workloads.iter().map(|workload| workload.tally.lock().failures()).sum();
         let wrong: u64 = self.workloads.iter().map(|workload| workload.tally.lock().wrong).sum();
         let answered = self.workloads.iter().all(|workload| workload.tally.lock().right > 0);
-        let refused: u64 = self.resizes.iter().map(|resizes| resizes.failed).sum();
-        let undone = refused + status.models.iter().map(|model| model.handovers.rolled_back).sum::<u64>();
-        let well = lost == 0 && wrong == 0 && undone == 0 && answered;
+        let failed: u64 = self.resizes.iter().map(|resizes| resizes.failed).sum();
+        let undone = failed + status.models.iter().map(|model| model.handovers.rolled_back).sum::<u64>();
+        let passed = lost == 0 && wrong == 0 && undone == 0 && answered;
         println!(
-            "{}: {lost} requests lost, {wrong} answered wrongly, {undone} resizes not carried out",
-            if well { "PASSED" } else { "FAILED" }
+            "{}: {lost} requests lost, {wrong} answered wrongly, {undone} resizes failed",
+            if passed { "PASSED" } else { "FAILED" }
         );
-        well
+        passed
     }
 
     fn remarks(&self) {
@@ -105,28 +106,28 @@ impl Report<'_> {
             let tally = workload.tally.lock();
             if let Some(truths) = &workload.truths {
                 let accuracy = 100.0 * truths.load(Ordering::Relaxed) as f64 / tally.answered().max(1) as f64;
-                println!("{}: {accuracy:.1} % of the labels are true", workload.name);
+                println!("{}: {accuracy:.1} % of the predicted labels are correct", workload.name);
             }
             let late = tally.sent_late_ms(1.0);
             if late > LATE_MS {
                 println!(
-                    "{}: the machine was busy: a request was sent {late:.0} ms late, which its latency includes",
+                    "{}: the machine was busy: a request was sent up to {late:.0} ms late, which its latency includes",
                     workload.name
                 );
             }
             for (why, count) in &tally.failed {
-                println!("{}: {count} failed: {why}", workload.name);
+                println!("{}: {count} requests failed: {why}", workload.name);
             }
             for how in &tally.examples {
-                println!("{}: wrong: {how}", workload.name);
+                println!("{}: wrong answer: {how}", workload.name);
             }
         }
     }
 }
 
-fn row(model: &str, tally: &Tally, slo: f64, resizes: &Resizes) {
+fn row(model: &str, tally: &LoadTally, slo: f64, resizes: &Resizes) {
     let worst =
-        |value: fn(&Handover) -> Option<f64>| resizes.completed.iter().filter_map(value).reduce(f64::max);
+        |value: fn(&HandoverJson) -> Option<f64>| resizes.completed.iter().filter_map(value).reduce(f64::max);
     let by = resizes.completed.last().map_or("?", |handover| handover.mechanism.as_str());
     let kept = 100.0 * tally.attainment(Duration::from_secs_f64(slo.max(0.0) / 1e3));
     println!(

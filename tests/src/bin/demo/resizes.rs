@@ -1,53 +1,53 @@
-//! Resizing each model by hand while it serves, as an operator would: with `shadowslice resize`.
+//! Resizes of each model under load with `shadowslice resize`, as an operator would do it.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Handover;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::HandoverJson;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::report;
 use crate::workload::Workload;
 
-/// From one resize of a model to the next.
-const EVERY: Duration = Duration::from_secs(4);
+/// The interval between two resizes of a model.
+const RESIZE_INTERVAL: Duration = Duration::from_secs(4);
 
-/// The first resize comes this long after the start of the load.
-const FIRST: Duration = Duration::from_secs(1);
+/// The time from the start of the load to the first resize.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
 
-/// The first resizes of the models follow each other at this distance, so that they overlap.
-const APART: Duration = Duration::from_millis(700);
+/// The interval between the first resizes of the models, short enough for them to overlap.
+const STAGGER: Duration = Duration::from_millis(700);
 
-/// No resize starts later than this before the end of the load, so that the new share serves.
-const REST: Duration = Duration::from_secs(2);
+/// The time before the end of the load in which no resize starts, so that the last shares take effect.
+const FINAL_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long to wait for the first batch at a new share.
-const EFFECT_WITHIN: Duration = Duration::from_secs(5);
+/// The time limit for the first batch at a new share.
+const EFFECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The outcomes of one model's resizes.
+/// The resizes of one model.
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
-    /// The resizes that were carried out.
-    pub(crate) completed: Vec<Handover>,
-    /// The number of resizes that were not carried out.
+    /// The successful resizes.
+    pub(crate) completed: Vec<HandoverJson>,
+    /// The number of failed resizes.
     pub(crate) failed: u64,
 }
 
-/// Resizes all models until the load ends; the answers are in the models' order.
+/// Resizes all models until the load ends; returns the resizes in the order of the models.
 pub(crate) async fn all(
-    server: &Server,
+    server: &ServerUnderTest,
     workloads: &[Workload],
     start: Instant,
     span: Duration,
 ) -> Vec<Resizes> {
-    let end = start + span - REST;
-    let one = |(n, workload)| one_model(server, workload, start, start + FIRST + APART * n, end);
+    let end = start + span - FINAL_PAUSE;
+    let one = |(n, workload)| one_model(server, workload, start, start + FIRST_DELAY + STAGGER * n, end);
     join_all((0..).zip(workloads).map(one)).await
 }
 
 async fn one_model(
-    server: &Server,
+    server: &ServerUnderTest,
     workload: &Workload,
     start: Instant,
     first: Instant,
@@ -71,24 +71,24 @@ async fn one_model(
                 resizes.failed += 1;
             }
         }
-        due = (due + EVERY).max(Instant::now());
+        due = (due + RESIZE_INTERVAL).max(Instant::now());
     }
     resizes
 }
 
-/// Adds the time to effect where `resize` answered before a batch had completed at the new share.
-async fn with_effect(server: &Server, model: &str, handover: Handover) -> Handover {
+/// Adds the time to effect if `resize` returned before the first batch at the new share completed.
+async fn with_effect(server: &ServerUnderTest, model: &str, handover: HandoverJson) -> HandoverJson {
     if handover.effect_ms.is_some() {
         return handover;
     }
-    let seen = |last: &Handover| last.to_sms == handover.to_sms && last.effect_ms.is_some();
+    let seen = |last: &HandoverJson| last.to_sms == handover.to_sms && last.effect_ms.is_some();
     let effect = server.wait_status(model, "a batch at the new share", |model| {
         model.handovers.last.as_ref().is_some_and(seen)
     });
-    match timeout(EFFECT_WITHIN, effect).await {
+    match timeout(EFFECT_TIMEOUT, effect).await {
         Ok(Ok(model)) => {
             let effect_ms = model.handovers.last.and_then(|last| last.effect_ms);
-            Handover { effect_ms, ..handover }
+            HandoverJson { effect_ms, ..handover }
         }
         _ => handover,
     }

@@ -1,35 +1,35 @@
-//! The requests to each model, and the answers that they must get.
+//! The requests to each model, and their expected answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_tests::cases::{self, BadCases, Case, Tensor, compare};
-use shadowslice_tests::client::Client;
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::cases::{self, CasesError, ClientTensor, RequestCase, compare};
+use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
+use shadowslice_tests::server::ServerUnderTest;
 
-/// Connections per model.
+/// The number of connections per model.
 const CONNECTIONS: usize = 4;
 
-/// One model under load.
+/// A model under load.
 pub(crate) struct Workload {
-    /// The model.
+    /// The name of the model.
     pub(crate) name: &'static str,
-    /// Shares it is given in turn, in percent.
+    /// The shares that the model gets in turn, in percent.
     pub(crate) shares: &'static [u32],
-    /// The outcomes of its requests so far.
-    pub(crate) tally: Arc<Mutex<Tally>>,
-    /// Labels that were true, where its cases tell the truth.
+    /// The tally of the requests so far.
+    pub(crate) tally: Arc<Mutex<LoadTally>>,
+    /// The number of correct labels, if the cases have true labels.
     pub(crate) truths: Option<Arc<AtomicU64>>,
     rate: f64,
-    cases: Arc<Vec<Case>>,
+    cases: Arc<Vec<RequestCase>>,
     tolerance: f32,
 }
 
-/// All models of `configs/demo.yaml`.
-pub(crate) fn all() -> Result<Vec<Workload>, BadCases> {
+/// Returns the workloads of all models of `configs/demo.yaml`.
+pub(crate) fn all() -> Result<Vec<Workload>, CasesError> {
     let folder = cases::models_folder();
     let digits = cases::load(&folder.join("digits.json"))?;
     let encoder = cases::load(&folder.join("encoder.json"))?;
@@ -40,34 +40,41 @@ pub(crate) fn all() -> Result<Vec<Workload>, BadCases> {
     ])
 }
 
-/// Rows of sixteen numbers, with their standard scores and their mean.
-fn standardised() -> Vec<Case> {
+/// Makes cases with rows of sixteen numbers, their standard scores and their mean.
+fn standardised() -> Vec<RequestCase> {
     let case = |n: u16| {
         let row: Vec<f32> = (0..16u8).map(|i| f32::from(n * u16::from(i) % 17)).collect();
         let mean = row.iter().sum::<f32>() / 16.0;
         let spread = (row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / 16.0).sqrt().max(1e-6);
         let scores: Vec<f32> = row.iter().map(|x| (x - mean) / spread).collect();
-        let outputs = vec![Tensor::fp32("scores", &[1, 16], &scores), Tensor::fp32("mean", &[1], &[mean])];
-        Case { inputs: vec![Tensor::fp32("x", &[1, 16], &row)], outputs, truth: None }
+        let outputs =
+            vec![ClientTensor::fp32("scores", &[1, 16], &scores), ClientTensor::fp32("mean", &[1], &[mean])];
+        RequestCase { inputs: vec![ClientTensor::fp32("x", &[1, 16], &row)], outputs, truth: None }
     };
     (0..1000).map(case).collect()
 }
 
 impl Workload {
-    fn new(name: &'static str, rate: f64, shares: &'static [u32], cases: Vec<Case>, tolerance: f32) -> Self {
+    fn new(
+        name: &'static str,
+        rate: f64,
+        shares: &'static [u32],
+        cases: Vec<RequestCase>,
+        tolerance: f32,
+    ) -> Self {
         let truths = cases.iter().any(|case| case.truth.is_some()).then(Arc::default);
         Self { name, shares, tally: Arc::default(), truths, rate, cases: Arc::new(cases), tolerance }
     }
 
-    /// The load on this model, to be awaited.
+    /// Returns a future that sends the load to this model.
     pub(crate) fn load(
         &self,
-        server: &Server,
+        server: &ServerUnderTest,
         span: Duration,
         seed: u64,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let plan = Plan { rate: self.rate, span, arrivals: Arrivals::Poisson, seed };
-        let clients: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        let plan = LoadPlan { rate: self.rate, span, arrivals: ArrivalPattern::Poisson, seed };
+        let clients: Vec<InferGrpcClient> = (0..CONNECTIONS).map(|_| server.client()).collect();
         let (name, tolerance, truths) = (self.name, self.tolerance, self.truths.clone());
         let (tally, cases) = (Arc::clone(&self.tally), Arc::clone(&self.cases));
         async move {
@@ -78,7 +85,9 @@ impl Workload {
                     let case = &cases[n % cases.len()];
                     match client.infer(name, &case.inputs).await {
                         Ok(answer) => check(case, &answer, tolerance, truths.as_deref()),
-                        Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
+                        Err(status) => {
+                            RequestOutcome::Failed(format!("{:?}: {}", status.code(), status.message()))
+                        }
                     }
                 }
             };
@@ -87,13 +96,18 @@ impl Workload {
     }
 }
 
-fn check(case: &Case, answer: &[Tensor], tolerance: f32, truths: Option<&AtomicU64>) -> Outcome {
+fn check(
+    case: &RequestCase,
+    answer: &[ClientTensor],
+    tolerance: f32,
+    truths: Option<&AtomicU64>,
+) -> RequestOutcome {
     let label = answer.first().and_then(|output| output.data.first_chunk().copied()).map(i64::from_le_bytes);
     if let (Some(truths), true) = (truths, label == case.truth) {
         truths.fetch_add(1, Ordering::Relaxed);
     }
     match compare(&case.outputs, answer, tolerance) {
-        Ok(()) => Outcome::Right,
-        Err(how) => Outcome::Wrong(how),
+        Ok(()) => RequestOutcome::Right,
+        Err(how) => RequestOutcome::Wrong(how),
     }
 }

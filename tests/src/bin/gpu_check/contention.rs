@@ -1,5 +1,5 @@
-//! How much one model's batches slow down another's, at several shares of both: on the same groups
-//! of SMs, on disjoint groups, and on groups of which both models have some.
+//! The stage `contention`: the slowdown of one model's batches by another's, at several shares of both:
+//! on the same groups of SMs, on disjoint groups, and on overlapping groups.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
 use crate::numbers::{mean, quantile, rounded};
 use crate::pairs::execution_ms;
-use crate::serving::{Service, Serving};
-use crate::tools::Setting;
-use crate::traffic::Subject;
+use crate::serving::{RunningServer, ServingOptions};
+use crate::tools::CheckSettings;
+use crate::traffic::{Saturation, TestedModel};
 
-/// Which is slowed down, and by which.
+/// The pairs of the model to measure and the model that slows it down.
 const PAIRS: [[&str; 2]; 4] =
     [["resnet50", "vgg19"], ["resnet50", "bert-base"], ["mobilenet-v2", "vgg19"], ["bert-base", "resnet50"]];
 
-/// Shares of the two, in percent.
+/// The shares of the two models, in percent.
 const SHARES: [[u32; 2]; 10] = [
     [100, 100],
     [50, 100],
@@ -35,24 +35,24 @@ const SHARES: [[u32; 2]; 10] = [
     [50, 50],
 ];
 
-/// Rows of the largest batches, which the other model runs, and rows of the batches that are slowed
-/// down: one request at a time, so that nothing is queued.
+/// The rows of the largest batches, which the other model runs, and the rows of the measured requests,
+/// which are sent one at a time, so that nothing is queued.
 const BATCHES: [(u32, &[u32]); 2] = [(16, &[1, 8]), (2, &[1])];
 
-/// Requests of the other model under way: one executes, one is next, one is on its way.
-const UNDER_WAY: usize = 3;
+/// The number of requests in flight of the other model: one executes, one is queued, one is in transit.
+const IN_FLIGHT: usize = 3;
 
-/// How long each is measured.
+/// The time of each measurement.
 const SPAN: Duration = Duration::from_millis(500);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     for names in PAIRS {
-        let found = names.map(|name| setting.models.iter().find(|model| model.name == name).cloned());
+        let found = names.map(|name| settings.models.iter().find(|model| model.name == name).cloned());
         if let [Some(one), Some(other)] = found {
             let models = [one, other];
             let mut measured = Vec::new();
             for (batch, rows) in BATCHES {
-                measured.extend(pair(setting, figures, &models, batch, rows).await?);
+                measured.extend(pair(settings, figures, &models, batch, rows).await?);
             }
             figures.set(&["contention", &names.join(" beside ")], measured);
             figures.save()?;
@@ -61,23 +61,23 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     Ok(())
 }
 
-/// Measures one pair in batches of at most so many rows.
+/// Measures one pair with batches of at most `batch` rows.
 async fn pair(
-    setting: &Setting,
-    figures: &mut Figures,
-    models: &[Model],
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    models: &[MeasuredModel],
     batch: u32,
     rows: &[u32],
-) -> Result<Vec<Value>, Error> {
-    let service = Service { name: "contention", models, share: 50, batch, handover: "in-process" };
-    let serving = Serving::start(setting, service).await?;
-    let one = Subject::learn(&serving.server, &models[0].name).await?;
-    let other = Subject::learn(&serving.server, &models[1].name).await?;
+) -> Result<Vec<Value>, StageError> {
+    let service = ServingOptions { name: "contention", models, share: 50, batch, handover: "in-process" };
+    let serving = RunningServer::start(settings, service).await?;
+    let one = TestedModel::learn(&serving.server, &models[0].name).await?;
+    let other = TestedModel::learn(&serving.server, &models[1].name).await?;
     let mut measured = Vec::new();
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
         for (subject, share) in [(&one, own), (&other, others)] {
-            // A share that is in force already is no failure.
+            // The error is dropped, because a share that is already set is refused.
             serving.server.resize(&subject.model, share).await.ok();
         }
         for &rows in rows {
@@ -93,29 +93,30 @@ async fn pair(
     Ok(measured)
 }
 
-/// The mean latency of requests of so many rows, sent one after the other.
-async fn latency(serving: &Serving, one: &Arc<Subject>, rows: u32) -> Result<f64, Error> {
-    let asked = one.saturate(&serving.server, (rows, 1), SPAN).await?;
-    Ok(mean(&asked.latencies_ms).map_or(f64::NAN, |(mean, _)| mean))
+/// Returns the mean latency, in ms, of requests that are sent one after the other.
+async fn latency(serving: &RunningServer, one: &Arc<TestedModel>, rows: u32) -> Result<f64, StageError> {
+    let result = one.saturate(&serving.server, Saturation { rows, in_flight: 1 }, SPAN).await?;
+    Ok(mean(&result.latencies_ms).map_or(f64::NAN, |(mean, _)| mean))
 }
 
-/// The same while the other never rests.
+/// Measures the latency of requests of one model while the other is saturated.
 async fn beside(
-    serving: &Serving,
-    [one, other]: [&Arc<Subject>; 2],
+    serving: &RunningServer,
+    [one, other]: [&Arc<TestedModel>; 2],
     rows: u32,
     others_rows: u32,
-) -> Result<Value, Error> {
-    let (made, others_made) = (one.make(rows, 1)?, other.make(others_rows, UNDER_WAY)?);
-    let hog = other.saturate_with(&serving.server, &others_made, SPAN + SPAN / 4);
-    let (hog, asked) = tokio::join!(hog, one.saturate_with(&serving.server, &made, SPAN));
-    let (asked, hog) = (asked?, hog?);
+) -> Result<Value, StageError> {
+    let inputs = one.client_inputs(Saturation { rows, in_flight: 1 })?;
+    let others_inputs = other.client_inputs(Saturation { rows: others_rows, in_flight: IN_FLIGHT })?;
+    let hog = other.saturate_with(&serving.server, &others_inputs, SPAN + SPAN / 4);
+    let (hog, result) = tokio::join!(hog, one.saturate_with(&serving.server, &inputs, SPAN));
+    let (result, hog) = (result?, hog?);
     let execution = execution_ms(serving, &other.model, others_rows).await?;
-    let of = |part| quantile(&asked.latencies_ms, part).map(rounded);
+    let of = |part| quantile(&result.latencies_ms, part).map(rounded);
     let groups = serving.server.model(&one.model).await?.groups;
     let others_groups = serving.server.model(&other.model).await?.groups;
     Ok(json!({
-        "mean_ms": mean(&asked.latencies_ms).map(|(mean, _)| rounded(mean)), "p50_ms": of(0.5), "p99_ms": of(0.99),
+        "mean_ms": mean(&result.latencies_ms).map(|(mean, _)| rounded(mean)), "p50_ms": of(0.5), "p99_ms": of(0.99),
         "others_batches_per_s": rounded(hog.rows_per_s / f64::from(others_rows)), "others_execution_ms": execution,
         "groups": groups, "others_groups": others_groups,
     }))

@@ -7,33 +7,33 @@ use std::time::Duration;
 
 use shadowslice_tests::home;
 
-/// Why a stage has no figures, or only some.
+/// A failure of a stage.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    /// The supervisor under test, or the harness around it.
-    #[error("the server")]
-    Server(#[from] home::Error),
-    /// A file or process.
+pub(crate) enum StageError {
+    /// A failure of the supervisor under test, or of the harness around it.
+    #[error("the supervisor under test failed")]
+    Server(#[from] home::HarnessError),
+    /// A failed operation on a file or process.
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
-    /// A text that is no JSON.
-    #[error("{what} is no JSON")]
+    /// A text that is not valid JSON.
+    #[error("{what} is not valid JSON")]
     Json { what: String, source: serde_json::Error },
-    /// A program that failed.
-    #[error("`{program}` ended with {status}: {said}")]
-    Program { program: String, status: ExitStatus, said: String },
-    /// A program that did not end.
-    #[error("`{program}` did not end within {within:?}")]
-    Endless { program: String, within: Duration },
-    /// A request that was not answered.
-    #[error("{model} did not answer: {why}")]
+    /// A program that exited with an error.
+    #[error("`{program}` exited with {status}: {output}")]
+    Program { program: String, status: ExitStatus, output: String },
+    /// A program that did not exit in time.
+    #[error("`{program}` timed out after {within:?}")]
+    Timeout { program: String, within: Duration },
+    /// A request without a usable answer.
+    #[error("a request to {model} failed: {why}")]
     Request { model: String, why: String },
     /// Any other condition that makes a measurement impossible.
     #[error("{0}")]
     Unusable(String),
 }
 
-impl Error {
+impl StageError {
     /// Makes the error of an operation on a file.
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path: PathBuf = path.into();
@@ -41,8 +41,8 @@ impl Error {
     }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.fold(error.to_string(), |said, cause| format!("{said}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

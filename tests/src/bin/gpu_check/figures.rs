@@ -1,5 +1,5 @@
-//! The figures: a tree of JSON that outlives a run, so that the next run goes on where the last one
-//! ended.
+//! The figures: a JSON tree that is saved after each step, so that the next run continues where the
+//! last one stopped.
 
 use std::fs;
 use std::io::Read;
@@ -7,38 +7,37 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::Error;
+use crate::error::StageError;
 use crate::report;
-use crate::stages::Stage;
-use crate::tools::{Device, Setting};
+use crate::stages::CheckStage;
+use crate::tools::{CheckSettings, CheckedDevice};
 
 /// The figures taken so far.
 #[derive(Debug)]
-pub(crate) struct Figures {
+pub(crate) struct FigureStore {
     folder: PathBuf,
-    /// Tells the binaries under test from other builds.
+    /// A fingerprint of the binaries under test.
     binaries: String,
     tree: Value,
 }
 
-impl Figures {
-    /// The figures in a folder; empty if there are none yet.
-    pub(crate) fn open(folder: &Path, setting: &Setting) -> Result<Self, Error> {
+impl FigureStore {
+    /// Opens the figures in a folder; they are empty if the folder has none.
+    pub(crate) fn open(folder: &Path, settings: &CheckSettings) -> Result<Self, StageError> {
         let path = folder.join("gpu.json");
         let tree = match fs::read(&path) {
             Ok(text) => serde_json::from_slice(&text)
-                .map_err(|source| Error::Json { what: path.display().to_string(), source })?,
+                .map_err(|source| StageError::Json { what: path.display().to_string(), source })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => json!({}),
-            Err(error) => return Err(Error::io("read", &path)(error)),
+            Err(error) => return Err(StageError::io("read", &path)(error)),
         };
-        let binaries = fingerprint(&[setting.supervisor(), setting.worker()])?;
+        let binaries = fingerprint(&[settings.supervisor(), settings.worker()])?;
         let mut figures = Self { folder: folder.into(), binaries, tree };
-        let rehearsal = setting.device == Device::Emulated;
+        let rehearsal = settings.device == CheckedDevice::Emulated;
         let before = figures.get(&["rehearsal"]).is_some();
         if before != rehearsal && figures.get(&["stages"]).is_some() {
-            let why =
-                format!("{} holds figures of another kind of device; give another folder", path.display());
-            return Err(Error::Unusable(why));
+            let why = format!("{} has figures of another kind of device; use another folder", path.display());
+            return Err(StageError::Unusable(why));
         }
         if rehearsal {
             figures.set(&["rehearsal"], "on an emulated device: no figure here is a measurement");
@@ -46,12 +45,12 @@ impl Figures {
         Ok(figures)
     }
 
-    /// The value at a path.
+    /// Returns the value at a path.
     pub(crate) fn get(&self, path: &[&str]) -> Option<&Value> {
         path.iter().try_fold(&self.tree, |tree, key| tree.get(key)).filter(|value| !value.is_null())
     }
 
-    /// Puts a value at a path, making the way to it.
+    /// Sets the value at a path, and creates the maps on the way.
     pub(crate) fn set(&mut self, path: &[&str], value: impl Into<Value>) {
         let mut tree = &mut self.tree;
         for key in path {
@@ -73,8 +72,9 @@ impl Figures {
         }
     }
 
-    /// Whether a stage has all its figures, taken with these binaries and no quicker than wanted.
-    pub(crate) fn has(&self, stage: Stage, quick: bool) -> bool {
+    /// Returns true if a stage has all its figures, from these binaries, and not from a quick run if a
+    /// full run is wanted.
+    pub(crate) fn has(&self, stage: CheckStage, quick: bool) -> bool {
         let stages = ["stages", stage.name()];
         let at = |key| self.get(&[stages[0], stages[1], key]);
         at("binaries").and_then(Value::as_str) == Some(&self.binaries)
@@ -82,33 +82,44 @@ impl Figures {
             && (quick || at("quick").and_then(Value::as_bool) == Some(false))
     }
 
-    /// Whether an unfinished stage has a model's figures, taken with these binaries, and not by a
+    /// Returns true if an unfinished stage has a model's figures, from these binaries, and not from a
     /// quick run if a full run is wanted.
-    pub(crate) fn has_model(&self, stage: Stage, model: &str, quick: bool) -> bool {
+    pub(crate) fn has_model(&self, stage: CheckStage, model: &str, quick: bool) -> bool {
         let taken = self.get(&["progress", stage.name(), model]);
         let quickly = taken.and_then(|taken| taken["quick"].as_bool());
         taken.and_then(|taken| taken["binaries"].as_str()) == Some(&self.binaries)
             && (quick || quickly == Some(false))
     }
 
-    /// Notes that a stage has a model's figures, and writes them.
-    pub(crate) fn has_now(&mut self, stage: Stage, model: &str, quick: bool) -> Result<(), Error> {
+    /// Records that a stage has a model's figures, and saves all figures.
+    pub(crate) fn record_model(
+        &mut self,
+        stage: CheckStage,
+        model: &str,
+        quick: bool,
+    ) -> Result<(), StageError> {
         let taken = json!({ "binaries": self.binaries, "quick": quick });
         self.set(&["progress", stage.name(), model], taken);
         self.save()
     }
 
-    /// Forgets how far a stage has come.
-    pub(crate) fn start_over(&mut self, stage: Stage) {
+    /// Removes the progress of a stage.
+    pub(crate) fn start_over(&mut self, stage: CheckStage) {
         self.remove(&["progress", stage.name()]);
     }
 
-    /// Notes that a stage ran.
-    pub(crate) fn ran(&mut self, stage: Stage, setting: &Setting, seconds: u64, failed: Option<String>) {
+    /// Records the result of a stage.
+    pub(crate) fn record_stage(
+        &mut self,
+        stage: CheckStage,
+        settings: &CheckSettings,
+        seconds: u64,
+        failed: Option<String>,
+    ) {
         let record = json!({
             "binaries": self.binaries,
             "complete": failed.is_none(),
-            "quick": setting.quick,
+            "quick": settings.quick,
             "seconds": seconds,
             "date": self.get(&["date"]),
         });
@@ -125,24 +136,24 @@ impl Figures {
     }
 
     /// Writes gpu.json and gpu.md.
-    pub(crate) fn save(&self) -> Result<(), Error> {
-        let text = serde_json::to_string_pretty(&self.tree).expect("a tree of JSON is written as JSON");
+    pub(crate) fn save(&self) -> Result<(), StageError> {
+        let text = serde_json::to_string_pretty(&self.tree).expect("a JSON tree can be serialised");
         for (name, text) in [("gpu.json", text + "\n"), ("gpu.md", report::page(&self.tree))] {
             let (part, path) = (self.folder.join(format!("{name}.part")), self.folder.join(name));
-            fs::write(&part, text).map_err(Error::io("write", &part))?;
-            fs::rename(&part, &path).map_err(Error::io("write", &path))?;
+            fs::write(&part, text).map_err(StageError::io("write", &part))?;
+            fs::rename(&part, &path).map_err(StageError::io("write", &path))?;
         }
         Ok(())
     }
 }
 
-/// A number for the contents of files (FNV-1a), and their sizes.
-fn fingerprint(paths: &[PathBuf]) -> Result<String, Error> {
+/// Computes a hash (FNV-1a) of the contents of files.
+fn fingerprint(paths: &[PathBuf]) -> Result<String, StageError> {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for path in paths {
         let mut bytes = Vec::new();
-        let mut file = fs::File::open(path).map_err(Error::io("read", path))?;
-        file.read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+        let mut file = fs::File::open(path).map_err(StageError::io("read", path))?;
+        file.read_to_end(&mut bytes).map_err(StageError::io("read", path))?;
         for byte in bytes {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -155,23 +166,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_made_read_and_removed() {
-        let mut figures = Figures { folder: PathBuf::new(), binaries: "b".into(), tree: json!({}) };
+    fn values_are_set_read_and_removed() {
+        let mut figures = FigureStore { folder: PathBuf::new(), binaries: "b".into(), tree: json!({}) };
         figures.set(&["handover_ms", "resnet50", "spawn"], 3.5);
         figures.set(&["handover_ms", "resnet50", "proof"], 1);
         assert_eq!(figures.get(&["handover_ms", "resnet50", "spawn"]), Some(&json!(3.5)));
         figures.remove(&["handover_ms", "resnet50", "spawn"]);
         figures.remove(&["nothing", "there"]);
         assert_eq!(figures.tree, json!({"handover_ms": {"resnet50": {"proof": 1}}}));
-        assert!(!figures.has(Stage::Sms, true));
+        assert!(!figures.has(CheckStage::Sms, true));
         figures.set(&["stages", "sms"], json!({"binaries": "b", "complete": true, "quick": true}));
-        assert!(figures.has(Stage::Sms, true) && !figures.has(Stage::Sms, false));
+        assert!(figures.has(CheckStage::Sms, true) && !figures.has(CheckStage::Sms, false));
         figures.set(&["progress", "sweep", "resnet50"], json!({"binaries": "b", "quick": true}));
-        assert!(figures.has_model(Stage::Sweep, "resnet50", true));
-        assert!(!figures.has_model(Stage::Sweep, "resnet50", false), "a quick figure is none of a full run");
-        figures.start_over(Stage::Sweep);
-        assert!(!figures.has_model(Stage::Sweep, "resnet50", true));
+        assert!(figures.has_model(CheckStage::Sweep, "resnet50", true));
+        assert!(!figures.has_model(CheckStage::Sweep, "resnet50", false), "a full run needs full figures");
+        figures.start_over(CheckStage::Sweep);
+        assert!(!figures.has_model(CheckStage::Sweep, "resnet50", true));
         figures.set(&["stages", "sms", "binaries"], "older");
-        assert!(!figures.has(Stage::Sms, true));
+        assert!(!figures.has(CheckStage::Sms, true));
     }
 }

@@ -1,5 +1,5 @@
-//! Two GPUs of one host: how much each carries beside the other, and whether hand-overs and a dying
-//! MPS server leave the other GPU alone.
+//! The stage `gpus`: two GPUs of one host. It measures the throughput of each GPU alone and of both, and
+//! checks that hand-overs and the death of an MPS server do not affect the other GPU.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,96 +8,98 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use nix::sys::signal::Signal;
 use serde_json::{Map, json};
-use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::process::{ProcessHandle, descendants};
 use shadowslice_tests::status;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::lossless::{Loads, end_all};
-use crate::models::Model;
-use crate::neighbours::{Window, p99};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::lossless::{ModelLoads, finish_all};
+use crate::models::MeasuredModel;
+use crate::neighbours::{TimeWindow, p99};
 use crate::numbers::rounded;
-use crate::serving::{Serving, gpu, threads};
-use crate::tools::{Device, Setting, output};
-use crate::traffic::{Loaded, Subject};
+use crate::serving::{RunningServer, gpu, threads};
+use crate::tools::{CheckSettings, CheckedDevice, output};
+use crate::traffic::{LoadResult, Saturation, TestedModel};
 
-/// Models on each of them.
+/// The number of models on each GPU.
 const MODELS: usize = 2;
 
-/// Requests under way of each model while capacities are measured, of so many rows,
-const UNDER_WAY: (u32, usize) = (8, 8);
+/// The load of each model while the capacities are measured.
+const SATURATION: Saturation = Saturation { rows: 8, in_flight: 8 };
 
-/// for so long.
+/// The time for which the capacities are measured.
 const SATURATE: Duration = Duration::from_secs(4);
 
-/// How long the load runs before anything happens to the second GPU.
+/// The time for which the load runs before the first hand-over on the second GPU.
 const CALM: Duration = Duration::from_secs(8);
 
-/// Hand-overs of each of its models.
+/// The number of hand-overs of each model of the second GPU.
 const HANDOVERS: usize = 4;
 
-/// The shares that take turns, in percent.
+/// The shares that alternate, in percent.
 const SHARES: [u32; 2] = [45, 30];
 
-/// How long `nvidia-smi` may take.
-const WITHIN: Duration = Duration::from_secs(20);
+/// The time limit of `nvidia-smi`.
+const SMI_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The second GPU, as `gpus` counts.
+/// The index of the second GPU in the configuration key `gpus`.
 const SECOND: usize = 1;
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let Some(gpus) = two(setting).await? else {
-        println!("gpus: this host has one, so there is nothing to compare");
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let Some(gpus) = two_gpus(settings).await? else {
+        println!("gpus: skipped, the host has only one GPU");
         figures.set(&["gpus"], json!({ "count": 1 }));
         return Ok(());
     };
-    let models = &setting.models[..MODELS.min(setting.models.len())];
-    let serving = Serving::start_with(setting, "gpus", &config(&gpus, models)).await?;
+    let models = &settings.models[..MODELS.min(settings.models.len())];
+    let serving = RunningServer::start_with(settings, "gpus", &config(&gpus, models)).await?;
     let names = |gpu: usize| models.iter().map(move |model| name(model, gpu));
     let [first, second] = [0, SECOND].map(|gpu| names(gpu).collect::<Vec<_>>());
     capacities(figures, &serving, [&first, &second]).await?;
 
-    let loads = Loads::half(&serving, &[first.clone(), second.clone()].concat()).await?;
-    let running = loads.begin(None);
+    let loads = ModelLoads::half(&serving, &[first.clone(), second.clone()].concat()).await?;
+    let running = loads.start(None);
     let disturbed = disturb(&serving, &second, gpus[SECOND].uuid.as_deref()).await?;
-    let loaded = end_all(running, true).await?;
-    let judged = into_figures(figures, &[first, second].concat(), &loaded, &disturbed, models.len());
+    let loaded = finish_all(running, true).await?;
+    let verdict = into_figures(figures, &[first, second].concat(), &loaded, &disturbed, models.len());
     serving.stop(figures).await?;
-    judged
+    verdict
 }
 
-/// A GPU as a configuration names it, and its UUID if it is a real GPU.
-struct Gpu {
+/// A GPU as an element of the configuration key `gpus`, and its UUID if it is a real GPU.
+struct CheckedGpu {
     device: String,
     uuid: Option<String>,
 }
 
-/// The GPU to measure, and another GPU of the host; `None` if the host has a single GPU.
-async fn two(setting: &Setting) -> Result<Option<[Gpu; 2]>, Error> {
-    let Device::Gpu(measured) = &setting.device else {
-        let gpu = || Gpu { device: gpu(setting), uuid: None };
+/// Returns the GPU to measure and another GPU of the host; `None` if the host has a single GPU.
+async fn two_gpus(settings: &CheckSettings) -> Result<Option<[CheckedGpu; 2]>, StageError> {
+    let CheckedDevice::Gpu(measured) = &settings.device else {
+        let gpu = || CheckedGpu { device: gpu(settings), uuid: None };
         return Ok(Some([gpu(), gpu()]));
     };
     let mut command = Command::new("nvidia-smi");
     command.args(["--query-gpu=index,uuid", "--format=csv,noheader"]);
-    let said = output(command, WITHIN, &setting.log("gpus")).await?;
-    let mut gpus: Vec<(&str, &str)> = said.lines().filter_map(|line| line.trim().split_once(", ")).collect();
+    let text = output(command, SMI_TIMEOUT, &settings.log("gpus")).await?;
+    let mut gpus: Vec<(&str, &str)> = text.lines().filter_map(|line| line.trim().split_once(", ")).collect();
     gpus.sort_by_key(|(index, _)| index != measured);
-    let gpu =
-        |(index, uuid): (&str, &str)| Gpu { device: format!("{{device: {index}}}"), uuid: Some(uuid.into()) };
-    let two: Vec<Gpu> = gpus.into_iter().take(2).map(gpu).collect();
+    let gpu = |(index, uuid): (&str, &str)| CheckedGpu {
+        device: format!("{{device: {index}}}"),
+        uuid: Some(uuid.into()),
+    };
+    let two: Vec<CheckedGpu> = gpus.into_iter().take(2).map(gpu).collect();
     Ok(two.try_into().ok())
 }
 
-/// A model's name on one of the GPUs.
-fn name(model: &Model, gpu: usize) -> String {
+/// Returns the name of a model on one of the GPUs.
+fn name(model: &MeasuredModel, gpu: usize) -> String {
     format!("{}-{gpu}", model.name)
 }
 
-/// The same models on each GPU.
-fn config(gpus: &[Gpu; 2], models: &[Model]) -> String {
+/// Returns a configuration with the same models on each GPU.
+fn config(gpus: &[CheckedGpu; 2], models: &[MeasuredModel]) -> String {
     let [first, second] = gpus.each_ref().map(|gpu| gpu.device.as_str());
     let (threads, share) = (threads(), SHARES[1]);
     let mut text = format!(
@@ -110,20 +112,24 @@ fn config(gpus: &[Gpu; 2], models: &[Model]) -> String {
             "  - {{name: {name}, path: {path:?}, gpu: {gpu}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: 8}}, handover: shadow, \
              queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
         );
-        writeln!(text, "{line}").expect("a string takes everything");
+        writeln!(text, "{line}").expect("writing to a string cannot fail");
     }
     text
 }
 
-/// Rows a second of each GPU alone, and of both at once.
-async fn capacities(figures: &mut Figures, serving: &Serving, gpus: [&[String]; 2]) -> Result<(), Error> {
+/// Measures the throughput of each GPU alone and of both together, in rows per second.
+async fn capacities(
+    figures: &mut FigureStore,
+    serving: &RunningServer,
+    gpus: [&[String]; 2],
+) -> Result<(), StageError> {
     let learn = async |names: &[String]| {
-        try_join_all(names.iter().map(|name| Subject::learn(&serving.server, name))).await
+        try_join_all(names.iter().map(|name| TestedModel::learn(&serving.server, name))).await
     };
     let [first, second] = [learn(gpus[0]).await?, learn(gpus[SECOND]).await?];
-    let rows = async |subjects: &[Arc<Subject>]| -> Result<f64, Error> {
+    let rows = async |subjects: &[Arc<TestedModel>]| -> Result<f64, StageError> {
         let saturating =
-            subjects.iter().map(|subject| subject.saturate(&serving.server, UNDER_WAY, SATURATE));
+            subjects.iter().map(|subject| subject.saturate(&serving.server, SATURATION, SATURATE));
         Ok(try_join_all(saturating).await?.iter().map(|saturated| saturated.rows_per_s).sum())
     };
     let alone = [rows(&first).await?, rows(&second).await?];
@@ -137,42 +143,49 @@ async fn capacities(figures: &mut Figures, serving: &Serving, gpus: [&[String]; 
     Ok(())
 }
 
-/// The disturbance of the second GPU, and when it happened.
-struct Disturbed {
-    calm: Window,
-    handovers: Window,
-    /// Its MPS server was killed at the first moment, and its models were ready again at the second.
-    killed: Option<Window>,
+/// The times of the events on the second GPU.
+struct Disturbance {
+    calm: TimeWindow,
+    handovers: TimeWindow,
+    /// The time from the kill of the MPS server until the models are ready again.
+    killed: Option<TimeWindow>,
 }
 
-async fn disturb(serving: &Serving, models: &[String], uuid: Option<&str>) -> Result<Disturbed, Error> {
+async fn disturb(
+    serving: &RunningServer,
+    models: &[String],
+    uuid: Option<&str>,
+) -> Result<Disturbance, StageError> {
     let begun = Instant::now();
-    // A measured time: there is no event to wait for.
+    // The calm time has a fixed length, so no event marks its end.
     sleep(CALM).await;
     let calm = (begun, Instant::now());
     for (model, n) in models.iter().flat_map(|model| (0..HANDOVERS).map(move |n| (model, n))) {
         serving.hand_over(model, SHARES[n % 2]).await?;
     }
     let handovers = (calm.1, Instant::now());
-    let Some(uuid) = uuid else { return Ok(Disturbed { calm, handovers, killed: None }) };
-    let before = try_join_all(models.iter().map(|model| serving.alone(model))).await?;
+    let Some(uuid) = uuid else { return Ok(Disturbance { calm, handovers, killed: None }) };
+    let before = try_join_all(models.iter().map(|model| serving.wait_single_worker(model))).await?;
     let server = mps_server(serving.server.process().pid, uuid)
-        .ok_or_else(|| Error::Unusable(format!("no MPS server of {uuid} was found")))?;
+        .ok_or_else(|| StageError::Unusable(format!("cannot find the MPS server of {uuid}")))?;
     let killed = Instant::now();
-    server.signal(Signal::SIGKILL).map_err(|errno| Error::Unusable(format!("cannot kill it: {errno}")))?;
+    server
+        .signal(Signal::SIGKILL)
+        .map_err(|errno| StageError::Unusable(format!("cannot kill the MPS server: {errno}")))?;
     for (model, before) in models.iter().zip(before) {
-        let back = |model: &status::Model| {
-            let anew = |worker: &status::Worker| worker.role == "incumbent" && worker.pid != before.pid;
-            model.state == "ready" && model.workers.iter().any(anew)
+        let back = |model: &status::ModelStatusJson| {
+            let restarted =
+                |worker: &status::WorkerStatusJson| worker.role == "incumbent" && worker.pid != before.pid;
+            model.state == "ready" && model.workers.iter().any(restarted)
         };
-        serving.server.wait_status(model, "the return of its GPU", back).await?;
+        serving.server.wait_status(model, "a new worker after the kill", back).await?;
     }
-    Ok(Disturbed { calm, handovers, killed: Some((killed, Instant::now())) })
+    Ok(Disturbance { calm, handovers, killed: Some((killed, Instant::now())) })
 }
 
-/// The MPS server of a GPU among a supervisor's descendants.
-fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
-    let holds = |process: &Process, file: &str, text: &str| {
+/// Finds the MPS server of a GPU among the descendants of a supervisor.
+fn mps_server(supervisor: i32, uuid: &str) -> Option<ProcessHandle> {
+    let holds = |process: &ProcessHandle, file: &str, text: &str| {
         let read = std::fs::read(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
         String::from_utf8_lossy(&read).contains(text)
     };
@@ -181,19 +194,19 @@ fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
     })
 }
 
-/// Fails if an answer was wrong or a request was lost. Lost requests of a GPU whose MPS server was
-/// killed are allowed.
+/// Stores the figures. Returns an error if an answer was wrong or a request was lost, except requests
+/// of the GPU whose MPS server was killed.
 fn into_figures(
-    figures: &mut Figures,
+    figures: &mut FigureStore,
     names: &[String],
-    loaded: &[Loaded],
-    disturbed: &Disturbed,
+    loaded: &[LoadResult],
+    disturbed: &Disturbance,
     on_first: usize,
-) -> Result<(), Error> {
-    let Disturbed { calm, handovers, killed } = disturbed;
+) -> Result<(), StageError> {
+    let Disturbance { calm, handovers, killed } = disturbed;
     let mut models = Map::new();
     for (name, loaded) in names.iter().zip(loaded) {
-        let at = |window: &Window| p99(&loaded.spans, &[*window]).map(rounded);
+        let at = |window: &TimeWindow| p99(&loaded.spans, &[*window]).map(rounded);
         let of = json!({ "offered": loaded.tally.offered, "lost": loaded.tally.failures(), "wrong": loaded.tally.wrong,
             "calm_ms": at(calm), "handovers_ms": at(handovers), "killed_ms": killed.as_ref().and_then(at) });
         models.insert(name.clone(), of);
@@ -202,15 +215,13 @@ fn into_figures(
     figures.set(&["gpus", "handovers"], HANDOVERS * (names.len() - on_first));
     let back = killed.map(|(killed, back)| rounded((back - killed).as_secs_f64()));
     figures.set(&["gpus", "back_after_s"], back);
-    // Requests under way on a GPU are lost when its MPS server dies.
+    // Requests in flight on a GPU are lost when its MPS server dies.
     let spared = if killed.is_some() { &loaded[..on_first] } else { loaded };
     let lost: u64 = spared.iter().map(|loaded| loaded.tally.failures()).sum();
     let wrong: u64 = loaded.iter().map(|loaded| loaded.tally.wrong).sum();
     if lost + wrong > 0 {
-        let why = format!(
-            "{lost} requests were lost that nothing should have cost, and {wrong} answers were wrong"
-        );
-        return Err(Error::Unusable(why));
+        let why = format!("{lost} requests were lost without a cause, and {wrong} answers were wrong");
+        return Err(StageError::Unusable(why));
     }
     Ok(())
 }

@@ -1,68 +1,74 @@
-//! Where the time of a hand-over goes, model by model.
+//! The stage `handover`: the parts of the time of a hand-over, model by model.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
 use crate::numbers::{median, rounded, summary};
-use crate::serving::{HandedOver, Service, Serving};
-use crate::stages::Stage;
-use crate::tools::Setting;
-use crate::traffic::{Load, Subject};
+use crate::serving::{HandoverResult, RunningServer, ServingOptions};
+use crate::stages::CheckStage;
+use crate::tools::CheckSettings;
+use crate::traffic::{BackgroundLoad, TestedModel};
 
-/// Hand-overs of each model.
+/// The number of hand-overs of each model.
 const HANDOVERS: usize = 5;
 
-/// The shares that take turns, in percent.
+/// The shares that alternate, in percent.
 const SHARES: [u32; 2] = [60, 30];
 
-/// The load meanwhile, in requests a second.
+/// The rate of the load, in requests per second.
 const RATE: f64 = 20.0;
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    for model in &setting.models {
-        if figures.has_model(Stage::Handover, &model.name, setting.quick) {
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    for model in &settings.models {
+        if figures.has_model(CheckStage::Handover, &model.name, settings.quick) {
             continue;
         }
         let models = std::slice::from_ref(model);
         let name = format!("handover-{}", model.name);
-        let serving =
-            Serving::start(setting, Service { name: &name, models, share: 50, batch: 8, handover: "shadow" })
-                .await?;
-        let handovers = of_model(setting, &serving, model).await?;
+        let serving = RunningServer::start(
+            settings,
+            ServingOptions { name: &name, models, share: 50, batch: 8, handover: "shadow" },
+        )
+        .await?;
+        let handovers = hand_over_model(settings, &serving, model).await?;
         into_figures(figures, &model.name, &handovers);
         serving.stop(figures).await?;
-        figures.has_now(Stage::Handover, &model.name, setting.quick)?;
+        figures.record_model(CheckStage::Handover, &model.name, settings.quick)?;
     }
     Ok(())
 }
 
-async fn of_model(setting: &Setting, serving: &Serving, model: &Model) -> Result<Vec<HandedOver>, Error> {
-    let subject = Subject::learn(&serving.server, &model.name).await?;
-    let load = Load::begin(&subject, RATE, None);
+async fn hand_over_model(
+    settings: &CheckSettings,
+    serving: &RunningServer,
+    model: &MeasuredModel,
+) -> Result<Vec<HandoverResult>, StageError> {
+    let subject = TestedModel::learn(&serving.server, &model.name).await?;
+    let load = BackgroundLoad::start(&subject, RATE, None);
     let mut handovers = Vec::new();
-    for n in 0..setting.count(HANDOVERS, 2) {
+    for n in 0..settings.count(HANDOVERS, 2) {
         handovers.push(serving.hand_over(&model.name, SHARES[n % 2]).await?);
-        serving.alone(&model.name).await?;
+        serving.wait_single_worker(&model.name).await?;
     }
-    let tally = load.end(true).await?.tally;
+    let tally = load.finish(true).await?.tally;
     let (lost, wrong) = (tally.failures(), tally.wrong);
     if lost + wrong > 0 {
         let why = format!(
-            "{lost} of {} lost {:?}, {wrong} wrong {:?}",
+            "{lost} of {} requests lost {:?}, {wrong} answers wrong {:?}",
             tally.offered, tally.failed, tally.examples
         );
-        return Err(Error::Request { model: model.name.clone(), why });
+        return Err(StageError::Request { model: model.name.clone(), why });
     }
     Ok(handovers)
 }
 
-/// Stores the medians and the values that they come from.
-fn into_figures(figures: &mut Figures, model: &str, handovers: &[HandedOver]) {
-    let raw: Vec<Value> = handovers.iter().map(HandedOver::json).collect();
+/// Stores the medians and the raw values.
+fn into_figures(figures: &mut FigureStore, model: &str, handovers: &[HandoverResult]) {
+    let raw: Vec<Value> = handovers.iter().map(HandoverResult::json).collect();
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for handover in &raw {
         for (part, ms) in handover["boot_ms"].as_object().into_iter().flatten() {
@@ -78,9 +84,10 @@ fn into_figures(figures: &mut Figures, model: &str, handovers: &[HandedOver]) {
     add_stalls(figures, model, &stalls);
 }
 
-/// Stalls are few and short, so all of them are kept; a later run of the same kind replaces its own.
-pub(crate) fn add_stalls(figures: &mut Figures, of: &str, stalls_us: &[f64]) {
-    figures.set(&["raw", "stall_us", of], stalls_us);
+/// Adds stalls to the figures. All of them are kept, because they are few and short. A later run of the
+/// same kind replaces them.
+pub(crate) fn add_stalls(figures: &mut FigureStore, kind: &str, stalls_us: &[f64]) {
+    figures.set(&["raw", "stall_us", kind], stalls_us);
     let all = figures.get(&["raw", "stall_us"]).and_then(Value::as_object);
     let all = all.into_iter().flatten().filter_map(|(_, stalls)| stalls.as_array()).flatten();
     let all: Vec<f64> = all.filter_map(Value::as_f64).collect();

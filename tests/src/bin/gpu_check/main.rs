@@ -36,15 +36,15 @@ use clap::builder::PossibleValuesParser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::stages::Stage;
-use crate::tools::Setting;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::stages::CheckStage;
+use crate::tools::CheckSettings;
 
 /// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
 ///
-/// A stage with figures from the same binaries is skipped. A stage that fails is recorded with
-/// its reason, and the next one runs. Ends with exit status 0 only if no stage failed.
+/// The check skips a stage that has figures from the same binaries. If a stage fails, the check
+/// records the reason and goes on. The exit status is 0 only if no stage failed.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The folder of `shadowslice` and `shadowslice-worker`.
@@ -58,14 +58,14 @@ struct Arguments {
     out: PathBuf,
     /// The stages to run, in this order [default: all stages, or `mixes` with --mixes].
     #[arg(long, value_delimiter = ',')]
-    stages: Vec<Stage>,
+    stages: Vec<CheckStage>,
     /// Use fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
     /// Also run the stages that already have figures.
     #[arg(long)]
     again: bool,
-    /// The GPU's index, or `emulated` to rehearse without one.
+    /// The index of the GPU, or `emulated` for a rehearsal without a GPU.
     #[arg(long, default_value = "0")]
     device: String,
     /// Use only these models.
@@ -99,11 +99,11 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let checked = tokio::select! {
-        checked = check(&arguments) => checked,
-        why = stopped() => Err(Error::Unusable(why)),
+    let result = tokio::select! {
+        result = check(&arguments) => result,
+        why = stop_signal() => Err(StageError::Unusable(why)),
     };
-    match checked {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -113,10 +113,10 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Ends when this process is told to end, so that the processes that it started are cleaned up.
-async fn stopped() -> String {
+/// Waits for SIGINT or SIGTERM, so that the check can clean up the processes that it started.
+async fn stop_signal() -> String {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return "no signal can be awaited".into();
+        return "cannot wait for signals".into();
     };
     tokio::select! {
         _ = tokio::signal::ctrl_c() => "interrupted".into(),
@@ -129,19 +129,19 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "not a number above 0".into())
 }
 
-/// Runs the stages; says whether all of them went well.
-async fn check(arguments: &Arguments) -> Result<bool, Error> {
+/// Runs the stages; returns true if none of them failed.
+async fn check(arguments: &Arguments) -> Result<bool, StageError> {
     if arguments.list_models {
         policies::models_of(&arguments.mixes)?.iter().for_each(|name| println!("{name}"));
         return Ok(true);
     }
-    let setting = Setting::new(arguments)?;
-    let mut figures = Figures::open(&arguments.out, &setting)?;
-    let stages: &[Stage] = match arguments.stages.as_slice() {
-        [] if !arguments.mixes.is_empty() => &[Stage::Mixes],
-        [] => &Stage::ALL,
+    let settings = CheckSettings::new(arguments)?;
+    let mut figures = FigureStore::open(&arguments.out, &settings)?;
+    let stages: &[CheckStage] = match arguments.stages.as_slice() {
+        [] if !arguments.mixes.is_empty() => &[CheckStage::Mixes],
+        [] => &CheckStage::ALL,
         stages => stages,
     };
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
-    stages::run_all(stages, &setting, &mut figures, end).await
+    stages::run_all(stages, &settings, &mut figures, end).await
 }

@@ -1,18 +1,18 @@
-//! GPU memory of a model with one worker and with two, and after deaths of all workers and of the
-//! MPS server under load.
+//! The stage `memory`: the GPU memory of a model with one worker and with two, and after all workers and
+//! the MPS server were killed under load.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::status::Model as ModelStatus;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::status::ModelStatusJson as ModelStatus;
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
-use crate::serving::{Service, Serving, config};
-use crate::stages::Stage;
-use crate::tools::{Device, Setting, smi};
-use crate::traffic::{Load, Subject};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
+use crate::serving::{RunningServer, ServingOptions, config};
+use crate::stages::CheckStage;
+use crate::tools::{CheckSettings, CheckedDevice, query_gpu};
+use crate::traffic::{BackgroundLoad, TestedModel};
 
 /// The largest batch, in rows.
 const BATCH: u32 = 32;
@@ -20,56 +20,60 @@ const BATCH: u32 = 32;
 /// The shares of the first worker and of the second, in percent.
 const SHARES: [u32; 2] = [100, 60];
 
-/// Times that all workers of a model are killed.
+/// The number of times that all workers of a model are killed.
 const KILLS: usize = 10;
 
-/// Requests that are answered between two kills, at least.
+/// The minimum number of requests that are answered between two kills.
 const BETWEEN_KILLS: u64 = 50;
 
-/// Times that the MPS server is killed.
+/// The number of times that the MPS server is killed.
 const SERVER_KILLS: usize = 1;
 
-/// The load meanwhile, in requests a second.
+/// The rate of the load, in requests per second.
 const RATE: f64 = 50.0;
 
-/// The most by which memory may have grown after the deaths, in MiB.
-const GROWTH: i64 = 16;
+/// The largest allowed growth of memory after the kills, in MiB.
+const MAX_GROWTH_MIB: i64 = 16;
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    for model in &setting.models {
-        if !figures.has_model(Stage::Memory, &model.name, setting.quick) {
-            of_model(setting, figures, model).await?;
-            figures.has_now(Stage::Memory, &model.name, setting.quick)?;
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    for model in &settings.models {
+        if !figures.has_model(CheckStage::Memory, &model.name, settings.quick) {
+            measure_model(settings, figures, model).await?;
+            figures.record_model(CheckStage::Memory, &model.name, settings.quick)?;
         }
     }
     Ok(())
 }
 
-async fn of_model(setting: &Setting, figures: &mut Figures, model: &Model) -> Result<(), Error> {
-    let idle = used_mib(setting).await?;
-    let more = async || Ok::<_, Error>(used_mib(setting).await? - idle);
+async fn measure_model(
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    model: &MeasuredModel,
+) -> Result<(), StageError> {
+    let idle = used_mib(settings).await?;
+    let growth = async || Ok::<_, StageError>(used_mib(settings).await? - idle);
     let (models, name) = (std::slice::from_ref(model), format!("memory-{}", model.name));
-    let service = Service { name: &name, models, share: SHARES[0], batch: BATCH, handover: "shadow" };
-    // The relieved worker stays until its memory was read.
-    let config = config(setting, service).replace("dwell: 200ms", "dwell: 5s");
-    let serving = Serving::start_with(setting, &name, &config).await?;
-    let subject = Subject::learn(&serving.server, &model.name).await?;
-    let kinds = serving.alone(&model.name).await?.more.get("memory").cloned();
-    let one = more().await?;
-    let load = Load::begin(&subject, RATE, None);
+    let service = ServingOptions { name: &name, models, share: SHARES[0], batch: BATCH, handover: "shadow" };
+    // The old worker stays until the memory with two workers is read.
+    let config = config(settings, service).replace("dwell: 200ms", "dwell: 5s");
+    let serving = RunningServer::start_with(settings, &name, &config).await?;
+    let subject = TestedModel::learn(&serving.server, &model.name).await?;
+    let kinds = serving.wait_single_worker(&model.name).await?.more.get("memory").cloned();
+    let one = growth().await?;
+    let load = BackgroundLoad::start(&subject, RATE, None);
     let handed = serving.hand_over(&model.name, SHARES[1]).await?;
-    let two = more().await?;
-    serving.alone(&model.name).await?;
-    let before = more().await?;
-    let kills = setting.count(KILLS, 2);
+    let two = growth().await?;
+    serving.wait_single_worker(&model.name).await?;
+    let before = growth().await?;
+    let kills = settings.count(KILLS, 2);
     for _ in 0..kills {
         kill_all(&serving, model).await?;
     }
     for _ in 0..SERVER_KILLS {
         kill_server(&serving, model).await?;
     }
-    let tally = load.end(true).await?.tally;
-    let after = more().await?;
+    let tally = load.finish(true).await?.tally;
+    let after = growth().await?;
     let figure = json!({
         "one_mib": one, "two_mib": two, "effect_ms": handed.handover.effect_ms, "kinds": kinds,
         "kills": kills, "before_kills_mib": before, "after_kills_mib": after,
@@ -77,21 +81,23 @@ async fn of_model(setting: &Setting, figures: &mut Figures, model: &Model) -> Re
     });
     figures.set(&["memory", &model.name], figure);
     serving.stop(figures).await?;
-    figures.set(&["memory", &model.name, "left_mib"], more().await?);
-    if tally.failures() + tally.wrong > 0 || after - before > GROWTH {
+    figures.set(&["memory", &model.name, "left_mib"], growth().await?);
+    if tally.failures() + tally.wrong > 0 || after - before > MAX_GROWTH_MIB {
         let (lost, wrong, examples) = (tally.failures(), tally.wrong, tally.examples);
-        let why = format!("{lost} lost, {wrong} wrong {examples:?}; {before} MiB before, {after} after");
-        return Err(Error::Request { model: model.name.clone(), why });
+        let why = format!(
+            "{lost} requests lost, {wrong} answers wrong {examples:?}; {before} MiB before the kills, {after} MiB after"
+        );
+        return Err(StageError::Request { model: model.name.clone(), why });
     }
     Ok(())
 }
 
-/// Kills all workers of a model, and waits until another one serves.
-async fn kill_all(serving: &Serving, model: &Model) -> Result<(), Error> {
+/// Kills all workers of a model, and waits until another worker serves.
+async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), StageError> {
     let doomed: Vec<i32> =
         serving.server.model(&model.name).await?.workers.iter().map(|worker| worker.pid).collect();
-    for process in doomed.iter().filter_map(|pid| Process::of(*pid)) {
-        // It may just have ended.
+    for process in doomed.iter().filter_map(|pid| ProcessHandle::of(*pid)) {
+        // The error is dropped, because the worker may just have exited.
         process.signal(Signal::SIGKILL).ok();
     }
     let fresh = |status: &ModelStatus| {
@@ -99,18 +105,19 @@ async fn kill_all(serving: &Serving, model: &Model) -> Result<(), Error> {
         status.state == "ready" && other
     };
     let status = serving.server.wait_status(&model.name, "a worker after the kill", fresh).await?;
-    // A request that is there at one death after another would be held to be the cause.
+    // The supervisor blames a request that is in flight at several deaths, so let new ones come.
     let enough = status.requests.succeeded + BETWEEN_KILLS;
     let served = |status: &ModelStatus| status.requests.succeeded > enough;
     serving.server.wait_status(&model.name, "answers after the kill", served).await?;
     Ok(())
 }
 
-/// Kills the MPS server, and with it all workers; waits until another one serves.
-async fn kill_server(serving: &Serving, model: &Model) -> Result<(), Error> {
+/// Kills the MPS server, and with it all workers; waits until another worker serves.
+async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(), StageError> {
     let server = serving.server.status().await?.gpus.first().and_then(|gpu| gpu.mps_server_pid);
-    let Some(process) = server.and_then(Process::of) else { return Ok(()) };
-    let before = serving.alone(&model.name).await?.pid;
+    let Some(process) = server.and_then(ProcessHandle::of) else { return Ok(()) };
+    let before = serving.wait_single_worker(&model.name).await?.pid;
+    // The error is dropped: if the server has exited by itself, another worker serves as well.
     process.signal(Signal::SIGKILL).ok();
     let fresh = |status: &ModelStatus| {
         status.state == "ready" && status.workers.iter().all(|worker| worker.pid != before)
@@ -119,14 +126,14 @@ async fn kill_server(serving: &Serving, model: &Model) -> Result<(), Error> {
     Ok(())
 }
 
-/// The GPU's memory in use, in MiB; 0 on an emulated one.
-async fn used_mib(setting: &Setting) -> Result<i64, Error> {
-    let Device::Gpu(index) = &setting.device else { return Ok(0) };
-    let said = smi(setting, index, "memory.used").await?;
-    said.parse().map_err(|_| Error::Unusable(format!("nvidia-smi said {said:?}")))
+/// Returns the used memory of the GPU, in MiB; 0 for an emulated GPU.
+async fn used_mib(settings: &CheckSettings) -> Result<i64, StageError> {
+    let CheckedDevice::Gpu(index) = &settings.device else { return Ok(0) };
+    let used = query_gpu(settings, index, "memory.used").await?;
+    used.parse().map_err(|_| StageError::Unusable(format!("unexpected output of nvidia-smi: {used:?}")))
 }
 
-/// The page's table.
+/// Formats the table of the page.
 pub(crate) fn show(figures: &Value) -> String {
     let parts =
         ["one_mib", "two_mib", "effect_ms", "before_kills_mib", "after_kills_mib", "lost", "left_mib"];

@@ -5,63 +5,65 @@ use std::f64::consts::TAU;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use shadowslice_tests::cases::Tensor;
+use shadowslice_tests::cases::ClientTensor;
+use shadowslice_tests::client::ModelInputSpec;
 use shadowslice_tests::random::SplitMix64;
 
-use crate::error::Error;
+use crate::error::StageError;
 
-/// Which models come first, in case that time runs out.
+/// The models that come first, in case time runs out.
 const FIRST: [&str; 5] = ["resnet50", "bert-base", "mobilenet-v2", "alexnet", "vgg19"];
 
-/// The size of an axis of any size, other than the batch axis.
+/// The size chosen for a dynamic axis other than the batch axis.
 const OPEN_AXIS: i64 = 16;
 
-/// INT64 inputs are drawn from 0 to this, without it.
+/// The exclusive upper bound of random INT64 inputs.
 const TOKENS: f64 = 1000.0;
 
-/// A model's file.
+/// A model to measure.
 #[derive(Debug, Clone)]
-pub(crate) struct Model {
+pub(crate) struct MeasuredModel {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// In bytes; nearly all of it is weights.
+    /// The size of the file in bytes. Nearly all of it is weights.
     pub(crate) size: u64,
 }
 
-impl Model {
-    /// Whether its name says that it computes in half precision.
+impl MeasuredModel {
+    /// Returns true if the name says that the model computes in half precision.
     pub(crate) fn is_half(&self) -> bool {
         ["-fp16", "-bf16"].iter().any(|end| self.name.ends_with(end))
     }
 }
 
-/// The models in a folder; if `only` names some, just these.
-pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> {
-    let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
+/// Returns the models in a folder; if `only` is not empty, only the models that it names.
+pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<MeasuredModel>, StageError> {
+    let entries = std::fs::read_dir(folder).map_err(StageError::io("read", folder))?;
     let mut models = BTreeMap::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         if path.extension().is_some_and(|kind| kind == "onnx") && (only.is_empty() || only.contains(&name)) {
-            let size = path.metadata().map_err(Error::io("read", &path))?.len();
+            let size = path.metadata().map_err(StageError::io("read", &path))?.len();
             let rank = FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
-            models.insert((rank, name.clone()), Model { name, path, size });
+            models.insert((rank, name.clone()), MeasuredModel { name, path, size });
         }
     }
     if models.is_empty() {
-        return Err(Error::Unusable(format!(
-            "no models in {}; make_gpu_models.py makes them",
+        return Err(StageError::Unusable(format!(
+            "no models in {}; create them with make_gpu_models.py",
             folder.display()
         )));
     }
     Ok(models.into_values().collect())
 }
 
-/// An input as the server describes it: name, datatype, whole shape.
-pub(crate) type Described = (String, String, Vec<i64>);
-
-/// The inputs of one request of so many rows; another seed gives other inputs.
-pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Vec<Tensor>, Error> {
-    let of = |(name, datatype, shape): &Described| {
+/// Makes the inputs of one request. Another seed gives other inputs.
+pub(crate) fn inputs(
+    specs: &[ModelInputSpec],
+    rows: u32,
+    seed: u64,
+) -> Result<Vec<ClientTensor>, StageError> {
+    let tensor = |ModelInputSpec { name, datatype, shape }: &ModelInputSpec| {
         let mut shape: Vec<i64> = shape.iter().map(|&axis| if axis < 0 { OPEN_AXIS } else { axis }).collect();
         if let Some(batch) = shape.first_mut() {
             *batch = rows.into();
@@ -70,16 +72,16 @@ pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Ve
             "FP32" => floats(&shape, seed),
             "INT64" => integers(&shape, seed, name.ends_with("mask")),
             other => {
-                return Err(Error::Unusable(format!("input {name} is {other}, of which none are made here")));
+                return Err(StageError::Unusable(format!("cannot make an input of type {other} for {name}")));
             }
         };
-        Ok(Tensor { name: name.clone(), datatype: datatype.clone(), shape, data })
+        Ok(ClientTensor { name: name.clone(), datatype: datatype.clone(), shape, data })
     };
-    described.iter().map(of).collect()
+    specs.iter().map(tensor).collect()
 }
 
-/// Half noise, half a single value for each channel: averages over an image would remove pure
-/// noise, and then all answers would be the same.
+/// Makes FP32 elements that are half noise, half a constant for each channel. Models that average
+/// over an image would remove pure noise, and then all answers would be the same.
 fn floats(shape: &[i64], seed: u64) -> Bytes {
     let mut random = SplitMix64::new(seed);
     let mut normal = || (-2.0 * (1.0 - random.fraction()).ln()).sqrt() * (TAU * random.fraction()).cos();
@@ -106,18 +108,23 @@ mod tests {
 
     #[test]
     fn inputs_have_their_shapes_and_differ_by_seed() {
-        let described = [
-            ("image".to_owned(), "FP32".to_owned(), vec![-1, 3, 4, 4]),
-            ("ids".to_owned(), "INT64".to_owned(), vec![-1, -1]),
-            ("attention_mask".to_owned(), "INT64".to_owned(), vec![-1, 8]),
+        let spec = |name: &str, datatype: &str, shape: &[i64]| ModelInputSpec {
+            name: name.into(),
+            datatype: datatype.into(),
+            shape: shape.into(),
+        };
+        let specs = [
+            spec("image", "FP32", &[-1, 3, 4, 4]),
+            spec("ids", "INT64", &[-1, -1]),
+            spec("attention_mask", "INT64", &[-1, 8]),
         ];
-        let made = inputs(&described, 2, 1).unwrap();
+        let made = inputs(&specs, 2, 1).unwrap();
         assert_eq!(made[0].shape, [2, 3, 4, 4]);
         assert_eq!(made[0].data.len(), 2 * 3 * 4 * 4 * 4);
         assert!(made[0].as_fp32().unwrap().all(|value| value.is_finite() && value.abs() < 20.0));
         assert_eq!(made[1].shape, [2, OPEN_AXIS]);
         assert_eq!(made[2].data.as_chunks::<8>().0, [1_i64.to_le_bytes(); 16]);
-        assert_ne!(made, inputs(&described, 2, 2).unwrap());
-        assert!(inputs(&[("x".into(), "BYTES".into(), vec![1])], 1, 1).is_err());
+        assert_ne!(made, inputs(&specs, 2, 2).unwrap());
+        assert!(inputs(&[spec("x", "BYTES", &[1])], 1, 1).is_err());
     }
 }

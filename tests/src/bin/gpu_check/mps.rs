@@ -10,84 +10,87 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, interval, timeout};
 
-use crate::error::Error;
-use crate::tools::{Family, Setting};
+use crate::error::StageError;
+use crate::tools::{CheckSettings, ProcessFamily};
 
-/// The daemon's program, and the shell that talks to it.
+/// The program that is both the daemon and the shell that talks to it.
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
-/// How long one command of the shell may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The time limit of one command of the shell.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the daemon and its server may take to come up.
-const READY_WITHIN: Duration = Duration::from_secs(20);
+/// The time limit for the start of the daemon and its server.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A daemon with a server, for one GPU. Dropping it kills both.
+/// A daemon with a server, for one GPU. Dropping this kills both.
 #[derive(Debug)]
-pub(crate) struct Daemon {
-    /// Short, since a Unix socket's path may not be long.
+pub(crate) struct PrivateMpsDaemon {
+    /// The pipe directory, in /tmp because the path of a Unix socket must be short.
     folder: TempDir,
     logs: PathBuf,
     child: Child,
-    /// The daemon and its server.
-    _family: Family,
+    /// The daemon and its server, which are killed when this is dropped.
+    _family: ProcessFamily,
     uuid: String,
 }
 
-impl Daemon {
-    /// Starts it, and its server.
-    pub(crate) async fn start(setting: &Setting, uuid: &str) -> Result<Self, Error> {
-        let made = tempfile::Builder::new().prefix("ss-mps-").tempdir_in("/tmp");
-        let folder = made.map_err(|source| Error::Io { what: "make a folder in /tmp".into(), source })?;
-        let logs = setting.out.join("logs").join("mps");
-        fs::create_dir_all(&logs).map_err(Error::io("make", &logs))?;
-        let log = setting.log("mps-control");
-        let printed = fs::File::create(&log).map_err(Error::io("write", &log))?;
-        let errors = printed.try_clone().map_err(Error::io("write", &log))?;
+impl PrivateMpsDaemon {
+    /// Starts the daemon and its server.
+    pub(crate) async fn start(settings: &CheckSettings, uuid: &str) -> Result<Self, StageError> {
+        let folder = tempfile::Builder::new().prefix("ss-mps-").tempdir_in("/tmp");
+        let folder =
+            folder.map_err(|source| StageError::Io { what: "create a folder in /tmp".into(), source })?;
+        let logs = settings.out.join("logs").join("mps");
+        fs::create_dir_all(&logs).map_err(StageError::io("create", &logs))?;
+        let log = settings.log("mps-control");
+        let printed = fs::File::create(&log).map_err(StageError::io("write", &log))?;
+        let errors = printed.try_clone().map_err(StageError::io("write", &log))?;
         let mut command = Command::new(CONTROL);
-        // Its standard input stays open: it might take an end for an order.
+        // The standard input stays open, because the daemon might treat its end as a command.
         command.arg("-f").stdin(Stdio::piped()).stdout(printed).stderr(errors).process_group(0);
         environment(&mut command, &folder, &logs, uuid);
         let child =
-            command.spawn().map_err(|source| Error::Io { what: format!("start {CONTROL}"), source })?;
-        let family = Family::of(&child);
+            command.spawn().map_err(|source| StageError::Io { what: format!("start {CONTROL}"), source })?;
+        let family = ProcessFamily::of(&child);
         let daemon = Self { folder, logs, child, _family: family, uuid: uuid.into() };
         daemon.wait_ready().await?;
         Ok(daemon)
     }
 
-    /// Makes a program a client of it.
-    pub(crate) fn serve(&self, command: &mut Command) {
+    /// Sets the environment that makes a program a client of the daemon.
+    pub(crate) fn configure_client(&self, command: &mut Command) {
         environment(command, &self.folder, &self.logs, &self.uuid);
     }
 
-    /// The answer to one command of the shell.
-    async fn ask(&self, order: &str) -> Result<String, Error> {
+    /// Runs one command of the shell, and returns its output.
+    async fn ask(&self, shell_command: &str) -> Result<String, StageError> {
         let mut command = Command::new(CONTROL);
-        self.serve(&mut command);
-        let failed = |source| Error::Io { what: format!("ask {CONTROL} for {order}"), source };
-        let asking = async {
+        self.configure_client(&mut command);
+        let failed = |source| StageError::Io { what: format!("run {CONTROL} {shell_command}"), source };
+        let exchange = async {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
             let mut shell = command.spawn()?;
             if let Some(mut stdin) = shell.stdin.take() {
-                stdin.write_all(format!("{order}\n").as_bytes()).await?;
+                stdin.write_all(format!("{shell_command}\n").as_bytes()).await?;
             }
             shell.wait_with_output().await
         };
-        let answered = timeout(ANSWER_WITHIN, asking).await;
-        let program = format!("{CONTROL} {order}");
-        let output =
-            answered.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?.map_err(failed)?;
+        let answered = timeout(COMMAND_TIMEOUT, exchange).await;
+        let program = format!("{CONTROL} {shell_command}");
+        let output = answered
+            .map_err(|_| StageError::Timeout { program, within: COMMAND_TIMEOUT })?
+            .map_err(failed)?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    async fn wait_ready(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + READY_WITHIN;
-        let mut look = interval(Duration::from_millis(100));
+    async fn wait_ready(&self) -> Result<(), StageError> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let mut tick = interval(Duration::from_millis(100));
         let user = nix::unistd::getuid();
         loop {
-            look.tick().await;
-            // Refused until the daemon listens, and harmless once there is a server.
+            tick.tick().await;
+            // The error is dropped: the command fails until the daemon listens, and does nothing if there
+            // is a server.
             let _ = self.ask(&format!("start_server -uid {user}")).await;
             let servers = self.ask("get_server_list").await.unwrap_or_default();
             if let Some(server) = servers.split_ascii_whitespace().next()
@@ -100,21 +103,21 @@ impl Daemon {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Endless {
+                return Err(StageError::Timeout {
                     program: format!("the start of {CONTROL}"),
-                    within: READY_WITHIN,
+                    within: START_TIMEOUT,
                 });
             }
         }
     }
 
-    /// Ends it in peace, which takes that its clients are gone.
-    pub(crate) async fn stop(mut self) -> Result<(), Error> {
+    /// Stops the daemon with `quit`, which waits until the daemon has no clients.
+    pub(crate) async fn stop(mut self) -> Result<(), StageError> {
         self.ask("quit").await?;
-        let ended = timeout(ANSWER_WITHIN, self.child.wait()).await;
+        let ended = timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         let program = format!("{CONTROL} -f");
-        let ended = ended.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?;
-        ended.map_err(|source| Error::Io { what: format!("wait for {CONTROL}"), source })?;
+        let ended = ended.map_err(|_| StageError::Timeout { program, within: COMMAND_TIMEOUT })?;
+        ended.map_err(|source| StageError::Io { what: format!("wait for {CONTROL}"), source })?;
         Ok(())
     }
 }

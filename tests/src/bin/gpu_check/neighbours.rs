@@ -1,71 +1,71 @@
-//! How much a warming shadow slows down its incumbent and the other models: requests that overlap a
-//! hand-over, compared with the same load without a hand-over.
+//! The stage `neighbours`: the slowdown of the incumbent and of other models while a shadow warms up.
+//! It compares requests that overlap a hand-over with the same load without hand-overs.
 
 use std::time::Duration;
 
 use serde_json::{Map, json};
 use tokio::time::{Instant, sleep};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::lossless::{Loads, end_all};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::lossless::{ModelLoads, finish_all};
 use crate::numbers::{quantile, rounded};
-use crate::serving::{Service, Serving};
-use crate::tools::Setting;
-use crate::traffic::{Loaded, Span};
+use crate::serving::{RunningServer, ServingOptions};
+use crate::tools::CheckSettings;
+use crate::traffic::{LoadResult, RequestTimes};
 
-/// Hand-overs of each model.
+/// The number of hand-overs of each model.
 const HANDOVERS: usize = 5;
 
-/// The shares that take turns, in percent.
+/// The shares that alternate, in percent.
 const SHARES: [u32; 2] = [45, 30];
 
-/// How long the load runs without hand-overs, first.
+/// The time for which the load runs before the first hand-over.
 const CALM: Duration = Duration::from_secs(20);
 
-/// Fewer requests than this have no p99.
-const ENOUGH: usize = 100;
+/// The smallest number of requests for a p99.
+const MIN_REQUESTS: usize = 100;
 
-/// When something went on.
-pub(crate) type Window = (Instant, Instant);
+/// A start and an end.
+pub(crate) type TimeWindow = (Instant, Instant);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let service = Service {
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let service = ServingOptions {
         name: "neighbours",
-        models: &setting.models,
+        models: &settings.models,
         share: SHARES[1],
         batch: 8,
         handover: "shadow",
     };
-    let serving = Serving::start(setting, service).await?;
-    let loads = Loads::half(&serving, &setting.names()).await?;
-    let running = loads.begin(None);
+    let serving = RunningServer::start(settings, service).await?;
+    let loads = ModelLoads::half(&serving, &settings.names()).await?;
+    let running = loads.start(None);
     let begun = Instant::now();
-    // A measured time: there is no event to wait for.
-    sleep(if setting.quick { CALM / 4 } else { CALM }).await;
+    // The calm time has a fixed length, so no event marks its end.
+    sleep(if settings.quick { CALM / 4 } else { CALM }).await;
     let calm = (begun, Instant::now());
     let mut warming = Vec::new();
     for subject in &loads.subjects {
         let mut windows = Vec::new();
-        for n in 0..setting.count(HANDOVERS, 2) {
+        for n in 0..settings.count(HANDOVERS, 2) {
             let begun = Instant::now();
             serving.server.resize(&subject.model, SHARES[n % 2]).await?;
             windows.push((begun, Instant::now()));
-            serving.alone(&subject.model).await?;
+            serving.wait_single_worker(&subject.model).await?;
         }
         warming.push(windows);
     }
-    let loaded = end_all(running, true).await?;
+    let loaded = finish_all(running, true).await?;
     let names: Vec<&str> = loads.subjects.iter().map(|subject| subject.model.as_str()).collect();
     into_figures(figures, &names, &loaded, (calm, &warming));
     serving.stop(figures).await
 }
 
 fn into_figures(
-    figures: &mut Figures,
+    figures: &mut FigureStore,
     names: &[&str],
-    loaded: &[Loaded],
-    (calm, warming): (Window, &[Vec<Window>]),
+    loaded: &[LoadResult],
+    (calm, warming): (TimeWindow, &[Vec<TimeWindow>]),
 ) {
     for (&model, windows) in names.iter().zip(warming) {
         let (mut incumbent, mut worst, mut each) = (None, None::<f64>, Map::new());
@@ -89,12 +89,13 @@ fn into_figures(
     }
 }
 
-/// p99 of the latencies, in ms, of requests that were under way in any of the windows.
-pub(crate) fn p99(spans: &[Span], windows: &[Window]) -> Option<f64> {
-    let within = |span: &&Span| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
+/// Returns the p99 latency, in ms, of the requests that were in flight in any of the windows.
+pub(crate) fn p99(spans: &[RequestTimes], windows: &[TimeWindow]) -> Option<f64> {
+    let within =
+        |span: &&RequestTimes| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
     let latencies: Vec<f64> =
         spans.iter().filter(within).map(|span| (span.end - span.due).as_secs_f64() * 1e3).collect();
-    if latencies.len() < ENOUGH { None } else { quantile(&latencies, 0.99) }
+    if latencies.len() < MIN_REQUESTS { None } else { quantile(&latencies, 0.99) }
 }
 
 #[cfg(test)]
@@ -102,11 +103,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_requests_under_way_in_a_window_count() {
+    fn only_requests_in_flight_in_a_window_count() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut spans: Vec<Span> = (0..200).map(|n| Span { due: at(n), end: at(n + 2) }).collect();
-        spans.push(Span { due: at(900), end: at(1000) });
+        let mut spans: Vec<RequestTimes> =
+            (0..200).map(|n| RequestTimes { due: at(n), end: at(n + 2) }).collect();
+        spans.push(RequestTimes { due: at(900), end: at(1000) });
         assert_eq!(p99(&spans, &[(at(0), at(300))]), Some(2.0));
         assert_eq!(p99(&spans, &[(at(950), at(960))]), None, "one request has no p99");
         assert_eq!(p99(&spans, &[(at(100), at(300))]), Some(2.0));

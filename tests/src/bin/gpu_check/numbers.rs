@@ -1,8 +1,9 @@
-//! Quantiles of small samples.
+//! Quantiles, means and rounding of small samples.
 
 use serde_json::{Value, json};
 
-/// The smallest value that `quantile` of the sample do not exceed; `None` for an empty sample.
+/// Returns the smallest value that the fraction `quantile` of the sample does not exceed; `None` for
+/// an empty sample.
 pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -10,12 +11,12 @@ pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// The middle of the sample.
+/// Returns the median of the sample.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The mean of a sample and its standard error; `None` for fewer than two values.
+/// Returns the mean of a sample and its standard error; `None` for fewer than two values.
 pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
     let count = values.len() as f64;
     if count < 2.0 {
@@ -26,7 +27,7 @@ pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
     Some((mean, (squares / (count - 1.0) / count).sqrt()))
 }
 
-/// A sample as the figures show it; null if it is empty.
+/// Summarises a sample for the figures; null for an empty sample.
 pub(crate) fn summary(values: &[f64]) -> Value {
     let at = |q| quantile(values, q).map(rounded);
     match at(1.0) {
@@ -35,7 +36,7 @@ pub(crate) fn summary(values: &[f64]) -> Value {
     }
 }
 
-/// Four significant digits, which is more than any of these measurements has.
+/// Rounds to four significant digits, which is more precise than any of these measurements.
 pub(crate) fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;

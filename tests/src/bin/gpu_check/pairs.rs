@@ -1,4 +1,4 @@
-//! How much two models slow each other down: every pair side by side at 50 % each, both saturated.
+//! The stage `pairs`: the mutual slowdown of every pair of models at 50 % each, both saturated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,38 +6,43 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use serde_json::Value;
 
-use crate::error::Error;
-use crate::figures::Figures;
+use crate::error::StageError;
+use crate::figures::FigureStore;
 use crate::numbers::rounded;
-use crate::serving::{Service, Serving};
-use crate::tools::Setting;
-use crate::traffic::Subject;
+use crate::serving::{RunningServer, ServingOptions};
+use crate::tools::CheckSettings;
+use crate::traffic::{Saturation, TestedModel};
 
-/// The share of each, in percent.
+/// The share of each model, in percent.
 const SHARE: u32 = 50;
 
-/// Rows of each request, which is a batch.
+/// The number of rows of each request, which is a batch.
 const ROWS: u32 = 8;
 
-/// Requests under way of each model: one executes, one is next, one is on its way.
-const UNDER_WAY: usize = 3;
+/// The number of requests in flight of each model: one executes, one is queued, one is in transit.
+const IN_FLIGHT: usize = 3;
 
-/// How long each model and each pair runs.
+/// The time for which each model and each pair runs.
 const SPAN: Duration = Duration::from_millis(2500);
 
-/// The pace of a saturated model.
+/// The throughput of a saturated model, and the execution time of its batches.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct Throughput {
     rows_per_s: f64,
     execution_ms: Option<f64>,
 }
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let service =
-        Service { name: "pairs", models: &setting.models, share: SHARE, batch: ROWS, handover: "shadow" };
-    let serving = Serving::start(setting, service).await?;
-    let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
-    let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let service = ServingOptions {
+        name: "pairs",
+        models: &settings.models,
+        share: SHARE,
+        batch: ROWS,
+        handover: "shadow",
+    };
+    let serving = RunningServer::start(settings, service).await?;
+    let learning = settings.models.iter().map(|model| TestedModel::learn(&serving.server, &model.name));
+    let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
     let mut alone = Vec::new();
     for subject in &subjects {
         let pace = together(&serving, &[subject]).await?.remove(0);
@@ -59,18 +64,26 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     serving.stop(figures).await
 }
 
-/// Saturates some models at once.
-async fn together(serving: &Serving, subjects: &[&Arc<Subject>]) -> Result<Vec<Pace>, Error> {
-    let one = async |subject: &Arc<Subject>| {
-        let saturated = subject.saturate(&serving.server, (ROWS, UNDER_WAY), SPAN).await?;
+/// Saturates some models at the same time.
+async fn together(
+    serving: &RunningServer,
+    subjects: &[&Arc<TestedModel>],
+) -> Result<Vec<Throughput>, StageError> {
+    let one = async |subject: &Arc<TestedModel>| {
+        let saturated =
+            subject.saturate(&serving.server, Saturation { rows: ROWS, in_flight: IN_FLIGHT }, SPAN).await?;
         let execution_ms = execution_ms(serving, &subject.model, ROWS).await?;
-        Ok::<_, Error>(Pace { rows_per_s: saturated.rows_per_s, execution_ms })
+        Ok::<_, StageError>(Throughput { rows_per_s: saturated.rows_per_s, execution_ms })
     };
     try_join_all(subjects.iter().map(|subject| one(subject))).await
 }
 
-/// How long batches of so many rows executed lately, as the supervisor says.
-pub(crate) async fn execution_ms(serving: &Serving, model: &str, rows: u32) -> Result<Option<f64>, Error> {
+/// Returns the recent execution time of batches of this size, in ms, from the supervisor's status.
+pub(crate) async fn execution_ms(
+    serving: &RunningServer,
+    model: &str,
+    rows: u32,
+) -> Result<Option<f64>, StageError> {
     let model = serving.server.model(model).await?;
     let times = model.more.get("execution_ms");
     Ok(times.and_then(|times| times.get(rows.to_string())).and_then(Value::as_f64))

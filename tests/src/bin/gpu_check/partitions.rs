@@ -1,107 +1,120 @@
-//! Shares that change inside the workers: no request lost or answered wrongly under load, how soon
-//! changes are in force, what they cost, which models keep apart, and that percentages refuse half
-//! precision with a reason.
+//! The stage `partitions`: shares that change inside the workers.
+//!
+//! Under load, no request may be lost or answered wrongly. The stage measures when changes take effect,
+//! what they cost, and how well two models are isolated. It also checks that a model in half precision
+//! is refused, with a reason, if its share is a percentage.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::lossless::{Loads, end_all};
-use crate::models::Model;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::lossless::{ModelLoads, finish_all};
+use crate::models::MeasuredModel;
 use crate::numbers::{rounded, summary};
-use crate::serving::{Service, Serving, config, home};
+use crate::serving::{RunningServer, ServingOptions, config, home};
 use crate::stages::STOPPING;
-use crate::tools::{Device, Setting};
-use crate::traffic::{Load, Loaded, Subject};
+use crate::tools::{CheckSettings, CheckedDevice};
+use crate::traffic::{BackgroundLoad, LoadResult, Saturation, TestedModel};
 
-/// Changes of all models together, of each kind.
+/// The number of changes of all models together, of each kind.
 const CHANGES: usize = 500;
 
-/// Shares that take turns, in percent: few enough for a worker to have them all ready,
+/// The shares that alternate, in percent, if the worker keeps the partitions of all of them ready.
 const ANNOUNCED: &[u32] = &[30, 36];
-/// and more than it keeps ready.
+
+/// The shares that alternate, in percent, if they are more than the worker keeps ready.
 const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
 
-/// From one change of a model to the next.
-const EVERY: Duration = Duration::from_millis(100);
+/// The interval between two changes of a model.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Parts of the load of the twin runs, which have no changes: one part at each of the shares that
-/// take turns.
+/// The number of parts of the load of each twin run. Twin runs have no changes; there is one for each
+/// share.
 const TWIN_PARTS: u64 = 5;
 
-/// Two models that are to keep apart, if they are there: the quiet model, which must not notice,
-/// and the busy model, which never rests.
+/// The two models of the isolation test, if both exist: the quiet model, whose latency must not
+/// change, and the hog, which is saturated.
 const PAIR: [&str; 2] = ["mobilenet-v2", "vgg19"];
 
-/// The load of the quiet model, in requests a second, and the number of parts of the load.
+/// The load of the quiet model, in requests per second.
 const QUIET_RATE: f64 = 150.0;
+
+/// The number of parts of the load of the quiet model.
 const QUIET_PARTS: u64 = 3;
 
-/// Requests under way of the second.
-const HOG_UNDER_WAY: usize = 16;
+/// The number of requests in flight of the hog.
+const HOG_IN_FLIGHT: usize = 16;
 
-/// How long a model that must be refused may take to say so.
-const REFUSED_WITHIN: Duration = Duration::from_secs(120);
+/// The time limit for the refusal of a model in half precision.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
-    let models: Vec<Model> = setting.models.iter().chain(&setting.halves).cloned().collect();
-    let outcome = changes(setting, figures, &models, end - STOPPING).await;
+pub(crate) async fn run(
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    end: Instant,
+) -> Result<(), StageError> {
+    let models: Vec<MeasuredModel> = settings.models.iter().chain(&settings.half_models).cloned().collect();
+    let outcome = changes(settings, figures, &models, end - STOPPING).await;
     figures.save()?;
-    isolation(setting, figures, &models).await?;
+    isolation(settings, figures, &models).await?;
     figures.save()?;
-    if let (Device::Gpu(_), Some(half)) = (&setting.device, setting.halves.first()) {
-        refusal(setting, figures, half).await?;
+    if let (CheckedDevice::Gpu(_), Some(half)) = (&settings.device, settings.half_models.first()) {
+        refusal(settings, figures, half).await?;
     }
     outcome
 }
 
-/// Changes all models' shares again and again under load.
+/// Changes the shares of all models repeatedly under load.
 async fn changes(
-    setting: &Setting,
-    figures: &mut Figures,
-    models: &[Model],
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    models: &[MeasuredModel],
     deadline: Instant,
-) -> Result<(), Error> {
-    let service = Service { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "auto" };
-    let serving = Serving::start(setting, service).await?;
-    let names = starts(&serving, figures).await?;
-    let loads = Loads::half(&serving, &names).await?;
+) -> Result<(), StageError> {
+    let service =
+        ServingOptions { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "auto" };
+    let serving = RunningServer::start(settings, service).await?;
+    let names = record_starts(&serving, figures).await?;
+    let loads = ModelLoads::half(&serving, &names).await?;
     let mut twins = Vec::new();
     // The share with which the changes begin comes last.
     for share in ANNOUNCED.iter().rev() {
         settle(&serving, &names, *share).await;
-        twins.push(end_all(loads.begin(Some(TWIN_PARTS)), false).await?);
+        twins.push(finish_all(loads.start(Some(TWIN_PARTS)), false).await?);
     }
     let mut failures = Vec::new();
     for (kind, shares) in [("announced", ANNOUNCED), ("unannounced", UNANNOUNCED)] {
         let memory = memory(&serving).await?;
-        let running = loads.begin(None);
-        let each = setting.count(CHANGES, 40).div_ceil(names.len());
+        let running = loads.start(None);
+        let each = settings.count(CHANGES, 40).div_ceil(names.len());
         let changing = names.iter().map(|name| change(&serving.server, name, shares, each, deadline));
         let done = join_all(changing).await;
-        let with = end_all(running, true).await?;
+        let with = finish_all(running, true).await?;
         let grown: Vec<i64> = memory_grown(&memory, &self::memory(&serving).await?);
         failures.extend(into_figures(figures, kind, &loads, (&with, &twins), &done));
         figures.set(&["partitions", kind, "memory_grown_mib"], grown);
         settle(&serving, &names, ANNOUNCED[0]).await;
     }
     serving.stop(figures).await?;
-    if failures.is_empty() { Ok(()) } else { Err(Error::Unusable(failures.join("; "))) }
+    if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Gives all models this share. A share that is in force already is no failure.
-async fn settle(serving: &Serving, names: &[String], share: u32) {
+/// Sets the share of all models. An error is dropped, because a share that is already set is refused.
+async fn settle(serving: &RunningServer, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
-/// How the workers started, and which groups they have; returns the models with shares that change
-/// inside the worker.
-async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>, Error> {
+/// Records the starts and the groups of the workers. Returns the models whose share changes inside the
+/// worker.
+async fn record_starts(
+    serving: &RunningServer,
+    figures: &mut FigureStore,
+) -> Result<Vec<String>, StageError> {
     let models = serving.server.status().await?.models;
     for model in &models {
         let boot = model.workers.first().map(|worker| worker.more.clone());
@@ -115,8 +128,8 @@ async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>,
     Ok(inside.map(|model| model.name).collect())
 }
 
-/// MiB of each worker, in the order of their processes.
-async fn memory(serving: &Serving) -> Result<Vec<Option<u64>>, Error> {
+/// Returns the memory of each worker in MiB, in the order of the status.
+async fn memory(serving: &RunningServer) -> Result<Vec<Option<u64>>, StageError> {
     let models = serving.server.status().await?.models;
     Ok(models.iter().flat_map(|model| &model.workers).map(|worker| worker.memory_mib).collect())
 }
@@ -128,18 +141,24 @@ fn memory_grown(before: &[Option<u64>], after: &[Option<u64>]) -> Vec<i64> {
     before.iter().zip(after).filter_map(grown).collect()
 }
 
-/// The outcomes of one model's changes.
+/// The results of one model's changes.
 #[derive(Debug, Default)]
-struct Changed {
-    /// From the order to its answer: the next batch runs there.
+struct ShareChanges {
+    /// The times from the request to its answer, after which the next batch runs at the new share, in ms.
     in_force_ms: Vec<f64>,
     stalls_us: Vec<f64>,
     failed: Vec<String>,
 }
 
-async fn change(server: &Server, model: &str, shares: &[u32], times: usize, deadline: Instant) -> Changed {
-    let mut changed = Changed::default();
-    let mut tick = interval(EVERY);
+async fn change(
+    server: &ServerUnderTest,
+    model: &str,
+    shares: &[u32],
+    times: usize,
+    deadline: Instant,
+) -> ShareChanges {
+    let mut changed = ShareChanges::default();
+    let mut tick = interval(CHANGE_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for share in shares.iter().cycle().skip(1).take(times) {
         tick.tick().await;
@@ -158,20 +177,20 @@ async fn change(server: &Server, model: &str, shares: &[u32], times: usize, dead
     changed
 }
 
-/// Stores figures, and returns the faults that were found.
+/// Stores the figures, and returns the failures.
 fn into_figures(
-    figures: &mut Figures,
+    figures: &mut FigureStore,
     kind: &str,
-    loads: &Loads,
-    (with, twins): (&[Loaded], &[Vec<Loaded>]),
-    done: &[Changed],
+    loads: &ModelLoads,
+    (with, twins): (&[LoadResult], &[Vec<LoadResult>]),
+    done: &[ShareChanges],
 ) -> Vec<String> {
     let mut failures = Vec::new();
     let all: Vec<f64> = done.iter().flat_map(|changed| changed.in_force_ms.iter().copied()).collect();
     figures.set(&["partitions", kind, "in_force_ms"], summary(&all));
     for (index, ((subject, with), done)) in loads.subjects.iter().zip(with).zip(done).enumerate() {
         let (name, tally) = (&subject.model, &with.tally);
-        let p99 = |loaded: &Loaded| rounded(loaded.tally.latency_ms(0.99));
+        let p99 = |loaded: &LoadResult| rounded(loaded.tally.latency_ms(0.99));
         let of: Value = json!({
             "done": done.in_force_ms.len(), "in_force_ms": summary(&done.in_force_ms), "stall_us": summary(&done.stalls_us),
             "offered": tally.offered, "lost": tally.failures(), "wrong": tally.wrong, "examples": tally.examples,
@@ -194,49 +213,58 @@ fn into_figures(
     failures
 }
 
-/// The latency of a model with requests at random times beside a busy model: alone, on other
-/// groups, on the same groups.
-async fn isolation(setting: &Setting, figures: &mut Figures, models: &[Model]) -> Result<(), Error> {
-    let pair: Vec<Model> =
+/// Measures the latency of a model under open-loop load: alone, beside a busy model on other groups,
+/// and beside it on the same groups.
+async fn isolation(
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    models: &[MeasuredModel],
+) -> Result<(), StageError> {
+    let pair: Vec<MeasuredModel> =
         PAIR.iter().filter_map(|name| models.iter().find(|model| model.name == *name)).cloned().collect();
     let [quiet, hog] = &pair[..] else { return Ok(()) };
-    let service = Service { name: "isolation", models: &pair, share: 20, batch: 8, handover: "in-process" };
-    let serving = Serving::start(setting, service).await?;
-    let subject = Subject::learn(&serving.server, &quiet.name).await?;
-    let hogging = Subject::learn(&serving.server, &hog.name).await?;
-    let quiet_load = async || Load::begin(&subject, QUIET_RATE, Some(QUIET_PARTS)).end(false).await;
+    let service =
+        ServingOptions { name: "isolation", models: &pair, share: 20, batch: 8, handover: "in-process" };
+    let serving = RunningServer::start(settings, service).await?;
+    let subject = TestedModel::learn(&serving.server, &quiet.name).await?;
+    let hog_model = TestedModel::learn(&serving.server, &hog.name).await?;
+    let quiet_load =
+        async || BackgroundLoad::start(&subject, QUIET_RATE, Some(QUIET_PARTS)).finish(false).await;
     serving.server.resize(&hog.name, 75).await?;
-    // The first load warms up the shapes and shares that are used from now on.
+    // The first load warms up the shapes and shares that the measurements use.
     quiet_load().await?;
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
         for (model, share) in [quiet, hog].into_iter().zip(shares) {
-            // A share that is in force already is no failure.
+            // The error is dropped, because a share that is already set is refused.
             serving.server.resize(&model.name, share).await.ok();
         }
         let span = Duration::from_secs(2 * QUIET_PARTS + 1);
-        let hog = hogging.saturate(&serving.server, (1, HOG_UNDER_WAY), span);
+        let hog = hog_model.saturate(&serving.server, Saturation { rows: 1, in_flight: HOG_IN_FLIGHT }, span);
         let (hog, loaded) = tokio::join!(hog, quiet_load());
         latencies(figures, what, &loaded?, Some(hog?.rows_per_s));
     }
     serving.stop(figures).await
 }
 
-fn latencies(figures: &mut Figures, what: &str, loaded: &Loaded, hog_rate: Option<f64>) {
+fn latencies(figures: &mut FigureStore, what: &str, loaded: &LoadResult, hog_rate: Option<f64>) {
     let ms = |part| rounded(loaded.tally.latency_ms(part));
     let of =
         json!({ "p50": ms(0.5), "p90": ms(0.9), "p99": ms(0.99), "neighbours_rate": hog_rate.map(rounded) });
     figures.set(&["partitions", "isolation", what], of);
 }
 
-/// Half precision at a share by percentage is refused, and the model reports the reason and the
-/// remedy.
-async fn refusal(setting: &Setting, figures: &mut Figures, half: &Model) -> Result<(), Error> {
+/// Checks that half precision at a share by percentage is refused, and records the reason.
+async fn refusal(
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    half: &MeasuredModel,
+) -> Result<(), StageError> {
     let models = std::slice::from_ref(half);
-    let service = Service { name: "refusal", models, share: 60, batch: 8, handover: "shadow" };
-    let server = Server::start(home(setting, service.name, &config(setting, service))?, None)?;
+    let service = ServingOptions { name: "refusal", models, share: 60, batch: 8, handover: "shadow" };
+    let server = ServerUnderTest::start(home(settings, service.name, &config(settings, service))?, None)?;
     let begun = Instant::now();
-    let refused = timeout(REFUSED_WITHIN, async {
+    let refused = timeout(REFUSAL_TIMEOUT, async {
         loop {
             let status = server.status().await.map(|status| status.models).unwrap_or_default();
             if let Some(model) =
@@ -247,8 +275,9 @@ async fn refusal(setting: &Setting, figures: &mut Figures, half: &Model) -> Resu
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     });
-    let model =
-        refused.await.map_err(|_| Error::Unusable("half precision is neither served nor refused".into()))?;
+    let model = refused.await.map_err(|_| {
+        StageError::Unusable("the model in half precision became neither ready nor unready in time".into())
+    })?;
     let why = model.more.get("why").cloned().unwrap_or_default();
     figures.set(
         &["partitions", "half_by_percentage"],

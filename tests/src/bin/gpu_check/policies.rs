@@ -1,9 +1,9 @@
-//! How policies share the GPU: the same loads under each of them, mix by mix.
+//! The stages `policies` and `mixes`: the same loads under each policy, mix by mix.
 
-mod asking;
 mod contestants;
-mod look;
 mod mix;
+mod mix_run;
+mod snapshot;
 mod yaml;
 
 use std::fmt::Write;
@@ -14,35 +14,35 @@ use tokio::time::Instant;
 
 pub(crate) use self::contestants::{ROUND, names};
 
-use self::asking::{Asked, Asking};
 use self::contestants::{Contestant, rounds};
-use self::mix::Mix;
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::models::Model;
+use self::mix::ModelMix;
+use self::mix_run::{MixResult, MixRun};
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
 use crate::report;
-use crate::serving::{Serving, gpu, threads};
-use crate::stages::Stage;
-use crate::tools::Setting;
+use crate::serving::{RunningServer, gpu, threads};
+use crate::stages::CheckStage;
+use crate::tools::CheckSettings;
 
 /// Measures the mixes of one to three models.
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    run_all(Stage::Policies, mix::small()?, setting, figures).await
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    run_all(CheckStage::Policies, mix::small()?, settings, figures).await
 }
 
-/// Measures the mixes of the files that the command line names, else those of five models.
-pub(crate) async fn run_mixes(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let mixes = if setting.mixes.is_empty() { mix::five()? } else { from_files(setting)? };
-    run_all(Stage::Mixes, mixes, setting, figures).await
+/// Measures the mixes of the files that the command line names, or else those of five models.
+pub(crate) async fn run_mixes(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let mixes = if settings.mixes.is_empty() { mix::five()? } else { from_files(settings)? };
+    run_all(CheckStage::Mixes, mixes, settings, figures).await
 }
 
-fn from_files(setting: &Setting) -> Result<Vec<Mix>, Error> {
-    let read = setting.mixes.iter().map(|path| mix::read(path));
+fn from_files(settings: &CheckSettings) -> Result<Vec<ModelMix>, StageError> {
+    let read = settings.mixes.iter().map(|path| mix::read(path));
     Ok(read.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
-/// Returns the models that the mixes in these files ask for, once each.
-pub(crate) fn models_of(files: &[PathBuf]) -> Result<Vec<String>, Error> {
+/// Returns the models that the mixes in these files use, without duplicates.
+pub(crate) fn models_of(files: &[PathBuf]) -> Result<Vec<String>, StageError> {
     let mut names = Vec::new();
     for path in files {
         for guest in mix::read(path)?.into_iter().flat_map(|mix| mix.models) {
@@ -54,44 +54,51 @@ pub(crate) fn models_of(files: &[PathBuf]) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Runs the mixes that the command line means. A policy that fails is named at the end; the others
-/// still run.
+/// Runs the mixes that the command line selects. If a policy fails, the others still run, and the
+/// error at the end names it.
 async fn run_all(
-    stage: Stage,
-    mixes: Vec<Mix>,
-    setting: &Setting,
-    figures: &mut Figures,
-) -> Result<(), Error> {
-    let is_meant = |mix: &Mix| setting.scenarios.is_empty() || setting.scenarios.contains(&mix.name);
-    let mut faults = Vec::new();
-    let mixes: Vec<Mix> = mixes.into_iter().filter(is_meant).collect();
+    stage: CheckStage,
+    mixes: Vec<ModelMix>,
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+) -> Result<(), StageError> {
+    let is_selected =
+        |mix: &ModelMix| settings.scenarios.is_empty() || settings.scenarios.contains(&mix.name);
+    let mut failures = Vec::new();
+    let mixes: Vec<ModelMix> = mixes.into_iter().filter(is_selected).collect();
     if mixes.is_empty() {
-        println!("{}: no mix has a name given by --scenario", stage.name());
+        println!("{}: skipped, --scenario names no mix of this stage", stage.name());
     }
     for mut mix in mixes {
-        let models = found(&mut mix, stage, setting);
+        let models = available_models(&mut mix, stage, settings);
         if models.len() < mix.models.len() || models.is_empty() {
             continue;
         }
-        mix.scale(setting.scale);
-        let under_test = UnderTest { stage, mix: &mix, models, setting };
-        under_test.run(figures, &mut faults).await?;
+        mix.scale(settings.scale);
+        let under_test = UnderTest { stage, mix: &mix, models, settings };
+        under_test.run(figures, &mut failures).await?;
         println!("{}", report::brief(&mix.name, figures.get(&[stage.name(), &mix.name])));
     }
-    if faults.is_empty() { Ok(()) } else { Err(Error::Unusable(faults.join("; "))) }
+    if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Returns the files of a mix's models. A mix from a file runs without the models that are missing,
-/// and its name then says so.
-fn found<'a>(mix: &mut Mix, stage: Stage, setting: &'a Setting) -> Vec<&'a Model> {
-    let from_file = stage == Stage::Mixes && !setting.mixes.is_empty();
-    let all = || setting.models.iter().chain(&setting.halves).chain(&setting.others);
-    let usable = |model: &&Model| from_file || !setting.others.iter().any(|other| other.name == model.name);
+/// Returns the files of a mix's models. A mix from a file runs without missing models, and its name
+/// then says so.
+fn available_models<'a>(
+    mix: &mut ModelMix,
+    stage: CheckStage,
+    settings: &'a CheckSettings,
+) -> Vec<&'a MeasuredModel> {
+    let from_file = stage == CheckStage::Mixes && !settings.mixes.is_empty();
+    let all = || settings.models.iter().chain(&settings.half_models).chain(&settings.mix_only_models);
+    let usable = |model: &&MeasuredModel| {
+        from_file || !settings.mix_only_models.iter().any(|other| other.name == model.name)
+    };
     let file = |name: &str| all().filter(usable).find(|model| model.name == name);
     let missing: Vec<String> =
         mix.models.iter().map(|guest| guest.model.clone()).filter(|name| file(name).is_none()).collect();
     if !missing.is_empty() {
-        let way = if from_file { "runs without" } else { "is left out: there is no" };
+        let way = if from_file { "runs without" } else { "is skipped, missing:" };
         println!("{}: {} {way} {}", stage.name(), mix.name, missing.join(", "));
     }
     if from_file && !missing.is_empty() {
@@ -101,8 +108,8 @@ fn found<'a>(mix: &mut Mix, stage: Stage, setting: &'a Setting) -> Vec<&'a Model
     mix.models.iter().filter_map(|guest| file(&guest.model)).collect()
 }
 
-/// Returns an error without the middle of the supervisor's log, which lies beside the figures.
-fn in_short(error: &Error) -> String {
+/// Formats an error without the middle of the supervisor's log, which is in a file beside the figures.
+fn abridged(error: &StageError) -> String {
     let text = chain(error);
     let (first, last) = (text.lines().next().unwrap_or_default(), text.lines().last().unwrap_or_default());
     if first == last { text } else { format!("{first} … {last}") }
@@ -110,75 +117,75 @@ fn in_short(error: &Error) -> String {
 
 /// A mix with the files of its models.
 struct UnderTest<'a> {
-    stage: Stage,
-    mix: &'a Mix,
-    models: Vec<&'a Model>,
-    setting: &'a Setting,
+    stage: CheckStage,
+    mix: &'a ModelMix,
+    models: Vec<&'a MeasuredModel>,
+    settings: &'a CheckSettings,
 }
 
 impl UnderTest<'_> {
-    /// Runs all policies, each with a supervisor of its own. They share the optimised models, which
-    /// are removed at the end: they are as large as the models.
-    async fn run(&self, figures: &mut Figures, faults: &mut Vec<String>) -> Result<(), Error> {
-        let Self { stage, mix, setting, .. } = *self;
-        let kept = tempfile::Builder::new().prefix("ss-kept-").tempdir_in("/tmp");
-        let kept = kept.map_err(Error::io("make a folder in", Path::new("/tmp")))?;
-        let contestants = Contestant::chosen(&setting.policies, &mix.policies, mix.has_shares());
-        for (name, contestant) in rounds(&contestants, setting.rounds) {
+    /// Runs all policies, each with its own supervisor. They share the optimised models, which are
+    /// removed at the end because they are as large as the models.
+    async fn run(&self, figures: &mut FigureStore, failures: &mut Vec<String>) -> Result<(), StageError> {
+        let Self { stage, mix, settings, .. } = *self;
+        let optimised = tempfile::Builder::new().prefix("ss-kept-").tempdir_in("/tmp");
+        let optimised = optimised.map_err(StageError::io("create a folder in", Path::new("/tmp")))?;
+        let contestants = Contestant::chosen(&settings.policies, &mix.policies, mix.has_shares());
+        for (name, contestant) in rounds(&contestants, settings.rounds) {
             let done = format!("{}, {name}", mix.name);
-            if !setting.again && figures.has_model(stage, &done, setting.quick) {
-                println!("  {done}: its figures are there; --again takes them again");
+            if !settings.again && figures.has_model(stage, &done, settings.quick) {
+                println!("  {done}: skipped, has figures (use --again to repeat)");
                 continue;
             }
-            match self.one(figures, &name, contestant, kept.path()).await {
+            match self.run_policy(figures, &name, contestant, optimised.path()).await {
                 Ok(wrong) => {
                     let brief = report::brief_rows(&name, figures.get(&[stage.name(), &mix.name, &name]));
                     print!("{brief}");
-                    faults.extend(wrong.map(|wrong| format!("{done}: {wrong}")));
-                    figures.has_now(stage, &done, setting.quick)?;
+                    failures.extend(wrong.map(|wrong| format!("{done}: {wrong}")));
+                    figures.record_model(stage, &done, settings.quick)?;
                 }
                 Err(error) => {
-                    let fault = format!("{done}: {}", in_short(&error));
-                    println!("  FAILED: {fault}");
-                    faults.push(fault);
+                    let failure = format!("{done}: {}", abridged(&error));
+                    println!("  FAILED: {failure}");
+                    failures.push(failure);
                 }
             }
         }
         Ok(())
     }
 
-    /// Runs one policy; returns an example of wrong answers, if there are any.
-    async fn one(
+    /// Runs one policy; returns an example of a wrong answer, if there is one.
+    async fn run_policy(
         &self,
-        figures: &mut Figures,
+        figures: &mut FigureStore,
         name: &str,
         contestant: Contestant,
-        kept: &Path,
-    ) -> Result<Option<String>, Error> {
-        let Self { stage, mix, setting, .. } = *self;
+        optimised: &Path,
+    ) -> Result<Option<String>, StageError> {
+        let Self { stage, mix, settings, .. } = *self;
         let log = format!("{}-{}, {name}", stage.name(), mix.name).replace(", ", "-").replace(' ', "-");
         let config = self.config(figures, contestant)?;
-        setting.keep(&format!("{log}.yaml"), &config)?;
+        settings.write_beside_logs(&format!("{log}.yaml"), &config)?;
         let begun = Instant::now();
-        let serving = Serving::start_keeping(setting, &log, &config, kept).await?;
+        let serving = RunningServer::start_keeping(settings, &log, &config, optimised).await?;
         println!("  {}, {name}: ready after {:.1} s", mix.name, begun.elapsed().as_secs_f64());
-        let asked = Asking { mix, setting, serving: &serving, log: &log }.run().await;
-        let Asked { spans, wrong } = asked?;
+        let result = MixRun { mix, settings, serving: &serving, log: &log }.run().await;
+        let MixResult { spans, wrong } = result?;
         figures.set(&[stage.name(), &mix.name, name], spans);
         serving.stop(figures).await?;
         Ok(wrong)
     }
 
-    fn config(&self, figures: &Figures, contestant: Contestant) -> Result<String, Error> {
+    fn config(&self, figures: &FigureStore, contestant: Contestant) -> Result<String, StageError> {
         let Contestant { policy, handover, mps, .. } = contestant;
-        let gpu = gpu(self.setting);
+        let gpu = gpu(self.settings);
         let gpu = if mps { gpu } else { gpu.replace('}', ", partition: none}") };
         let (batch, threads) = (self.mix.batch, threads());
         let mut text = format!(
             "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\ngpus: [{gpu}]\n\
              controller: {{policy: {policy}}}\ntimeouts: {{spawn: 30s, warm: 3m}}\nmodels:\n"
         );
-        let mut add = |part: String| write!(text, "{part}").expect("a string takes everything");
+        let mut add = |part: String| write!(text, "{part}").expect("writing to a string cannot fail");
         for (guest, model) in self.mix.models.iter().zip(&self.models) {
             let (name, path) = (&guest.model, model.path.to_string_lossy());
             add(format!(
@@ -187,8 +194,8 @@ impl UnderTest<'_> {
                 guest.slo_ms, guest.priority
             ));
             if let Some(profile) = figures.get(&["profiles", name]).and_then(Value::as_str) {
-                let path = self.setting.out.join("profiles").join(format!("{name}.yaml"));
-                std::fs::write(&path, profile).map_err(Error::io("write", &path))?;
+                let path = self.settings.out.join("profiles").join(format!("{name}.yaml"));
+                std::fs::write(&path, profile).map_err(StageError::io("write", &path))?;
                 add(format!(", profile: {:?}", path.to_string_lossy()));
             }
             if let Some(share) = guest.share_percent.filter(|_| contestant.is_by_hand()) {

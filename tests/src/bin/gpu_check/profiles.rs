@@ -1,4 +1,4 @@
-//! Execution times over batch sizes and shares, as `shadowslice profile` measures them.
+//! The stage `profiles`: execution times by batch size and share, measured by `shadowslice profile`.
 
 use std::fs;
 use std::time::Duration;
@@ -6,78 +6,87 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::models::Model;
-use crate::stages::Stage;
-use crate::tools::{Device, Setting, output};
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
+use crate::stages::CheckStage;
+use crate::tools::{CheckSettings, CheckedDevice, output};
 
-/// How long one model may take, its reference answers on the CPU included.
-const WITHIN: Duration = Duration::from_secs(240);
+/// The time limit of one model, including its reference answers on the CPU.
+const PROFILE_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// The shares, in percent.
 const SHARES: &str = "6,12,20,30,45,60,80,100";
 
-/// The shares of a quick run.
+/// The shares of a quick run, in percent.
 const QUICK_SHARES: &str = "12,30,100";
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let mut faults = Vec::new();
-    for model in &setting.models {
-        if figures.has_model(Stage::Profiles, &model.name, setting.quick) {
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let mut failures = Vec::new();
+    for model in &settings.models {
+        if figures.has_model(CheckStage::Profiles, &model.name, settings.quick) {
             continue;
         }
-        match measure(setting, figures, model).await {
-            Ok(()) => figures.has_now(Stage::Profiles, &model.name, setting.quick)?,
-            Err(error) => faults.push(format!("{}: {}", model.name, chain(&error))),
+        match measure(settings, figures, model).await {
+            Ok(()) => figures.record_model(CheckStage::Profiles, &model.name, settings.quick)?,
+            Err(error) => failures.push(format!("{}: {}", model.name, chain(&error))),
         }
     }
-    if faults.is_empty() { Ok(()) } else { Err(Error::Unusable(faults.join("; "))) }
+    if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-async fn measure(setting: &Setting, figures: &mut Figures, model: &Model) -> Result<(), Error> {
-    let path = setting.out.join("profiles").join(format!("{}.yaml", model.name));
-    let device = match &setting.device {
-        Device::Gpu(index) => index,
-        Device::Emulated => "emulated",
+async fn measure(
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    model: &MeasuredModel,
+) -> Result<(), StageError> {
+    let path = settings.out.join("profiles").join(format!("{}.yaml", model.name));
+    let device = match &settings.device {
+        CheckedDevice::Gpu(index) => index,
+        CheckedDevice::Emulated => "emulated",
     };
-    let mut command = Command::new(setting.supervisor());
+    let mut command = Command::new(settings.supervisor());
     command.arg("profile").arg(&model.path).args(["--device", device, "--max-batch", "32"]);
-    command.args(["--shares", if setting.quick { QUICK_SHARES } else { SHARES }]);
+    command.args(["--shares", if settings.quick { QUICK_SHARES } else { SHARES }]);
     command.args(["--runs", "15", "--seconds", "0.5", "--output"]).arg(&path);
     command.process_group(0);
-    output(command, WITHIN, &setting.log(&format!("profile-{}", model.name))).await?;
-    let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    let text = attributed(setting, figures, &model.name, &text);
-    fs::write(&path, &text).map_err(Error::io("write", &path))?;
+    output(command, PROFILE_TIMEOUT, &settings.log(&format!("profile-{}", model.name))).await?;
+    let text = fs::read_to_string(&path).map_err(StageError::io("read", &path))?;
+    let text = with_source_and_memory(settings, figures, &model.name, &text);
+    fs::write(&path, &text).map_err(StageError::io("write", &path))?;
     figures.set(&["profiles", &model.name], text);
     Ok(())
 }
 
-/// Adds the device and memory of the measurement, where the profile itself does not name them.
-fn attributed(setting: &Setting, figures: &Figures, model: &str, text: &str) -> String {
-    let line = |line: &str| match setting.device {
-        Device::Gpu(_) if line.starts_with("source:") => source(setting, figures),
-        Device::Gpu(_) if line.starts_with("memory:") => memory(figures, model),
+/// Replaces the lines `source` and `memory` of a profile by the device and the memory of this check.
+fn with_source_and_memory(
+    settings: &CheckSettings,
+    figures: &FigureStore,
+    model: &str,
+    text: &str,
+) -> String {
+    let line = |line: &str| match settings.device {
+        CheckedDevice::Gpu(_) if line.starts_with("source:") => source(settings, figures),
+        CheckedDevice::Gpu(_) if line.starts_with("memory:") => memory(figures, model),
         _ => line.to_owned(),
     };
-    text.lines().map(|of| line(of) + "\n").collect()
+    text.lines().map(|old| line(old) + "\n").collect()
 }
 
-/// A profile's line `source`.
-pub(crate) fn source(setting: &Setting, figures: &Figures) -> String {
-    let said = |key| figures.get(&[key]).and_then(Value::as_str).unwrap_or("unknown").to_owned();
-    match setting.device {
-        Device::Emulated => "source: {kind: illustrative}".into(),
-        Device::Gpu(_) => {
-            let (device, driver, date) = (said("device"), said("driver"), said("date"));
+/// Returns the line `source` of a profile.
+pub(crate) fn source(settings: &CheckSettings, figures: &FigureStore) -> String {
+    let figure = |key| figures.get(&[key]).and_then(Value::as_str).unwrap_or("unknown").to_owned();
+    match settings.device {
+        CheckedDevice::Emulated => "source: {kind: illustrative}".into(),
+        CheckedDevice::Gpu(_) => {
+            let (device, driver, date) = (figure("device"), figure("driver"), figure("date"));
             format!("source: {{kind: measured, device: {device:?}, driver: {driver:?}, date: {date:?}}}")
         }
     }
 }
 
-/// A profile's line `memory`, from the measurements of the stage sweep.
-pub(crate) fn memory(figures: &Figures, model: &str) -> String {
+/// Returns the line `memory` of a profile, from the figures of the stage `sweep`.
+pub(crate) fn memory(figures: &FigureStore, model: &str) -> String {
     let mib = |part| figures.get(&["shadow_memory_mib", model, part]).and_then(Value::as_f64);
     let mib = |part| mib(part).map_or(0, |mib| mib.max(0.0) as u64);
     let (context, weights, activations) = (mib("context"), mib("weights"), mib("activations"));

@@ -1,36 +1,37 @@
-//! A client in Python, in a process of its own.
+//! An open-loop client in Python, in its own process.
 
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde::Deserialize;
-use shadowslice_tests::load::{Plan, Tally};
+use shadowslice_tests::load::{LoadPlan, LoadTally};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::error::Error;
+use crate::error::StageError;
 
 const SCRIPT: &str = include_str!("../../../python/ask.py");
 
-/// How long the client may take beyond the planned time: to make its requests, and for its last
-/// answers.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// The time that the client may take beyond the planned time, to prepare its requests and to wait for
+/// the last answers.
+const EXTRA_TIME: Duration = Duration::from_secs(60);
 
+/// The output of the client, with times in microseconds since the start.
 #[derive(Debug, Deserialize)]
-struct Asked {
-    /// When each answered request was due since the start, and how long it took, in microseconds.
+struct PythonClientReport {
+    /// The planned time and the latency of each answered request.
     answered: Vec<(u64, u64)>,
-    /// When each failed request was due, in microseconds, and why it failed.
+    /// The planned time of each failed request, and the reason.
     failed: Vec<(u64, String)>,
-    /// When each request was due, and how late it was sent, in microseconds.
+    /// The planned time of each request, and its delay in sending.
     sent_late: Vec<(u64, u64)>,
 }
 
-impl Asked {
+impl PythonClientReport {
     /// Returns the tallies of the requests that were due up to `split`, and of the rest.
-    fn tallies(self, split: Duration) -> [Tally; 2] {
-        let mut tallies = [Tally::default(), Tally::default()];
+    fn tallies(self, split: Duration) -> [LoadTally; 2] {
+        let mut tallies = [LoadTally::default(), LoadTally::default()];
         let part = |due: u64| usize::from(Duration::from_micros(due) >= split);
         for (due, took) in self.answered {
             let tally = &mut tallies[part(due)];
@@ -49,16 +50,16 @@ impl Asked {
     }
 }
 
-/// Sends the planned requests at random times, answered or not, over HTTP, and returns the tallies
-/// of those due up to `split` and of the rest. Answers are not checked.
-pub(crate) async fn ask_at_random(
+/// Runs an open-loop load over HTTP. Returns the tallies of the requests due up to `split` and of the
+/// rest. Answers are not checked.
+pub(crate) async fn load_open_loop(
     socket: &Path,
     model: &str,
-    plan: &Plan,
+    plan: &LoadPlan,
     split: Duration,
-) -> Result<[Tally; 2], Error> {
-    let failed = |source| Error::Io { what: format!("run a client of {model} in Python"), source };
-    let late = |_| Error::Unusable(format!("a client of {model} in Python did not end in time"));
+) -> Result<[LoadTally; 2], StageError> {
+    let failed = |source| StageError::Io { what: format!("run a Python client of {model}"), source };
+    let timed_out = |_| StageError::Unusable(format!("the Python client of {model} timed out"));
     let client = Command::new(std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
         .args(["-c", SCRIPT])
         .arg(socket)
@@ -68,12 +69,12 @@ pub(crate) async fn ask_at_random(
         .kill_on_drop(true)
         .spawn()
         .map_err(failed)?;
-    let ended = timeout(plan.span + ENDS_WITHIN, client.wait_with_output());
-    let ended = ended.await.map_err(late)?.map_err(failed)?;
-    let asked: Asked = serde_json::from_slice(&ended.stdout).map_err(|error| {
-        Error::Unusable(format!("a client of {model} in Python ended with {}: {error}", ended.status))
+    let result = timeout(plan.span + EXTRA_TIME, client.wait_with_output());
+    let output = result.await.map_err(timed_out)?.map_err(failed)?;
+    let report: PythonClientReport = serde_json::from_slice(&output.stdout).map_err(|error| {
+        StageError::Unusable(format!("the Python client of {model} exited with {}: {error}", output.status))
     })?;
-    Ok(asked.tallies(split))
+    Ok(report.tallies(split))
 }
 
 #[cfg(test)]
@@ -81,10 +82,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_count_where_they_were_due() {
+    fn requests_count_in_the_part_of_their_planned_time() {
         let text = r#"{"answered": [[5, 100], [3000000, 200]], "failed": [[2999999, "503"]],
                        "sent_late": [[5, 1], [2999999, 2], [3000000, 3]]}"#;
-        let [first, then] = serde_json::from_str::<Asked>(text).unwrap().tallies(Duration::from_secs(3));
+        let [first, then] =
+            serde_json::from_str::<PythonClientReport>(text).unwrap().tallies(Duration::from_secs(3));
         assert_eq!((first.offered, first.right, first.failures()), (2, 1, 1));
         assert_eq!((then.offered, then.right, then.failures()), (1, 1, 0));
         assert_eq!((first.latency_ms(1.0), then.sent_late_ms(1.0)), (0.1, 0.003));

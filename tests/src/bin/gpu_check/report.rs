@@ -1,4 +1,4 @@
-//! The page: the figures as tables, with the meaning of each figure and the command that took it.
+//! The page: the figures as tables, with the meaning of each figure and the command that measures it.
 //! Missing figures are reported as missing.
 
 mod brief;
@@ -14,48 +14,49 @@ use serde_json::Value;
 pub(crate) use brief::{brief, rows as brief_rows};
 use table::{Table, cell};
 
-/// A part of the page.
+/// A section of the page.
 struct Section {
     title: &'static str,
-    /// The stage that takes its figures.
+    /// The stage that measures the figures.
     stage: &'static str,
-    /// The figure without which there is nothing to show.
+    /// The key of the figures; without it the section is reported as missing.
     figure: &'static str,
+    /// The explanation of the figures.
     means: &'static str,
     show: fn(&Value) -> String,
 }
 
-/// All parts, in order.
+/// All sections, in order.
 const SECTIONS: &[Section] = &[
     Section {
-        title: "From percent to SMs",
+        title: "SMs by percentage",
         stage: "sms",
         figure: "sms_by_percent",
-        means: "SMs that a process may use under MPS at a percentage of active threads, read back from the device; \
-                percentages in a row that come to the same are taken together.",
+        means: "The number of SMs that a process may use under MPS at a percentage of active threads, as the device reports it. \
+                Consecutive percentages with the same number are combined.",
         show: sms,
     },
     Section {
         title: "Contexts",
         stage: "sms",
         figure: "context_ms",
-        means: "What a process pays before it loads anything: initialising CUDA and making its context under MPS (ms; one figure \
-                where they are not told apart).",
+        means: "The time that a process needs under MPS before it loads anything, to initialise CUDA and to create its context, in ms. \
+                If the probe does not distinguish them, there is one figure.",
         show: contexts,
     },
     Section {
-        title: "Where the time of a hand-over goes",
+        title: "Parts of a hand-over",
         stage: "handover",
         figure: "handover_ms",
-        means: "Medians in ms over hand-overs between 30 % and 60 % under light load, one model at a time, batches up to 8. `effect`: \
-                from the order to the first batch done at the new share; requests are served all along.",
+        means: "Medians in ms over hand-overs between 30 % and 60 % under light load, one model at a time, batches up to 8. `effect` is \
+                the time from the request to the first completed batch at the new share. Requests are served all the time.",
         show: |figures| matrix(figures, "handover_ms", &HANDOVER_PARTS),
     },
     Section {
         title: "Stall",
         stage: "handover",
         figure: "stall_us",
-        means: "The longest time within a hand-over in which a batch was ready, a slot free, and no worker took it, in us, over all \
+        means: "The longest time within a hand-over in which a batch was ready and a slot free, but no worker took the batch, in us, over all \
                 hand-overs of the stages handover and lossless.",
         show: |figures| samples(figures, &[("stall", &["stall_us"])]),
     },
@@ -63,17 +64,17 @@ const SECTIONS: &[Section] = &[
         title: "Memory",
         stage: "memory",
         figure: "memory",
-        means: "GPU memory of the whole card in MiB beyond its idle state, batches up to 32, one model at a time: with one worker, \
-                with two, before and after the deaths of all workers and of the MPS server under 50 requests/s, and after the end. \
-                `effect`: from the order to the first batch at the new share, in ms.",
+        means: "Memory of the whole GPU in MiB above its idle state, batches up to 32, one model at a time: with one worker, \
+                with two, before and after all workers and the MPS server were killed under 50 requests/s, and after the supervisor stopped. \
+                `effect` is the time from the request to the first batch at the new share, in ms.",
         show: crate::memory::show,
     },
     Section {
         title: "Hand-overs under load",
         stage: "lossless",
         figure: "handovers",
-        means: "All models at once, each at half of what it carries while all are saturated, handed over between 30 % and 45 % again and \
-                again. Every answer is compared with the first one to the same input, within 2 % of its largest value. The twin \
+        means: "All models at the same time, each at half of its throughput while all are saturated, with repeated hand-overs between 30 % \
+                and 45 %. Every answer is compared with the first one to the same input, within 2 % of its largest value. The twin \
                 run has the first parts of the same arrivals, and no hand-overs.",
         show: handovers,
     },
@@ -81,33 +82,34 @@ const SECTIONS: &[Section] = &[
         title: "Shares that change inside the worker",
         stage: "partitions",
         figure: "partitions",
-        means: "All models at once, each at half of what it carries while all are saturated, each changed every 100 ms: between two \
-                shares whose partitions the worker has ready, and between six, of which it has not. `in force`: from the order to its \
-                answer, after which the next batch runs there, in ms. The twin run has no changes. Then a model of 150 requests/s on \
-                20 % beside one that never rests: alone, on other groups of SMs, and both on all.",
+        means: "All models at the same time, each at half of its throughput while all are saturated. The share of each changes every 100 ms: \
+                between two shares whose partitions the worker keeps ready, and between six, which are too many for that. `in effect` is the \
+                time from the request to its answer, after which the next batch runs at the new share, in ms. The twin run has no changes. \
+                The last table shows the latency of a model with 150 requests/s at 20 %: alone, beside a saturated model on other groups of \
+                SMs (apart), and with both models on all SMs (together).",
         show: partitions::show,
     },
     Section {
         title: "Contention",
         stage: "contention",
         figure: "contention",
-        means: "The mean latency of one request at a time, in ms, beside a model that never rests, by the shares of both; both have \
-                partitions, which overlap where they do not fit. `alone`: the same while the other rests.",
+        means: "The mean latency of one request at a time, in ms, beside a saturated model, by the shares of both. Both have \
+                partitions, which overlap if they do not fit. `alone` is the latency while the other model is idle.",
         show: contention::show,
     },
     Section {
-        title: "What a warming shadow costs",
+        title: "The cost of a warming shadow",
         stage: "neighbours",
         figure: "neighbour_p99_ratio",
-        means: "p99 of requests under way while a shadow of the model starts, loads and warms up, over p99 of the same load without \
-                hand-overs: of the model itself, and the worst of the other models. All at half of what they carry.",
+        means: "The p99 of requests in flight while a shadow of the model starts, loads and warms up, divided by the p99 of the same load \
+                without hand-overs: of the model itself, and the worst of the other models. All models run at half of their throughput.",
         show: |figures| matrix(figures, "neighbour_p99_ratio", &["incumbent", "neighbours", "warming_s"]),
     },
     Section {
         title: "Execution times",
         stage: "profiles",
         figure: "profiles",
-        means: "How long a batch executes in ms, alone on the GPU, by SMs (rows of the table) and batch size: medians of `shadowslice \
+        means: "The execution time of a batch in ms, alone on the GPU, by SMs (rows of the table) and batch size: medians of `shadowslice \
                 profile`. The same tables are in configs/profiles.",
         show: execution,
     },
@@ -115,8 +117,8 @@ const SECTIONS: &[Section] = &[
         title: "Memory of a shadow",
         stage: "sweep",
         figure: "shadow_memory_mib",
-        means: "GPU memory in MiB that a worker takes at 30 %, batches up to 32, as nvidia-smi says: its context (measured alone), its \
-                weights (the file's size), and the rest, which is activations and workspaces.",
+        means: "GPU memory in MiB of a worker at 30 %, batches up to 32, from nvidia-smi: the context (measured alone), the \
+                weights (the size of the file), and the rest, which is activations and workspaces.",
         show: |figures| matrix(figures, "shadow_memory_mib", &["context", "weights", "activations"]),
     },
     Section {
@@ -130,65 +132,65 @@ const SECTIONS: &[Section] = &[
         title: "Pairs",
         stage: "pairs",
         figure: "pair_slowdown",
-        means: "Throughput of the row's model alone at 50 %, over its throughput beside the column's model, also at 50 %; both closed-loop \
-                with batches of 8, as their clients see it, so the host's part is in it.",
+        means: "Throughput of the row's model alone at 50 %, divided by its throughput beside the column's model, also at 50 %. Both have \
+                closed-loop clients with batches of 8. Clients measure the throughput, so the overhead of the host is included.",
         show: |figures| square(figures, "pair_slowdown"),
     },
     Section {
         title: "Pairs: execution",
         stage: "pairs",
         figure: "pair_execution_slowdown",
-        means: "The same, of the time that a batch executes: the GPU's part alone.",
+        means: "The same ratio of execution times, which shows the part of the GPU alone.",
         show: |figures| square(figures, "pair_execution_slowdown"),
     },
     Section {
         title: "Policies",
         stage: "policies",
         figure: "policies",
-        means: "The same loads under `controller.policy` as named, by the profiles above, batches up to 16, nothing said of shares; in spans, one \
-                after the other (tests/gpu/mixes/small.yaml). *crowd*: ResNet-50 (SLO 15 ms, priority 1), BERT base (40 ms, 2) and VGG-19 (100 ms, 3), each asked by four \
-                clients that ask again as soon as they are answered. *hog*: ResNet-50 with the SLO named and priority 1 gets 300 requests a \
-                second at random times, or 20 with 5 ms (*seldom*), beside VGG-19 (100 ms, 3) with 24 such clients. *peers*: BERT base (8 ms, 1) gets \
-                40 a second and ResNet-50 (15 ms, 1) 800 beside the same VGG-19; *by hand*: with 40, 20 and 40 % of the GPU. *step*: \
-                ResNet-50 alone gets 30 a second, then 800. \
-                Latencies are the clients', over gRPC on a Unix socket, in open loop from the scheduled arrival; the supervisor counts \
-                from when it has the request to when it has the answer. What is refused or failed is not within the SLO.",
+        means: "The same loads under each value of `controller.policy`, with the profiles above, batches up to 16, and no configured shares, in consecutive \
+                spans (tests/gpu/mixes/small.yaml). *crowd*: ResNet-50 (SLO 15 ms, priority 1), BERT base (40 ms, 2) and VGG-19 (100 ms, 3), each with four \
+                closed-loop clients. *hog*: ResNet-50 with the SLO in the name and priority 1 gets 300 requests/s in open loop, \
+                or 20 with 5 ms (*seldom*), beside VGG-19 (100 ms, 3) with 24 closed-loop clients. *peers*: BERT base (8 ms, 1) gets \
+                40 requests/s and ResNet-50 (15 ms, 1) 800 beside the same VGG-19; *by hand*: with 40, 20 and 40 % of the GPU. *step*: \
+                ResNet-50 alone gets 30 requests/s, then 800. \
+                Clients measure the latencies, over gRPC on a Unix socket, in open loop from the scheduled arrival. The supervisor measures \
+                from the end of the request to the start of the response. Refused and failed requests count as outside the SLO.",
         show: policies::policies,
     },
     Section {
         title: "Policies with more models",
         stage: "mixes",
         figure: "mixes",
-        means: "The same with five models or more at once (tests/gpu/mixes/five.yaml, or the files of `--mixes`), by clients that ask \
-                at random times. First a line for each span: requests of all models and of those with the highest priority that their \
-                clients had within the SLO, in %; the same of requests that were due 3 s or more after the span's start, and before that; \
-                what the supervisor counts; requests that were refused or failed, in %; changes of shares; how late the clients sent \
-                requests, in ms (p99 and the most of any model); busy cores of the host and of the clients. Then each model: the part \
-                that its clients had within the SLO (as the supervisor counts), p50 and p99 in ms.",
+        means: "The same with five or more models at the same time (tests/gpu/mixes/five.yaml, or the files of `--mixes`), with open-loop clients. \
+                The first table has a line for each span: the requests answered within the SLO, of all models and of those with the highest priority, \
+                as clients measure it, in %; the same for requests due 3 s or more after the start of the span, and before that; \
+                the same as the supervisor counts; the refused and failed requests, in %; the changes of shares; the delay with which clients sent \
+                requests, in ms (p99 and maximum of any model); the busy cores of the host and of the clients. The second table shows, for each model, \
+                the requests within the SLO as clients measure it (and as the supervisor counts), in %, and p50 and p99 in ms.",
         show: policies::mixes,
     },
     Section {
         title: "Two GPUs",
         stage: "gpus",
         figure: "gpus",
-        means: "The same two models on each of a host's first two GPUs, under one supervisor. Rows a second of each GPU alone and of both at \
-                once, with batches of 8; then all models at half of what they carry, while those of the second GPU are handed over, and its MPS \
-                server is killed. p99 in ms before, during the hand-overs, and from the kill to the return of the second GPU's models.",
+        means: "The same two models on each of two GPUs of a host, under one supervisor. First the throughput of each GPU alone and of both \
+                together, with batches of 8. Then all models run at half of their throughput, while the second GPU has hand-overs and its MPS \
+                server is killed: p99 in ms before, during the hand-overs, and from the kill until the models of the second GPU are ready again.",
         show: gpus,
     },
 ];
 
 const HANDOVER_PARTS: [&str; 7] = ["spawn", "libraries", "context", "session", "warmup", "proof", "effect"];
 
-/// The page for these figures.
+/// Renders the page of the figures.
 pub(crate) fn page(figures: &Value) -> String {
     let mut text = String::from("# GPU check\n\n");
-    let mut line = |said: String| writeln!(text, "{said}").expect("a string takes everything");
+    let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string cannot fail");
     if let Some(what) = figures["rehearsal"].as_str() {
         line(format!("**A rehearsal** {what}.\n"));
     }
     line(format!(
-        "{}, driver {}, MPS: {}; {} cores, {}; last taken {}, by `make gpu-check`; figures for programs: gpu.json.\n",
+        "{}, driver {}, MPS: {}; {} cores, {}; last measured {} by `make gpu-check`; the same figures as JSON: gpu.json.\n",
         cell(&figures["device"]),
         cell(&figures["driver"]),
         cell(&figures["mps"]),
@@ -197,7 +199,7 @@ pub(crate) fn page(figures: &Value) -> String {
         cell(&figures["date"]),
     ));
     line(
-        "Models have the published networks' shapes and random weights (models/make_gpu_models.py), FP32.\n"
+        "Models have the shapes of the published networks and random weights (models/make_gpu_models.py), FP32.\n"
             .into(),
     );
     for (stage, why) in figures["failed"].as_object().into_iter().flatten() {
@@ -207,7 +209,7 @@ pub(crate) fn page(figures: &Value) -> String {
         let there = figures.get(*figure).is_some_and(|value| !value.is_null());
         let body = if there { show(figures) } else { "**Missing**: not measured.\n".into() };
         let taken = &figures["stages"][*stage]["date"];
-        let taken = if taken.is_null() { String::new() } else { format!(" Taken {}.", cell(taken)) };
+        let taken = if taken.is_null() { String::new() } else { format!(" Measured {}.", cell(taken)) };
         line(format!(
             "\n## {title}\n\n{means}{taken} `make gpu-check GPU_CHECK_ARGS=\"--stages {stage}\"`\n\n{}",
             body.trim_end()
@@ -216,7 +218,7 @@ pub(crate) fn page(figures: &Value) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// Percentages in a row with the same SMs, as one cell.
+/// Lists the number of SMs by percentage, with consecutive equal ones combined.
 fn sms(figures: &Value) -> String {
     let mut steps: Vec<(u64, u64, u64)> = Vec::new();
     let all = figures["sms_by_percent"].as_object().into_iter().flatten();
@@ -242,7 +244,7 @@ fn contexts(figures: &Value) -> String {
     )
 }
 
-/// Quantiles, a row a sample.
+/// Renders a table of quantiles with a row for each sample.
 fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
     let mut table = Table::new(&["", "p50", "p99", "max", "count"]);
     for (name, path) in rows {
@@ -252,7 +254,7 @@ fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
     table.text()
 }
 
-/// A row a model, a column a part.
+/// Renders a table with a row for each model and a column for each part.
 pub(crate) fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
     let mut table = Table::new(&[&["model"], parts].concat());
     for (model, of) in figures[figure].as_object().into_iter().flatten() {
@@ -261,7 +263,7 @@ pub(crate) fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
     table.text()
 }
 
-/// A row and a column a model.
+/// Renders a table with a row and a column for each model.
 fn square(figures: &Value, figure: &str) -> String {
     let of = figures[figure].as_object();
     let models: Vec<&str> = of.into_iter().flatten().map(|(model, _)| model.as_str()).collect();
@@ -277,7 +279,7 @@ fn square(figures: &Value, figure: &str) -> String {
 fn handovers(figures: &Value) -> String {
     let all = &figures["handovers"];
     let mut text = format!(
-        "{} hand-overs done, {} not; {} requests offered, {} lost, {} wrong.\n\n",
+        "{} hand-overs completed, {} failed; {} requests sent, {} lost, {} answered wrongly.\n\n",
         cell(&all["done"]),
         all["not_done"].as_array().map_or(0, Vec::len),
         cell(&all["offered"]),
@@ -297,11 +299,11 @@ fn handovers(figures: &Value) -> String {
 fn gpus(figures: &Value) -> String {
     let all = &figures["gpus"];
     if all["models"].is_null() {
-        return "**Missing**: the host has one GPU.\n".into();
+        return "**Missing**: the host has only one GPU.\n".into();
     }
     let alone = all["alone_rows_per_s"].as_array().into_iter().flatten();
     let mut text = format!(
-        "Alone {} rows/s, together {}: {} of the sum. {} hand-overs; back after {} s.\n\n",
+        "Alone {} rows/s, together {}: {} of the sum. {} hand-overs; models ready again {} s after the kill.\n\n",
         alone.map(cell).collect::<Vec<_>>().join(" and "),
         cell(&all["together_rows_per_s"]),
         cell(&all["together_of_alone"]),
@@ -352,12 +354,12 @@ fn errors(figures: &Value) -> String {
     table.text()
 }
 
-/// A small number with two digits.
+/// Formats a small number with two significant digits.
 fn small(value: &Value) -> String {
     value.as_f64().map_or_else(|| cell(value), |number| format!("{number:.1e}"))
 }
 
-/// The keys of a map, by the number that each is.
+/// Returns the keys of a map, sorted as numbers.
 fn by_number(map: &Value) -> Vec<&str> {
     let mut keys: Vec<&str> = map.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
     keys.sort_by_key(|key| key.parse::<u64>().unwrap_or(u64::MAX));
@@ -371,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_is_there_and_what_is_missing() {
+    fn the_page_shows_figures_and_names_missing_ones() {
         let figures = json!({
             "device": "NVIDIA H200", "driver": "580", "date": "2026-11-20", "mps": null,
             "sms_by_percent": {"1": 8, "2": 8, "10": 12},
@@ -388,7 +390,7 @@ mod tests {
         assert!(page.contains("NVIDIA H200, driver 580, MPS: -"));
         assert!(page.contains("1-2 %: 8; 10 %: 12"));
         assert!(page.contains("| resnet50 | 20.5 | - | - | - | - | - | 3000 |"));
-        assert!(page.contains("together. Taken 2026-11-19. `make"));
+        assert!(page.contains("combined. Measured 2026-11-19. `make"));
         assert!(page.contains("| half, 1: 8 s | vgg19 | 805 | 4 | - | - | 98.7 | - | 3 | 50 |"));
         assert!(page.contains("| policy, span | within SLO/s | bert-base | vgg19 |"));
         assert!(page.contains("| half, 1 | 60 | 50.0 (75.0), -, - | 100.0 (-), -, - |"));

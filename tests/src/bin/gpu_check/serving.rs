@@ -1,4 +1,4 @@
-//! A supervisor that serves some of the models, and hand-overs ordered of it.
+//! A supervisor that serves some of the models, and the hand-overs that the check requests.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -6,193 +6,203 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use shadowslice_tests::home::{self, Home};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{self, Handover, Worker};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{self, HandoverJson, WorkerStatusJson};
 use tokio::time::{Instant, interval};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
-use crate::tools::{Device, Setting};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
+use crate::tools::{CheckSettings, CheckedDevice};
 
-/// How long the supervisor may take for anything, a model's reference answers on the CPU included.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// The time limit of each action of the supervisor, including a model's reference answers on the CPU.
+const ACTION_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How often a supervisor that starts is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The interval between checks of a starting supervisor.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Cores that a model's reference answers are computed on.
+/// The maximum number of threads that compute a model's reference answers.
 const THREADS: usize = 8;
 
-/// How the models are served.
+/// The models of a supervisor, and their configuration.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Service<'a> {
-    /// Names the log.
+pub(crate) struct ServingOptions<'a> {
+    /// The name of the log.
     pub(crate) name: &'a str,
-    pub(crate) models: &'a [Model],
-    /// The share that each starts with, in percent.
+    pub(crate) models: &'a [MeasuredModel],
+    /// The initial share of each model, in percent.
     pub(crate) share: u32,
     /// The largest batch, in rows.
     pub(crate) batch: u32,
-    /// How shares are changed, as the configuration says it.
+    /// The value of the configuration key `handover`.
     pub(crate) handover: &'a str,
 }
 
-/// A running supervisor; dropping it kills it and its workers.
+/// A running supervisor. Dropping this kills the supervisor and its workers.
 #[derive(Debug)]
-pub(crate) struct Serving {
-    pub(crate) server: Server,
+pub(crate) struct RunningServer {
+    pub(crate) server: ServerUnderTest,
     name: String,
 }
 
-impl Serving {
-    /// Starts it, and waits until all models are ready.
-    pub(crate) async fn start(setting: &Setting, service: Service<'_>) -> Result<Self, Error> {
-        Self::start_with(setting, service.name, &config(setting, service)).await
+impl RunningServer {
+    /// Starts a supervisor, and waits until all models are ready.
+    pub(crate) async fn start(
+        settings: &CheckSettings,
+        service: ServingOptions<'_>,
+    ) -> Result<Self, StageError> {
+        Self::start_with(settings, service.name, &config(settings, service)).await
     }
 
-    /// The same with another configuration; `name` names the log.
-    pub(crate) async fn start_with(setting: &Setting, name: &str, config: &str) -> Result<Self, Error> {
-        Self::start_in(home(setting, name, config)?, name).await
+    /// Starts a supervisor with this configuration; `name` is the name of the log.
+    pub(crate) async fn start_with(
+        settings: &CheckSettings,
+        name: &str,
+        config: &str,
+    ) -> Result<Self, StageError> {
+        Self::start_in(home(settings, name, config)?, name).await
     }
 
-    /// Does the same with optimised models that are kept in a folder for the next supervisor.
+    /// Starts a supervisor that keeps optimised models in a folder, where the next one finds them.
     pub(crate) async fn start_keeping(
-        setting: &Setting,
+        settings: &CheckSettings,
         name: &str,
         config: &str,
         kept: &Path,
-    ) -> Result<Self, Error> {
-        let home = home(setting, name, config)?;
+    ) -> Result<Self, StageError> {
+        let home = home(settings, name, config)?;
         home.keep_optimised_in(kept)?;
         Self::start_in(home, name).await
     }
 
-    async fn start_in(home: Home, name: &str) -> Result<Self, Error> {
-        let serving = Self { server: Server::start(home, None)?, name: name.into() };
+    async fn start_in(home: Home, name: &str) -> Result<Self, StageError> {
+        let serving = Self { server: ServerUnderTest::start(home, None)?, name: name.into() };
         serving.wait_ready().await?;
         Ok(serving)
     }
 
-    /// Unlike `ServerReady` this ends at once when a model cannot be served.
-    async fn wait_ready(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut look = interval(LOOK_EVERY);
+    /// Waits until all models are ready. Fails as soon as a model is unready or the supervisor exits.
+    async fn wait_ready(&self) -> Result<(), StageError> {
+        let deadline = Instant::now() + ACTION_TIMEOUT;
+        let mut tick = interval(POLL_INTERVAL);
         loop {
-            look.tick().await;
+            tick.tick().await;
             let log = || self.server.log();
-            if !self.server.process().alive() {
-                return Err(Error::Unusable(format!("the supervisor ended; its log:\n{}", log())));
+            if !self.server.process().is_alive() {
+                return Err(StageError::Unusable(format!("the supervisor exited; its log:\n{}", log())));
             }
-            // Refused until the control socket is there.
+            // The command fails until the control socket exists.
             let models = self.server.status().await.map(|status| status.models).unwrap_or_default();
             if let Some(model) = models.iter().find(|model| model.state == "unready") {
-                let why = model.more.get("why").and_then(Value::as_str).unwrap_or("it does not say why");
-                return Err(Error::Unusable(format!("{} is unready: {why}", model.name)));
+                let why = model.more.get("why").and_then(Value::as_str).unwrap_or("no reason given");
+                return Err(StageError::Unusable(format!("{} is unready: {why}", model.name)));
             }
             if !models.is_empty() && models.iter().all(|model| model.state == "ready") {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Unusable(format!("not ready within {PATIENCE:?}; its log:\n{}", log())));
+                return Err(StageError::Unusable(format!(
+                    "models not ready after {ACTION_TIMEOUT:?}; the supervisor's log:\n{}",
+                    log()
+                )));
             }
         }
     }
 
-    /// One hand-over, up to the first batch at the new share; something must ask for batches.
-    pub(crate) async fn hand_over(&self, model: &str, percent: u32) -> Result<HandedOver, Error> {
+    /// Performs a hand-over, up to the first batch at the new share. The model must be under load.
+    pub(crate) async fn hand_over(&self, model: &str, percent: u32) -> Result<HandoverResult, StageError> {
         let handover = self.server.resize(model, percent).await?;
-        let seen = |model: &status::Model| {
+        let seen = |model: &status::ModelStatusJson| {
             let last = model.handovers.last.as_ref();
             last.is_some_and(|last| last.to_sms == handover.to_sms && last.effect_ms.is_some())
         };
         let status = self.server.wait_status(model, "a batch at the new share", seen).await?;
         let worker = incumbent(&status).cloned();
         let last = status.handovers.last.unwrap_or(handover);
-        Ok(HandedOver { handover: last, worker })
+        Ok(HandoverResult { handover: last, worker })
     }
 
     /// Waits until a model has a single worker, and returns it.
-    pub(crate) async fn alone(&self, model: &str) -> Result<Worker, Error> {
-        let alone = |model: &status::Model| model.workers.len() == 1 && incumbent(model).is_some();
+    pub(crate) async fn wait_single_worker(&self, model: &str) -> Result<WorkerStatusJson, StageError> {
+        let alone = |model: &status::ModelStatusJson| model.workers.len() == 1 && incumbent(model).is_some();
         let status = self.server.wait_status(model, "the end of the old worker", alone).await?;
-        let gone = || Error::Unusable(format!("{model} has no worker"));
-        incumbent(&status).cloned().ok_or_else(gone)
+        let missing = || StageError::Unusable(format!("{model} has no worker"));
+        incumbent(&status).cloned().ok_or_else(missing)
     }
 
-    /// Stops it. Processes and files that it leaves behind are a figure, and no reason to discard
-    /// other figures.
-    pub(crate) async fn stop(self, figures: &mut Figures) -> Result<(), Error> {
+    /// Stops the supervisor. Processes and files that it leaves behind are recorded; other figures
+    /// stay valid.
+    pub(crate) async fn stop(self, figures: &mut FigureStore) -> Result<(), StageError> {
         match self.server.stop().await {
-            Err(home::Error::Left(left)) => figures.set(&["left_behind", &self.name], left),
+            Err(home::HarnessError::LeftBehind(left)) => figures.set(&["left_behind", &self.name], left),
             stopped => stopped?,
         }
         Ok(())
     }
 }
 
-/// A hand-over, and the worker that it put in charge.
+/// A hand-over, and the worker that serves after it.
 #[derive(Debug)]
-pub(crate) struct HandedOver {
-    pub(crate) handover: Handover,
-    pub(crate) worker: Option<Worker>,
+pub(crate) struct HandoverResult {
+    pub(crate) handover: HandoverJson,
+    pub(crate) worker: Option<WorkerStatusJson>,
 }
 
-impl HandedOver {
-    /// As it is kept among the raw figures.
+impl HandoverResult {
+    /// Formats the hand-over for the raw figures.
     pub(crate) fn json(&self) -> Value {
-        let Handover { from_sms, to_sms, effect_ms, stall_us, .. } = &self.handover;
+        let HandoverJson { from_sms, to_sms, effect_ms, stall_us, .. } = &self.handover;
         let boot = self.worker.as_ref().and_then(|worker| worker.more.get("boot_ms"));
         json!({ "from_sms": from_sms, "to_sms": to_sms, "effect_ms": effect_ms, "stall_us": stall_us, "boot_ms": boot })
     }
 }
 
-/// A supervisor's surroundings; `name` names the log.
-pub(crate) fn home(setting: &Setting, name: &str, config: &str) -> Result<Home, Error> {
+/// Prepares the folder of a supervisor; `name` is the name of the log.
+pub(crate) fn home(settings: &CheckSettings, name: &str, config: &str) -> Result<Home, StageError> {
     let mut home = Home::with_config(config)?;
-    home.set_binary(setting.supervisor());
-    home.set_patience(PATIENCE);
-    home.set_log(setting.log(name));
-    // CUDA keeps compiled kernels in the home directory, where the next supervisor finds them.
-    let kept = setting.out.join("cache");
-    std::fs::create_dir_all(&kept).map_err(Error::io("make", &kept))?;
-    home.set_env("HOME", kept);
+    home.set_binary(settings.supervisor());
+    home.set_timeout(ACTION_TIMEOUT);
+    home.set_log(settings.log(name));
+    // CUDA caches compiled kernels in the home directory, where the next supervisor finds them.
+    let cache = settings.out.join("cache");
+    std::fs::create_dir_all(&cache).map_err(StageError::io("create", &cache))?;
+    home.set_env("HOME", cache);
     home.set_env("ORT_DISABLE_TELEMETRY", "1");
     Ok(home)
 }
 
-fn incumbent(model: &status::Model) -> Option<&Worker> {
+fn incumbent(model: &status::ModelStatusJson) -> Option<&WorkerStatusJson> {
     model.workers.iter().find(|worker| worker.role == "incumbent")
 }
 
-/// The GPU as a configuration names it.
-pub(crate) fn gpu(setting: &Setting) -> String {
-    match &setting.device {
-        Device::Gpu(index) => format!("{{device: {index}}}"),
-        Device::Emulated => "{device: emulated, sms: 132}".into(),
+/// Returns the GPU as an element of the configuration key `gpus`.
+pub(crate) fn gpu(settings: &CheckSettings) -> String {
+    match &settings.device {
+        CheckedDevice::Gpu(index) => format!("{{device: {index}}}"),
+        CheckedDevice::Emulated => "{device: emulated, sms: 132}".into(),
     }
 }
 
-/// Threads that a model is given.
+/// Returns the number of threads of a model.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
 }
 
-pub(crate) fn config(setting: &Setting, service: Service<'_>) -> String {
-    let gpu = gpu(setting);
+pub(crate) fn config(settings: &CheckSettings, service: ServingOptions<'_>) -> String {
+    let gpu = gpu(settings);
     let threads = threads();
-    let Service { share, batch, handover, .. } = service;
+    let ServingOptions { share, batch, handover, .. } = service;
     let mut text = format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\ngpus: [{gpu}]\n\
          controller: {{policy: static}}\ntimeouts: {{spawn: 30s, warm: 3m, dwell: 200ms}}\nmodels:\n"
     );
-    for Model { name, path, .. } in service.models {
+    for MeasuredModel { name, path, .. } in service.models {
         let path = path.to_string_lossy();
         let line = format!(
             "  - {{name: {name}, path: {path:?}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: {batch}}}, \
              handover: {handover}, queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
         );
-        writeln!(text, "{line}").expect("a string takes everything");
+        writeln!(text, "{line}").expect("writing to a string cannot fail");
     }
     text
 }

@@ -1,22 +1,22 @@
-//! The stages: their order, their bounds, and the treatment of a failed stage.
+//! The stages: their order, their time limits, and the treatment of a failed stage.
 
 use std::time::Duration;
 
 use clap::ValueEnum;
 use tokio::time::{Instant, timeout};
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::tools::Setting;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::tools::CheckSettings;
 use crate::{
     contention, gpus, handover, host, lossless, memory, neighbours, pairs, partitions, policies, profiles,
     sms, sweep,
 };
 
-/// One part of the check.
+/// A stage of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Stage {
-    /// Device, driver, MPS, the output of `shadowslice doctor`.
+pub(crate) enum CheckStage {
+    /// The device, the driver, MPS, and the output of `shadowslice doctor`.
     Host,
     /// The SMs of each percentage, and the cost of a context.
     Sms,
@@ -24,30 +24,30 @@ pub(crate) enum Stage {
     Handover,
     /// The GPU memory with one worker, with two, and after the death of all.
     Memory,
-    /// Many hand-overs of all models under load, every answer checked.
+    /// Many hand-overs of all models under load, with every answer checked.
     Lossless,
-    /// Shares that change inside the workers, half precision included.
+    /// Shares that change inside the workers, including half precision.
     Partitions,
     /// The slowdown of one model's batches by another model, by the shares of both.
     Contention,
     /// The slowdown of other models by a shadow worker that warms up.
     Neighbours,
-    /// Each model at each share: execution times, memory, errors of the answers.
+    /// Execution times, memory and numerical errors of each model at each share.
     Sweep,
-    /// Every pair of models side by side.
+    /// All pairs of models side by side.
     Pairs,
-    /// `shadowslice profile` of each model.
+    /// The profile of each model by `shadowslice profile`.
     Profiles,
-    /// Policies side by side, by the profiles that were measured.
+    /// A comparison of policies with the measured profiles.
     Policies,
-    /// The same with five models at once, and more policies.
+    /// A comparison of more policies with five models at once.
     Mixes,
     /// Two GPUs of one host, if the host has two.
     Gpus,
 }
 
-impl Stage {
-    /// The most valuable first.
+impl CheckStage {
+    /// All stages, the most valuable first.
     pub(crate) const ALL: [Self; 14] = [
         Self::Host,
         Self::Sms,
@@ -65,7 +65,7 @@ impl Stage {
         Self::Gpus,
     ];
 
-    /// Its name on the command line and in the figures.
+    /// Returns the name on the command line and in the figures.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -85,13 +85,13 @@ impl Stage {
         }
     }
 
-    /// Whether each run adds the mixes and policies that it names, and keeps the others' figures.
+    /// Returns true if each run adds the mixes and policies that it names, and keeps other figures.
     pub(crate) fn accumulates(self) -> bool {
         matches!(self, Self::Policies | Self::Mixes)
     }
 
-    /// The most that it may take.
-    fn bound(self) -> Duration {
+    /// Returns the time limit of the stage.
+    fn time_limit(self) -> Duration {
         let minutes = match self {
             Self::Host => 1,
             Self::Sms => 4,
@@ -105,69 +105,74 @@ impl Stage {
     }
 }
 
-/// Below this nothing is begun any more.
-const TOO_LITTLE: Duration = Duration::from_secs(5);
+/// The shortest remaining time with which a stage starts.
+const MIN_STAGE_TIME: Duration = Duration::from_secs(5);
 
-/// The time that a stage with a planned end reserves for stopping its processes.
+/// The time that a stage with a deadline reserves for stopping its processes.
 pub(crate) const STOPPING: Duration = Duration::from_secs(20);
 
-/// Runs the stages one after the other, at most until `end`; returns whether no stage failed.
+/// Runs the stages one after the other, at most until `end`; returns true if no stage failed.
 pub(crate) async fn run_all(
-    stages: &[Stage],
-    setting: &Setting,
-    figures: &mut Figures,
+    stages: &[CheckStage],
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
     end: Instant,
-) -> Result<bool, Error> {
-    let mut well = true;
+) -> Result<bool, StageError> {
+    let mut all_passed = true;
     for &stage in stages {
-        if figures.has(stage, setting.quick) && !setting.again && !stage.accumulates() {
-            println!("{}: its figures are there", stage.name());
+        if figures.has(stage, settings.quick) && !settings.again && !stage.accumulates() {
+            println!("{}: skipped, has figures (use --again to repeat)", stage.name());
             continue;
         }
         let begun = Instant::now();
-        let bound = stage.bound().min(end.saturating_duration_since(begun));
-        if bound < TOO_LITTLE {
-            println!("{}: no time is left", stage.name());
-            well = false;
+        let limit = stage.time_limit().min(end.saturating_duration_since(begun));
+        if limit < MIN_STAGE_TIME {
+            println!("{}: skipped, no time left", stage.name());
+            all_passed = false;
             continue;
         }
         println!("{} ...", stage.name());
-        if setting.again && !stage.accumulates() {
+        if settings.again && !stage.accumulates() {
             figures.start_over(stage);
         }
-        let ran = timeout(bound, run(stage, setting, figures, begun + bound)).await;
+        let ran = timeout(limit, run(stage, settings, figures, begun + limit)).await;
         let failed = match ran {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(chain(&error)),
-            Err(_) => Some(format!("not done within {} s; what was measured is kept", bound.as_secs())),
+            Err(_) => Some(format!("timed out after {} s; figures so far are kept", limit.as_secs())),
         };
         let seconds = begun.elapsed().as_secs();
         match &failed {
             None => println!("{}: done in {seconds} s", stage.name()),
             Some(why) => println!("{}: FAILED after {seconds} s: {why}", stage.name()),
         }
-        well &= failed.is_none();
-        figures.ran(stage, setting, seconds, failed);
+        all_passed &= failed.is_none();
+        figures.record_stage(stage, settings, seconds, failed);
         figures.save()?;
     }
-    Ok(well)
+    Ok(all_passed)
 }
 
-async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
+async fn run(
+    stage: CheckStage,
+    settings: &CheckSettings,
+    figures: &mut FigureStore,
+    end: Instant,
+) -> Result<(), StageError> {
     match stage {
-        Stage::Host => host::run(setting, figures).await,
-        Stage::Sms => sms::run(setting, figures).await,
-        Stage::Handover => handover::run(setting, figures).await,
-        Stage::Memory => memory::run(setting, figures).await,
-        Stage::Lossless => lossless::run(setting, figures, end).await,
-        Stage::Partitions => partitions::run(setting, figures, end).await,
-        Stage::Contention => contention::run(setting, figures).await,
-        Stage::Neighbours => neighbours::run(setting, figures).await,
-        Stage::Sweep => sweep::run(setting, figures).await,
-        Stage::Pairs => pairs::run(setting, figures).await,
-        Stage::Profiles => profiles::run(setting, figures).await,
-        Stage::Policies => policies::run(setting, figures).await,
-        Stage::Mixes => policies::run_mixes(setting, figures).await,
-        Stage::Gpus => gpus::run(setting, figures).await,
+        CheckStage::Host => host::run(settings, figures).await,
+        CheckStage::Sms => sms::run(settings, figures).await,
+        CheckStage::Handover => handover::run(settings, figures).await,
+        CheckStage::Memory => memory::run(settings, figures).await,
+        CheckStage::Lossless => lossless::run(settings, figures, end).await,
+        CheckStage::Partitions => partitions::run(settings, figures, end).await,
+        CheckStage::Contention => contention::run(settings, figures).await,
+        CheckStage::Neighbours => neighbours::run(settings, figures).await,
+        CheckStage::Sweep => sweep::run(settings, figures).await,
+        CheckStage::Pairs => pairs::run(settings, figures).await,
+        CheckStage::Profiles => profiles::run(settings, figures).await,
+        CheckStage::Policies => policies::run(settings, figures).await,
+        CheckStage::Mixes => policies::run_mixes(settings, figures).await,
+        CheckStage::Gpus => gpus::run(settings, figures).await,
     }
 }

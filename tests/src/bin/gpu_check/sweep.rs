@@ -1,111 +1,113 @@
-//! Each model alone at each share: execution times by batch size as a profile, GPU memory, errors of the answers.
+//! The stage `sweep`: each model alone at each share, with execution times by batch size as a profile,
+//! GPU memory, and errors of the answers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use shadowslice_tests::status::Worker;
+use shadowslice_tests::status::WorkerStatusJson;
 use tokio::process::Command;
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
 use crate::numbers::{median, rounded};
 use crate::pairs::execution_ms;
 use crate::profiles::{memory, source};
-use crate::serving::{Service, Serving};
-use crate::stages::Stage;
-use crate::tools::{Device, Setting, output};
-use crate::traffic::Subject;
+use crate::serving::{RunningServer, ServingOptions};
+use crate::stages::CheckStage;
+use crate::tools::{CheckSettings, CheckedDevice, output};
+use crate::traffic::{Saturation, TestedModel};
 
-/// The shares, in percent; the first is the share of the start.
+/// The shares, in percent. The worker starts with the first one.
 const SHARES: [u32; 8] = [100, 80, 60, 45, 30, 20, 12, 6];
 
-/// The shares of a quick run.
+/// The shares of a quick run, in percent.
 const QUICK_SHARES: [u32; 3] = [100, 30, 12];
 
 /// The batch sizes, in rows.
 const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
-/// The share whose memory the figures name first, in percent.
+/// The share at which the page shows the memory, in percent.
 const USUAL_SHARE: u32 = 30;
 
-/// How long batches of one size are sent, one after the other.
+/// The time for which batches of one size are sent, one after the other.
 const SPAN: Duration = Duration::from_millis(300);
 
-/// How long nvidia-smi may take.
-const SMI_WITHIN: Duration = Duration::from_secs(10);
+/// The time limit of nvidia-smi.
+const SMI_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes of a MiB.
+/// The number of bytes in a MiB.
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// A model at one share.
-struct Column {
+/// The measurements of a model at one share.
+struct ShareColumn {
     share: u32,
-    worker: Worker,
-    /// By batch size.
+    worker: WorkerStatusJson,
+    /// The execution time in ms by batch size.
     execution_ms: BTreeMap<u32, f64>,
     memory_mib: Option<f64>,
 }
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let shares: &[u32] = if setting.quick { &QUICK_SHARES } else { &SHARES };
-    for model in &setting.models {
-        if figures.has_model(Stage::Sweep, &model.name, setting.quick) {
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let shares: &[u32] = if settings.quick { &QUICK_SHARES } else { &SHARES };
+    for model in &settings.models {
+        if figures.has_model(CheckStage::Sweep, &model.name, settings.quick) {
             continue;
         }
         let models = std::slice::from_ref(model);
         let name = format!("sweep-{}", model.name);
-        let service = Service {
+        let service = ServingOptions {
             name: &name,
             models,
             share: shares[0],
             batch: BATCHES[BATCHES.len() - 1],
             handover: "shadow",
         };
-        let serving = Serving::start(setting, service).await?;
-        let subject = Subject::learn(&serving.server, &model.name).await?;
+        let serving = RunningServer::start(settings, service).await?;
+        let subject = TestedModel::learn(&serving.server, &model.name).await?;
         let mut columns = Vec::new();
         for (n, &share) in shares.iter().enumerate() {
             if n > 0 {
                 serving.server.resize(&model.name, share).await?;
             }
-            let worker = serving.alone(&model.name).await?;
+            let worker = serving.wait_single_worker(&model.name).await?;
             let mut times = BTreeMap::new();
             for batch in BATCHES {
-                let closed = subject.saturate(&serving.server, (batch, 1), SPAN).await?;
+                let closed =
+                    subject.saturate(&serving.server, Saturation { rows: batch, in_flight: 1 }, SPAN).await?;
                 let execution = execution_ms(&serving, &model.name, batch).await?;
                 times.extend(execution.or(median(&closed.latencies_ms)).map(|ms| (batch, rounded(ms))));
             }
-            // The driver counts weights as those of the worker that brought them.
+            // The driver attributes weights to the worker that loaded them, so shared weights are added.
             let kind = |kind: &str| {
                 worker.more.get("memory").and_then(|memory| memory[kind].as_f64()).unwrap_or(0.0)
             };
-            let found = kind("weights_mib") - kind("brought_mib");
-            let memory_mib = memory_of(setting, worker.pid).await?.map(|used| used + found);
-            columns.push(Column { share, worker, execution_ms: times, memory_mib });
+            let shared = kind("weights_mib") - kind("brought_mib");
+            let memory_mib = memory_of(settings, worker.pid).await?.map(|used| used + shared);
+            columns.push(ShareColumn { share, worker, execution_ms: times, memory_mib });
             into_figures(figures, model, &columns);
         }
-        write_profile(setting, figures, model, columns)?;
+        write_profile(settings, figures, model, columns)?;
         serving.stop(figures).await?;
-        figures.has_now(Stage::Sweep, &model.name, setting.quick)?;
+        figures.record_model(CheckStage::Sweep, &model.name, settings.quick)?;
     }
     Ok(())
 }
 
-/// The GPU memory of a process in MiB; nothing without a GPU.
-async fn memory_of(setting: &Setting, pid: i32) -> Result<Option<f64>, Error> {
-    let Device::Gpu(_) = setting.device else { return Ok(None) };
+/// Returns the GPU memory of a process in MiB; `None` without a GPU.
+async fn memory_of(settings: &CheckSettings, pid: i32) -> Result<Option<f64>, StageError> {
+    let CheckedDevice::Gpu(_) = settings.device else { return Ok(None) };
     let mut command = Command::new("nvidia-smi");
     command.args(["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]);
-    let said = output(command, SMI_WITHIN, &setting.log("sweep")).await?;
-    let apps = said.lines().filter_map(|line| line.split_once(','));
+    let text = output(command, SMI_TIMEOUT, &settings.log("sweep")).await?;
+    let apps = text.lines().filter_map(|line| line.split_once(','));
     let own = apps.filter(|(of, _)| of.trim().parse() == Ok(pid));
     Ok(own.filter_map(|(_, used)| used.trim().parse::<f64>().ok()).reduce(f64::max))
 }
 
-fn into_figures(figures: &mut Figures, model: &Model, columns: &[Column]) {
+fn into_figures(figures: &mut FigureStore, model: &MeasuredModel, columns: &[ShareColumn]) {
     for column in columns {
         let share = column.share.to_string();
         let error = column.worker.more.get("answer_error").cloned().unwrap_or(Value::Null);
@@ -125,16 +127,16 @@ fn into_figures(figures: &mut Figures, model: &Model, columns: &[Column]) {
     }
 }
 
-/// The profile in shadowslice's own format.
+/// Writes the profile in the format of shadowslice.
 fn write_profile(
-    setting: &Setting,
-    figures: &Figures,
-    model: &Model,
-    mut columns: Vec<Column>,
-) -> Result<(), Error> {
+    settings: &CheckSettings,
+    figures: &FigureStore,
+    model: &MeasuredModel,
+    mut columns: Vec<ShareColumn>,
+) -> Result<(), StageError> {
     columns.sort_by_key(|column| column.worker.sms);
     columns.dedup_by_key(|column| column.worker.sms);
-    let (source, memory) = (source(setting, figures), memory(figures, &model.name));
+    let (source, memory) = (source(settings, figures), memory(figures, &model.name));
     let boot: Vec<&Value> = columns.iter().filter_map(|column| column.worker.more.get("boot_ms")).collect();
     let start = |parts: &[&str]| {
         let whole = |boot: &&Value| parts.iter().filter_map(|part| boot[*part].as_f64()).sum::<f64>();
@@ -153,9 +155,9 @@ fn write_profile(
         let times: Option<Vec<String>> =
             columns.iter().map(|column| column.execution_ms.get(&batch).map(f64::to_string)).collect();
         if let Some(times) = times {
-            writeln!(text, "  {batch}: [{}]", row(times)).expect("a string takes everything");
+            writeln!(text, "  {batch}: [{}]", row(times)).expect("writing to a string cannot fail");
         }
     }
-    let path = setting.out.join("profiles").join(format!("{}-served.yaml", model.name));
-    std::fs::write(&path, text).map_err(Error::io("write", &path))
+    let path = settings.out.join("profiles").join(format!("{}-served.yaml", model.name));
+    std::fs::write(&path, text).map_err(StageError::io("write", &path))
 }

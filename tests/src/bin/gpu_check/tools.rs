@@ -1,4 +1,4 @@
-//! The settings of all stages, and programs that run to their end within a bound.
+//! The settings of all stages, and programs that run with a time limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,71 +6,72 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::process::{ProcessHandle, descendants};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::Arguments;
-use crate::error::Error;
-use crate::models::{self, Model};
+use crate::error::StageError;
+use crate::models::{self, MeasuredModel};
 
 /// The device to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Device {
-    /// A GPU by its index.
+pub(crate) enum CheckedDevice {
+    /// A GPU, by its index.
     Gpu(String),
-    /// No GPU: a rehearsal.
+    /// An emulated GPU, for a rehearsal.
     Emulated,
 }
 
 /// The settings of all stages.
 #[derive(Debug)]
-pub(crate) struct Setting {
+pub(crate) struct CheckSettings {
     pub(crate) bin_dir: PathBuf,
     pub(crate) out: PathBuf,
-    pub(crate) device: Device,
-    pub(crate) models: Vec<Model>,
-    /// The models that compute in half precision, which have no share by percentage.
-    pub(crate) halves: Vec<Model>,
-    /// The models that a quick run leaves to mixes from files.
-    pub(crate) others: Vec<Model>,
-    /// The files with mixes; those in the tree if there is none.
+    pub(crate) device: CheckedDevice,
+    pub(crate) models: Vec<MeasuredModel>,
+    /// The models in half precision, which cannot have a share by percentage.
+    pub(crate) half_models: Vec<MeasuredModel>,
+    /// The models that a quick run uses only in mixes from files.
+    pub(crate) mix_only_models: Vec<MeasuredModel>,
+    /// The files with mixes; if there are none, the mixes of the source tree.
     pub(crate) mixes: Vec<PathBuf>,
-    /// The factor by which mixes' rates are multiplied.
+    /// The factor for the rates of the mixes.
     pub(crate) scale: f64,
-    /// Only these scenarios, if any is named.
+    /// The names of the mixes to run; all if empty.
     pub(crate) scenarios: Vec<String>,
-    /// Only these policies, if any is named,
+    /// The names of the policies to run; the default ones if empty.
     pub(crate) policies: Vec<String>,
-    /// each so often.
+    /// The number of rounds.
     pub(crate) rounds: u32,
     pub(crate) quick: bool,
     pub(crate) again: bool,
 }
 
-impl Setting {
-    /// The settings that follow from the arguments; makes the folders.
-    pub(crate) fn new(arguments: &Arguments) -> Result<Self, Error> {
+impl CheckSettings {
+    /// Derives the settings from the arguments, and creates the folders.
+    pub(crate) fn new(arguments: &Arguments) -> Result<Self, StageError> {
         let device = match arguments.device.as_str() {
-            "emulated" => Device::Emulated,
-            index => Device::Gpu(index.into()),
+            "emulated" => CheckedDevice::Emulated,
+            index => CheckedDevice::Gpu(index.into()),
         };
         for folder in ["logs", "profiles"] {
             let folder = arguments.out.join(folder);
-            fs::create_dir_all(&folder).map_err(Error::io("make", &folder))?;
+            fs::create_dir_all(&folder).map_err(StageError::io("create", &folder))?;
         }
-        let absolute = |path: &Path| fs::canonicalize(path).map_err(Error::io("find", path));
+        let absolute = |path: &Path| fs::canonicalize(path).map_err(StageError::io("find", path));
         let out = absolute(&arguments.out)?;
-        if device == Device::Emulated && out.ends_with("target/measurements") {
-            let why = "a rehearsal on the emulated device measures nothing; give another folder than target/measurements";
-            return Err(Error::Unusable(why.into()));
+        if device == CheckedDevice::Emulated && out.ends_with("target/measurements") {
+            let why = "a rehearsal on the emulated device measures nothing; use another folder than target/measurements";
+            return Err(StageError::Unusable(why.into()));
         }
         let found = models::find(&absolute(&arguments.models)?, &arguments.only)?;
-        let (mut halves, mut models): (Vec<_>, Vec<_>) = found.into_iter().partition(Model::is_half);
-        let mut others = Vec::new();
+        let (mut half_models, mut models): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(MeasuredModel::is_half);
+        let mut mix_only_models = Vec::new();
         if arguments.quick {
-            others.extend(models.split_off(models.len().min(2)));
-            others.extend(halves.split_off(halves.len().min(1)));
+            mix_only_models.extend(models.split_off(models.len().min(2)));
+            mix_only_models.extend(half_models.split_off(half_models.len().min(1)));
         }
         let bin_dir = absolute(&arguments.bin_dir)?;
         let Arguments { scale, rounds, quick, again, .. } = *arguments;
@@ -79,8 +80,8 @@ impl Setting {
             out,
             device,
             models,
-            halves,
-            others,
+            half_models,
+            mix_only_models,
             mixes: arguments.mixes.clone(),
             scale,
             scenarios: arguments.scenarios.clone(),
@@ -91,88 +92,93 @@ impl Setting {
         })
     }
 
-    /// The binaries under test.
+    /// Returns the path of the supervisor's binary.
     pub(crate) fn supervisor(&self) -> PathBuf {
         self.bin_dir.join("shadowslice")
     }
 
-    /// The worker's binary.
+    /// Returns the path of the worker's binary.
     pub(crate) fn worker(&self) -> PathBuf {
         self.bin_dir.join("shadowslice-worker")
     }
 
-    /// The models' names.
+    /// Returns the names of the models.
     pub(crate) fn names(&self) -> Vec<String> {
         self.models.iter().map(|model| model.name.clone()).collect()
     }
 
-    /// Where a log goes.
+    /// Returns the path of a log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.out.join("logs").join(format!("{name}.log"))
     }
 
-    /// Keeps something beside the logs.
-    pub(crate) fn keep(&self, name: &str, text: &str) -> Result<(), Error> {
+    /// Writes a file beside the logs.
+    pub(crate) fn write_beside_logs(&self, name: &str, text: &str) -> Result<(), StageError> {
         let path = self.out.join("logs").join(name);
-        fs::write(&path, text).map_err(Error::io("write", &path))
+        fs::write(&path, text).map_err(StageError::io("write", &path))
     }
 
-    /// As many as asked for, fewer in a quick run.
+    /// Returns `full`, or `quick` in a quick run.
     pub(crate) fn count(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
 }
 
-/// Runs a program to its end, adds its stderr to a log, and returns its output.
-pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, Error> {
+/// Runs a program to its end, appends its stderr to a log, and returns its stdout.
+pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, StageError> {
     let program = {
         let command = command.as_std();
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     };
-    let stderr = fs::File::options().create(true).append(true).open(log).map_err(Error::io("write", log))?;
-    let failed = |source| Error::Io { what: format!("run `{program}`"), source };
+    let stderr =
+        fs::File::options().create(true).append(true).open(log).map_err(StageError::io("write", log))?;
+    let failed = |source| StageError::Io { what: format!("run `{program}`"), source };
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().map_err(failed)?;
-    let _family = Family::of(&child);
-    let Ok(ended) = timeout(within, child.wait_with_output()).await else {
-        return Err(Error::Endless { program, within });
+    let _family = ProcessFamily::of(&child);
+    let Ok(result) = timeout(within, child.wait_with_output()).await else {
+        return Err(StageError::Timeout { program, within });
     };
-    let output = ended.map_err(failed)?;
+    let output = result.map_err(failed)?;
     if output.status.success() {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     } else {
-        let said =
+        let output_end =
             format!("{}; {}", last_line(&output.stdout), last_line(&fs::read(log).unwrap_or_default()));
-        Err(Error::Program { program, status: output.status, said })
+        Err(StageError::Program { program, status: output.status, output: output_end })
     }
 }
 
-/// How long nvidia-smi may take.
-const SMI_WITHIN: Duration = Duration::from_secs(10);
+/// The time limit of nvidia-smi.
+const SMI_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One field of nvidia-smi's output for the GPU, without its unit.
-pub(crate) async fn smi(setting: &Setting, index: &str, field: &str) -> Result<String, Error> {
+/// Queries one field of a GPU with nvidia-smi, and returns the value without its unit.
+pub(crate) async fn query_gpu(
+    settings: &CheckSettings,
+    index: &str,
+    field: &str,
+) -> Result<String, StageError> {
     let mut command = Command::new("nvidia-smi");
     command.args(["-i", index, &format!("--query-gpu={field}"), "--format=csv,noheader,nounits"]);
-    Ok(output(command, SMI_WITHIN, &setting.log("nvidia-smi")).await?.trim().to_owned())
+    Ok(output(command, SMI_TIMEOUT, &settings.log("nvidia-smi")).await?.trim().to_owned())
 }
 
-/// A program and all processes that it started; they are killed if the program is given up.
+/// A program and all processes that it started. Dropping this kills them if the program still runs.
 #[derive(Debug)]
-pub(crate) struct Family(Option<Process>);
+pub(crate) struct ProcessFamily(Option<ProcessHandle>);
 
-impl Family {
-    /// That of a running child.
+impl ProcessFamily {
+    /// Makes the family of a running child.
     pub(crate) fn of(child: &Child) -> Self {
-        Self(child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Process::of))
+        Self(child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(ProcessHandle::of))
     }
 }
 
-impl Drop for Family {
+impl Drop for ProcessFamily {
     fn drop(&mut self) {
-        let Some(own) = self.0.filter(|own| own.alive()) else { return };
+        let Some(own) = self.0.filter(|own| own.is_alive()) else { return };
         let others = descendants(own.pid);
-        // Both fail only for processes that are gone, which need no signal.
+        // Signals fail only for processes that have exited, so the errors may be dropped.
         let _ = own.signal(Signal::SIGKILL);
         for other in others {
             let _ = other.signal(Signal::SIGKILL);
@@ -180,7 +186,7 @@ impl Drop for Family {
     }
 }
 
-/// The last error that a program named, else its last words.
+/// Returns the last line that starts with `error:`, or else the last line of an output.
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let error = text.lines().rfind(|line| line.starts_with("error:"));
@@ -192,31 +198,31 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_that_does_not_end_takes_its_children_along() {
+    async fn a_program_that_times_out_is_killed_with_its_children() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 60 & echo $! > child; wait"]).current_dir(folder.path());
         let ended = output(command, Duration::from_secs(2), &log).await;
-        assert!(matches!(ended, Err(Error::Endless { .. })), "{ended:?}");
+        assert!(matches!(ended, Err(StageError::Timeout { .. })), "{ended:?}");
         let child = fs::read_to_string(folder.path().join("child")).unwrap().trim().parse().unwrap();
         let gone = async {
-            let mut look = tokio::time::interval(Duration::from_millis(10));
-            while Process::of(child).is_some() {
-                look.tick().await;
+            let mut tick = tokio::time::interval(Duration::from_millis(10));
+            while ProcessHandle::of(child).is_some() {
+                tick.tick().await;
             }
         };
-        timeout(Duration::from_secs(10), gone).await.expect("it was killed");
+        timeout(Duration::from_secs(10), gone).await.expect("the child was killed");
     }
 
     #[tokio::test]
-    async fn what_a_program_said_last_is_in_the_error() {
+    async fn the_error_contains_the_last_line_of_the_program() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         let mut command = Command::new("sh");
         command.args(["-c", "echo first >&2; echo second >&2; exit 3"]);
-        let said = output(command, Duration::from_secs(10), &log).await.unwrap_err().to_string();
-        assert!(said.contains("second") && said.contains("exit status: 3"), "{said}");
+        let error = output(command, Duration::from_secs(10), &log).await.unwrap_err().to_string();
+        assert!(error.contains("second") && error.contains("exit status: 3"), "{error}");
         let mut command = Command::new("sh");
         command.args(["-c", "echo fine"]);
         assert_eq!(output(command, Duration::from_secs(10), &log).await.unwrap(), "fine\n");

@@ -1,193 +1,206 @@
-//! Requests with checked answers, open-loop and closed-loop.
+//! Open-loop and closed-loop requests with checked answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_tests::cases::{Case, Tensor, compare};
-use shadowslice_tests::client::{Client, Prepared};
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Split, Tally};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::cases::{ClientTensor, RequestCase, compare};
+use shadowslice_tests::client::{EncodedRequest, InferGrpcClient, ModelInputSpec};
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome, SplitTally};
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::Status;
 
-use crate::error::Error;
-use crate::models::{Described, inputs};
+use crate::error::StageError;
+use crate::models::inputs;
 
-/// How far an answer may lie from the first answer to the same input, as part of its largest value:
-/// kernels and the order of sums depend on the batch size and the share.
+/// The largest allowed difference from the first answer to the same input, relative to the largest
+/// value: kernels and the order of sums depend on the batch size and the share.
 pub(crate) const TOLERANCE: f32 = 0.02;
 
-/// The same for BF16, which has eight bits.
+/// The largest allowed difference for BF16, which has a significand of eight bits.
 const TOLERANCE_BF16: f32 = 0.06;
 
-/// The same for a model of which little is known: only gross faults count.
+/// The largest allowed difference for an arbitrary model, which shows only gross errors.
 const TOLERANCE_UNKNOWN: f32 = 0.1;
 
-/// The number of different inputs that can be told apart by their answers.
+/// The number of different inputs that are tried for each model.
 const INPUTS: u64 = 8;
 
-/// Connections that a model's loads share: in most loads, every client has its own connection.
+/// The number of connections that the loads of a model share. In most loads, each client has its own.
 const CONNECTIONS: usize = 24;
 
-/// A load consists of parts of this length, each with arrivals of its own.
+/// The length of each part of a load. Each part has its own arrivals.
 const PART: Duration = Duration::from_secs(2);
 
-/// How long one answer may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// The time limit of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A model, and requests with known answers.
 #[derive(Debug)]
-pub(crate) struct Subject {
+pub(crate) struct TestedModel {
     pub(crate) model: String,
-    described: Vec<Described>,
-    clients: Vec<Client>,
-    cases: Vec<Known>,
+    inputs: Vec<ModelInputSpec>,
+    clients: Vec<InferGrpcClient>,
+    cases: Vec<KnownAnswer>,
 }
 
 /// A request with its first answer.
 #[derive(Debug)]
-struct Known {
-    case: Case,
-    prepared: Prepared,
-    /// How far another answer to it may lie from the first one.
+struct KnownAnswer {
+    case: RequestCase,
+    encoded: EncodedRequest,
+    /// The largest allowed difference of another answer from the first one.
     tolerance: f32,
 }
 
-impl Subject {
-    /// Asks each input once; from then on, the same input must get the same answer.
-    pub(crate) async fn learn(server: &Server, model: &str) -> Result<Arc<Self>, Error> {
+impl TestedModel {
+    /// Sends each input once. From then on, the same input must get the same answer.
+    pub(crate) async fn learn(server: &ServerUnderTest, model: &str) -> Result<Arc<Self>, StageError> {
         let allowed = if model.ends_with("-bf16") { TOLERANCE_BF16 } else { TOLERANCE };
-        let subject = Self::ask_each(server, model, allowed).await?;
+        let subject = Self::send_each(server, model, allowed).await?;
         if subject.cases.len() < 2 {
-            let why = "different inputs have the same answer, so nothing could be checked".into();
-            return Err(Error::Request { model: model.into(), why });
+            let why = "all inputs have the same answer, so wrong answers would go unnoticed".into();
+            return Err(StageError::Request { model: model.into(), why });
         }
         Ok(subject)
     }
 
-    /// Does the same for a model of which little is known: its answers need not differ by input,
-    /// and may lie farther from the first ones.
-    pub(crate) async fn meet(server: &Server, model: &str) -> Result<Arc<Self>, Error> {
-        Self::ask_each(server, model, TOLERANCE_UNKNOWN).await
+    /// Sends each input of an arbitrary model once. Its answers need not differ by input,
+    /// and may differ more from the first ones.
+    pub(crate) async fn learn_loosely(
+        server: &ServerUnderTest,
+        model: &str,
+    ) -> Result<Arc<Self>, StageError> {
+        Self::send_each(server, model, TOLERANCE_UNKNOWN).await
     }
 
-    async fn ask_each(server: &Server, model: &str, allowed: f32) -> Result<Arc<Self>, Error> {
-        let failed = |why: String| Error::Request { model: model.into(), why };
+    async fn send_each(server: &ServerUnderTest, model: &str, allowed: f32) -> Result<Arc<Self>, StageError> {
+        let failed = |why: String| StageError::Request { model: model.into(), why };
         let mut client = server.client();
-        let described = client.inputs(model).await.map_err(|status| failed(status.message().into()))?;
-        let mut cases: Vec<Known> = Vec::new();
+        let specs = client.inputs(model).await.map_err(|status| failed(status.message().into()))?;
+        let mut cases: Vec<KnownAnswer> = Vec::new();
         for seed in 1..=INPUTS {
-            let inputs = inputs(&described, 1, seed)?;
-            let prepared = Prepared::new(model, &inputs);
-            let answered = timeout(ANSWER_WITHIN, client.infer_prepared(&prepared)).await;
+            let inputs = inputs(&specs, 1, seed)?;
+            let encoded = EncodedRequest::new(model, &inputs);
+            let answered = timeout(REQUEST_TIMEOUT, client.infer_encoded(&encoded)).await;
             let answered = answered.map_err(|_| failed("no answer in time".into()))?;
             let outputs = answered.map_err(|status| failed(status.message().into()))?;
-            let largest = largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
+            let largest = largest(&outputs).ok_or_else(|| failed("the answer is not finite".into()))?;
             let tolerance = allowed * largest;
-            let alike = |known: &Known| {
+            let alike = |known: &KnownAnswer| {
                 compare(&known.case.outputs, &outputs, 2.0 * known.tolerance.max(tolerance)).is_ok()
             };
             if !cases.iter().any(alike) {
-                cases.push(Known { case: Case { inputs, outputs, truth: None }, prepared, tolerance });
+                cases.push(KnownAnswer {
+                    case: RequestCase { inputs, outputs, truth: None },
+                    encoded,
+                    tolerance,
+                });
             }
         }
-        let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        let mut clients: Vec<InferGrpcClient> = (0..CONNECTIONS).map(|_| server.client()).collect();
         for client in &mut clients {
-            // Connects; the answer doesn't matter.
+            // The call opens the connection. Its answer doesn't matter.
             client.server_ready().await.ok();
         }
-        Ok(Arc::new(Self { model: model.into(), described, clients, cases }))
+        Ok(Arc::new(Self { model: model.into(), inputs: specs, clients, cases }))
     }
 
     /// Sends the n-th request, and checks its answer.
-    async fn ask(&self, n: usize) -> Outcome {
-        let Known { case, prepared, tolerance } = &self.cases[n % self.cases.len()];
-        match self.clients[n % self.clients.len()].infer_prepared(prepared).await {
-            Ok(answer) => {
-                compare(&case.outputs, &answer, *tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right)
-            }
-            Err(status) => Outcome::Failed(reason(&status)),
+    async fn send(&self, n: usize) -> RequestOutcome {
+        let KnownAnswer { case, encoded, tolerance } = &self.cases[n % self.cases.len()];
+        match self.clients[n % self.clients.len()].infer_encoded(encoded).await {
+            Ok(answer) => compare(&case.outputs, &answer, *tolerance)
+                .map_or_else(RequestOutcome::Wrong, |()| RequestOutcome::Right),
+            Err(status) => RequestOutcome::Failed(reason(&status)),
         }
     }
 
-    /// Keeps so many clients asking for a while, each again as soon as it is answered; returns the
-    /// tallies of the time up to `split` and of the rest.
-    pub(crate) async fn ask_in_turn(
+    /// Runs a closed-loop load for a while; returns the tallies of the time up to `split` and of the
+    /// rest.
+    pub(crate) async fn load_closed_loop(
         self: &Arc<Self>,
         clients: usize,
         span: Duration,
         split: Duration,
-    ) -> [Tally; 2] {
-        let (tallies, subject) = (Split::after(split), Arc::clone(self));
-        // A measured time: there is no event to wait for.
+    ) -> [LoadTally; 2] {
+        let (tallies, subject) = (SplitTally::after(split), Arc::clone(self));
+        // The load has a fixed length, so no event marks its end.
         let work = sleep(span);
-        load::closed_split(clients, &tallies, move |n| Arc::clone(&subject).asked(n), work).await;
+        load::run_closed_split(clients, &tallies, move |n| Arc::clone(&subject).send_owned(n), work).await;
         tallies.take()
     }
 
-    /// Sends the planned requests, whether or not earlier requests were answered; returns tallies
-    /// as above.
-    pub(crate) async fn ask_at_random(self: &Arc<Self>, plan: &Plan, split: Duration) -> [Tally; 2] {
-        let tallies = Split::after(split);
-        load::run_split(plan, &tallies, |n| Arc::clone(self).asked(n)).await;
+    /// Runs an open-loop load; returns the tallies of the requests due up to `split` and of the rest.
+    pub(crate) async fn load_open_loop(self: &Arc<Self>, plan: &LoadPlan, split: Duration) -> [LoadTally; 2] {
+        let tallies = SplitTally::after(split);
+        load::run_split(plan, &tallies, |n| Arc::clone(self).send_owned(n)).await;
         tallies.take()
     }
 
-    async fn asked(self: Arc<Self>, n: usize) -> Outcome {
-        self.ask(n).await
+    async fn send_owned(self: Arc<Self>, n: usize) -> RequestOutcome {
+        self.send(n).await
     }
 
-    /// Keeps `concurrency` requests of so many rows under way for a while, each on a connection of its own.
+    /// Keeps several requests in flight for a while, each on its own connection.
     pub(crate) async fn saturate(
         self: &Arc<Self>,
-        server: &Server,
-        (rows, concurrency): (u32, usize),
+        server: &ServerUnderTest,
+        load: Saturation,
         span: Duration,
-    ) -> Result<Saturated, Error> {
-        let made = self.make(rows, concurrency)?;
-        self.saturate_with(server, &made, span).await
+    ) -> Result<ClosedLoopResult, StageError> {
+        let inputs = self.client_inputs(load)?;
+        self.saturate_with(server, &inputs, span).await
     }
 
-    /// The inputs of so many clients, of so many rows each.
-    pub(crate) fn make(&self, rows: u32, clients: usize) -> Result<Made, Error> {
-        let inputs = (0..clients as u64).map(|seed| inputs(&self.described, rows, 100 + seed));
-        Ok(Made { rows, inputs: inputs.collect::<Result<_, _>>()? })
+    /// Makes the inputs of the clients of a closed-loop load.
+    pub(crate) fn client_inputs(
+        &self,
+        Saturation { rows, in_flight }: Saturation,
+    ) -> Result<ClientInputs, StageError> {
+        let inputs = (0..in_flight as u64).map(|seed| inputs(&self.inputs, rows, 100 + seed));
+        Ok(ClientInputs { rows, inputs: inputs.collect::<Result<_, _>>()? })
     }
 
-    /// The same with inputs that are there, as making them takes time that must not count.
+    /// Runs a closed-loop load with prepared inputs, because making them takes time.
     pub(crate) async fn saturate_with(
         self: &Arc<Self>,
-        server: &Server,
-        Made { rows, inputs }: &Made,
+        server: &ServerUnderTest,
+        ClientInputs { rows, inputs }: &ClientInputs,
         span: Duration,
-    ) -> Result<Saturated, Error> {
+    ) -> Result<ClosedLoopResult, StageError> {
         let begun = Instant::now();
         let mut tasks = JoinSet::new();
         for inputs in inputs {
             let (subject, client, inputs) = (Arc::clone(self), server.client(), inputs.clone());
-            tasks.spawn(async move { subject.in_turn(client, &inputs, begun + span).await });
+            tasks.spawn(async move { subject.send_in_turn(client, &inputs, begun + span).await });
         }
         let mut latencies_ms = Vec::new();
         while let Some(ended) = tasks.join_next().await {
-            let panicked = |_| Error::Unusable("a client's task panicked".into());
+            let panicked = |_| StageError::Unusable("a client's task panicked".into());
             latencies_ms.extend(ended.map_err(panicked)??);
         }
         let seconds = begun.elapsed().as_secs_f64();
         let rows_per_s = latencies_ms.len() as f64 * f64::from(*rows) / seconds;
-        Ok(Saturated { rows_per_s, latencies_ms })
+        Ok(ClosedLoopResult { rows_per_s, latencies_ms })
     }
 
     /// Sends requests one after the other until `end`, at least one; returns the latency of each in
     /// ms.
-    async fn in_turn(&self, mut client: Client, inputs: &[Tensor], end: Instant) -> Result<Vec<f64>, Error> {
-        let failed = |why: String| Error::Request { model: self.model.clone(), why };
+    async fn send_in_turn(
+        &self,
+        mut client: InferGrpcClient,
+        inputs: &[ClientTensor],
+        end: Instant,
+    ) -> Result<Vec<f64>, StageError> {
+        let failed = |why: String| StageError::Request { model: self.model.clone(), why };
         let mut latencies_ms = Vec::new();
         while latencies_ms.is_empty() || Instant::now() < end {
             let sent = Instant::now();
-            let answered = timeout_at(sent + ANSWER_WITHIN, client.infer(&self.model, inputs)).await;
+            let answered = timeout_at(sent + REQUEST_TIMEOUT, client.infer(&self.model, inputs)).await;
             let answered = answered.map_err(|_| failed("no answer in time".into()))?;
             answered.map_err(|status| failed(status.message().into()))?;
             latencies_ms.push(sent.elapsed().as_secs_f64() * 1e3);
@@ -196,62 +209,71 @@ impl Subject {
     }
 }
 
-/// Inputs for a closed loop.
-#[derive(Debug)]
-pub(crate) struct Made {
-    rows: u32,
-    /// Of each client.
-    inputs: Vec<Vec<Tensor>>,
+/// The size of a closed-loop load.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saturation {
+    /// The number of rows of each request.
+    pub(crate) rows: u32,
+    /// The number of requests in flight.
+    pub(crate) in_flight: usize,
 }
 
-/// The result of a closed loop.
+/// The inputs of the clients of a closed-loop load.
 #[derive(Debug)]
-pub(crate) struct Saturated {
+pub(crate) struct ClientInputs {
+    rows: u32,
+    /// The inputs of each client.
+    inputs: Vec<Vec<ClientTensor>>,
+}
+
+/// The result of a closed-loop load.
+#[derive(Debug)]
+pub(crate) struct ClosedLoopResult {
     pub(crate) rows_per_s: f64,
     pub(crate) latencies_ms: Vec<f64>,
 }
 
-/// Returns why a request failed without the numbers in it, so that failures can be counted by it.
+/// Returns the reason of a failure with all digits masked, so that failures can be counted by reason.
 fn reason(status: &Status) -> String {
     let message = status.message().replace(|letter: char| letter.is_ascii_digit(), "#");
     format!("{:?}: {message}", status.code())
 }
 
-/// The largest magnitude among the FP32 outputs; `None` if an output is no number.
-fn largest(outputs: &[Tensor]) -> Option<f32> {
-    let mut elements = outputs.iter().filter_map(Tensor::as_fp32).flatten();
+/// Returns the largest magnitude among the FP32 outputs; `None` if an element is not finite.
+fn largest(outputs: &[ClientTensor]) -> Option<f32> {
+    let mut elements = outputs.iter().filter_map(ClientTensor::as_fp32).flatten();
     elements.try_fold(0.0_f32, |largest, value| value.is_finite().then(|| largest.max(value.abs())))
 }
 
-/// From a request's scheduled arrival to its answer.
+/// The scheduled arrival and the end of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
+pub(crate) struct RequestTimes {
     pub(crate) due: Instant,
     pub(crate) end: Instant,
 }
 
-/// An open-loop load that goes on until it is ended. The n-th part of a load always has the same arrivals.
+/// An open-loop load in the background. The n-th part of a load always has the same arrivals.
 #[derive(Debug)]
-pub(crate) struct Load {
+pub(crate) struct BackgroundLoad {
     task: JoinHandle<()>,
     stop: Arc<AtomicBool>,
     parts: Arc<AtomicU64>,
-    tally: Arc<Mutex<Tally>>,
-    spans: Arc<Mutex<Vec<Span>>>,
+    tally: Arc<Mutex<LoadTally>>,
+    spans: Arc<Mutex<Vec<RequestTimes>>>,
 }
 
-/// The outcome of a load.
+/// The result of a background load.
 #[derive(Debug)]
-pub(crate) struct Loaded {
-    pub(crate) tally: Tally,
-    pub(crate) spans: Vec<Span>,
+pub(crate) struct LoadResult {
+    pub(crate) tally: LoadTally,
+    pub(crate) spans: Vec<RequestTimes>,
 }
 
-impl Load {
-    /// Loads a model with Poisson arrivals, `limit` parts or until it is ended.
-    pub(crate) fn begin(subject: &Arc<Subject>, rate: f64, limit: Option<u64>) -> Self {
+impl BackgroundLoad {
+    /// Starts a load with Poisson arrivals. It ends after `limit` parts, if given, or when it is stopped.
+    pub(crate) fn start(subject: &Arc<TestedModel>, rate: f64, limit: Option<u64>) -> Self {
         let (stop, parts) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (tally, spans) = (Arc::<Mutex<Tally>>::default(), Arc::<Mutex<Vec<Span>>>::default());
+        let (tally, spans) = (Arc::<Mutex<LoadTally>>::default(), Arc::<Mutex<Vec<RequestTimes>>>::default());
         let task = tokio::spawn({
             let (subject, stop, parts) = (Arc::clone(subject), Arc::clone(&stop), Arc::clone(&parts));
             let (tally, spans) = (Arc::clone(&tally), Arc::clone(&spans));
@@ -260,43 +282,48 @@ impl Load {
                     && limit.is_none_or(|limit| parts.load(Ordering::Relaxed) < limit)
                 {
                     let seed = parts.fetch_add(1, Ordering::Relaxed) + 1;
-                    let plan = Plan { rate, span: PART, arrivals: Arrivals::Poisson, seed };
-                    part(&subject, &plan, &tally, &spans).await;
+                    let plan = LoadPlan { rate, span: PART, arrivals: ArrivalPattern::Poisson, seed };
+                    run_part(&subject, &plan, &tally, &spans).await;
                 }
             }
         });
         Self { task, stop, parts, tally, spans }
     }
 
-    /// Waits for the end of the part under way, or of the last part.
-    pub(crate) async fn end(mut self, at_once: bool) -> Result<Loaded, Error> {
+    /// Waits for the end of the current part if `at_once` is set, or else of the last part.
+    pub(crate) async fn finish(mut self, at_once: bool) -> Result<LoadResult, StageError> {
         self.stop.store(at_once, Ordering::Relaxed);
-        (&mut self.task).await.map_err(|_| Error::Unusable("a load's task panicked".into()))?;
+        (&mut self.task).await.map_err(|_| StageError::Unusable("a load's task panicked".into()))?;
         let (tally, spans) = (self.tally.lock().clone(), std::mem::take(&mut *self.spans.lock()));
-        Ok(Loaded { tally, spans })
+        Ok(LoadResult { tally, spans })
     }
 
-    /// How many parts it has begun.
+    /// Returns the number of parts that have started.
     pub(crate) fn parts(&self) -> u64 {
         self.parts.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Load {
+impl Drop for BackgroundLoad {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn part(subject: &Arc<Subject>, plan: &Plan, tally: &Arc<Mutex<Tally>>, spans: &Arc<Mutex<Vec<Span>>>) {
+async fn run_part(
+    subject: &Arc<TestedModel>,
+    plan: &LoadPlan,
+    tally: &Arc<Mutex<LoadTally>>,
+    spans: &Arc<Mutex<Vec<RequestTimes>>>,
+) {
     let schedule = plan.schedule();
     let begun = Instant::now();
     load::run(plan, tally, |n| {
         let (subject, spans) = (Arc::clone(subject), Arc::clone(spans));
         let due = begun + schedule.get(n).copied().unwrap_or_default();
         async move {
-            let outcome = subject.ask(n).await;
-            spans.lock().push(Span { due, end: Instant::now() });
+            let outcome = subject.send(n).await;
+            spans.lock().push(RequestTimes { due, end: Instant::now() });
             outcome
         }
     })

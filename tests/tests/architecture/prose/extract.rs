@@ -1,15 +1,15 @@
-//! Takes the prose out of files: documents without code, comments, and the strings of programs.
+//! The extraction of prose from files: documents without code, comments, and strings in programs.
 
 use std::fmt;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// A stretch of prose, with its place.
+/// A passage of prose, and its place.
 #[derive(Debug)]
 pub(crate) struct Passage {
     /// The path from the workspace's root.
     pub(crate) file: String,
-    /// The number of its first line, from 1.
+    /// The number of the first line, counted from 1.
     pub(crate) line: usize,
     pub(crate) kind: Kind,
     /// The text, with its lines joined by spaces.
@@ -37,7 +37,7 @@ impl fmt::Display for Passage {
     }
 }
 
-/// Returns whether a file has prose that the rules are for.
+/// Returns true if the rules apply to the prose of a file.
 pub(crate) fn is_read(file: &str) -> bool {
     [".md", ".rs", ".py", ".pyi"].iter().any(|ending| file.ends_with(ending))
         && !file.starts_with("tests/tests/architecture/prose/")
@@ -56,17 +56,17 @@ pub(crate) fn passages(file: &str, text: &str) -> Vec<Passage> {
     found.into_iter().map(passage).collect()
 }
 
-/// Returns the comments of a Rust text that need not be a whole file.
+/// Returns the comments of a Rust text, which may be a part of a file.
 pub(super) fn comments_of(text: &str) -> Vec<Passage> {
     let passage = |(line, kind, text)| Passage { file: String::new(), line, kind, text };
     comments(text).into_iter().map(passage).collect()
 }
 
-type Found = Vec<(usize, Kind, String)>;
+type Extracts = Vec<(usize, Kind, String)>;
 
 /// Returns the paragraphs of a document, without its code.
-fn document(text: &str) -> Found {
-    let mut found: Found = Vec::new();
+fn document(text: &str) -> Extracts {
+    let mut found: Extracts = Vec::new();
     let (mut fenced, mut open) = (false, false);
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
         let fence = line.starts_with("```");
@@ -88,21 +88,21 @@ fn document(text: &str) -> Found {
     found
 }
 
-/// Returns `text` with each code span as `` `…` ``.
+/// Replaces each code span of a text by `` `…` ``.
 fn without_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts.map(|(at, part)| if at % 2 == 0 { part } else { "`…`" }).collect()
 }
 
-fn rust(text: &str) -> Found {
+fn rust(text: &str) -> Extracts {
     let mut found = comments(text);
     let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{error}"));
     strings(tokens, &mut found);
     found
 }
 
-/// Returns the comments that have lines of their own, with adjacent lines joined.
-fn comments(text: &str) -> Found {
+/// Returns the comments on separate lines, with adjacent lines joined.
+fn comments(text: &str) -> Extracts {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let mut found = Vec::new();
     let mut at = 0;
@@ -127,7 +127,7 @@ fn comments(text: &str) -> Found {
     found
 }
 
-/// Returns whether the item after a comment is a function.
+/// Returns true if the item after a comment is a function.
 fn documents_function(lines: &[&str]) -> bool {
     let item = lines.iter().find(|line| !line.starts_with("#[") && !line.starts_with("//"));
     let Some(item) = item else { return false };
@@ -137,8 +137,8 @@ fn documents_function(lines: &[&str]) -> bool {
     words.next() == Some("fn")
 }
 
-/// Collects the string literals of a program that are long enough to be prose.
-fn strings(tokens: TokenStream, found: &mut Found) {
+/// Collects the string literals with more than one word.
+fn strings(tokens: TokenStream, found: &mut Extracts) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
         match token {

@@ -1,6 +1,7 @@
-//! Wording and names: documents, comments and messages in plain English, and one name for one type.
+//! The checks of wording and names: documents, comments and messages are plain English, and each name
+//! means one type.
 //!
-//! The rules refuse what they can recognise by its words. A reader is still the better judge.
+//! The rules find only what they can recognise by single words. Reviewers have to find the rest.
 
 mod exceptions;
 mod extract;
@@ -22,7 +23,7 @@ fn documents_comments_and_messages_are_plain_english() {
         let phrase = rules::phrase(&passage.text)?;
         Some((passage.file.as_str(), format!("{passage} has `{phrase}`")))
     });
-    none(&beyond(PHRASES, faults.collect()));
+    none(&without_exceptions(PHRASES, faults.collect()));
 }
 
 #[test]
@@ -32,23 +33,23 @@ fn comments_are_whole_sentences() {
         let fault = rules::fragment(passage)?;
         Some((passage.file.as_str(), format!("{passage} {fault}")))
     });
-    none(&beyond(FRAGMENTS, faults.collect()));
+    none(&without_exceptions(FRAGMENTS, faults.collect()));
 }
 
 #[test]
-fn a_type_name_means_one_thing() {
+fn each_type_name_means_one_type() {
     let sources = sources();
     let counted: Vec<_> = sources.iter().filter(|source| !is_covered(REDESIGNED, &source.name)).collect();
-    let faults = names::twice(&counted);
-    none(&beyond(NAMES, faults.iter().map(|(file, fault)| (*file, fault.clone())).collect()));
+    let faults = names::duplicates(&counted);
+    none(&without_exceptions(NAMES, faults.iter().map(|(file, fault)| (*file, fault.clone())).collect()));
 }
 
 fn is_covered(exceptions: &[Exception], file: &str) -> bool {
     exceptions.iter().any(|exception| exception.covers(file))
 }
 
-/// Returns the faults that no exception covers, and a fault for each exception that covers none.
-fn beyond(exceptions: &[Exception], faults: Vec<(&str, String)>) -> Vec<String> {
+/// Returns the faults that no exception covers, and a fault for each unused exception.
+fn without_exceptions(exceptions: &[Exception], faults: Vec<(&str, String)>) -> Vec<String> {
     let mut used = BTreeSet::new();
     let mut left = Vec::new();
     for (file, fault) in faults.into_iter().filter(|(file, _)| !is_covered(REDESIGNED, file)) {
@@ -71,7 +72,9 @@ fn passages() -> Vec<Passage> {
         collect(&root().join(top), &mut files);
     }
     let roots = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
-    files.extend(roots.iter().filter(|name| root().join(name).exists()).map(|name| (*name).to_owned()));
+    files.extend(
+        roots.iter().filter(|name| root().join(name).try_exists().unwrap()).map(|name| (*name).to_owned()),
+    );
     files.sort();
     files.iter().flat_map(|name| extract::passages(name, &read(name))).collect()
 }

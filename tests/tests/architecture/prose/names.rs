@@ -1,12 +1,12 @@
-//! Names of types across the workspace.
+//! The names of types across the workspace.
 
 use std::collections::BTreeMap;
 
 use crate::source::Source;
 
-/// Returns a fault, with its file, for each place that declares a visible type by a name that another
-/// visible type has.
-pub(super) fn twice<'a>(sources: &[&'a Source]) -> Vec<(&'a str, String)> {
+/// Returns a fault, with its file, for each declaration of a visible type whose name another visible type
+/// has as well.
+pub(super) fn duplicates<'a>(sources: &[&'a Source]) -> Vec<(&'a str, String)> {
     let mut places: BTreeMap<&str, Vec<(&'a str, usize)>> = BTreeMap::new();
     for source in sources {
         for declared in &source.types {

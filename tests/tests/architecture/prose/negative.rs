@@ -1,4 +1,4 @@
-//! The rules on made-up files: that each rule finds the fault that it is made for, and no other.
+//! Tests of the rules with artificial files: each rule finds its faults, and no others.
 
 use super::extract::{self, Passage};
 use super::{names, rules};
@@ -9,7 +9,7 @@ fn passages(file: &str, text: &str) -> Vec<Passage> {
 }
 
 #[test]
-fn phrases_are_found_wherever_prose_stands() {
+fn phrases_are_found_in_all_kinds_of_prose() {
     let offenders = [
         ("docs/a.md", "A worker that\nlacks memory waits."),
         ("docs/a.md", "* Give a unit, say `ms`, to each.\n* Give a unit (seconds, say)."),
@@ -41,7 +41,7 @@ fn phrases_are_found_wherever_prose_stands() {
 }
 
 #[test]
-fn fragments_are_found_by_what_they_document() {
+fn fragments_are_found_by_the_kind_of_item() {
     let offenders = [
         "/// Of the last second.\npub late: u64,",
         "/// `None` if the GPU measured nothing.\npub time: Option<u64>,",
@@ -73,7 +73,7 @@ fn a_name_of_two_visible_types_is_found() {
     let first = file("a/src/a.rs", "pub struct Queue;\nstruct Own;");
     let second = file("b/src/b.rs", "mod inner {\n    pub(crate) enum Queue {}\n}\npub struct Own;");
     let test = file("c/src/c.rs", "#[cfg(test)]\nmod tests { pub struct Queue; }");
-    let faults = names::twice(&[&first, &second, &test]);
+    let faults = names::duplicates(&[&first, &second, &test]);
     let places: Vec<&str> = faults.iter().map(|(file, _)| *file).collect();
     assert_eq!(places, ["a/src/a.rs", "b/src/b.rs"], "{faults:?}");
 }

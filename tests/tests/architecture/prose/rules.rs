@@ -1,4 +1,4 @@
-//! What plain English does without.
+//! The rules of wording: phrases to avoid, and fragments at the start of comments.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use regex::Regex;
 
 use super::extract::{Kind, Passage};
 
-/// Phrases that stand for a plainer one.
+/// The phrases for which plainer ones exist.
 static PHRASES: LazyLock<Regex> = LazyLock::new(|| {
     let phrases = [
         r"is no [a-z]+",
@@ -30,7 +30,7 @@ static PHRASES: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&phrases).expect("the phrases are a regular expression")
 });
 
-/// Words that begin a fragment when documentation begins with them.
+/// The words that make documentation a fragment if they come first.
 const FRAGMENT_STARTS: [&str; 51] = [
     "After", "Also", "And", "As", "At", "Because", "Before", "Beside", "Besides", "Beyond", "But", "By",
     "Else", "For", "From", "How", "If", "In", "Into", "Likewise", "Never", "Not", "Nothing", "Of", "On",
@@ -39,16 +39,16 @@ const FRAGMENT_STARTS: [&str; 51] = [
     "With",
 ];
 
-/// Words that begin a fragment in a comment, where a sentence may begin with a condition.
+/// The words that make a comment a fragment if they come first. Comments may start with a condition.
 const COMMENT_STARTS: [&str; 9] = ["Else", "How", "Of", "So", "Than", "What", "Whether", "Which", "Why"];
 
-/// Returns the first phrase in `text` that plain English does without.
+/// Returns the first phrase in `text` that plain English avoids.
 pub(super) fn phrase(text: &str) -> Option<&str> {
-    let hits = PHRASES.find_iter(text).map(|hit| hit.as_str());
-    hits.filter(|hit| !matches!(hit.to_lowercase().as_str(), "is no longer" | "is no more")).next()
+    let mut hits = PHRASES.find_iter(text).map(|hit| hit.as_str());
+    hits.find(|hit| !matches!(hit.to_lowercase().as_str(), "is no longer" | "is no more"))
 }
 
-/// Returns why a comment does not begin as a sentence should.
+/// Returns the reason why a comment starts as a fragment, if so.
 pub(super) fn fragment(Passage { kind, text, .. }: &Passage) -> Option<String> {
     let first = text.split([' ', ',', '.', ':', ';']).next().unwrap_or(text);
     match kind {

@@ -1,4 +1,4 @@
-//! Clients that attack until they are dropped.
+//! Attacks by clients, which run until they are dropped.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::{JoinSet, yield_now};
@@ -18,12 +18,12 @@ use tokio::time::interval;
 
 use super::setting::{CONNECTIONS, OTHER};
 use crate::hostile::{
-    MIB, Tried, absent, bomb, called, connect, endless_call, has_answer, heard, large, post,
+    AnyResult, MIB, absent, bomb, called, connect, endless_call, exchange, has_answer, large, post,
 };
 
-/// Whom it is done to, and how often it was done.
+/// The attacked server, and the number of rounds so far.
 pub(super) struct Target {
-    pub(super) server: Arc<Server>,
+    pub(super) server: Arc<ServerUnderTest>,
     pub(super) rounds: Arc<AtomicU64>,
 }
 
@@ -32,8 +32,8 @@ impl Target {
         self.rounds.fetch_add(1, Relaxed);
     }
 
-    /// Of a socket whose listener has too many to accept nothing tells when it has room again.
-    async fn connect(&self, socket: &str) -> Tried<UnixStream> {
+    /// Connects to a socket. A full listener gives no notification when it has room again, so this polls.
+    async fn connect(&self, socket: &str) -> AnyResult<UnixStream> {
         loop {
             match connect(&self.server, socket).await {
                 Err(full) if full.kind() == ErrorKind::WouldBlock => yield_now().await,
@@ -43,40 +43,45 @@ impl Target {
     }
 }
 
-/// What is sent on connections of their own, all at a time, again and again.
-async fn sent(target: &Target, socket: &str, request: Vec<u8>, connections: usize) -> Tried<()> {
+/// Sends a request over several new connections at a time, repeatedly.
+async fn send_repeatedly(
+    target: &Target,
+    socket: &str,
+    request: Vec<u8>,
+    connections: usize,
+) -> AnyResult<()> {
     let request = Arc::new(request);
     loop {
         let mut asking = JoinSet::new();
         for _ in 0..connections {
             let (mut stream, request) = (target.connect(socket).await?, Arc::clone(&request));
-            asking.spawn(async move { heard(&mut stream, &request).await });
+            asking.spawn(async move { exchange(&mut stream, &request).await });
         }
-        // What is answered is tried elsewhere.
+        // The answers may be dropped, because other tests check them.
         asking.join_all().await;
         target.done();
     }
 }
 
-pub(super) async fn bombs(target: &Target) -> Tried<()> {
-    sent(target, "http.sock", bomb()?, 24).await
+pub(super) async fn bombs(target: &Target) -> AnyResult<()> {
+    send_repeatedly(target, "http.sock", bomb()?, 24).await
 }
 
-pub(super) async fn bodies_for_no_model(target: &Target) -> Tried<()> {
-    sent(target, "http.sock", absent(), 40).await
+pub(super) async fn bodies_for_no_model(target: &Target) -> AnyResult<()> {
+    send_repeatedly(target, "http.sock", absent(), 40).await
 }
 
-/// 60 MiB of JSON.
-pub(super) async fn strings(target: &Target) -> Tried<()> {
+/// Sends 60 MiB of JSON.
+pub(super) async fn strings(target: &Target) -> AnyResult<()> {
     const STRINGS: usize = 15 * MIB;
     let head = format!(r#"{{"inputs":[{{"name":"x","datatype":"BYTES","shape":[1,{STRINGS}],"data":["a""#);
     let json = [head.as_str(), &r#","a""#.repeat(STRINGS - 1), "]}]}"].concat();
     let request = post(OTHER, "", json.len()) + &json;
-    sent(target, "http.sock", request.into_bytes(), 4).await
+    send_repeatedly(target, "http.sock", request.into_bytes(), 4).await
 }
 
-/// The same for gRPC messages.
-async fn messages(target: &Target, message: Vec<u8>, calls: usize) -> Tried<()> {
+/// Sends a gRPC message in several calls at a time, repeatedly.
+async fn messages(target: &Target, message: Vec<u8>, calls: usize) -> AnyResult<()> {
     let (message, client) = (Bytes::from(message), target.server.client());
     loop {
         let mut asking = JoinSet::new();
@@ -85,13 +90,13 @@ async fn messages(target: &Target, message: Vec<u8>, calls: usize) -> Tried<()> 
             asking.spawn(async move { client.infer_bytes(message).await });
         }
         if let Some(Ok(())) = asking.join_all().await.into_iter().find(Result::is_ok) {
-            return Err("nonsense was served".into());
+            return Err("the server accepted an invalid message".into());
         }
         target.done();
     }
 }
 
-/// A field with this content.
+/// Encodes a field of a message.
 fn field(tag: u8, content: &[u8]) -> Vec<u8> {
     let mut length = content.len();
     let mut field = vec![tag << 3 | 2];
@@ -104,23 +109,23 @@ fn field(tag: u8, content: &[u8]) -> Vec<u8> {
     field
 }
 
-pub(super) async fn parameters(target: &Target) -> Tried<()> {
+pub(super) async fn parameters(target: &Target) -> AnyResult<()> {
     messages(target, [field(1, OTHER.as_bytes()), field(4, b"").repeat(23_000_000)].concat(), 2).await
 }
 
-/// So many `bytes_contents` of so many bytes.
-pub(super) async fn contents(target: &Target, values: usize, bytes: usize) -> Tried<()> {
+/// Sends many values in `bytes_contents`.
+pub(super) async fn contents(target: &Target, values: usize, bytes: usize) -> AnyResult<()> {
     let values = field(8, &vec![b'a'; bytes]).repeat(values);
     let input = [field(1, b"x"), field(2, b"BYTES"), field(3, &[1, 1]), field(5, &values)].concat();
     messages(target, [field(1, OTHER.as_bytes()), field(5, &input)].concat(), 2).await
 }
 
-/// Groups that are not closed, and numbers that do not end.
-pub(super) async fn malformed(target: &Target) -> Tried<()> {
+/// Sends groups that are not closed and numbers that do not end.
+pub(super) async fn malformed(target: &Target) -> AnyResult<()> {
     messages(target, [&[0xff; 64][..], &[0x0b, 0x2a, 0xff, 0x01]].concat().repeat(100), 64).await
 }
 
-pub(super) async fn calls_without_messages(target: &Target) -> Tried<()> {
+pub(super) async fn calls_without_messages(target: &Target) -> AnyResult<()> {
     loop {
         let mut open = Vec::new();
         for _ in 0..30 {
@@ -130,8 +135,8 @@ pub(super) async fn calls_without_messages(target: &Target) -> Tried<()> {
     }
 }
 
-/// The calls stay.
-pub(super) async fn many_calls(target: &Target) -> Tried<()> {
+/// Opens calls and keeps them open.
+pub(super) async fn many_calls(target: &Target) -> AnyResult<()> {
     let mut open = Vec::new();
     for _ in 0..70 {
         open.push(called(&target.server, 1000).await?);
@@ -140,8 +145,8 @@ pub(super) async fn many_calls(target: &Target) -> Tried<()> {
     pending().await
 }
 
-/// More than there may be, of which the oldest go.
-pub(super) async fn idle_connections(target: &Target) -> Tried<()> {
+/// Opens more connections than the limit, and closes the oldest ones.
+pub(super) async fn idle_connections(target: &Target) -> AnyResult<()> {
     let mut open = VecDeque::new();
     loop {
         open.push_back(target.connect("http.sock").await?);
@@ -149,19 +154,19 @@ pub(super) async fn idle_connections(target: &Target) -> Tried<()> {
             open.pop_front();
         }
         target.done();
-        // Otherwise nothing else on this thread goes on.
+        // The other tasks of this thread need time as well.
         yield_now().await;
     }
 }
 
-pub(super) async fn slow_readers(target: &Target) -> Tried<()> {
+pub(super) async fn slow_readers(target: &Target) -> AnyResult<()> {
     let request = large(7 * MIB);
     let mut pace = interval(Duration::from_millis(100));
     loop {
         let mut slow = Vec::new();
         for _ in 0..20 {
             let mut stream = target.connect("http.sock").await?;
-            heard(&mut stream, &request).await?;
+            exchange(&mut stream, &request).await?;
             slow.push(stream);
         }
         for _ in 0..5 {
@@ -172,7 +177,7 @@ pub(super) async fn slow_readers(target: &Target) -> Tried<()> {
     }
 }
 
-pub(super) async fn endless(target: &Target) -> Tried<()> {
+pub(super) async fn endless(target: &Target) -> AnyResult<()> {
     let call = endless_call();
     let body = post(OTHER, "", 2000 * MIB).into_bytes();
     loop {
@@ -181,29 +186,30 @@ pub(super) async fn endless(target: &Target) -> Tried<()> {
         let mut said = Vec::new();
         while !has_answer(&said) {
             if stream.read_buf(&mut said).await? == 0 {
-                return Err("the connection was ended".into());
+                return Err("the server closed the connection".into());
             }
         }
-        heard(&mut target.connect("http.sock").await?, &body).await?;
+        exchange(&mut target.connect("http.sock").await?, &body).await?;
         target.done();
     }
 }
 
-/// Requests that are logged at `trace`, line by line.
-pub(super) async fn noise(target: &Target) -> Tried<()> {
-    sent(target, "http.sock", b"GET /v2/models/absent HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(), 16).await
+/// Sends requests that are logged at the level `trace`.
+pub(super) async fn noise(target: &Target) -> AnyResult<()> {
+    send_repeatedly(target, "http.sock", b"GET /v2/models/absent HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(), 16)
+        .await
 }
 
-/// As a user whom the socket's list does not name.
-pub(super) async fn refused(target: &Target) -> Tried<()> {
+/// Connects as a user whom the list of the socket does not name.
+pub(super) async fn refused(target: &Target) -> AnyResult<()> {
     let stranger = Uid::from_raw(70_001);
-    // Only of this thread.
+    // The call changes the user of this thread only.
     set_thread_res_uid(stranger, stranger, stranger)?;
     loop {
         let mut connecting = JoinSet::new();
         for _ in 0..64 {
             let mut stream = target.connect("http.sock").await?;
-            // It is an error or the end.
+            // The result is an error or the end of the stream.
             connecting.spawn(async move { stream.read(&mut [0]).await });
         }
         connecting.join_all().await;

@@ -1,4 +1,4 @@
-//! Workers, and what else the supervisor depends on, that are at fault until the attack is dropped.
+//! Attacks by faulty workers and files, which run until they are dropped.
 
 use std::fs::{File, remove_file};
 use std::future::pending;
@@ -9,20 +9,20 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use shadowslice_tests::cases::Tensor;
-use shadowslice_tests::client::Client;
-use shadowslice_tests::home::{Error, beside};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::status::{Model, Worker};
+use shadowslice_tests::cases::ClientTensor;
+use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::home::{HarnessError, sibling_binary};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 use tokio::task::JoinSet;
 
 use super::attacks::Target;
 use super::setting::{NEIGHBOUR, OTHER};
-use crate::hostile::Tried;
+use crate::hostile::AnyResult;
 
-/// The script of workers that lie: one does whenever a line is written to its pipe.
-pub(super) fn liar() -> Result<String, Error> {
-    let honest = beside("shadowslice-worker")?;
+/// Returns the script of workers that send nonsense when a line is written to their pipe.
+pub(super) fn liar() -> Result<String, HarnessError> {
+    let honest = sibling_binary("shadowslice-worker")?;
     Ok(format!(
         "pipe=$(dirname \"$0\")/lie.$$\nmkfifo \"$pipe\"\n{} \"$@\" &\n\
          while read -r line < \"$pipe\"; do printf nonsense >&3; done",
@@ -30,16 +30,16 @@ pub(super) fn liar() -> Result<String, Error> {
     ))
 }
 
-/// Does this to each worker of a model that is as wanted.
+/// Calls `act` for each worker of a model that fulfils `wanted`.
 async fn each_worker(
     target: &Target,
     model: &str,
-    wanted: impl Fn(&Model, &Worker) -> bool,
+    wanted: impl Fn(&ModelStatusJson, &WorkerStatusJson) -> bool,
     act: impl Fn(i32),
-) -> Tried<()> {
+) -> AnyResult<()> {
     let mut last = 0;
     loop {
-        let found = |model: &Model| {
+        let found = |model: &ModelStatusJson| {
             let found = model.workers.iter().find(|worker| worker.pid != last && wanted(model, worker));
             found.map(|worker| worker.pid)
         };
@@ -51,34 +51,34 @@ async fn each_worker(
     }
 }
 
-/// It may have ended by now.
+/// Sends a signal to a worker, which may have exited.
 fn signal(pid: i32, signal: Signal) {
-    Process::of(pid).map(|worker| worker.signal(signal));
+    ProcessHandle::of(pid).map(|worker| worker.signal(signal));
 }
 
-fn is(worker: &Worker, role: &str, phase: &str) -> bool {
+fn is(worker: &WorkerStatusJson, role: &str, phase: &str) -> bool {
     worker.role == role && worker.more["phase"] == phase
 }
 
-pub(super) async fn standby(target: &Target, fault: Signal) -> Tried<()> {
-    let stands = |_: &Model, worker: &Worker| is(worker, "standby", "standing");
+pub(super) async fn standby(target: &Target, fault: Signal) -> AnyResult<()> {
+    let stands = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "standby", "standing");
     each_worker(target, NEIGHBOUR, stands, |pid| signal(pid, fault)).await
 }
 
-pub(super) async fn worker(target: &Target, fault: Signal) -> Tried<()> {
-    let serves = |_: &Model, worker: &Worker| is(worker, "incumbent", "serving");
+pub(super) async fn worker(target: &Target, fault: Signal) -> AnyResult<()> {
+    let serves = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "incumbent", "serving");
     each_worker(target, OTHER, serves, |pid| signal(pid, fault)).await
 }
 
-/// Each request goes before those that came earlier.
-async fn asked(client: Client) {
+/// Sends requests of rising priority, so that each overtakes the earlier ones.
+async fn send_rising_priorities(client: InferGrpcClient) {
     let mut asking = JoinSet::new();
     for priority in (1..1_000_000).rev() {
         let mut client = client.clone();
         asking.spawn(async move {
-            let input = Tensor::fp32("x", &[1, 1], &[priority as f32]);
-            // Some are refused once they were found guilty.
-            drop(client.infer_at(OTHER, &[input], priority).await);
+            let input = ClientTensor::fp32("x", &[1, 1], &[priority as f32]);
+            // The result may be dropped: requests that kill workers are refused after some deaths.
+            drop(client.infer_with_priority(OTHER, &[input], priority).await);
         });
         if asking.len() > 16 {
             asking.join_next().await;
@@ -87,34 +87,34 @@ async fn asked(client: Client) {
     pending().await
 }
 
-/// Each worker that has a request dies or hangs.
-pub(super) async fn bad_inputs(target: &Target, fault: Signal) -> Tried<()> {
-    let executes = |model: &Model, worker: &Worker| {
+/// Kills or stops each worker that executes a request.
+pub(super) async fn bad_inputs(target: &Target, fault: Signal) -> AnyResult<()> {
+    let executes = |model: &ModelStatusJson, worker: &WorkerStatusJson| {
         is(worker, "incumbent", "serving") && model.more["in_flight"].as_u64() >= Some(1)
     };
     tokio::select! {
-        () = asked(target.server.client()) => Ok(()),
+        () = send_rising_priorities(target.server.client()) => Ok(()),
         struck = each_worker(target, OTHER, executes, |pid| signal(pid, fault)) => struck,
     }
 }
 
-/// Each worker that serves says what is no answer.
-pub(super) async fn lies(target: &Target) -> Tried<()> {
-    let serves = |_: &Model, worker: &Worker| is(worker, "incumbent", "serving");
+/// Makes each serving worker send nonsense.
+pub(super) async fn lies(target: &Target) -> AnyResult<()> {
+    let serves = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "incumbent", "serving");
     let lie = |pid: i32| {
         let pipe = target.server.home().path().join(format!("bin/lie.{pid}"));
-        // An error means that it has ended by now.
-        let told = File::options().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(pipe);
-        drop(told.and_then(|mut pipe| pipe.write_all(b"lie\n")));
+        // The error is dropped, because the worker may have exited.
+        let written = File::options().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(pipe);
+        drop(written.and_then(|mut pipe| pipe.write_all(b"lie\n")));
     };
     tokio::select! {
-        () = asked(target.server.client()) => Ok(()),
+        () = send_rising_priorities(target.server.client()) => Ok(()),
         lied = each_worker(target, OTHER, serves, lie) => lied,
     }
 }
 
-/// The configuration becomes a pipe that nobody writes to.
-pub(super) async fn fifo(target: &Target) -> Tried<()> {
+/// Replaces the configuration by a pipe that nobody writes to, and reloads it.
+pub(super) async fn fifo(target: &Target) -> AnyResult<()> {
     let home = target.server.home();
     let config = home.path().join("config.yaml");
     remove_file(&config)?;
@@ -122,7 +122,7 @@ pub(super) async fn fifo(target: &Target) -> Tried<()> {
     loop {
         target.done();
         if home.run(&["reload"]).await?.status.success() {
-            return Err("a pipe was read".into());
+            return Err("the reload of a pipe succeeded".into());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The servers that are attacked: a neighbour's model, and one that the attacker uses.
+//! The attacked servers, with a model of the neighbour and one of the attacker.
 
 use std::fs::{File, Permissions, set_permissions};
 use std::io::{PipeReader, Read, Write, pipe};
@@ -8,44 +8,45 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 
 use super::faults::liar;
-use crate::hostile::{Tried, confine};
-use crate::scene::profile;
+use crate::fixtures::profile;
+use crate::hostile::{AnyResult, confine};
 
+/// The neighbour's model.
 pub(super) const NEIGHBOUR: &str = "neighbour";
 /// The attacker's model.
 pub(super) const OTHER: &str = "echo";
 
-/// As many as there may be where connections are the attack.
+/// The limit of connections for attacks with connections.
 pub(super) const CONNECTIONS: usize = 256;
 
-/// In MiB.
+/// The value of `limits.memory`, in MiB.
 pub(super) const MEMORY: u64 = 2048;
 
-/// What an attack needs.
+/// The kind of server that an attack needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Setting {
+pub(super) enum AttackSetting {
     Plain,
-    /// The log is long, and the last that is read of it is from before the attack.
+    /// A server with a long log, which nobody reads during the attack.
     Unread,
-    /// The attacker's model takes strings.
+    /// A server whose attacker's model has string inputs.
     Strings,
-    /// There may be [`CONNECTIONS`].
+    /// A server with at most [`CONNECTIONS`] connections.
     Crowded,
-    /// Requests may be larger than what the system has.
+    /// A server that accepts requests larger than the memory of the system.
     Confined,
-    /// The attacker's model takes its time.
+    /// A server whose attacker's model is slow.
     Slow,
-    /// Workers lie when they are told to.
+    /// A server whose workers send nonsense on command.
     Lying,
-    /// The attacker may not connect.
+    /// A server to which the attacker must not connect.
     Closed,
 }
 
-impl Setting {
-    fn home(self) -> Tried<Home> {
+impl AttackSetting {
+    fn home(self) -> AnyResult<Home> {
         let limits = match self {
             Self::Crowded => format!("memory: {MEMORY}Mi, connections: {CONNECTIONS}"),
             Self::Confined => "request_bytes: 2Gi, memory: 64Gi".to_owned(),
@@ -81,23 +82,23 @@ impl Setting {
         Ok(home)
     }
 
-    /// A server that is ready; its log is read until `unread`.
-    pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> Tried<Server> {
+    /// Starts a server, and waits until it is ready. Its log is read until `unread` is set.
+    pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> AnyResult<ServerUnderTest> {
         let home = self.home()?;
         if self != Self::Unread {
-            return Ok(Server::ready(home).await?);
+            return Ok(ServerUnderTest::start_ready(home).await?);
         }
-        let (log, said) = pipe()?;
+        let (log, stderr) = pipe()?;
         let (file, unread) = (File::create(home.log_path())?, Arc::clone(unread));
-        thread::spawn(move || copied(log, file, &unread));
-        let mut server = Server::start_saying_to(home, None, said.into())?;
+        thread::spawn(move || copy_log(log, file, &unread));
+        let mut server = ServerUnderTest::start_with_stderr(home, None, stderr.into())?;
         server.wait_ready().await?;
         Ok(server)
     }
 }
 
-/// The thread's result keeps the pipe open.
-fn copied(mut log: PipeReader, mut file: File, unread: &AtomicBool) -> Option<PipeReader> {
+/// Copies a log to a file until `unread` is set. Returns the reader, which keeps the pipe open.
+fn copy_log(mut log: PipeReader, mut file: File, unread: &AtomicBool) -> Option<PipeReader> {
     let mut piece = vec![0; 64 << 10];
     while !unread.load(Relaxed) {
         let read = log.read(&mut piece).ok().filter(|read| *read > 0)?;

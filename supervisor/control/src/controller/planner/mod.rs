@@ -1,7 +1,7 @@
 //! The planner: asks the policy once an interval, and orders what it says.
 //!
 //! ```text
-//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
+//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ admissions ─▶ pipelines
 //!                                                         └─▶ changes ─▶ orders of the controllers
 //! ```
 //!
@@ -18,7 +18,9 @@ use shadowslice_shared::logged;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
+use shadowslice_policy::sharing::{
+    AdmissionPolicy, Choice, ModelSnapshot, ModelSpec, Policy, PolicyInput, PolicyName, ShareChange,
+};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
@@ -53,7 +55,7 @@ pub struct Planner {
     gpus: Vec<Gpu>,
     /// The models that the policy knows, by their numbers, and what it was told of them.
     ids: Vec<usize>,
-    terms: Vec<Terms>,
+    terms: Vec<ModelSpec>,
     policy: Policy,
     models: Vec<(Served, Kept)>,
     sharers: watch::Receiver<Vec<Served>>,
@@ -71,10 +73,10 @@ struct Kept {
 
 impl Served {
     /// What the policy is told of the model; its largest batch is known only once it is loaded.
-    fn terms(&self) -> Terms {
+    fn terms(&self) -> ModelSpec {
         let terms = self.model.terms(|share| self.sms(share));
         match self.pipeline.metadata() {
-            Some(metadata) => Terms { max_batch: metadata.max_batch.max(1), ..terms },
+            Some(metadata) => ModelSpec { max_batch: metadata.max_batch.max(1), ..terms },
             None => terms,
         }
     }
@@ -101,9 +103,9 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
         let gpu = Arc::clone(&gpus[model.gpu]);
         move |share: Percent| gpu.sms(share)
     };
-    let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
+    let terms: Vec<ModelSpec> = models.iter().map(|model| model.terms(sms_of(model))).collect();
     let wanted = Policy::new(choice, &shapes(gpus), &terms).initial();
-    let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
+    let share = |(model, (terms, sms)): (&Model, (&ModelSpec, Sms))| {
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
         let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;
@@ -185,7 +187,7 @@ impl Planner {
         let decision = self.policy.decide(&facts);
         let took = self.clock.now().since(began);
         if self.act {
-            self.set_doors(&decision.doors);
+            self.set_admissions(&decision.admissions);
         }
         let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
         let mut obstacles = vec![None; self.models.len()];
@@ -208,13 +210,13 @@ impl Planner {
         });
     }
 
-    fn set_doors(&self, doors: &[Door]) {
-        for ((sharer, _), door) in self.models.iter().zip(doors) {
-            sharer.pipeline.set_door(*door);
+    fn set_admissions(&self, admissions: &[AdmissionPolicy]) {
+        for ((sharer, _), door) in self.models.iter().zip(admissions) {
+            sharer.pipeline.set_admission(*door);
         }
     }
 
-    fn facts(&mut self, now: Timestamp) -> Facts {
+    fn facts(&mut self, now: Timestamp) -> PolicyInput {
         let live = |(sharer, kept): &mut (Served, Kept)| {
             kept.orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
             let seen = sharer.pipeline.observe();
@@ -222,10 +224,16 @@ impl Planner {
             facts::live(sharer, &kept.orders, seen)
         };
         let models = self.models.iter_mut().map(live).collect();
-        Facts { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }
+        PolicyInput { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }
     }
 
-    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Timestamp) -> Result<(), String> {
+    fn order(
+        &mut self,
+        change: &ShareChange,
+        live: &ModelSnapshot,
+        verdict: &str,
+        now: Timestamp,
+    ) -> Result<(), String> {
         let Some((sharer, kept)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
             return Err("controller.act is false".to_owned());
@@ -246,7 +254,7 @@ impl Planner {
             return Err(format!("{from} is the nearest share that share.min, share.max and the GPU allow"));
         }
         kept.orders.send(&sharer.orders, to, change.groups, verdict, now)?;
-        let figures = SeenReport::of(&live.seen);
+        let figures = SeenReport::of(&live.observation);
         tracing::info!(
             model = sharer.model.name,
             from_percent = from.get(),
@@ -267,7 +275,7 @@ impl Planner {
     /// Configurations change, and whether a model can be batched is known once it is loaded. The
     /// policy keeps what it learnt of models that stay.
     fn learn_terms(&mut self) {
-        let (ids, terms): (Vec<usize>, Vec<Terms>) =
+        let (ids, terms): (Vec<usize>, Vec<ModelSpec>) =
             self.models.iter().map(|(sharer, _)| (sharer.id, sharer.terms())).unzip();
         if ids == self.ids && terms == self.terms {
             return;

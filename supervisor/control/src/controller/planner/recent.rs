@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_datapath::pipeline::Rates;
-use shadowslice_policy::sharing::Seen;
+use shadowslice_policy::sharing::Observation;
 
 /// The time that the report covers; the interval in which it is full counts, too.
 const SPAN: Duration = Duration::from_secs(10);
@@ -65,8 +65,8 @@ impl Sums {
 }
 
 impl Recent {
-    pub(super) fn add(&mut self, seen: &Seen) {
-        let &Seen { span, answered, in_time, refused, busy, .. } = seen;
+    pub(super) fn add(&mut self, seen: &Observation) {
+        let &Observation { span, answered, in_time, refused, busy, .. } = seen;
         let new = Sums { span, answered, in_time, refused, busy: span.mul_f64(busy) };
         self.all = self.all.add(new);
         self.intervals.push_back(new);
@@ -99,8 +99,15 @@ mod tests {
     fn few_requests_are_seen_and_forgotten_after_ten_seconds() {
         let (mut recent, rates) = (Recent::default(), Rates { requests: 0.5, ..Rates::default() });
         assert_eq!(recent.report(&Rates::default()), RecentReport::default());
-        let tenth = Seen { span: Duration::from_millis(100), ..Seen::default() };
-        recent.add(&Seen { arrived: 3, answered: 2, in_time: 1, refused: 1, busy: 0.5, ..tenth.clone() });
+        let tenth = Observation { span: Duration::from_millis(100), ..Observation::default() };
+        recent.add(&Observation {
+            arrived: 3,
+            answered: 2,
+            in_time: 1,
+            refused: 1,
+            busy: 0.5,
+            ..tenth.clone()
+        });
         (0..49).for_each(|_| recent.add(&tenth));
         let RecentReport { span_s, arrival_rate, attainment, busy } = recent.report(&rates);
         assert_eq!((span_s, arrival_rate, attainment), (5.0, 0.5, Some(1.0 / 3.0)));

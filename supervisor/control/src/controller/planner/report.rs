@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::sharing::{
-    Decision, Door, Facts, LayoutReport, LayoutStage, Live, Missed, Pattern, Seen, Verdict, Waiting, Why,
+    AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutStage, MissRate, ModelSnapshot, Observation,
+    Pattern, PolicyInput, Verdict, VerdictReason,
 };
 use shadowslice_shared::groups::Groups;
 
@@ -95,7 +96,7 @@ impl PlanReport {
 }
 
 impl SeenReport {
-    pub(super) fn of(seen: &Seen) -> Self {
+    pub(super) fn of(seen: &Observation) -> Self {
         let seconds = seen.span.as_secs_f64();
         let ended = seen.answered + seen.refused;
         Self {
@@ -110,8 +111,8 @@ impl SeenReport {
 
 impl DoorReport {
     /// With `on_late: serve` it refuses no late request.
-    fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
-        let Door { max_batch, refuse_late } = *door;
+    fn of(door: &AdmissionPolicy, on_late: OnLate, configured_delay: Duration) -> Self {
+        let AdmissionPolicy { max_batch, refuse_late } = *door;
         Self {
             max_batch,
             max_delay_ms: ms(configured_delay),
@@ -123,12 +124,12 @@ impl DoorReport {
 /// `obstacles`: why changes were not ordered.
 pub(super) fn models<'a>(
     sharers: impl Iterator<Item = &'a Served>,
-    facts: &Facts,
+    facts: &PolicyInput,
     decision: &Decision,
     names: &[String],
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
-    let decided = decision.report.iter().zip(&decision.doors);
+    let decided = decision.report.iter().zip(&decision.admissions);
     let sharers: Vec<&Served> = sharers.collect();
     let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
@@ -150,8 +151,8 @@ fn neighbours(sharer: &Served, all: &[&Served]) -> Vec<String> {
 
 fn of_model(
     sharer: &Served,
-    live: &Live,
-    (verdict, door): (&Verdict, &Door),
+    live: &ModelSnapshot,
+    (verdict, door): (&Verdict, &AdmissionPolicy),
     why: String,
     not_ordered: Option<String>,
 ) -> ModelPlan {
@@ -176,7 +177,7 @@ fn of_model(
         not_ordered,
         last_order_why: None,
         door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
-        seen: SeenReport::of(&live.seen),
+        seen: SeenReport::of(&live.observation),
         recent: RecentReport::default(),
         overload: None,
     }
@@ -184,7 +185,7 @@ fn of_model(
 
 fn name(verdict: &Verdict) -> &'static str {
     match verdict {
-        Verdict { waiting: Some(_), .. } => "wait",
+        Verdict { blocked_by: Some(_), .. } => "wait",
         Verdict { from, to, .. } if from < to => "grow",
         Verdict { from, to, .. } if from > to => "shrink",
         Verdict { .. } => "keep",
@@ -193,38 +194,38 @@ fn name(verdict: &Verdict) -> &'static str {
 
 /// `names` are those of all models.
 pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
-    let Verdict { from, to, waiting, why } = verdict;
+    let Verdict { from, to, blocked_by, why } = verdict;
     let why = reason(why, names);
-    match waiting {
+    match blocked_by {
         None if from == to => why,
         None => format!("{to} instead of {from}: {why}"),
-        Some(Waiting::Handover) => format!("{to} after the hand-over in progress: {why}"),
-        Some(Waiting::Held) => format!("held at {from}, should be {to}: {why}"),
+        Some(Blocker::Handover) => format!("{to} after the change under way: {why}"),
+        Some(Blocker::Held) => format!("the share is held at {from}; the policy wants {to}: {why}"),
     }
 }
 
-fn reason(why: &Why, names: &[String]) -> String {
-    let said = |Missed { part, may }: &Missed| {
+fn reason(why: &VerdictReason, names: &[String]) -> String {
+    let said = |MissRate { actual, allowed }: &MissRate| {
         format!(
-            "{:.1} % of requests missed the SLO in the last seconds; {:.1} % may miss it",
-            part * 100.0,
-            may * 100.0
+            "{:.1} % of recent requests missed the SLO ({:.1} % allowed)",
+            actual * 100.0,
+            allowed * 100.0
         )
     };
     match why {
-        Why::Divided => "the policy divides the GPU this way".to_owned(),
-        Why::Met(missed) => said(missed),
-        Why::Violating(missed) => {
-            format!("{}; the supervisor refuses late requests first, then tries layouts", said(missed))
+        VerdictReason::PolicyShare => "the policy divides the GPU this way".to_owned(),
+        VerdictReason::Met(missed) => said(missed),
+        VerdictReason::Violating(missed) => {
+            format!("{}; late requests are refused, and layouts are tried next", said(missed))
         }
-        Why::Layout(layout) => of_layout(layout, names),
-        Why::CannotBeKept { missed, two_batches } => format!(
+        VerdictReason::Layout(layout) => of_layout(layout, names),
+        VerdictReason::Infeasible { missed, two_batches } => format!(
             "{}; the SLO cannot be met: two batches of one row take {:.1} ms alone on the whole GPU",
             said(missed),
             ms(*two_batches)
         ),
-        Why::NotItsBatches { missed, two_batches } => format!(
-            "{}; two of the model's batches take at most {:.1} ms, so more SMs would not help; the host or the clients may be slow",
+        VerdictReason::NotBatchTime { missed, two_batches } => format!(
+            "{}; two batches take at most {:.1} ms, so more SMs would not help; check the host and the clients",
             said(missed),
             ms(*two_batches)
         ),
@@ -238,41 +239,41 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
         LayoutStage::Trying => {
             format!("trying layouts because {beneficiary} violates its SLO; now: {pattern}")
         }
-        LayoutStage::Chosen => format!("{pattern}: chosen when {beneficiary} violated its SLO"),
+        LayoutStage::Chosen => format!("{pattern}; chosen because {beneficiary} violated its SLO"),
     };
     let tried = layout.tried.iter().map(|tried| {
         format!(
             "{} {:.1} % ({:.1} %)",
             described(tried.pattern),
             tried.missed * 100.0,
-            tried.of_first_priority * 100.0
+            tried.missed_first_priority * 100.0
         )
     });
     let tried: Vec<String> = tried.collect();
     if tried.is_empty() {
         return begins;
     }
-    format!("{begins}; requests missed (of the first priority): {}", tried.join(", "))
+    format!("{begins}; missed requests by layout (first priority in brackets): {}", tried.join(", "))
 }
 
 fn described(pattern: Pattern) -> String {
     let text = match pattern {
-        Pattern::Apart(part) => return format!("that model alone on {part}"),
+        Pattern::Apart(part) => return format!("the violating model alone on {part}"),
         Pattern::FirstApart(part) => return format!("the first priority alone on {part}"),
-        Pattern::AtRest => "shares at rest",
-        Pattern::Everything => "every model everywhere",
+        Pattern::AtRest => "initial shares",
+        Pattern::Everything => "every model on the whole GPU",
         Pattern::LowerHalves => "lower priorities in two halves",
         Pattern::LowerHalf => "lower priorities in one half",
         Pattern::Halves => "all models in two halves",
         Pattern::Thirds => "all models in thirds",
-        Pattern::OwnParts => "a part for each model",
+        Pattern::OwnParts => "a separate part for each model",
     };
     text.to_owned()
 }
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_policy::sharing::Tried;
+    use shadowslice_policy::sharing::LayoutResult;
     use shadowslice_shared::units::Sms;
 
     use super::*;
@@ -280,45 +281,55 @@ mod tests {
     #[test]
     fn every_verdict_has_words_of_its_own() {
         let names = ["resnet50".to_owned()];
-        let missed = Missed { part: 0.123, may: 0.01 };
-        let keep = |why| Verdict { from: Sms(40), to: Sms(40), waiting: None, why };
+        let missed = MissRate { actual: 0.123, allowed: 0.01 };
+        let keep = |why| Verdict { from: Sms(40), to: Sms(40), blocked_by: None, why };
         let layout = |stage| {
-            let tried = |pattern, missed, of_first_priority| Tried { pattern, missed, of_first_priority };
+            let tried = |pattern, missed, missed_first_priority| LayoutResult {
+                pattern,
+                missed,
+                missed_first_priority,
+            };
             let tried = vec![tried(Pattern::AtRest, 0.182, 0.004), tried(Pattern::LowerHalves, 0.075, 0.0)];
-            Why::Layout(LayoutReport { stage, pattern: Pattern::LowerHalves, beneficiary: 0, missed, tried })
+            VerdictReason::Layout(LayoutReport {
+                stage,
+                pattern: Pattern::LowerHalves,
+                beneficiary: 0,
+                missed,
+                tried,
+            })
         };
         let chosen = layout(LayoutStage::Chosen);
         let change =
-            |from, to, waiting| Verdict { from: Sms(from), to: Sms(to), waiting, why: chosen.clone() };
+            |from, to, blocked_by| Verdict { from: Sms(from), to: Sms(to), blocked_by, why: chosen.clone() };
         for (verdict, kind, said) in [
-            (keep(Why::Divided), "keep", "divides the GPU"),
+            (keep(VerdictReason::PolicyShare), "keep", "divides the GPU"),
             (
-                keep(Why::Met(missed)),
+                keep(VerdictReason::Met(missed)),
                 "keep",
-                "12.3 % of requests missed the SLO in the last seconds; 1.0 % may miss it",
+                "12.3 % of recent requests missed the SLO (1.0 % allowed)",
             ),
-            (keep(Why::Violating(missed)), "keep", "then tries layouts"),
+            (keep(VerdictReason::Violating(missed)), "keep", "layouts are tried next"),
             (keep(layout(LayoutStage::Trying)), "keep", "trying layouts because resnet50 violates"),
             (
-                keep(Why::CannotBeKept { missed, two_batches: Duration::from_millis(401) }),
+                keep(VerdictReason::Infeasible { missed, two_batches: Duration::from_millis(401) }),
                 "keep",
                 "two batches of one row take 401.0 ms",
             ),
             (
-                keep(Why::NotItsBatches { missed, two_batches: Duration::from_millis(2) }),
+                keep(VerdictReason::NotBatchTime { missed, two_batches: Duration::from_millis(2) }),
                 "keep",
                 "2.0 ms, so more SMs would not help",
             ),
             (
                 change(60, 40, None),
                 "shrink",
-                "40 SMs instead of 60 SMs: lower priorities in two halves: chosen when resnet50 violated its SLO; \
-                 requests missed (of the first priority): shares at rest 18.2 % (0.4 %), \
+                "40 SMs instead of 60 SMs: lower priorities in two halves; chosen because resnet50 violated its SLO; \
+                 missed requests by layout (first priority in brackets): initial shares 18.2 % (0.4 %), \
                  lower priorities in two halves 7.5 % (0.0 %)",
             ),
             (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
-            (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs after the hand-over"),
-            (change(40, 60, Some(Waiting::Held)), "wait", "held at 40 SMs, should be 60 SMs"),
+            (change(40, 60, Some(Blocker::Handover)), "wait", "60 SMs after the change under way"),
+            (change(40, 60, Some(Blocker::Held)), "wait", "held at 40 SMs"),
         ] {
             let words = words(&verdict, &names);
             assert!(words.contains(said), "{words}");
@@ -328,22 +339,22 @@ mod tests {
 
     #[test]
     fn who_serves_the_late_turns_nobody_away() {
-        let door = Door { refuse_late: true, ..Door::open(4) };
+        let door = AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) };
         let told = |on_late| DoorReport::of(&door, on_late, Duration::ZERO).refuse_late;
         assert!(told(OnLate::Reject) && !told(OnLate::Serve));
     }
 
     #[test]
     fn figures_of_an_idle_model_are_numbers() {
-        let idle = SeenReport::of(&Seen::default());
+        let idle = SeenReport::of(&Observation::default());
         assert_eq!((idle.arrival_rate, idle.attainment, idle.p99_ms), (0.0, 1.0, 0.0));
-        let seen = Seen {
+        let seen = Observation {
             span: Duration::from_millis(500),
             arrived: 100,
             answered: 60,
             in_time: 40,
             refused: 20,
-            ..Seen::default()
+            ..Observation::default()
         };
         let busy = SeenReport::of(&seen);
         assert_eq!((busy.arrival_rate, busy.attainment), (200.0, 0.5));

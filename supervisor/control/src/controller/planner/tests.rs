@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_policy::sharing::{BatchStats, Observation};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::{mpsc, watch};
@@ -75,7 +75,7 @@ impl Rig {
         let (mut sharers, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
             let (facts, _) = mpsc::channel(1);
-            let settings = pipeline::Settings {
+            let settings = pipeline::PipelineSettings {
                 name: model.name.clone(),
                 live: pipeline::LiveSettings { slo: model.slo, max_delay: Duration::ZERO, reject_late: true },
                 max_requests: 1,
@@ -131,11 +131,14 @@ fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
     let mut rig = Rig::new("policy: adaptive");
     rig.decide();
     let (low, high): (Groups, Groups) = ((0..8).collect(), (8..16).collect());
-    let seen = Seen { span: Duration::from_millis(100), ..Seen::default() };
+    let seen = Observation { span: Duration::from_millis(100), ..Observation::default() };
     let report = rig.reports[0].borrow().clone();
-    let live = Live { groups: Some(low), ..facts::live(&rig.planner.models[0].0, &Orders::default(), seen) };
+    let live = ModelSnapshot {
+        groups: Some(low),
+        ..facts::live(&rig.planner.models[0].0, &Orders::default(), seen)
+    };
     let sms = rig.planner.models[0].0.sms(report.share);
-    let change = Change { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
+    let change = ShareChange { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
     for _ in 0..3 {
         rig.planner.order(&change, &live, "moved", Timestamp::default()).unwrap();
     }
@@ -238,7 +241,7 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
 
 #[test]
 fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
-    let mut rig = Rig::new("policy: half+doors");
+    let mut rig = Rig::new("policy: half+admission");
     Arc::make_mut(&mut rig.planner.models[0].0.model).queue.on_late = OnLate::Serve;
     let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.door.refuse_late).collect();
     assert_eq!(refuse_late, [false, true]);
@@ -268,8 +271,8 @@ fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
         rig.planner.models.iter().map(|(sharer, _)| sharer.pipeline.refuses_late()).collect::<Vec<_>>()
     };
     assert_eq!(refuses_late("policy: adaptive"), [false; 2]);
-    assert_eq!(refuses_late("policy: half+doors"), [true; 2]);
-    assert_eq!(refuses_late("policy: half+doors, act: false"), [false; 2]);
+    assert_eq!(refuses_late("policy: half+admission"), [true; 2]);
+    assert_eq!(refuses_late("policy: half+admission, act: false"), [false; 2]);
 }
 
 #[test]
@@ -293,11 +296,11 @@ fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
     let expected = BTreeMap::from([
         ("policy: static", [20, 20]),
         ("policy: equal", [50, 50]),
-        ("policy: equal+doors", [50, 50]),
+        ("policy: equal+admission", [50, 50]),
         ("policy: equal, act: false", [20, 20]),
         ("policy: half", [60, 60]),
         ("policy: gslice", [20, 20]),
-        ("policy: static+doors", [20, 20]),
+        ("policy: static+admission", [20, 20]),
         ("policy: adaptive", [20, 20]),
     ]);
     for (controller, shares) in expected {
@@ -384,22 +387,22 @@ fn what_was_learnt_is_known_while_models_stay() {
     rig.reports.iter().for_each(|told| told.send_modify(|report| report.held = true));
     let span = Duration::from_millis(100);
     for interval in 1..=20 {
-        let missed = Seen {
+        let missed = Observation {
             span,
             arrived: 100,
             answered: 100,
-            in_good_time: 60,
+            in_time_at_client: 60,
             queued: 9,
-            executed: vec![Executed { rows: 4, count: 10, mean: span / 10 }],
-            ..Seen::default()
+            batches: vec![BatchStats { rows: 4, count: 10, mean: span / 10 }],
+            ..Observation::default()
         };
         let mut facts = rig.planner.facts(Timestamp::after_origin(span * interval));
-        facts.models.iter_mut().for_each(|live| live.seen = missed.clone());
+        facts.models.iter_mut().for_each(|live| live.observation = missed.clone());
         let _not_carried_out = rig.planner.policy.decide(&facts);
     }
     let refuses = |rig: &mut Rig| {
         let facts = rig.planner.facts(Timestamp::after_origin(span * 21));
-        rig.planner.policy.decide(&facts).doors[0].refuse_late
+        rig.planner.policy.decide(&facts).admissions[0].refuse_late
     };
     assert!(refuses(&mut rig));
     let mut meets = |first: usize, second: usize| {

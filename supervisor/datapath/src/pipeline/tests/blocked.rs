@@ -1,4 +1,4 @@
-//! Workers whose sockets take nothing for a while.
+//! Tests of workers whose sockets take nothing for a while.
 
 use super::*;
 
@@ -13,11 +13,11 @@ async fn a_batch_that_an_idle_worker_could_not_take_is_sent_later_without_anothe
         }
     });
     watch(&stage);
-    let asked = stage.ask();
+    let reply = stage.request();
     stage.until((1, 0)).await;
     for _ in 0..stuffed {
         recv(worker.socket.as_raw_fd(), &mut [0], MsgFlags::empty()).unwrap();
     }
     worker.answer_well(&worker.batch().await);
-    assert_eq!(asked.await.unwrap(), Ok(good()));
+    assert_eq!(reply.await.unwrap(), Ok(good()));
 }

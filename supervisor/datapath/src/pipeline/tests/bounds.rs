@@ -1,25 +1,25 @@
-//! The bounds of the queue and the memory, and the room that given-up requests make.
+//! Tests of the bounds of queue and memory, and of the room that cancelled requests make.
 
 use super::*;
 
 #[tokio::test]
-async fn the_queue_has_its_bound_and_given_up_requests_make_room() {
+async fn the_queue_has_its_bound_and_cancelled_requests_make_room() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let running = stage.ask();
+    let running = stage.request();
     let batch = worker.batch().await;
-    // One more batch fits into the socket; four requests wait.
-    let second = stage.ask();
+    // One more batch fits into the socket, and four requests wait.
+    let second = stage.request();
     stage.until((0, 2)).await;
-    let waiting: Vec<_> = (0..4).map(|_| stage.ask()).collect();
+    let waiting: Vec<_> = (0..4).map(|_| stage.request()).collect();
     stage.until((4, 2)).await;
-    let refused = stage.ask().await.unwrap();
-    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("full")));
+    let refused = stage.request().await.unwrap();
+    assert!(matches!(refused, Err(RequestFailure::Unavailable(why)) if why.contains("full")));
     waiting[0].abort();
     while !waiting[0].is_finished() {
         tokio::task::yield_now().await;
     }
-    let stays = stage.ask();
+    let stays = stage.request();
     worker.answer_well(&batch);
     let mut answered = 1;
     while answered < 6 {
@@ -34,24 +34,25 @@ async fn the_queue_has_its_bound_and_given_up_requests_make_room() {
     assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
 }
 
-/// A request that was given up while it executed, and then waits again, keeps no other request out.
+/// Tests that a request which was cancelled while it executed, and then waits again, keeps no other
+/// request out.
 #[tokio::test]
-async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
+async fn the_queue_makes_room_when_a_cancelled_request_is_put_back() {
     let mut stage = Stage::new();
     let worker = stage.enter(1);
-    let leaves = stage.ask();
+    let leaves = stage.request();
     let _unanswered = worker.batch().await;
-    let second = stage.ask();
+    let second = stage.request();
     stage.until((0, 2)).await;
     leaves.abort();
     while !leaves.is_finished() {
         tokio::task::yield_now().await;
     }
-    // A search while that request executes finds no settled request, so none is counted any more.
+    // A search while that request executes finds no settled request, so none is counted afterwards.
     stage.pipeline.state.lock().scheduler.forget_settled();
     drop(worker);
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
-    let waiting: Vec<_> = (0..3).map(|_| stage.ask()).collect();
+    assert_eq!(stage.event().await, LaneEvent::Gone(WorkerId(1)));
+    let waiting: Vec<_> = (0..3).map(|_| stage.request()).collect();
     while stage.pipeline.report().counts.accepted < 5 {
         assert_eq!(stage.pipeline.report().counts.rejected, 0);
         tokio::task::yield_now().await;
@@ -60,13 +61,13 @@ async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
 }
 
 #[tokio::test]
-async fn the_memory_has_its_bound_and_given_up_requests_make_room() {
+async fn the_memory_has_its_bound_and_cancelled_requests_make_room() {
     let stage = Stage::new();
-    let half = || stage.ask_with(Bytes::from(vec![0; MEMORY_BYTES / 2]));
+    let half = || stage.request_with(Bytes::from(vec![0; MEMORY_BYTES / 2]));
     let (leaves, stays) = (half(), half());
     stage.until((2, 0)).await;
     let refused = half().await.unwrap();
-    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("memory")));
+    assert!(matches!(refused, Err(RequestFailure::Unavailable(why)) if why.contains("memory")));
     leaves.abort();
     while !leaves.is_finished() {
         tokio::task::yield_now().await;

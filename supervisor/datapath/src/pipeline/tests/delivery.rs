@@ -1,41 +1,42 @@
-//! What counts when: a request's time begins with its first byte and ends as its client's socket has
-//! the answer.
+//! Tests of when requests count: a request's time starts with its first byte and ends when its
+//! client's socket has the answer.
 
 use std::time::Instant;
 
 use super::*;
-use crate::pipeline::Counts;
+use crate::pipeline::RequestCounts;
 
-type Answered = Result<(Vec<Output>, Delivery), Failure>;
+type Answered = Result<(Vec<RequestOutput>, Delivery), RequestFailure>;
 
-/// An answer that its client takes at once.
-pub(super) fn written((outputs, mut delivery): (Vec<Output>, Delivery)) -> Vec<Output> {
-    delivery.written();
+/// Writes an answer as its client would take it at once.
+pub(super) fn written((outputs, mut delivery): (Vec<RequestOutput>, Delivery)) -> Vec<RequestOutput> {
+    delivery.mark_written();
     outputs
 }
 
-/// Asks with a request whose first byte was read `took` ago.
-fn ask(stage: &Stage, took: Duration, terms: RequestOptions) -> JoinHandle<Answered> {
+/// Sends a request whose first byte was read `took` ago.
+fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let coming = Coming { began: Instant::now().checked_sub(took).unwrap(), ..Coming::now(None) };
+    let arrival =
+        RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
     tokio::spawn(async move {
-        let input = Input { shape: vec![1, 1], data: vec![0; 4].into() };
-        pipeline.infer(vec![input], terms, coming).await
+        let input = RequestInput { shape: vec![1, 1], data: vec![0; 4].into() };
+        pipeline.infer(vec![input], options, arrival).await
     })
 }
 
-/// A request that was answered and whose answer is not written yet.
+/// Returns the delivery of a request whose answer is not written yet.
 async fn answered(stage: &Stage, worker: &Actor) -> Delivery {
-    let asked = ask(stage, Duration::ZERO, RequestOptions::default());
+    let reply = request(stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
-    let (outputs, delivery) = asked.await.unwrap().unwrap();
+    let (outputs, delivery) = reply.await.unwrap().unwrap();
     assert_eq!(outputs, good());
     delivery
 }
 
-/// Succeeded, within the SLO, failed, cancelled.
+/// Returns the requests that succeeded, succeeded within the SLO, failed and were cancelled.
 fn ends(stage: &Stage) -> [u64; 4] {
-    let Counts { succeeded, within_slo, failed, cancelled, .. } = stage.pipeline.report().counts;
+    let RequestCounts { succeeded, within_slo, failed, cancelled, .. } = stage.pipeline.report().counts;
     [succeeded, within_slo, failed, cancelled]
 }
 
@@ -44,7 +45,7 @@ fn with_slo(slo: Duration) -> Stage {
 }
 
 #[tokio::test]
-async fn an_answer_counts_when_it_has_been_written_and_then_with_all_its_time() {
+async fn an_answer_counts_with_its_whole_time_when_it_has_been_written() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     let begun = stage.pipeline.now();
@@ -54,7 +55,7 @@ async fn an_answer_counts_when_it_has_been_written_and_then_with_all_its_time() 
     while stage.pipeline.now().since(begun) < 2 * until_answered {
         tokio::task::yield_now().await;
     }
-    delivery.written();
+    delivery.mark_written();
     drop(delivery);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     let (seen, totals) = (stage.pipeline.observe(), stage.pipeline.totals());
@@ -66,7 +67,7 @@ async fn an_answer_counts_when_it_has_been_written_and_then_with_all_its_time() 
     assert_eq!((totals.writing.count, totals.latency.count(), totals.durations.count), (1, 1, 1));
 }
 
-fn nothing_keeps_the_slo(stage: &Stage) {
+fn set_unreachable_slo(stage: &Stage) {
     let slo = Slo { latency: Duration::from_nanos(1), ..settings().live.slo };
     stage.pipeline.set_live_settings(LiveSettings { slo, ..settings().live });
 }
@@ -75,8 +76,8 @@ fn nothing_keeps_the_slo(stage: &Stage) {
 async fn an_answer_keeps_the_slo_under_which_it_was_written() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
-    answered(&stage, &worker).await.written();
-    nothing_keeps_the_slo(&stage);
+    answered(&stage, &worker).await.mark_written();
+    set_unreachable_slo(&stage);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     assert_eq!(stage.pipeline.observe().missed(), 0);
 }
@@ -86,9 +87,9 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     let mut delivery = answered(&stage, &worker).await;
-    // As if a minute had passed.
-    nothing_keeps_the_slo(&stage);
-    delivery.written();
+    // A tiny SLO has the effect of a long delay.
+    set_unreachable_slo(&stage);
+    delivery.mark_written();
     assert_eq!(ends(&stage), [1, 0, 0, 0]);
     let seen = stage.pipeline.observe();
     assert_eq!((seen.answered, seen.in_time, seen.missed()), (1, 0, 1));
@@ -96,7 +97,7 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_it_has_its_answer_has_given_it_up() {
+async fn a_client_that_disconnects_before_its_answer_has_cancelled() {
     for (slo, missed) in [(Duration::from_secs(60), 0), (Duration::from_nanos(1), 1)] {
         let stage = with_slo(slo);
         let worker = stage.enter(1);
@@ -113,22 +114,22 @@ async fn an_answer_that_cannot_be_written_has_failed() {
     let stage = Stage::new();
     let worker = stage.enter(1);
     let mut delivery = answered(&stage, &worker).await;
-    delivery.failed();
+    delivery.mark_failed();
     drop(delivery);
     assert_eq!(ends(&stage), [0, 0, 1, 0]);
-    answered(&stage, &worker).await.invalid();
+    answered(&stage, &worker).await.mark_invalid();
     assert_eq!((ends(&stage), stage.pipeline.report().counts.invalid), ([0, 0, 1, 0], 1));
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_as_its_answer_comes_is_counted_once() {
+async fn a_client_that_disconnects_as_its_answer_arrives_is_counted_once() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let asked = ask(&stage, Duration::ZERO, RequestOptions::default());
+    let reply = request(&stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
-    asked.abort();
-    // Whichever was first: without an answer on its way, or with one.
-    if let Ok(answered) = asked.await {
+    reply.abort();
+    // The task ends with or without an answer, depending on which event was first.
+    if let Ok(answered) = reply.await {
         drop(answered);
     }
     while ends(&stage) == [0; 4] {
@@ -138,13 +139,13 @@ async fn a_client_that_leaves_as_its_answer_comes_is_counted_once() {
 }
 
 #[tokio::test]
-async fn ends_are_counted_however_many_wait_for_it() {
+async fn any_number_of_ends_is_counted() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     for n in 0..150 {
         let mut delivery = answered(&stage, &worker).await;
         if n % 3 > 0 {
-            delivery.written();
+            delivery.mark_written();
         }
     }
     assert!(stage.pipeline.endings.lock().len() < 64);
@@ -152,22 +153,22 @@ async fn ends_are_counted_however_many_wait_for_it() {
     assert!(stage.pipeline.endings.lock().is_empty());
 }
 
-/// What counts, of the way and as latency, for a request that took half a minute to arrive.
-async fn half_a_minute(terms: RequestOptions) -> (Duration, Duration) {
+/// Returns the receiving time and the latency of a request that took half a minute to arrive.
+async fn half_a_minute(options: RequestOptions) -> (Duration, Duration) {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let asked = ask(&stage, UPTIME, terms);
+    let reply = request(&stage, UPTIME, options);
     worker.answer_well(&worker.batch().await);
-    assert_eq!(asked.await.unwrap().map(written), Ok(good()));
+    assert_eq!(reply.await.unwrap().map(written), Ok(good()));
     let totals = stage.pipeline.totals();
-    (totals.coming.time, totals.latency.sum())
+    (totals.receiving.time, totals.latency.sum())
 }
 
 #[tokio::test]
 async fn all_the_time_counts_in_which_a_request_arrives() {
     for timeout in [None, Some(Duration::from_secs(40))] {
-        let (coming, latency) = half_a_minute(RequestOptions { timeout, ..Default::default() }).await;
-        assert!(coming >= UPTIME && latency >= UPTIME, "{coming:?}, {latency:?}");
+        let (arrival, latency) = half_a_minute(RequestOptions { timeout, ..Default::default() }).await;
+        assert!(arrival >= UPTIME && latency >= UPTIME, "{arrival:?}, {latency:?}");
     }
 }
 
@@ -175,29 +176,30 @@ async fn all_the_time_counts_in_which_a_request_arrives() {
 async fn a_timeout_begins_with_the_first_byte() {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let terms = RequestOptions { timeout: Some(UPTIME), ..Default::default() };
-    let asked = ask(&stage, UPTIME, terms);
-    let outcome = tokio::time::timeout(UPTIME / 3, asked).await.unwrap().unwrap();
-    assert!(matches!(outcome, Err(Failure::TimedOut(_))), "{outcome:?}");
+    let options = RequestOptions { timeout: Some(UPTIME), ..Default::default() };
+    let reply = request(&stage, UPTIME, options);
+    let outcome = tokio::time::timeout(UPTIME / 3, reply).await.unwrap().unwrap();
+    assert!(matches!(outcome, Err(RequestFailure::TimedOut(_))), "{outcome:?}");
     worker.answer_well(&worker.batch().await);
     assert_eq!(ends(&stage), [0, 0, 1, 0]);
 }
 
 #[tokio::test]
-async fn who_came_slowly_is_due_sooner_than_those_behind_it() {
+async fn a_request_that_arrived_slowly_is_due_before_later_ones() {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let first = stage.ask();
+    let first = stage.request();
     let batch = worker.batch().await;
-    let second = stage.ask();
+    let second = stage.request();
     stage.until((0, 2)).await;
-    // Each fills a batch of its own: by priority 1 before the others they go by their deadlines.
+    // Each request fills one batch, so that they are served in the order of their deadlines.
     let wide = |took: Duration| {
         let pipeline = Arc::clone(&stage.pipeline);
-        let coming = Coming { began: Instant::now().checked_sub(took).unwrap(), ..Coming::now(None) };
+        let arrival =
+            RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
         tokio::spawn(async move {
-            let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
-            pipeline.infer(vec![input], RequestOptions::default(), coming).await.map(drop)
+            let input = RequestInput { shape: vec![8, 1], data: vec![0; 32].into() };
+            pipeline.infer(vec![input], RequestOptions::default(), arrival).await.map(drop)
         })
     };
     let quick = wide(Duration::ZERO);

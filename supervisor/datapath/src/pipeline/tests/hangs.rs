@@ -1,59 +1,61 @@
-//! Workers that hang, and the requests that are served meanwhile.
+//! Tests of workers that hang, and of the requests that are served at the same time.
 
 use super::super::pending::Shapes;
 use super::super::shapes::ShapeTimes;
 use super::*;
 
-/// Longer than between two looks.
+/// A time longer than the interval between two checks.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long the request behind the hung request waits for company: well below the time between two
-/// looks.
+/// The delay of the request behind the hung request, well below the interval between two checks.
 const DELAY: Duration = Duration::from_millis(10);
 
-/// A worker whose batches should take 1 ms, and the request that it executes.
-async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Output>, Failure>>) {
+/// Attaches a worker whose batches should take 1 ms. Returns it with the request that it executes.
+async fn stuck(
+    stage: &Stage,
+    worker: u64,
+) -> (Actor, JoinHandle<Result<Vec<RequestOutput>, RequestFailure>>) {
     let times = vec![(1, Duration::from_millis(1))];
-    let actor = stage.enter_as(worker, Sms(10), |arrival, _| arrival.slice.times = times);
-    let asked = stage.ask();
+    let actor = stage.enter_as(worker, Sms(10), |lane_worker, _| lane_worker.slice.times = times);
+    let reply = stage.request();
     let _unanswered = actor.batch().await;
-    (actor, asked)
+    (actor, reply)
 }
 
-fn executes_since(stage: &Stage, worker: u64, span: Duration) {
+fn set_executing_since(stage: &Stage, worker: u64, span: Duration) {
     let since = stage.pipeline.now() - span;
-    stage.pipeline.state.lock().scheduler.executes_since(WorkerId(worker), Some(since));
+    stage.pipeline.state.lock().scheduler.set_executing_since(WorkerId(worker), Some(since));
 }
 
 #[tokio::test]
-async fn each_of_two_workers_that_seem_to_hang_is_looked_at_again() {
+async fn each_of_two_workers_that_seem_to_hang_is_checked_again() {
     let mut stage = Stage::new();
     let (_first, one) = stuck(&stage, 1).await;
     let (_second, two) = stuck(&stage, 2).await;
-    let look = |at: Timestamp| {
+    let check = |at: Timestamp| {
         let mut state = stage.pipeline.state.lock();
         state.report_hangs(at);
         state.dispatch(at);
     };
     let now = stage.pipeline.now();
     let ms = Duration::from_millis;
-    executes_since(&stage, 1, Duration::from_secs(10));
-    look(now);
-    executes_since(&stage, 2, Duration::from_secs(10));
-    look(now + ms(99));
-    look(now + ms(101));
-    assert_eq!(stage.facts.try_recv(), Ok(LaneFact::Hung(WorkerId(1))));
-    assert!(stage.facts.try_recv().is_err(), "the other was seen once");
-    look(now + ms(201));
-    assert_eq!(stage.facts.try_recv(), Ok(LaneFact::Hung(WorkerId(2))));
-    look(now + ms(400));
-    assert!(stage.facts.try_recv().is_err(), "they were reported once");
+    set_executing_since(&stage, 1, Duration::from_secs(10));
+    check(now);
+    set_executing_since(&stage, 2, Duration::from_secs(10));
+    check(now + ms(99));
+    check(now + ms(101));
+    assert_eq!(stage.events_rx.try_recv(), Ok(LaneEvent::Hung(WorkerId(1))));
+    assert!(stage.events_rx.try_recv().is_err(), "the other was seen once");
+    check(now + ms(201));
+    assert_eq!(stage.events_rx.try_recv(), Ok(LaneEvent::Hung(WorkerId(2))));
+    check(now + ms(400));
+    assert!(stage.events_rx.try_recv().is_err(), "they were reported once");
     one.abort();
     two.abort();
 }
 
-/// Where requests differ in their shapes, a shape that was never executed may take long; a shape
-/// that was executed may take about as long as it did.
+/// Tests the limits of shapes: a shape that was never executed may take long; a shape that was
+/// executed may take about as long as before.
 #[tokio::test]
 async fn a_shape_that_was_never_executed_is_given_time() {
     let mut stage = Stage::new();
@@ -65,78 +67,79 @@ async fn a_shape_that_was_never_executed_is_given_time() {
     };
     let open = ShapeTimes::of(&open, Sms(10));
     stage.pipeline.state.lock().link_mut(WorkerId(1)).unwrap().shapes = open;
-    let looked_at = |stage: &mut Stage, seconds: u64| {
-        executes_since(stage, 1, Duration::from_secs(seconds));
+    let checked_after = |stage: &mut Stage, seconds: u64| {
+        set_executing_since(stage, 1, Duration::from_secs(seconds));
         let now = stage.pipeline.now();
         let mut state = stage.pipeline.state.lock();
         state.dispatch(now);
         state.report_hangs(now + SECOND);
         state.dispatch(now);
         drop(state);
-        stage.facts.try_recv().ok()
+        stage.events_rx.try_recv().ok()
     };
-    assert_eq!(looked_at(&mut stage, 20), None);
+    assert_eq!(checked_after(&mut stage, 20), None);
     let shape = Shapes::from([vec![1]]);
     let mut state = stage.pipeline.state.lock();
     let times = state.link_mut(WorkerId(1)).unwrap().shapes.as_mut().unwrap();
     times.observe(&shape, 1, Duration::from_millis(100));
     drop(state);
-    assert_eq!(looked_at(&mut stage, 20), Some(LaneFact::Hung(WorkerId(1))));
+    assert_eq!(checked_after(&mut stage, 20), Some(LaneEvent::Hung(WorkerId(1))));
     drop(actor);
     stuck.abort();
 }
 
 #[tokio::test]
-async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_again() {
+async fn due_batches_are_sent_before_a_worker_that_seems_to_hang_is_checked_again() {
     let mut stage = Stage::new();
     let (_old, stuck) = stuck(&stage, 1).await;
     let new = stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
     let slo = Slo { latency: Duration::from_secs(1), percentile: 99.0 };
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: DELAY, reject_late: false });
-    executes_since(&stage, 1, Duration::from_secs(10));
-    let waits = stage.ask();
+    set_executing_since(&stage, 1, Duration::from_secs(10));
+    let waits = stage.request();
     stage.until((1, 1)).await;
     watch(&stage);
     let batch = tokio::select! {
         biased;
-        fact = stage.fact() => panic!("{fact:?} before the other worker's batch"),
+        event = stage.event() => panic!("{event:?} before the other worker's batch"),
         batch = new.batch() => batch,
     };
-    assert_eq!(stage.fact().await, LaneFact::Hung(WorkerId(1)));
+    assert_eq!(stage.event().await, LaneEvent::Hung(WorkerId(1)));
     new.answer_well(&batch);
     assert_eq!(waits.await.unwrap(), Ok(good()));
     stuck.abort();
 }
 
-/// A request that seemed to hang before is given twice the time, for which others do not wait.
+/// Tests that a request which seemed to hang before gets twice the time, and that others do not
+/// wait for that long.
 #[tokio::test]
-async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
+async fn requests_behind_a_suspect_are_refused_after_their_deadline() {
     let mut stage = Stage::new();
     let slo = Slo { latency: Duration::from_millis(5), percentile: 99.0 };
     let rules = LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true };
     stage.pipeline.set_live_settings(rules);
     let (_first, suspect) = stuck(&stage, 1).await;
-    let look = |stage: &Stage| {
+    let check = |stage: &Stage| {
         let now = stage.pipeline.now();
         let mut state = stage.pipeline.state.lock();
         state.refuse_overdue(now);
-        (state.stalled(now).map(|batch| batch.requests), state.scheduler.queued())
+        (state.stalled_batch(now).map(|batch| batch.requests), state.scheduler.queued())
     };
     let now = stage.pipeline.now();
-    stage.pipeline.change(|state| state.died(WorkerId(1), now));
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    stage.pipeline.change(|state| state.remove_dead(WorkerId(1), now));
+    assert_eq!(stage.event().await, LaneEvent::Gone(WorkerId(1)));
     let times = vec![(1, Duration::from_millis(1))];
-    let second = stage.enter_as(2, Sms(10), |arrival, _| arrival.slice.times = times);
+    let second = stage.enter_as(2, Sms(10), |lane_worker, _| lane_worker.slice.times = times);
     let _tried_again = second.batch().await;
-    let waits = stage.ask();
+    let waits = stage.request();
     stage.until((1, 1)).await;
     tokio::time::sleep(slo.latency).await;
-    executes_since(&stage, 2, SECOND);
-    assert_eq!(look(&stage), (Some(1), 0));
+    set_executing_since(&stage, 2, SECOND);
+    assert_eq!(check(&stage), (Some(1), 0));
     let refused = waits.await.unwrap().unwrap_err();
     assert!(
-        matches!(&refused, Failure::Unavailable(why) if why.contains("past its deadline")),
+        matches!(&refused, RequestFailure::Unavailable(why) if why.contains("past its deadline")),
         "{refused:?}"
     );
     suspect.abort();
@@ -144,12 +147,12 @@ async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
 
 #[test]
 fn a_host_waits_for_a_model_that_loads_until_a_worker_must_be_killed() {
-    let (facts, _heard) = mpsc::channel(FACTS);
-    let pipeline = Pipeline::new(settings(), Clock::started(UPTIME), facts).unwrap();
+    let (events_tx, _events_rx) = mpsc::channel(EVENT_QUEUE_SIZE);
+    let pipeline = Pipeline::new(settings(), Clock::started(UPTIME), events_tx).unwrap();
     assert!(pipeline.is_loading());
-    pipeline.killed();
+    pipeline.worker_killed();
     assert!(!pipeline.is_loading() && pipeline.ready().is_err());
     pipeline.open();
-    pipeline.killed();
-    assert_eq!(pipeline.ready(), Ok(()), "later deaths are no matter");
+    pipeline.worker_killed();
+    assert_eq!(pipeline.ready(), Ok(()), "later deaths do not close it");
 }

@@ -1,10 +1,10 @@
-//! Streams: how their answers are asked for, and what becomes of them when something ends.
+//! Tests of streams: requests for their answers, and the ends of workers, clients and streams.
 
 use shadowslice_policy::latency::BLIND_HANG_LIMIT;
 
 use super::*;
 
-/// A model whose workers generate two streams at a time.
+/// Returns a model whose workers generate two streams at once.
 fn streaming() -> Stage {
     let tensor =
         |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![1] };
@@ -12,31 +12,31 @@ fn streaming() -> Stage {
     let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
     let metadata =
         Metadata { name, platform, max_batch: 0, streams: Some(2), inputs, optional: Vec::new(), outputs };
-    let (reporter, facts) = mpsc::channel(FACTS);
-    let pipeline = Arc::new(Pipeline::new(settings(), Clock::started(UPTIME), reporter).unwrap());
+    let (events_tx, events_rx) = mpsc::channel(EVENT_QUEUE_SIZE);
+    let pipeline = Arc::new(Pipeline::new(settings(), Clock::started(UPTIME), events_tx).unwrap());
     pipeline.describe(metadata).unwrap();
     pipeline.open();
-    Stage { pipeline, facts }
+    Stage { pipeline, events_rx }
 }
 
-fn ask(stage: &Stage) -> JoinHandle<Result<Answers, Failure>> {
+fn request(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let input = Input { shape: vec![1], data: vec![1, 0, 0, 0].into() };
-    tokio::spawn(
-        async move { pipeline.stream(vec![input], RequestOptions::default(), Coming::now(None)).await },
-    )
+    let input = RequestInput { shape: vec![1], data: vec![1, 0, 0, 0].into() };
+    tokio::spawn(async move {
+        pipeline.stream(vec![input], RequestOptions::default(), RequestArrival::now(None)).await
+    })
 }
 
-/// An answer, and where further ones come from.
-type Next = (Option<Result<Vec<Output>, Failure>>, Answers);
+/// An answer, and the source of further ones.
+type Next = (Option<Result<Vec<RequestOutput>, RequestFailure>>, Answers);
 
 fn next(mut answers: Answers) -> JoinHandle<Next> {
     tokio::spawn(async move { (answers.next().await, answers) })
 }
 
 impl Actor {
-    /// One answer of a stream, after which there is more.
-    fn goes_on(&self, id: u64) {
+    /// Sends one answer of a stream, which more answers follow.
+    fn answer_with_more(&self, id: u64) {
         self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
         let outputs = vec![WireOutput { shape: vec![1], parts: vec![Extent { offset: 0, len: 4 }] }];
         self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result: Ok(outputs), more: true }));
@@ -56,43 +56,46 @@ impl Actor {
         }
     }
 
-    /// Begins a stream and gives its first answer.
-    async fn begins(&self, asked: JoinHandle<Result<Answers, Failure>>) -> (u64, Answers) {
+    /// Starts a stream and gives its first answer.
+    async fn begin(&self, reply: JoinHandle<Result<Answers, RequestFailure>>) -> (u64, Answers) {
         let batch = self.batch().await;
-        self.goes_on(batch.id);
-        let mut answers = asked.await.unwrap().unwrap();
-        assert_eq!(answers.next().await, Some(Ok(vec![Output { shape: vec![1], ..good().remove(0) }])));
-        answers.delivery().written();
+        self.answer_with_more(batch.id);
+        let mut answers = reply.await.unwrap().unwrap();
+        assert_eq!(
+            answers.next().await,
+            Some(Ok(vec![RequestOutput { shape: vec![1], ..good().remove(0) }]))
+        );
+        answers.delivery().mark_written();
         (batch.id, answers)
     }
 }
 
 #[tokio::test]
-async fn each_answer_is_asked_for_and_a_lane_drains_when_its_streams_end() {
+async fn each_answer_is_requested_and_a_lane_drains_when_its_streams_end() {
     let mut stage = streaming();
     let worker = stage.enter(1);
-    let (stream, answers) = worker.begins(ask(&stage)).await;
+    let (stream, answers) = worker.begin(request(&stage)).await;
     assert_eq!(stage.pipeline.report().counts.succeeded, 1, "with the first answer");
-    let asked = next(answers);
+    let reply = next(answers);
     let step = worker.step().await;
     assert_eq!(step.stream, stream);
-    worker.goes_on(step.id);
-    let (answer, mut answers) = asked.await.unwrap();
+    worker.answer_with_more(step.id);
+    let (answer, mut answers) = reply.await.unwrap();
     assert!(matches!(answer, Some(Ok(_))));
-    answers.delivery().written();
+    answers.delivery().mark_written();
     assert_eq!(stage.pipeline.report().counts.succeeded, 1);
 
     let other = stage.enter(2);
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+    assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
     stage.pipeline.drain(WorkerId(1));
-    let (_, second) = other.begins(ask(&stage)).await;
-    let asked = next(answers);
+    let (_, second) = other.begin(request(&stage)).await;
+    let reply = next(answers);
     let step = worker.step().await;
     worker.answer(step.id, Ok(vec![]));
-    assert!(asked.await.unwrap().0.is_none(), "that was the end");
+    assert!(reply.await.unwrap().0.is_none(), "that was the end");
     assert_eq!(worker.closed().await, stream);
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(2), _)));
-    assert_eq!(stage.fact().await, LaneFact::Drained(WorkerId(1)));
+    assert!(matches!(stage.event().await, LaneEvent::FirstAnswer(WorkerId(2), _)));
+    assert_eq!(stage.event().await, LaneEvent::Drained(WorkerId(1)));
     let totals = stage.pipeline.totals();
     assert_eq!((totals.stream_steps.count, totals.batch_execution.count, totals.streams_failed), (2, 2, 0));
     drop(second);
@@ -100,76 +103,76 @@ async fn each_answer_is_asked_for_and_a_lane_drains_when_its_streams_end() {
 }
 
 #[tokio::test]
-async fn a_worker_has_so_many_streams_and_the_next_request_waits_for_the_end_of_one() {
+async fn a_request_waits_for_a_stream_to_end_if_the_worker_is_at_its_limit() {
     let stage = streaming();
     let worker = stage.enter(1);
-    let (one, first) = worker.begins(ask(&stage)).await;
-    let (_, second) = worker.begins(ask(&stage)).await;
-    let third = ask(&stage);
+    let (one, first) = worker.begin(request(&stage)).await;
+    let (_, second) = worker.begin(request(&stage)).await;
+    let third = request(&stage);
     stage.until((1, 0)).await;
     let stepped = next(second);
     let step = worker.step().await;
-    worker.goes_on(step.id);
+    worker.answer_with_more(step.id);
     let (answer, _second) = stepped.await.unwrap();
     assert!(matches!(answer, Some(Ok(_))), "open streams go on meanwhile");
     drop(first);
     assert_eq!(worker.closed().await, one);
-    worker.begins(third).await;
+    worker.begin(third).await;
 }
 
 #[tokio::test]
-async fn a_stream_whose_client_has_gone_is_closed_whenever_that_was() {
+async fn a_stream_is_closed_whenever_its_client_disconnects() {
     let stage = streaming();
     let worker = stage.enter(1);
-    // Before the first answer.
-    let asked = ask(&stage);
+    // The client disconnects before the first answer.
+    let reply = request(&stage);
     let batch = worker.batch().await;
-    asked.abort();
-    assert!(asked.await.is_err());
-    worker.goes_on(batch.id);
+    reply.abort();
+    assert!(reply.await.is_err());
+    worker.answer_with_more(batch.id);
     assert_eq!(worker.closed().await, batch.id);
-    // Between two answers.
-    let (stream, answers) = worker.begins(ask(&stage)).await;
+    // The client disconnects between two answers.
+    let (stream, answers) = worker.begin(request(&stage)).await;
     drop(answers);
     assert_eq!(worker.closed().await, stream);
-    // While the next one is on its way.
-    let (stream, answers) = worker.begins(ask(&stage)).await;
-    let asked = next(answers);
+    // The client disconnects while a step is in flight.
+    let (stream, answers) = worker.begin(request(&stage)).await;
+    let reply = next(answers);
     let step = worker.step().await;
-    asked.abort();
+    reply.abort();
     assert_eq!(worker.closed().await, stream);
-    worker.goes_on(step.id);
-    // None of them counts against the worker's streams.
-    let (_, first) = worker.begins(ask(&stage)).await;
-    worker.begins(ask(&stage)).await;
+    worker.answer_with_more(step.id);
+    // None of these streams counts against the worker's limit.
+    let (_, first) = worker.begin(request(&stage)).await;
+    worker.begin(request(&stage)).await;
     drop(first);
     assert_eq!(stage.pipeline.report().counts.cancelled, 1);
 }
 
 #[tokio::test]
-async fn the_end_of_a_worker_is_that_of_its_streams_but_not_of_requests_without_an_answer() {
+async fn a_worker_ends_with_its_streams_and_requests_without_an_answer_are_retried() {
     let stage = streaming();
     let worker = stage.enter(1);
-    let (_, answers) = worker.begins(ask(&stage)).await;
-    let (_, idle) = worker.begins(ask(&stage)).await;
+    let (_, answers) = worker.begin(request(&stage)).await;
+    let (_, idle) = worker.begin(request(&stage)).await;
     let executing = next(answers);
     worker.step().await;
     drop(worker);
     let (answer, mut answers) = executing.await.unwrap();
-    let Some(Err(Failure::Unavailable(why))) = answer else { panic!("{answer:?}") };
+    let Some(Err(RequestFailure::Unavailable(why))) = answer else { panic!("{answer:?}") };
     assert!(why.contains("died while computing"), "{why}");
     assert!(answers.next().await.is_none());
     let (answer, _) = next(idle).await.unwrap();
-    let Some(Err(Failure::Unavailable(why))) = answer else { panic!("{answer:?}") };
+    let Some(Err(RequestFailure::Unavailable(why))) = answer else { panic!("{answer:?}") };
     assert!(why.contains("send the request again"), "{why}");
     assert_eq!(stage.pipeline.totals().streams_failed, 2);
 
     let again = stage.enter(2);
-    let asked = ask(&stage);
+    let reply = request(&stage);
     again.batch().await;
     drop(again);
     let third = stage.enter(3);
-    third.begins(asked).await;
+    third.begin(reply).await;
 }
 
 #[tokio::test]
@@ -177,70 +180,73 @@ async fn inputs_in_whose_streams_workers_die_are_refused_from_the_third_death_on
     let mut stage = streaming();
     for number in 1..=3 {
         let worker = stage.enter(number);
-        let (_, answers) = worker.begins(ask(&stage)).await;
-        let asked = next(answers);
+        let (_, answers) = worker.begin(request(&stage)).await;
+        let reply = next(answers);
         worker.step().await;
         drop(worker);
-        assert!(matches!(asked.await.unwrap().0, Some(Err(Failure::Unavailable(_)))));
+        assert!(matches!(reply.await.unwrap().0, Some(Err(RequestFailure::Unavailable(_)))));
     }
-    while stage.fact().await != LaneFact::PoisonConfirmed {}
+    while stage.event().await != LaneEvent::PoisonConfirmed {}
     stage.enter(4);
-    let refused = ask(&stage).await.unwrap().unwrap_err();
+    let refused = request(&stage).await.unwrap().unwrap_err();
     assert!(
-        matches!(&refused, Failure::Internal(why) if why.contains("the server refuses them")),
+        matches!(&refused, RequestFailure::Internal(why) if why.contains("the server refuses them")),
         "{refused:?}"
     );
 }
 
 #[tokio::test]
-async fn streams_end_where_draining_takes_too_long() {
+async fn streams_end_if_draining_takes_too_long() {
     let stage = streaming();
     let worker = stage.enter(1);
-    let (_, answers) = worker.begins(ask(&stage)).await;
+    let (_, answers) = worker.begin(request(&stage)).await;
     stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
     stage.pipeline.requeue(WorkerId(1));
     let (answer, _) = next(answers).await.unwrap();
-    assert!(matches!(answer, Some(Err(Failure::Unavailable(_)))), "{answer:?}");
+    assert!(matches!(answer, Some(Err(RequestFailure::Unavailable(_)))), "{answer:?}");
 }
 
 #[tokio::test]
 async fn a_failure_in_the_middle_ends_the_stream_with_its_reason() {
     let stage = streaming();
     let worker = stage.enter(1);
-    let (stream, answers) = worker.begins(ask(&stage)).await;
-    let asked = next(answers);
+    let (stream, answers) = worker.begin(request(&stage)).await;
+    let reply = next(answers);
     let step = worker.step().await;
     worker.answer(step.id, Err(RunFailure::Engine("broken".to_owned())));
-    let (answer, _) = asked.await.unwrap();
-    assert!(matches!(answer, Some(Err(Failure::Internal(ref why))) if why.contains("broken")), "{answer:?}");
+    let (answer, _) = reply.await.unwrap();
+    assert!(
+        matches!(answer, Some(Err(RequestFailure::Internal(ref why))) if why.contains("broken")),
+        "{answer:?}"
+    );
     assert_eq!(worker.closed().await, stream);
 }
 
 #[tokio::test]
-async fn a_model_that_gives_one_answer_cannot_have_more() {
+async fn a_model_that_gives_one_answer_cannot_send_more() {
     let mut stage = Stage::new();
-    let liar = stage.enter(1);
-    let asked = stage.ask();
-    liar.goes_on(liar.batch().await.id);
-    let fact = stage.fact().await;
-    assert!(matches!(&fact, LaneFact::Broken(_, why) if why.contains("further answers")), "{fact:?}");
+    let faulty = stage.enter(1);
+    let reply = stage.request();
+    faulty.answer_with_more(faulty.batch().await.id);
+    let event = stage.event().await;
+    assert!(matches!(&event, LaneEvent::Broken(_, why) if why.contains("further answers")), "{event:?}");
     let honest = stage.enter(2);
     honest.answer_well(&honest.batch().await);
-    assert_eq!(asked.await.unwrap(), Ok(good()));
+    assert_eq!(reply.await.unwrap(), Ok(good()));
 }
 
 #[tokio::test]
-async fn a_step_has_its_limit_however_crowded_the_gpu_is() {
+async fn a_step_has_a_fixed_limit_on_a_crowded_gpu() {
     let stage = streaming();
     let occupancy = Occupancy::new(true);
     let _others: Vec<_> = (0..8).map(|_| occupancy.occupy(Percent::WHOLE)).collect();
-    let worker = stage.enter_as(1, Sms(10), |arrival, _| arrival.occupancy = occupancy);
-    let (_, answers) = worker.begins(ask(&stage)).await;
+    let worker = stage.enter_as(1, Sms(10), |lane_worker, _| lane_worker.occupancy = occupancy);
+    let (_, answers) = worker.begin(request(&stage)).await;
     let _asked = next(answers);
     let _unanswered = worker.step().await;
     let state = stage.pipeline.state.lock();
     let (link, lane) = (&state.links[0], state.scheduler.lane(WorkerId(1)).unwrap());
     let since = lane.in_flight().next().unwrap().executing_since.unwrap();
-    assert_eq!(link.hangs_in(lane, since), Some(BLIND_HANG_LIMIT));
+    assert_eq!(link.time_until_hung(lane, since), Some(BLIND_HANG_LIMIT));
 }

@@ -1,10 +1,10 @@
-//! Streams: which steps go when, and what becomes of them.
+//! Tests of streams: the order of their steps, and their end.
 
 use super::*;
 
 /// A step of a stream.
 impl Asked {
-    fn step(number: u32) -> Entry<(), Self> {
+    fn step(number: u32) -> QueuedRequest<(), Self> {
         request(STEPS + number, 0)
     }
 }
@@ -12,45 +12,52 @@ impl Asked {
 #[test]
 fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
     let mut model = serving();
-    model.found(0, 1, Some(2));
+    model.set_model_limits(0, 1, Some(2));
     (1..=3).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     let sent: Vec<_> = [0, 20].into_iter().flat_map(|now| go(&mut model, at(now)).0).collect();
     assert_eq!(sent, [(WORKER, vec![1]), (WORKER, vec![2])]);
     for _ in 0..2 {
-        model.opened(WORKER);
+        model.open_stream(WORKER);
         answer(&mut model, WORKER, ms(11), at(22));
     }
-    assert_eq!(go(&mut model, at(22)).0, [], "two are open");
-    (1..=3).for_each(|number| model.step(WORKER, Asked::step(number)).unwrap());
+    assert_eq!(go(&mut model, at(22)).0, [], "two streams are open");
+    (1..=3).for_each(|number| model.queue_step(WORKER, Asked::step(number)).unwrap());
     assert_eq!(go(&mut model, at(23)).0, [(WORKER, vec![STEPS + 1]), (WORKER, vec![STEPS + 2])]);
     answer(&mut model, WORKER, ms(1), at(24));
-    assert!(!model.closed(WORKER));
+    assert!(!model.close_stream(WORKER));
     assert_eq!(go(&mut model, at(24)).0, [(WORKER, vec![3])], "a stream that begins goes first, and at once");
     answer(&mut model, WORKER, ms(1), at(41));
     assert_eq!(go(&mut model, at(41)).0, [(WORKER, vec![STEPS + 3])]);
-    assert_eq!(model.serving_lane().unwrap().predictor.predict(1), Some(ms(11)), "steps tell nothing of it");
+    assert_eq!(
+        model.serving_lane().unwrap().predictor.predict(1),
+        Some(ms(11)),
+        "steps do not change predictions"
+    );
 
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
     assert!(!model.drain(WORKER));
     answer(&mut model, WORKER, ms(11), at(42));
     assert!(!answer(&mut model, WORKER, ms(1), at(43)), "a stream is open");
-    model.step(WORKER, Asked::step(4)).unwrap();
+    model.queue_step(WORKER, Asked::step(4)).unwrap();
     assert_eq!(go(&mut model, at(44)).0, [(WORKER, vec![STEPS + 4])], "though another lane serves");
     assert!(!answer(&mut model, WORKER, ms(1), at(45)));
-    assert!(model.closed(WORKER) && !model.closed(WORKER), "drained, which is said once");
+    assert!(
+        model.close_stream(WORKER) && !model.close_stream(WORKER),
+        "the end of draining is reported once"
+    );
 }
 
 #[test]
 fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
     let mut model = serving();
-    model.found(0, 1, Some(8));
-    // So fast that nothing is held back.
+    model.set_model_limits(0, 1, Some(8));
+    // This lane has no predictions, so that the scheduler holds nothing back.
     model.detach(WORKER);
     let slice = Slice { times: Vec::new(), ..slice(Groups::WHOLE, 100) };
     model.attach(Lane::new(WORKER, &slice, Predictor::new(None, Sms(100)), SLOTS));
     model.route(Some(WORKER));
-    model.opened(WORKER);
+    model.open_stream(WORKER);
     (1..=90).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     let mut sent = Vec::new();
     let mut waits = false;
@@ -60,7 +67,7 @@ fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
         sent.extend(gone);
         // Its client has one step at a time, and is slower than the next request.
         if !waits {
-            model.step(WORKER, Asked::step(now as u32 + 1)).unwrap();
+            model.queue_step(WORKER, Asked::step(now as u32 + 1)).unwrap();
             waits = true;
         }
         answer(&mut model, WORKER, ms(0), at(now));
@@ -72,24 +79,24 @@ fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
 #[test]
 fn steps_end_with_their_lane() {
     let mut model = serving();
-    model.found(0, 1, Some(2));
-    model.opened(WORKER);
+    model.set_model_limits(0, 1, Some(2));
+    model.open_stream(WORKER);
     for number in 1..=3 {
-        model.step(WORKER, Asked::step(number)).unwrap();
+        model.queue_step(WORKER, Asked::step(number)).unwrap();
     }
     assert_eq!(go(&mut model, at(0)).0.len(), 2);
-    let Abandoned { executing, behind } = model.take_back(WORKER);
+    let AbandonedRequests { executing, behind } = model.take_back(WORKER);
     assert_eq!((numbers(&executing), numbers(&behind)), (vec![STEPS + 1], vec![STEPS + 2, STEPS + 3]));
-    assert!(model.step(WORKER, Asked::step(4)).is_err());
+    assert!(model.queue_step(WORKER, Asked::step(4)).is_err());
     model.detach(WORKER);
-    assert!(model.step(WORKER, Asked::step(5)).is_err() && !model.closed(WORKER));
+    assert!(model.queue_step(WORKER, Asked::step(5)).is_err() && !model.close_stream(WORKER));
 }
 
 #[test]
 fn a_step_that_a_lane_does_not_take_is_next_again() {
     let mut model = serving();
-    (1..=2).for_each(|number| model.step(WORKER, Asked::step(number)).unwrap());
-    let Next::Act(_, Some(step)) = model.next(at(0)) else { panic!("it may go") };
-    model.not_sent(step, at(0));
+    (1..=2).for_each(|number| model.queue_step(WORKER, Asked::step(number)).unwrap());
+    let NextAction::Act(_, Some(step)) = model.next(at(0)) else { panic!("the batch may be sent") };
+    model.return_unsent(step, at(0));
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![STEPS + 1]), (WORKER, vec![STEPS + 2])]);
 }

@@ -1,10 +1,11 @@
-//! How many requests a layout would keep in time, by the rule of contention: it decides which
-//! layouts are tried first, and no more. What a trial measures decides which one stays.
+//! A forecast of the requests that a layout keeps in time, by the rule of contention. It only
+//! decides which layouts are tried first; the measurements of a trial decide which one stays.
 //!
-//! In the steady state a model runs batches of `b` rows that take `T` beside its neighbours, each
-//! of which executes for the part `ρ` of the time. It keeps up with `λ` rows a second if `λ · T ≤
-//! b`, and keeps its objective if two batches, the one that a request waits for and its own, end
-//! within it. `T` and `ρ` of all models depend on each other, so they are worked out in rounds.
+//! In the steady state a model runs batches of `b` rows that take `T` beside its neighbours, and
+//! each neighbour executes for the part `ρ` of the time. The model keeps up with `λ` rows per
+//! second if `λ · T ≤ b`. It meets its objective if two batches end within it: the one that a
+//! request waits for, and its own. `T` and `ρ` of all models depend on each other, so they are
+//! computed in rounds.
 
 use std::time::Duration;
 
@@ -12,20 +13,20 @@ use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::Sms;
 
-use super::super::layout::{Layout, Tenant};
+use super::super::layout::{Layout, LayoutTenant};
 use super::score::weighted;
 
-/// Rounds until times and neighbours agree: more change the result by less than 1 %.
+/// The rounds until times and neighbours agree: further ones change the result by less than 1 %.
 const ROUNDS: usize = 5;
 
-/// A model that would execute for more than this part of the time does not keep up, because
-/// requests arrive by chance.
+/// The largest part of the time in which a model may execute and still keep up, because requests
+/// arrive by chance.
 pub(super) const KEEPS_UP: f64 = 0.85;
 
-/// What one model asks of its GPU.
+/// The load of one model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand<'e> {
-    pub(super) tenant: Tenant,
+    pub(super) tenant: LayoutTenant,
     pub(super) rows_per_s: f64,
     pub(super) slo: Duration,
     pub(super) max_batch: u32,
@@ -35,27 +36,27 @@ pub(super) struct Demand<'e> {
 /// The forecast for one model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Steady {
-    /// Rows of a batch.
+    /// The rows of a batch.
     rows: u32,
     /// The part of the time in which the model executes.
     busy: f64,
-    /// Requests per second that are in time.
+    /// The requests per second that are in time.
     kept_per_s: f64,
-    /// Two batches, as a part of the objective.
+    /// The time of two batches as a part of the objective.
     stress: f64,
 }
 
 /// The forecast for a layout.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Forecast {
-    /// The part of each priority's requests that would miss, the highest first.
+    /// The part of each priority's requests that would miss, the highest priority first.
     pub(super) missed: Vec<f64>,
-    /// Two batches as a part of the objective, the mean over requests.
+    /// The mean over all requests of the time of two batches as a part of the objective.
     pub(super) stress: f64,
 }
 
 impl Forecast {
-    /// Returns the [weighted] parts that would miss. Between equal ones, stress decides.
+    /// Returns the [weighted] parts that would miss. Stress decides between equal ones.
     pub(super) fn loss(&self) -> f64 {
         weighted(self.missed.iter().copied()) + self.stress / 100.0
     }
@@ -102,7 +103,7 @@ fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &Gpu) -> Occupant {
     own.with(ClientPriority::of(demand.tenant.priority))
 }
 
-/// The model as its neighbours meet it: as often as it executes.
+/// Returns the model as its neighbours meet it: executing for its part of the time.
 fn meeting(own: Occupant, demand: &Demand<'_>, state: &Steady) -> Occupant {
     own.executing(demand.execution, state.rows).busy(state.busy)
 }
@@ -143,7 +144,8 @@ mod tests {
 
     const GPU: Sms = Sms(128);
 
-    /// One row takes `ms` on all SMs, and twice that on half of them; rows come one after another.
+    /// Returns the times of a model whose row takes `ms` on all SMs, and twice that on half of
+    /// them. Rows run one after another.
     fn execution(ms: f64, kernels: u32) -> Execution {
         let row = |batch: u32| Row {
             batch,
@@ -160,7 +162,7 @@ mod tests {
         execution: &Execution,
     ) -> Demand<'_> {
         let slo = Duration::from_millis(slo_ms);
-        let tenant = Tenant { model, priority, work: 0.5 };
+        let tenant = LayoutTenant { model, priority, work: 0.5 };
         Demand { tenant, rows_per_s, slo, max_batch: 16, execution }
     }
 
@@ -170,7 +172,7 @@ mod tests {
         let gpu = Gpu::new(GPU);
         let missed = |rate| forecast(&Layout::AT_REST, &[demand(0, 1, 40, rate, &execution)], &gpu).missed[0];
         assert_eq!(missed(400.0), 0.0);
-        assert!((missed(1700.0) - 0.5).abs() < 0.01, "it carries 850 rows a second");
+        assert!((missed(1700.0) - 0.5).abs() < 0.01, "the model carries 850 rows per second");
     }
 
     #[test]
@@ -179,7 +181,7 @@ mod tests {
         let demands = [demand(0, 1, 8, 300.0, &short), demand(1, 1, 200, 300.0, &long)];
         let gpu = Gpu::new(GPU);
         let at_rest = forecast(&Layout::AT_REST, &demands, &gpu);
-        let tenants: Vec<Tenant> = demands.iter().map(|demand| demand.tenant).collect();
+        let tenants: Vec<LayoutTenant> = demands.iter().map(|demand| demand.tenant).collect();
         let best = candidates(&tenants, &tenants, Some(tenants[0]))
             .into_iter()
             .map(|layout| forecast(&layout, &demands, &gpu))

@@ -1,10 +1,10 @@
-//! One GPU: which layout is in force there, and why.
+//! The state of one GPU: the layout in force, and how it was chosen.
 //!
 //! ```text
-//! AtRest ── a model violates its objective, refusing does not suffice ──▶ Trying ── the best ──▶ Settled
-//!   ▲ └──────── the same, and the best layout for this load is known ───────────────────────────▶ │ │
-//!   └────────────────────────── no violation for a pause ───────────────────────────────────────────┘ │
-//!                                 Trying ◀── much more is missed than then, or the load is another ───┘
+//! AtRest ── a model violates its objective, refusing is not enough ──▶ Trying ── the best ──▶ Chosen
+//!   ▲ └───── the same, and the best layout for this load is known ──────────────────────────▶ │ │
+//!   └──────────────────────── no violation during a pause ────────────────────────────────────┘ │
+//!                          Trying ◀── many more requests miss, or the load has changed ──────────┘
 //! ```
 
 use std::time::Duration;
@@ -13,104 +13,109 @@ use shadowslice_shared::units::Timestamp;
 
 use super::super::layout::Layout;
 use super::score::Score;
-use super::trial::{Candidate, Look, Pace, Progress, Trial};
-use super::window::Rate;
+use super::trial::{Candidate, LayoutTrial, SwitchSpeed, TrialObservation, TrialProgress};
+use super::window::ArrivalRate;
 
-/// For how long late requests are refused after a model violated its objective.
-const REFUSES: Duration = Duration::from_secs(2);
+/// The time for which late requests are refused after a model violated its objective.
+const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
-/// For how long refusing must have been tried before a layout is.
-pub(super) const ADMISSION_FIRST: Duration = Duration::from_millis(300);
+/// The time for which late requests must have been refused before a layout is tried.
+pub(super) const MIN_REFUSAL_TIME: Duration = Duration::from_millis(300);
 
-/// The pause before another trial for the same load, and before a layout that no model needs is
-/// taken back: at first, and at most. Each is [`LENGTHENS`] times the one before.
-const PAUSE: Duration = Duration::from_secs(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(600);
-const LENGTHENS: u32 = 10;
+/// The pause before another trial for the same load, and before an unneeded layout is taken back:
+/// at first, and at most. Each pause is [`PAUSE_FACTOR`] times the one before.
+const MIN_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+const PAUSE_FACTOR: u32 = 10;
 
-/// By how much the loss must have risen since the last trial for another one, and how large it must
-/// be for a trial by shadows.
+/// The increase of the loss since the last trial that justifies another one, and the loss that
+/// justifies a trial by shadows.
 pub(super) const MUCH_WORSE: f64 = 0.05;
 
 /// The number of loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;
 
+/// The state of one GPU.
 #[derive(Debug, Clone)]
 pub(super) struct GpuState {
-    pub(super) stage: Stage,
+    pub(super) stage: GpuStage,
     refuses_since: Option<Timestamp>,
     refuses_until: Timestamp,
-    remembered: Vec<Settled>,
+    remembered: Vec<ChosenLayout>,
 }
 
+/// The stage of a GPU's layout.
 #[derive(Debug, Clone)]
-pub(super) enum Stage {
+pub(super) enum GpuStage {
     /// No layout is needed, or none was tried yet.
     AtRest,
+    /// A trial is under way.
     Trying {
-        trial: Trial,
-        /// When the trial began.
-        load: Load,
+        /// The trial.
+        trial: LayoutTrial,
+        /// The request rates when the trial began.
+        rates: RequestRates,
         /// The last pause under this load.
         pause: Duration,
     },
-    Settled(Settled),
+    /// A layout is in force.
+    Chosen(ChosenLayout),
 }
 
-/// Requests per second, by model.
-pub(super) type Load = Vec<(usize, Rate)>;
+/// The requests per second of each model, by index.
+pub(super) type RequestRates = Vec<(usize, ArrivalRate)>;
 
 /// A layout that stays in force: it won a trial, sufficed in one, or is remembered.
 #[derive(Debug, Clone)]
-pub(super) struct Settled {
+pub(super) struct ChosenLayout {
     pub(super) layout: Layout,
-    /// What was missed under it when it was chosen.
+    /// The misses under the layout when it was chosen.
     score: Score,
-    pub(super) trial: Trial,
-    /// The trial ended early, because no model violated its objective any more.
+    pub(super) trial: LayoutTrial,
+    /// True if the trial ended early, because all models met their objectives.
     sufficed: bool,
-    /// The load for which it was chosen.
-    load: Load,
-    /// The load under this layout once it has been in force for long: clients that wait for each
-    /// response send at another pace under another layout.
-    usual: Option<Load>,
-    /// How long it stays whatever happens.
+    /// The load for which the layout was chosen.
+    rates: RequestRates,
+    /// The load under this layout after it was in force for long. Clients that wait for each
+    /// response send at another rate under another layout.
+    usual_rates: Option<RequestRates>,
+    /// The least time for which the layout stays.
     pause: Duration,
-    again: Timestamp,
-    /// When a model violated its objective last.
-    violated: Timestamp,
+    retry_at: Timestamp,
+    /// The time at which a model last violated its objective.
+    last_violation: Timestamp,
 }
 
-/// What a GPU shows in one interval.
+/// The observation of a GPU in one interval.
 #[derive(Debug, Clone)]
-pub(super) struct GpuLook {
-    pub(super) look: Look,
-    /// The most important model that violates its objective and may be helped.
+pub(super) struct GpuObservation {
+    pub(super) trial: TrialObservation,
+    /// The most important model that violates its objective and can be helped.
     pub(super) violating: Option<usize>,
-    /// What all models missed since the windows were cleared.
+    /// The misses of all models since the windows were cleared.
     pub(super) recent: Score,
-    /// What they missed in the last second.
+    /// The misses of the last second.
     pub(super) last: Score,
-    /// Over a short time.
-    pub(super) load: Load,
-    /// Over a long time; `None` if the windows were cleared within it.
-    pub(super) usual: Option<Load>,
-    pub(super) pace: Pace,
+    /// The request rates over a short time.
+    pub(super) rates: RequestRates,
+    /// The request rates over a long time; `None` if the windows were cleared within it.
+    pub(super) usual_rates: Option<RequestRates>,
+    pub(super) speed: SwitchSpeed,
 }
 
-/// What the caller does after a look.
+/// The effect of an update on the models' windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Nothing,
-    /// Another layout is in force, or is measured from now on: what was seen of the models says
-    /// nothing of it.
-    Forget,
+pub(super) enum WindowUpdate {
+    /// The windows stay.
+    Keep,
+    /// The windows are cleared: another layout is in force, or is measured from now on.
+    Clear,
 }
 
 impl Default for GpuState {
     fn default() -> Self {
         Self {
-            stage: Stage::AtRest,
+            stage: GpuStage::AtRest,
             refuses_since: None,
             refuses_until: Timestamp::default(),
             remembered: Vec::new(),
@@ -123,21 +128,21 @@ impl GpuState {
         now < self.refuses_until
     }
 
-    /// Returns `None` for the shares that the models have at rest.
+    /// Returns the layout; `None` if the models have their shares at rest.
     pub(super) fn layout(&self) -> Option<&Layout> {
         match &self.stage {
-            Stage::AtRest => None,
-            Stage::Trying { trial, .. } => Some(trial.layout()),
-            Stage::Settled(settled) => Some(&settled.layout),
+            GpuStage::AtRest => None,
+            GpuStage::Trying { trial, .. } => Some(trial.layout()),
+            GpuStage::Chosen(chosen) => Some(&chosen.layout),
         }
     }
 
-    /// Refuses late requests while a model violates its objective, and a while longer. Returns
-    /// whether that begins now.
+    /// Refuses late requests while a model violates its objective, and for a while after. Returns
+    /// true if refusing begins now.
     pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
-            self.refuses_until = now + REFUSES;
+            self.refuses_until = now + REFUSAL_TIME;
         } else if !before {
             self.refuses_since = None;
         }
@@ -148,151 +153,186 @@ impl GpuState {
         begins
     }
 
-    /// Returns whether refusing late requests had its time to help. The models' windows were cleared
-    /// when it began, so nothing is known of a load that is newer.
+    /// Returns true if late requests were refused long enough to help. The windows were cleared
+    /// when refusing began, so they contain nothing from a newer load.
     fn refuses_for_long(&self, now: Timestamp) -> bool {
-        self.refuses_since.is_some_and(|since| now.since(since) >= ADMISSION_FIRST)
+        self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
 
-    /// `candidates` lists what is worth a try beside the layout in force.
-    pub(super) fn tend(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
-        match std::mem::replace(&mut self.stage, Stage::AtRest) {
-            Stage::AtRest => self.at_rest(seen, candidates),
-            Stage::Trying { trial, load, pause } => self.trying(trial, load, pause, seen),
-            Stage::Settled(settled) => self.settled(settled, seen, candidates),
+    /// Updates the stage. `candidates` lists the layouts to try beside the present one.
+    pub(super) fn update(
+        &mut self,
+        observation: &GpuObservation,
+        candidates: impl FnOnce() -> Vec<Layout>,
+    ) -> WindowUpdate {
+        match std::mem::replace(&mut self.stage, GpuStage::AtRest) {
+            GpuStage::AtRest => self.while_at_rest(observation, candidates),
+            GpuStage::Trying { trial, rates, pause } => self.while_trying(trial, rates, pause, observation),
+            GpuStage::Chosen(chosen) => self.while_chosen(chosen, observation, candidates),
         }
     }
 
-    fn at_rest(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
-        let now = seen.look.now;
-        let Some(model) = seen.violating.filter(|_| self.refuses_for_long(now) && seen.look.in_force) else {
-            return Outcome::Nothing;
+    fn while_at_rest(
+        &mut self,
+        observation: &GpuObservation,
+        candidates: impl FnOnce() -> Vec<Layout>,
+    ) -> WindowUpdate {
+        let now = observation.trial.now;
+        let Some(model) =
+            observation.violating.filter(|_| self.refuses_for_long(now) && observation.trial.in_force)
+        else {
+            return WindowUpdate::Keep;
         };
-        let present = Candidate::measured(Layout::AT_REST, seen.recent.clone());
-        self.change(model, present, Duration::ZERO, seen, candidates)
+        let present = Candidate::measured(Layout::AT_REST, observation.recent.clone());
+        self.change(model, present, Duration::ZERO, observation, candidates)
     }
 
-    /// Brings back the best layout for this load if it is known, and another one than the present.
+    /// Restores the best layout for this load if it is known and differs from the present one.
     /// Otherwise begins a trial.
     fn change(
         &mut self,
         model: usize,
         present: Candidate,
         pause: Duration,
-        seen: &GpuLook,
+        observation: &GpuObservation,
         candidates: impl FnOnce() -> Vec<Layout>,
-    ) -> Outcome {
-        let now = seen.look.now;
-        let known = self.remembered.iter().find(|known| are_alike(&known.load, &seen.load));
+    ) -> WindowUpdate {
+        let now = observation.trial.now;
+        let known = self.remembered.iter().find(|known| are_alike(&known.rates, &observation.rates));
         if let Some(known) = known.filter(|known| !known.layout.is_same(&present.layout)).cloned() {
-            self.settle(Settled { pause: longer(known.pause), ..known }, now);
-            return Outcome::Forget;
+            self.keep_layout(ChosenLayout { pause: longer(known.pause), ..known }, now);
+            return WindowUpdate::Clear;
         }
         let all = std::iter::once(Layout::AT_REST).chain(candidates());
         let others = all.filter(|other| !other.is_same(&present.layout)).collect();
-        let Some(trial) = Trial::new(model, present, others, seen.pace, now) else { return Outcome::Nothing };
-        self.stage = Stage::Trying { trial, load: seen.load.clone(), pause };
-        Outcome::Forget
+        let Some(trial) = LayoutTrial::new(model, present, others, observation.speed, now) else {
+            return WindowUpdate::Keep;
+        };
+        self.stage = GpuStage::Trying { trial, rates: observation.rates.clone(), pause };
+        WindowUpdate::Clear
     }
 
-    fn trying(&mut self, mut trial: Trial, load: Load, pause: Duration, seen: &GpuLook) -> Outcome {
-        let progress = trial.look(&seen.look);
+    fn while_trying(
+        &mut self,
+        mut trial: LayoutTrial,
+        rates: RequestRates,
+        pause: Duration,
+        observation: &GpuObservation,
+    ) -> WindowUpdate {
+        let progress = trial.observe(&observation.trial);
         if progress.is_over() {
             let (layout, score) = (trial.layout().clone(), trial.score().clone());
-            let (sufficed, now) = (progress == Progress::Suffices, seen.look.now);
-            let (pause, usual) = (longer(pause), None);
-            let (again, violated) = (now, now);
-            self.settle(Settled { layout, score, trial, sufficed, load, usual, pause, again, violated }, now);
+            let (sufficed, now) = (progress == TrialProgress::Suffices, observation.trial.now);
+            let (pause, usual_rates) = (longer(pause), None);
+            let (retry_at, last_violation) = (now, now);
+            self.keep_layout(
+                ChosenLayout {
+                    layout,
+                    score,
+                    trial,
+                    sufficed,
+                    rates,
+                    usual_rates,
+                    pause,
+                    retry_at,
+                    last_violation,
+                },
+                now,
+            );
         } else {
-            self.stage = Stage::Trying { trial, load, pause };
+            self.stage = GpuStage::Trying { trial, rates, pause };
         }
         match progress {
-            Progress::Goes | Progress::Suffices => Outcome::Nothing,
-            Progress::Begins | Progress::Switches | Progress::Ended => Outcome::Forget,
+            TrialProgress::Continues | TrialProgress::Suffices => WindowUpdate::Keep,
+            TrialProgress::MeasuringBegins | TrialProgress::LayoutSwitches | TrialProgress::Ended => {
+                WindowUpdate::Clear
+            }
         }
     }
 
-    fn settle(&mut self, settled: Settled, now: Timestamp) {
-        let settled = Settled { again: now + settled.pause, violated: now, usual: None, ..settled };
-        self.remembered.retain(|known| !are_alike(&known.load, &settled.load));
+    fn keep_layout(&mut self, chosen: ChosenLayout, now: Timestamp) {
+        let chosen =
+            ChosenLayout { retry_at: now + chosen.pause, last_violation: now, usual_rates: None, ..chosen };
+        self.remembered.retain(|known| !are_alike(&known.rates, &chosen.rates));
         if self.remembered.len() == MAX_REMEMBERED {
             self.remembered.remove(0);
         }
-        self.remembered.push(settled.clone());
-        self.stage = Stage::Settled(settled);
+        self.remembered.push(chosen.clone());
+        self.stage = GpuStage::Chosen(chosen);
     }
 
-    fn settled(
+    fn while_chosen(
         &mut self,
-        mut settled: Settled,
-        seen: &GpuLook,
+        mut chosen: ChosenLayout,
+        observation: &GpuObservation,
         candidates: impl FnOnce() -> Vec<Layout>,
-    ) -> Outcome {
-        let now = seen.look.now;
-        if let Some(load) = &seen.usual
-            && !are_alike(settled.usual.get_or_insert_with(|| load.clone()), load)
+    ) -> WindowUpdate {
+        let now = observation.trial.now;
+        if let Some(rates) = &observation.usual_rates
+            && !are_alike(chosen.usual_rates.get_or_insert_with(|| rates.clone()), rates)
         {
-            (settled.pause, settled.again) = (Duration::ZERO, now);
-            settled.usual = Some(load.clone());
+            (chosen.pause, chosen.retry_at) = (Duration::ZERO, now);
+            chosen.usual_rates = Some(rates.clone());
         }
-        let Some(model) = seen.violating else {
-            let stays = now < settled.again.max(settled.violated + PAUSE);
-            self.stage = if stays { Stage::Settled(settled) } else { Stage::AtRest };
-            return if stays { Outcome::Nothing } else { Outcome::Forget };
+        let Some(model) = observation.violating else {
+            let stays = now < chosen.retry_at.max(chosen.last_violation + MIN_PAUSE);
+            self.stage = if stays { GpuStage::Chosen(chosen) } else { GpuStage::AtRest };
+            return if stays { WindowUpdate::Keep } else { WindowUpdate::Clear };
         };
-        settled.violated = now;
+        chosen.last_violation = now;
         let is_worse = |score: &Score| {
-            score.compared(&settled.score).is_gt() && score.loss() > settled.score.loss() + MUCH_WORSE
+            score.compared(&chosen.score).is_gt() && score.loss() > chosen.score.loss() + MUCH_WORSE
         };
-        let worse = is_worse(&seen.recent) || is_worse(&seen.last);
-        let due = now >= settled.again || !are_alike(&settled.load, &seen.load);
-        // Under a layout that sufficed, a violation says that the load is another one.
-        let again = if settled.sufficed { worse || due } else { worse && due };
-        let again = again && self.refuses_for_long(now);
-        // What was missed of late was partly under the former load.
-        let present = Candidate::new(settled.layout.clone(), seen.recent.blank());
-        let pause = settled.pause;
-        self.stage = Stage::Settled(settled);
-        if again { self.change(model, present, pause, seen, candidates) } else { Outcome::Nothing }
+        let is_worse_now = is_worse(&observation.recent) || is_worse(&observation.last);
+        let is_due = now >= chosen.retry_at || !are_alike(&chosen.rates, &observation.rates);
+        // A violation under a layout that sufficed means that the load has changed.
+        let retry = if chosen.sufficed { is_worse_now || is_due } else { is_worse_now && is_due };
+        let retry = retry && self.refuses_for_long(now);
+        // Some of the recent misses belong to the former load.
+        let present = Candidate::new(chosen.layout.clone(), observation.recent.blank());
+        let pause = chosen.pause;
+        self.stage = GpuStage::Chosen(chosen);
+        if retry { self.change(model, present, pause, observation, candidates) } else { WindowUpdate::Keep }
     }
 
-    /// Returns the same state for models with other indices, as far as those are known.
+    /// Returns the same state for models with other indices; unknown ones keep theirs.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize> + Copy) -> Self {
         let mut gpu = self.clone();
         match &mut gpu.stage {
-            Stage::AtRest => {}
-            Stage::Trying { trial, load, .. } => {
+            GpuStage::AtRest => {}
+            GpuStage::Trying { trial, rates, .. } => {
                 trial.renumber(now);
-                renumber(load, now);
+                renumber(rates, now);
             }
-            Stage::Settled(settled) => settled.renumber(now),
+            GpuStage::Chosen(chosen) => chosen.renumber(now),
         }
         gpu.remembered.iter_mut().for_each(|known| known.renumber(now));
         gpu
     }
 }
 
-impl Settled {
+impl ChosenLayout {
     fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
         self.layout = self.layout.renumbered(now);
         self.trial.renumber(now);
-        renumber(&mut self.load, now);
-        self.usual.iter_mut().for_each(|load| renumber(load, now));
+        renumber(&mut self.rates, now);
+        self.usual_rates.iter_mut().for_each(|rates| renumber(rates, now));
     }
 }
 
-fn renumber(load: &mut Load, now: impl Fn(usize) -> Option<usize>) {
-    load.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
+fn renumber(rates: &mut RequestRates, now: impl Fn(usize) -> Option<usize>) {
+    rates.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
 }
 
-/// Returns whether two loads are of the same models, and each one's rates are alike.
-fn are_alike(load: &Load, other: &Load) -> bool {
-    let is_like =
-        |(model, rate): &(usize, Rate)| other.iter().any(|(of, other)| of == model && rate.is_like(*other));
-    load.len() == other.len() && load.iter().all(is_like)
+/// Returns true if two loads have the same models, and the rates of each model are alike.
+fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
+    let is_like = |(model, rate): &(usize, ArrivalRate)| {
+        other.iter().any(|(of, other)| of == model && rate.is_like(*other))
+    };
+    rates.len() == other.len() && rates.iter().all(is_like)
 }
 
-/// Returns the pause after one of this length under the same load.
+/// Returns the next pause under the same load.
 fn longer(pause: Duration) -> Duration {
-    (pause * LENGTHENS).clamp(PAUSE, LONGEST_PAUSE)
+    (pause * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }

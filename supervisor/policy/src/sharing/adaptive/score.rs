@@ -1,15 +1,13 @@
-//! What a layout was seen to miss, and which of two layouts is the better one.
+//! The misses under a layout, and the comparison of two layouts.
 
 use std::cmp::Ordering;
 
-/// How much the part of one priority's requests that missed counts beside that of the next lower
-/// priority.
-const WORTH: f64 = 4.0;
+/// The weight of the misses of one priority, relative to the next lower priority.
+const PRIORITY_WEIGHT: f64 = 4.0;
 
-/// The variance of counts as a multiple of that of requests that miss independently: those of a
-/// batch, and of a moment in which many came, miss together. In simulated overloads it was 3 to 13
-/// times.
-const CLUSTERED: f64 = 4.0;
+/// The variance of counts relative to requests that miss independently. Requests of one batch, or
+/// of one burst, miss together. In simulated overloads the factor was 3 to 13.
+const VARIANCE_FACTOR: f64 = 4.0;
 
 /// The requests of one priority that ended, and those of them that missed their objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,18 +32,18 @@ impl Misses {
         // One more of each keeps the variance above zero where nothing missed.
         let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
         let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
-        CLUSTERED * mean * (1.0 - mean) * counts
+        VARIANCE_FACTOR * mean * (1.0 - mean) * counts
     }
 }
 
-/// Returns the parts that missed, by priority from the highest on, each counted as [`WORTH`] of the
-/// next one.
+/// Returns the sum of the parts that missed, by priority from the highest on. Each priority counts
+/// [`PRIORITY_WEIGHT`] times as much as the next one.
 pub(super) fn weighted(missed: impl Iterator<Item = f64>) -> f64 {
     missed.zip(weights()).map(|(missed, weight)| missed * weight).sum()
 }
 
 fn weights() -> impl Iterator<Item = f64> {
-    std::iter::successors(Some(1.0), |weight| Some(weight / WORTH))
+    std::iter::successors(Some(1.0), |weight| Some(weight / PRIORITY_WEIGHT))
 }
 
 impl Score {
@@ -53,7 +51,7 @@ impl Score {
         Self(vec![Misses::default(); priorities])
     }
 
-    /// Returns a score of as many priorities in which nothing was seen.
+    /// Returns a score for the same number of priorities, without requests.
     pub(super) fn blank(&self) -> Self {
         Self::new(self.0.len())
     }
@@ -119,7 +117,7 @@ fn beyond_chance(difference: f64, chance: f64) -> Ordering {
 mod tests {
     use super::*;
 
-    /// The percentage of a thousand requests of each priority that missed.
+    /// Returns a score in which these percentages of a thousand requests of each priority missed.
     fn score(percents: &[u64]) -> Score {
         Score(percents.iter().map(|percent| Misses { ended: 1000, missed: 10 * percent }).collect())
     }

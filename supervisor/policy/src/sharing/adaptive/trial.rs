@@ -1,12 +1,12 @@
-//! A trial: layouts are put in force one after the other, each for a slice of time, and the one
-//! that misses least stays.
+//! A trial: layouts are put in force one after the other, each for a slice of time, and the one that
+//! misses the fewest requests stays.
 //!
 //! ```text
-//! Coming ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Coming
-//!                                      │
-//!                                      ├─ every model keeps its objective ─▶ it stays
-//!                                      └─ all were measured ─▶ the best and its rival once more;
-//!                                         the better one stays
+//! Switching ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Switching
+//!                                         │
+//!                                         ├─ every model meets its objective ─▶ this layout stays
+//!                                         └─ all were measured ─▶ the best and its rival once more;
+//!                                            the better one stays
 //! ```
 
 use std::ops::RangeInclusive;
@@ -17,22 +17,24 @@ use shadowslice_shared::units::Timestamp;
 use super::super::layout::{Layout, Pattern};
 use super::score::Score;
 
-/// After a switch, requests still end that waited under the layout before, and queues fill up. That
-/// takes twice the longest objective; these are the bounds of the wait.
+/// The bounds of the wait after a switch. Requests that waited under the former layout still end
+/// then, and queues fill up. That takes twice the longest objective.
 const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
-/// For how long a candidate is measured in each round, and the requests that must have ended for the
-/// shorter time to do.
+/// The time for which a candidate is measured in each round. The shorter time suffices if
+/// [`ENOUGH_REQUESTS`] ended.
 const SLICE: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_secs(1);
-const ENOUGH: u64 = 60;
+/// The requests that must have ended for the shorter time of [`SLICE`].
+const ENOUGH_REQUESTS: u64 = 60;
 
-/// The most rounds. After the first, the best layout and its rival are left.
+/// The most rounds. Only the best layout and its rival take part after the first.
 const ROUNDS: usize = 2;
 
-/// A candidate that is not in force by then is left out: its hand-overs fail or take too long.
+/// The time after which a candidate that is not in force is left out: its hand-overs fail or take
+/// too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A layout and what it was seen to miss.
+/// A layout and its misses.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Candidate {
     pub(super) layout: Layout,
@@ -41,64 +43,65 @@ pub(super) struct Candidate {
     is_out: bool,
 }
 
+/// The phase of the present candidate.
 #[derive(Debug, Clone, PartialEq)]
-enum Slice {
-    Coming { since: Timestamp },
+enum TrialPhase {
+    Switching { since: Timestamp },
     Settling { since: Timestamp },
     Measuring { since: Timestamp, score: Score },
 }
 
 /// A trial of a GPU's layouts.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Trial {
+pub(super) struct LayoutTrial {
     /// The model that violated its objective.
     pub(super) beneficiary: usize,
     pub(super) candidates: Vec<Candidate>,
     current: usize,
     round: usize,
     rounds: usize,
-    slice: Slice,
+    phase: TrialPhase,
 }
 
-/// How soon a layout is in force.
+/// The time that a layout needs until it is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum SwitchSpeed {
     /// Every share changes inside its worker.
     AtOnce,
-    /// Some share changes by a shadow, which takes seconds: a layout is measured once.
+    /// Some share changes by a shadow, which takes seconds. Each layout is then measured once.
     Slow,
 }
 
-/// What a GPU shows of its models in one interval.
+/// The observation of a GPU's models in one interval.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Look {
+pub(super) struct TrialObservation {
     pub(super) now: Timestamp,
-    /// Every model has the part that it should have.
+    /// True if every model has the part that it should have.
     pub(super) in_force: bool,
     /// The requests that ended in this interval.
     pub(super) misses: Score,
-    /// Every model has kept its objective since the layout is in force.
+    /// True if every model has met its objective since the layout is in force.
     pub(super) all_keep: bool,
     /// The longest objective of the models.
     pub(super) longest_slo: Duration,
 }
 
-/// What a trial does after a look.
+/// The progress of a trial after an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// The same layout goes on.
-    Goes,
-    /// From now on it is measured: what was seen before says nothing of it.
-    Begins,
-    /// Another layout is to be put in force.
-    Switches,
-    /// Every model keeps its objective under the present layout.
+pub(super) enum TrialProgress {
+    /// The same layout continues.
+    Continues,
+    /// The measurement begins; earlier observations don't count.
+    MeasuringBegins,
+    /// Another layout comes next.
+    LayoutSwitches,
+    /// Every model meets its objective under the present layout.
     Suffices,
     /// The present layout is the best.
     Ended,
 }
 
-impl Progress {
+impl TrialProgress {
     pub(super) fn is_over(self) -> bool {
         matches!(self, Self::Suffices | Self::Ended)
     }
@@ -114,79 +117,80 @@ impl Candidate {
     }
 }
 
-impl Trial {
-    /// `present` is in force; without a score it is measured first. Returns `None` if there is nothing
-    /// to try beside it.
+impl LayoutTrial {
+    /// Creates a trial. `present` is in force; without a score it is measured first. Returns `None` if
+    /// there is nothing to try beside it.
     pub(super) fn new(
         beneficiary: usize,
         present: Candidate,
         others: Vec<Layout>,
-        pace: Pace,
+        speed: SwitchSpeed,
         now: Timestamp,
     ) -> Option<Self> {
-        let rounds = if pace == Pace::AtOnce { ROUNDS } else { 1 };
+        let rounds = if speed == SwitchSpeed::AtOnce { ROUNDS } else { 1 };
         let blank = present.score.blank();
-        let (current, slice) = match present.rounds {
-            0 => (0, Slice::Settling { since: now }),
-            _ => (1, Slice::Coming { since: now }),
+        let (current, phase) = match present.rounds {
+            0 => (0, TrialPhase::Settling { since: now }),
+            _ => (1, TrialPhase::Switching { since: now }),
         };
         let others = others.into_iter().map(|layout| Candidate::new(layout, blank.clone()));
         let candidates: Vec<Candidate> = std::iter::once(present).chain(others).collect();
-        let trial = Self { beneficiary, candidates, current, round: 0, rounds, slice };
+        let trial = Self { beneficiary, candidates, current, round: 0, rounds, phase };
         (trial.candidates.len() > 1).then_some(trial)
     }
 
+    /// Returns the layout of the present candidate.
     pub(super) fn layout(&self) -> &Layout {
         &self.candidates[self.current].layout
     }
 
-    /// Returns what was missed under the present layout while it was measured.
+    /// Returns the misses under the present layout while it was measured.
     pub(super) fn score(&self) -> &Score {
         &self.candidates[self.current].score
     }
 
-    pub(super) fn look(&mut self, look: &Look) -> Progress {
-        let now = look.now;
-        let settling = (2 * look.longest_slo).clamp(*SETTLING.start(), *SETTLING.end());
-        match &mut self.slice {
-            Slice::Coming { .. } if look.in_force => {
-                self.slice = Slice::Settling { since: now };
-                Progress::Goes
+    pub(super) fn observe(&mut self, observation: &TrialObservation) -> TrialProgress {
+        let now = observation.now;
+        let settling = (2 * observation.longest_slo).clamp(*SETTLING.start(), *SETTLING.end());
+        match &mut self.phase {
+            TrialPhase::Switching { .. } if observation.in_force => {
+                self.phase = TrialPhase::Settling { since: now };
+                TrialProgress::Continues
             }
-            Slice::Coming { since } if now.since(*since) > IN_FORCE_TIMEOUT => {
+            TrialPhase::Switching { since } if now.since(*since) > IN_FORCE_TIMEOUT => {
                 self.candidates[self.current].is_out = true;
                 self.next(now)
             }
-            Slice::Settling { since } if now.since(*since) >= settling => {
-                self.slice = Slice::Measuring { since: now, score: look.misses.blank() };
-                Progress::Begins
+            TrialPhase::Settling { since } if now.since(*since) >= settling => {
+                self.phase = TrialPhase::Measuring { since: now, score: observation.misses.blank() };
+                TrialProgress::MeasuringBegins
             }
-            Slice::Coming { .. } | Slice::Settling { .. } => Progress::Goes,
-            Slice::Measuring { since, score } => {
-                score.add_all(&look.misses);
+            TrialPhase::Switching { .. } | TrialPhase::Settling { .. } => TrialProgress::Continues,
+            TrialPhase::Measuring { since, score } => {
+                score.add_all(&observation.misses);
                 let (age, score) = (now.since(*since), score.clone());
-                self.measure(age, &score, look)
+                self.measure(age, &score, observation)
             }
         }
     }
 
-    fn measure(&mut self, age: Duration, score: &Score, look: &Look) -> Progress {
-        let is_over = age >= *SLICE.start() && score.total().ended >= ENOUGH || age >= *SLICE.end();
+    fn measure(&mut self, age: Duration, score: &Score, observation: &TrialObservation) -> TrialProgress {
+        let is_over = age >= *SLICE.start() && score.total().ended >= ENOUGH_REQUESTS || age >= *SLICE.end();
         let is_hopeless = age >= *SLICE.start() / 2 && score.is_certainly_worse(&self.best().score);
         if !is_over && !is_hopeless {
-            return Progress::Goes;
+            return TrialProgress::Continues;
         }
         let candidate = &mut self.candidates[self.current];
         candidate.score.add_all(score);
         candidate.rounds += 1;
-        if look.all_keep && !is_hopeless {
-            return Progress::Suffices;
+        if observation.all_keep && !is_hopeless {
+            return TrialProgress::Suffices;
         }
-        self.next(look.now)
+        self.next(observation.now)
     }
 
-    /// Of equal ones the first, which is the gentlest. One that confines the first priority must
-    /// save requests of the first priority.
+    /// Returns the best candidate; of equal ones the first, which is the gentlest. A layout that
+    /// confines the first priority must save requests of the first priority.
     fn best(&self) -> &Candidate {
         let measured = |confines: bool| {
             let fits = move |candidate: &&Candidate| {
@@ -202,7 +206,7 @@ impl Trial {
         }
     }
 
-    fn next(&mut self, now: Timestamp) -> Progress {
+    fn next(&mut self, now: Timestamp) -> TrialProgress {
         loop {
             let is_next = |candidate: &Candidate| !candidate.is_out && candidate.rounds <= self.round;
             if let Some(next) = self.candidates.iter().position(is_next) {
@@ -215,18 +219,19 @@ impl Trial {
                 let best = self.best().layout.clone();
                 let best = self.candidates.iter().position(|candidate| candidate.layout == best);
                 self.switch(best.unwrap_or(0), now);
-                return Progress::Ended;
+                return TrialProgress::Ended;
             }
         }
     }
 
-    fn switch(&mut self, to: usize, now: Timestamp) -> Progress {
+    fn switch(&mut self, to: usize, now: Timestamp) -> TrialProgress {
         let stays = std::mem::replace(&mut self.current, to) == to;
-        self.slice = if stays { Slice::Settling { since: now } } else { Slice::Coming { since: now } };
-        Progress::Switches
+        self.phase =
+            if stays { TrialPhase::Settling { since: now } } else { TrialPhase::Switching { since: now } };
+        TrialProgress::LayoutSwitches
     }
 
-    /// Leaves out what is worse than the best, and all but a few of the others.
+    /// Leaves out the candidates that are worse than the best one, and all but one of the others.
     fn leave_out(&mut self) {
         let best = self.best().layout.clone();
         let score = self.best().score.clone();
@@ -243,7 +248,7 @@ impl Trial {
         }
     }
 
-    /// Models have other indices from now on.
+    /// Changes the indices of the models.
     pub(super) fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
         self.beneficiary = now(self.beneficiary).unwrap_or(self.beneficiary);
         for candidate in &mut self.candidates {

@@ -1,45 +1,46 @@
-//! How many of a model's recent requests missed, and what its batches took.
+//! The recent misses of a model, and the times of its batches.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::super::{Executed, Seen};
+use super::super::{BatchStats, Observation};
 use super::score::Misses;
 
-/// Where many requests miss, a change shows at once.
-pub(super) const SPAN: Duration = Duration::from_secs(1);
+/// The window in which a change shows at once if many requests miss.
+pub(super) const SHORT: Duration = Duration::from_secs(1);
 
-/// For where few requests miss or few arrive.
+/// The window for models with few requests or few misses.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// The number of standard deviations of counts, and of requests beside them, that chance explains.
+/// The number of standard deviations of counts, and of requests in addition, that chance explains.
 const CHANCE: f64 = 3.0;
 
-/// The largest relative difference between two rates of the same load, besides chance.
-const ALIKE: f64 = 0.2;
+/// The largest relative difference between two rates of the same load, apart from chance.
+const MAX_RATE_DIFFERENCE: f64 = 0.2;
 
-/// One batch out of this many may be long because its worker waits for a busy host, so the longest
-/// ones are ignored.
-const BATCHES: u64 = 10;
+/// The part of the batches, as a divisor, that may be long because the worker waits for a busy
+/// host. The longest batches up to this part are ignored.
+const ACCIDENT_ONE_IN: u64 = 10;
 
-/// Requests per second, and the standard deviation of that number if they arrive by chance.
+/// The requests per second, and the standard deviation of this number if requests arrive by chance.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rate {
+pub(super) struct ArrivalRate {
     pub(super) per_s: f64,
     pub(super) deviation: f64,
 }
 
-impl Rate {
+impl ArrivalRate {
     pub(super) fn is_like(self, other: Self) -> bool {
         let chance = CHANCE * self.deviation.hypot(other.deviation);
-        (self.per_s - other.per_s).abs() <= ALIKE * self.per_s.max(other.per_s) + chance
+        (self.per_s - other.per_s).abs() <= MAX_RATE_DIFFERENCE * self.per_s.max(other.per_s) + chance
     }
 }
 
+/// The observations of a model over the last [`LONG`].
 #[derive(Debug, Clone, Default)]
-pub(super) struct Window {
+pub(super) struct ObservationWindow {
     parts: VecDeque<Interval>,
 }
 
@@ -50,7 +51,7 @@ struct Interval {
     arrived: u64,
     ended: u64,
     missed: u64,
-    executed: Vec<Executed>,
+    batches: Vec<BatchStats>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -61,28 +62,34 @@ struct Sum {
     missed: u64,
 }
 
-impl Window {
-    pub(super) fn add(&mut self, seen: &Seen, now: Timestamp) {
-        let (ended, missed) = (seen.answered + seen.refused, seen.missed());
-        let (span, executed) = (seen.span, seen.executed.clone());
-        self.parts.push_back(Interval { at: now, span, arrived: seen.arrived, ended, missed, executed });
+impl ObservationWindow {
+    pub(super) fn add(&mut self, observation: &Observation, now: Timestamp) {
+        let (ended, missed) = (observation.answered + observation.refused, observation.missed());
+        let (span, batches) = (observation.span, observation.batches.clone());
+        self.parts.push_back(Interval {
+            at: now,
+            span,
+            arrived: observation.arrived,
+            ended,
+            missed,
+            batches,
+        });
         while self.parts.front().is_some_and(|part| now.since(part.at) >= LONG) {
             self.parts.pop_front();
         }
     }
 
-    /// What was seen was under other conditions.
+    /// Forgets all observations, because they were made under other conditions.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
     }
 
-    /// Of the longest batches of the last [`SPAN`]; accidents are left out.
+    /// Returns the time of two of the longest batches of the last [`SHORT`], without accidents.
     pub(super) fn two_batches(&self) -> Duration {
-        let executed = self.last(SPAN).flat_map(|part| &part.executed);
-        let mut sizes: Vec<(Duration, u64)> =
-            executed.map(|executed| (executed.mean, executed.count)).collect();
+        let batches = self.last(SHORT).flat_map(|part| &part.batches);
+        let mut sizes: Vec<(Duration, u64)> = batches.map(|size| (size.mean, size.count)).collect();
         sizes.sort_unstable_by(|one, other| other.cmp(one));
-        let accidents = sizes.iter().map(|(_, count)| count).sum::<u64>() / BATCHES;
+        let accidents = sizes.iter().map(|(_, count)| count).sum::<u64>() / ACCIDENT_ONE_IN;
         let mut longer = 0;
         let longest = sizes.into_iter().find(|(_, count)| {
             longer += count;
@@ -91,13 +98,12 @@ impl Window {
         2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
     }
 
-    /// The part of the last [`SPAN`] in which batches executed, as the worker measured them:
-    /// without the time in which the worker waits for the host's processor.
+    /// Returns the part of the last [`SHORT`] in which batches executed, as the worker measured
+    /// them. This excludes the time in which the worker waits for the host's processor.
     pub(super) fn busy(&self) -> f64 {
-        let executed = self.last(SPAN).flat_map(|part| &part.executed);
-        let executed: f64 =
-            executed.map(|executed| executed.mean.as_secs_f64() * executed.count as f64).sum();
-        executed / self.over(SPAN).span.as_secs_f64().max(f64::MIN_POSITIVE)
+        let batches = self.last(SHORT).flat_map(|part| &part.batches);
+        let busy_s: f64 = batches.map(|size| size.mean.as_secs_f64() * size.count as f64).sum();
+        busy_s / self.over(SHORT).span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// Returns the part of the requests that missed, 0 to 1.
@@ -105,38 +111,39 @@ impl Window {
         self.misses(LONG).part()
     }
 
-    /// Returns the requests that ended and those that missed since the window was cleared, over this
-    /// time at most.
+    /// Returns the requests that ended and those that missed since the window was cleared, at most
+    /// over this time.
     pub(super) fn misses(&self, over: Duration) -> Misses {
         let Sum { ended, missed, .. } = self.over(over);
         Misses { ended, missed }
     }
 
-    /// Returns how many requests arrived per second over this time at most.
-    pub(super) fn rate(&self, over: Duration) -> Rate {
+    /// Returns the arrival rate, at most over this time.
+    pub(super) fn rate(&self, over: Duration) -> ArrivalRate {
         let Sum { span, arrived, .. } = self.over(over);
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
-        Rate { per_s: arrived as f64 / seconds, deviation: (arrived as f64).sqrt() / seconds }
+        ArrivalRate { per_s: arrived as f64 / seconds, deviation: (arrived as f64).sqrt() / seconds }
     }
 
-    /// Returns whether the window reaches back over [`LONG`].
+    /// Returns true if the window covers [`LONG`].
     pub(super) fn is_full(&self) -> bool {
         let first = self.parts.front().zip(self.parts.back());
         first.is_some_and(|(first, last)| last.at.since(first.at) + 2 * last.span >= LONG)
     }
 
-    /// More requests missed than may, and not by chance.
-    pub(super) fn is_violating(&self, may_miss: f64) -> bool {
-        [SPAN, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
-            let expected = may_miss * ended as f64;
+    /// Returns true if more requests missed than `allowed`, and chance does not explain it.
+    pub(super) fn is_violating(&self, allowed: f64) -> bool {
+        [SHORT, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
+            let expected = allowed * ended as f64;
             missed as f64 > expected + CHANCE * expected.sqrt() + CHANCE
         })
     }
 
-    /// So few requests missed since the window was cleared that the objective is likely kept.
-    pub(super) fn keeps(&self, may_miss: f64) -> bool {
+    /// Returns true if so few requests missed since the window was cleared that the model likely
+    /// meets its objective.
+    pub(super) fn keeps(&self, allowed: f64) -> bool {
         let Sum { ended, missed, .. } = self.over(LONG);
-        let expected = may_miss * ended as f64;
+        let expected = allowed * ended as f64;
         missed as f64 <= expected + expected.sqrt() + 1.0
     }
 

@@ -1,13 +1,14 @@
-//! A layout of the family on each GPU that never changes: the yardstick of the choice among them.
+//! A policy that keeps one layout of the adaptive policy's family on each GPU: the reference for
+//! the choice among layouts.
 
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::units::Sms;
 
-use super::super::difference::Target;
-use super::super::layout::{Layout, Pattern, Placement, Tenant, candidates};
-use super::super::{Door, Facts, Terms, Why};
+use super::super::changes::ShareTarget;
+use super::super::layout::{Layout, LayoutShare, LayoutTenant, Pattern, candidates};
+use super::super::{AdmissionPolicy, ModelSpec, PolicyInput, VerdictReason};
 
-/// The layouts of all GPUs, in their order.
+/// The layout of each GPU.
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedLayouts {
     layouts: Vec<Layout>,
@@ -15,21 +16,22 @@ pub(in super::super) struct FixedLayouts {
 }
 
 impl FixedLayouts {
-    /// Returns the layouts of a pattern. A GPU to whose models it does not apply stays as at rest.
+    /// Returns the layouts of a pattern. A GPU to whose models the pattern does not apply keeps the
+    /// shares at rest.
     ///
     /// `work` is the part of its GPU that each model's requests take, 0 to 1.
-    pub(in super::super) fn new(pattern: Pattern, shapes: &[Gpu], terms: &[Terms], work: &[f64]) -> Self {
+    pub(in super::super) fn new(pattern: Pattern, shapes: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Self {
         let of = |gpu: usize| {
-            let mut all = family(gpu, terms, work).into_iter();
+            let mut all = family(gpu, specs, work).into_iter();
             all.find(|layout| layout.pattern == pattern).unwrap_or(Layout::AT_REST)
         };
         Self { layouts: (0..shapes.len()).map(of).collect(), shapes: shapes.to_vec() }
     }
 
     /// Returns the patterns that apply to the models of at least one GPU.
-    pub(in super::super) fn patterns(gpus: usize, terms: &[Terms], work: &[f64]) -> Vec<Pattern> {
+    pub(in super::super) fn patterns(gpus: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
         let mut found = Vec::new();
-        for layout in (0..gpus).flat_map(|gpu| family(gpu, terms, work)) {
+        for layout in (0..gpus).flat_map(|gpu| family(gpu, specs, work)) {
             if !found.contains(&layout.pattern) {
                 found.push(layout.pattern);
             }
@@ -37,30 +39,35 @@ impl FixedLayouts {
         found
     }
 
-    pub(in super::super) fn shares(&self, terms: &[Terms]) -> Vec<Sms> {
-        (0..terms.len()).map(|model| self.placement(model, terms, true).sms).collect()
+    pub(in super::super) fn shares(&self, specs: &[ModelSpec]) -> Vec<Sms> {
+        (0..specs.len()).map(|model| self.placement(model, specs, true).sms).collect()
     }
 
-    pub(in super::super) fn decide(&self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
+    pub(in super::super) fn decide(&self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
         let target = |model: usize| {
-            let inside = facts.models[model].groups.is_some();
-            let Placement { sms, groups } = self.placement(model, terms, inside);
-            Target { sms, groups, door: Door::open(terms[model].max_batch), why: Why::Divided }
+            let inside = input.models[model].groups.is_some();
+            let LayoutShare { sms, groups } = self.placement(model, specs, inside);
+            ShareTarget {
+                sms,
+                groups,
+                admission: AdmissionPolicy::accept_all(specs[model].max_batch),
+                why: VerdictReason::PolicyShare,
+            }
         };
-        (0..terms.len()).map(target).collect()
+        (0..specs.len()).map(target).collect()
     }
 
-    fn placement(&self, model: usize, terms: &[Terms], inside: bool) -> Placement {
-        let gpu = terms[model].gpu;
-        self.layouts[gpu].placement(model, &terms[model], &self.shapes[gpu], inside)
+    fn placement(&self, model: usize, specs: &[ModelSpec], inside: bool) -> LayoutShare {
+        let gpu = specs[model].gpu;
+        self.layouts[gpu].placement(model, &specs[model], &self.shapes[gpu], inside)
     }
 }
 
 /// Returns all layouts that may help a model of the first priority of a GPU.
-fn family(gpu: usize, terms: &[Terms], work: &[f64]) -> Vec<Layout> {
-    let tenant = |model: usize| Tenant { model, priority: terms[model].priority, work: work[model] };
-    let tenants: Vec<Tenant> =
-        (0..terms.len()).filter(|&model| terms[model].gpu == gpu).map(tenant).collect();
+fn family(gpu: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Layout> {
+    let tenant = |model: usize| LayoutTenant { model, priority: specs[model].priority, work: work[model] };
+    let tenants: Vec<LayoutTenant> =
+        (0..specs.len()).filter(|&model| specs[model].gpu == gpu).map(tenant).collect();
     let first = tenants.iter().min_by_key(|tenant| tenant.priority);
     candidates(&tenants, &tenants, first.copied())
 }
@@ -70,15 +77,16 @@ mod tests {
     use shadowslice_shared::groups::{Groups, Part};
     use shadowslice_shared::units::Timestamp;
 
-    use super::super::super::Live;
-    use super::super::super::fixtures::{live, terms};
+    use super::super::super::ModelSnapshot;
+    use super::super::super::fixtures::{snapshot, spec};
     use super::*;
 
     const SMS: Sms = Sms(132);
 
-    /// Three models on the first GPU, one of them of the first priority, and one on the second.
-    fn models() -> Vec<Terms> {
-        let model = |(gpu, priority)| Terms { gpu, priority, ..terms("model", 10) };
+    /// Returns three models on the first GPU, one of them of the first priority, and one on the
+    /// second.
+    fn models() -> Vec<ModelSpec> {
+        let model = |(gpu, priority)| ModelSpec { gpu, priority, ..spec("model", 10) };
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()
     }
 
@@ -86,16 +94,16 @@ mod tests {
         vec![Gpu::new(SMS); 2]
     }
 
-    fn decided(pattern: Pattern, groups: Option<Groups>) -> Vec<Target> {
+    fn decided(pattern: Pattern, groups: Option<Groups>) -> Vec<ShareTarget> {
         let models = models();
         let policy = FixedLayouts::new(pattern, &gpus(), &models, &[0.3; 4]);
-        let model = |_: &Terms| Live { groups, ..live(SMS) };
-        let facts = Facts {
+        let model = |_: &ModelSpec| ModelSnapshot { groups, ..snapshot(SMS) };
+        let input = PolicyInput {
             now: Timestamp::default(),
             gpus: vec![SMS; 2],
             models: models.iter().map(model).collect(),
         };
-        policy.decide(&models, &facts)
+        policy.decide(&models, &input)
     }
 
     #[test]

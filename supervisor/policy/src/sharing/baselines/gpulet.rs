@@ -1,108 +1,118 @@
 //! gpulet's scheduling (Choi et al., USENIX ATC 2022), as in the artifact (casys-kaist/glet,
 //! `src/scheduler/scheduler_incremental.cpp` and `src/service/`): epochs of 20 s, a few fixed
-//! sizes, at most two partitions to a GPU, demand with head-room, the smallest partition that the
-//! profile's saturation table finds sufficient.
+//! sizes, at most two partitions on a GPU, demand with head-room, and the smallest partition that
+//! suffices by the profile's saturation table.
 //!
-//! In gpulet, models that share a partition take turns; here they are workers with the same cap
-//! beside each other, and the device divides it. A model without a profile is taken to need a whole
-//! partition.
+//! In gpulet, models that share a partition take turns. Here they are workers with the same cap
+//! side by side, and the device divides the partition. A model without a profile is assumed to need
+//! a whole partition.
 
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
-use super::super::difference::Target;
-use super::super::{Facts, Seen, Terms};
+use super::super::changes::ShareTarget;
+use super::super::{ModelSpec, Observation, PolicyInput};
 
+/// The time between two partitionings.
 const EPOCH: Duration = Duration::from_secs(20);
 
-/// In percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
-const PARTINGS: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
+/// The sizes of a GPU's partitions, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
+const PARTITION_SIZES: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
 
+/// The largest batch, in rows.
 const MAX_BATCH: u32 = 32;
 
-/// Of a new rate against the earlier ones.
+/// The weight of a new rate in the mean.
 const RATE_WEIGHT: f64 = 0.5;
 
-/// In requests a second; below it the head-room is larger.
-const SLOW: f64 = 125.0;
+/// The rate in requests per second below which the head-room is larger.
+const SLOW_RATE: f64 = 125.0;
+/// The factor on the rate that a partitioning is planned for.
 const HEADROOM: f64 = 1.2;
+/// The same factor below [`SLOW_RATE`].
 const HEADROOM_SLOW: f64 = 1.5;
 
-/// A rate must change by this much to be worth a new partitioning: up by a part or by requests a
-/// second, down by a part.
-const RISE: f64 = 1.05;
-const RISE_RPS: f64 = 10.0;
-const FALL: f64 = 0.9;
+/// The changes of a rate that are worth a new partitioning: up by this factor, up by this number of
+/// requests per second, or down by this factor.
+const RATE_RISE: f64 = 1.05;
+const RATE_RISE_RPS: f64 = 10.0;
+const RATE_FALL: f64 = 0.9;
 
 #[derive(Debug, Clone)]
 pub(in super::super) struct Gpulet {
-    rates: Vec<Rate>,
+    rates: Vec<RateEstimate>,
     planned: Option<Timestamp>,
-    targets: Vec<Target>,
+    targets: Vec<ShareTarget>,
 }
 
+/// The request rate of a model, in requests per second.
 #[derive(Debug, Clone, Copy, Default)]
-struct Rate {
+struct RateEstimate {
     mean: Option<f64>,
     /// The highest mean of this epoch.
     highest: f64,
-    /// The rate that the partitioning in force was made for.
+    /// The rate for which the present partitioning was made.
     planned: f64,
 }
 
 impl Gpulet {
-    pub(in super::super) fn new(terms: &[Terms]) -> Self {
-        let target = |terms: &Terms| Target::divided(terms.initial, terms.max_batch);
+    pub(in super::super) fn new(specs: &[ModelSpec]) -> Self {
+        let target = |spec: &ModelSpec| ShareTarget::plain(spec.initial, spec.max_batch);
         Self {
-            rates: vec![Rate::default(); terms.len()],
+            rates: vec![RateEstimate::default(); specs.len()],
             planned: None,
-            targets: terms.iter().map(target).collect(),
+            targets: specs.iter().map(target).collect(),
         }
     }
 
-    pub(in super::super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
-        for (rate, live) in self.rates.iter_mut().zip(&facts.models) {
-            rate.observe(&live.seen);
+    pub(in super::super) fn decide(&mut self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
+        for (rate, snapshot) in self.rates.iter_mut().zip(&input.models) {
+            rate.observe(&snapshot.observation);
         }
-        let over = self.planned.is_none_or(|planned| facts.now.since(planned) >= EPOCH);
+        let over = self.planned.is_none_or(|planned| input.now.since(planned) >= EPOCH);
         if over {
-            self.planned = Some(facts.now);
-            if self.rates.iter().any(Rate::moved) {
-                self.partition(terms, &facts.gpus);
+            self.planned = Some(input.now);
+            if self.rates.iter().any(RateEstimate::moved) {
+                self.partition(specs, &input.gpus);
             }
             self.rates.iter_mut().for_each(|rate| rate.highest = rate.mean.unwrap_or(0.0));
         }
         self.targets.clone()
     }
 
-    fn partition(&mut self, terms: &[Terms], gpus: &[Sms]) {
+    fn partition(&mut self, specs: &[ModelSpec], gpus: &[Sms]) {
         for rate in &mut self.rates {
             rate.planned = rate.target();
         }
         for (gpu, &sms) in gpus.iter().enumerate() {
-            let mut here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
-            let load = |model: usize| self.rates[model].planned * terms[model].slo.as_secs_f64();
+            let mut here: Vec<usize> = (0..specs.len()).filter(|&model| specs[model].gpu == gpu).collect();
+            let load = |model: usize| self.rates[model].planned * specs[model].slo.as_secs_f64();
             here.sort_by(|&a, &b| load(a).total_cmp(&load(b)));
-            let needs = |percent: u32| -> Vec<Need> {
-                let need = |&model: &usize| Need::of(&terms[model], self.rates[model].planned, percent, sms);
+            let needs = |percent: u32| -> Vec<PartitionNeed> {
+                let need = |&model: &usize| {
+                    PartitionNeed::of(&specs[model], self.rates[model].planned, percent, sms)
+                };
                 here.iter().map(need).collect()
             };
-            let parting = PARTINGS.iter().map(|sizes| Parting::fill(*sizes, needs)).min_by(Parting::compare);
-            let Some(parting) = parting else { continue };
-            for (&model, (percent, batch)) in here.iter().zip(parting.places) {
+            let plan = PARTITION_SIZES
+                .iter()
+                .map(|sizes| PartitionPlan::fill(*sizes, needs))
+                .min_by(PartitionPlan::compare);
+            let Some(plan) = plan else { continue };
+            for (&model, (percent, batch)) in here.iter().zip(plan.places) {
                 let share = Percent::new(percent).expect("sizes are from 20 to 100").sms_of(sms);
-                self.targets[model] = Target::divided(share, batch);
+                self.targets[model] = ShareTarget::plain(share, batch);
             }
         }
     }
 }
 
-impl Rate {
-    fn observe(&mut self, seen: &Seen) {
-        if !seen.span.is_zero() {
-            let rate = seen.rows as f64 / seen.span.as_secs_f64();
+impl RateEstimate {
+    fn observe(&mut self, observation: &Observation) {
+        if !observation.span.is_zero() {
+            let rate = observation.rows as f64 / observation.span.as_secs_f64();
             let mean = self.mean.map_or(rate, |mean| mean + RATE_WEIGHT * (rate - mean));
             self.highest = self.highest.max(mean);
             self.mean = Some(mean);
@@ -110,32 +120,36 @@ impl Rate {
     }
 
     fn target(&self) -> f64 {
-        self.highest * if self.highest < SLOW { HEADROOM_SLOW } else { HEADROOM }
+        self.highest * if self.highest < SLOW_RATE { HEADROOM_SLOW } else { HEADROOM }
     }
 
     fn moved(&self) -> bool {
         let target = self.target();
-        target > self.planned * RISE || target > self.planned + RISE_RPS || target < self.planned * FALL
+        target > self.planned * RATE_RISE
+            || target > self.planned + RATE_RISE_RPS
+            || target < self.planned * RATE_FALL
     }
 }
 
+/// The need of a model for a partition of one size.
 #[derive(Debug, Clone, Copy)]
-struct Need {
-    /// The part of the time for which the model needs the partition.
+struct PartitionNeed {
+    /// The part of the time in which the model needs the partition.
     duty: f64,
     batch: u32,
 }
 
-impl Need {
-    /// The best batch has the highest rate of all that execute within half of the SLO.
-    fn of(terms: &Terms, rate: f64, percent: u32, gpu: Sms) -> Self {
-        let limit = MAX_BATCH.min(terms.max_batch);
-        let (Some(profile), Ok(percent)) = (&terms.profile, Percent::new(percent)) else {
+impl PartitionNeed {
+    /// Returns the need with the best batch: the one with the highest rate among all that execute
+    /// within half of the SLO.
+    fn of(spec: &ModelSpec, rate: f64, percent: u32, gpu: Sms) -> Self {
+        let limit = MAX_BATCH.min(spec.max_batch);
+        let (Some(profile), Ok(percent)) = (&spec.profile, Percent::new(percent)) else {
             return Self { duty: 1.0, batch: limit };
         };
         let sms = percent.sms_of(gpu);
         let capacity = |batch: u32| f64::from(batch) / seconds(profile, batch, sms);
-        let fits = |&batch: &u32| 2.0 * seconds(profile, batch, sms) <= terms.slo.as_secs_f64();
+        let fits = |&batch: &u32| 2.0 * seconds(profile, batch, sms) <= spec.slo.as_secs_f64();
         let best = (1..=limit).filter(fits).max_by(|&a, &b| capacity(a).total_cmp(&capacity(b)));
         best.map_or(Self { duty: f64::INFINITY, batch: 1 }, |batch| Self {
             duty: rate / capacity(batch),
@@ -148,61 +162,64 @@ fn seconds(profile: &Profile, batch: u32, sms: Sms) -> f64 {
     profile.execution.time(batch, f64::from(sms.0)).as_secs_f64().max(1e-9)
 }
 
+/// A division of a GPU into two partitions, and the models in them.
 #[derive(Debug)]
-struct Parting {
+struct PartitionPlan {
     places: Vec<(u32, u32)>,
-    homeless: usize,
-    /// All models take turns on the whole GPU.
+    /// The number of models for which no partition has time left.
+    unplaced: usize,
+    /// True if all models take turns on the whole GPU.
     whole: bool,
-    /// The fuller partition's duty.
+    /// The duty of the fuller partition.
     fullest: f64,
 }
 
-impl Parting {
-    /// Each model goes to the smallest partition that still has time for it, else to the emptier
+impl PartitionPlan {
+    /// Puts each model on the smallest partition that still has time for it, or else on the emptier
     /// one.
-    fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<Need>) -> Self {
+    fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<PartitionNeed>) -> Self {
         let by_size = sizes.map(&needs);
         let mut duties = [0.0, if sizes[1] == 0 { f64::INFINITY } else { 0.0 }];
-        let mut parting = Self { places: Vec::new(), homeless: 0, whole: sizes[1] == 0, fullest: 0.0 };
+        let mut plan = Self { places: Vec::new(), unplaced: 0, whole: sizes[1] == 0, fullest: 0.0 };
         for (small, large) in by_size[1].iter().zip(&by_size[0]) {
             let need = [*large, *small];
             let fits = |partition: &usize| duties[*partition] + need[*partition].duty <= 1.0;
             let chosen = [1, 0].into_iter().find(fits).unwrap_or_else(|| {
-                parting.homeless += 1;
+                plan.unplaced += 1;
                 usize::from(duties[1] < duties[0])
             });
             duties[chosen] += need[chosen].duty;
-            parting.places.push((sizes[chosen], need[chosen].batch));
+            plan.places.push((sizes[chosen], need[chosen].batch));
         }
-        parting.fullest = duties.into_iter().filter(|duty| duty.is_finite()).fold(0.0, f64::max);
-        parting
+        plan.fullest = duties.into_iter().filter(|duty| duty.is_finite()).fold(0.0, f64::max);
+        plan
     }
 
-    /// Less is better: first all models must have room, then partitions go before taking turns.
+    /// Compares two plans; less is better. Room for all models comes first, then partitions before
+    /// turns on the whole GPU.
     fn compare(&self, other: &Self) -> std::cmp::Ordering {
         let in_turns = self.whole.cmp(&other.whole);
-        self.homeless.cmp(&other.homeless).then(in_turns).then(self.fullest.total_cmp(&other.fullest))
+        self.unplaced.cmp(&other.unplaced).then(in_turns).then(self.fullest.total_cmp(&other.fullest))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::fixtures::{live, profile, terms};
+    use super::super::super::fixtures::{profile, snapshot, spec};
     use super::*;
 
-    fn two() -> Vec<Terms> {
-        let model = |name, work| Terms { profile: Some(profile(1.0, work, 132)), ..terms(name, 100) };
+    fn two() -> Vec<ModelSpec> {
+        let model = |name, work| ModelSpec { profile: Some(profile(1.0, work, 132)), ..spec(name, 100) };
         vec![model("light", 30.0), model("heavy", 300.0)]
     }
 
-    fn facts(seconds: u64, rates: [u64; 2]) -> Facts {
+    fn input(seconds: u64, rates: [u64; 2]) -> PolicyInput {
         let model = |rate: u64| {
-            let mut live = live(Sms(40));
-            (live.seen.arrived, live.seen.rows) = (rate / 2, rate / 2);
-            live
+            let mut snapshot = snapshot(Sms(40));
+            (snapshot.observation.arrived, snapshot.observation.rows) = (rate / 2, rate / 2);
+            snapshot
         };
-        Facts {
+        PolicyInput {
             now: Timestamp::after_origin(Duration::from_secs(seconds)),
             gpus: vec![Sms(132)],
             models: rates.map(model).to_vec(),
@@ -211,42 +228,42 @@ mod tests {
 
     #[test]
     fn a_heavy_and_a_light_model_get_a_large_and_a_small_partition() {
-        let terms = two();
-        let targets = Gpulet::new(&terms).decide(&terms, &facts(0, [400, 400]));
+        let specs = two();
+        let targets = Gpulet::new(&specs).decide(&specs, &input(0, [400, 400]));
         assert!(targets[0].sms < targets[1].sms, "{targets:?}");
         assert!(targets[0].sms.0 + targets[1].sms.0 <= 132, "{targets:?}");
     }
 
     #[test]
-    fn a_rate_is_what_came_first_and_then_a_mean() {
+    fn a_rate_is_the_first_value_and_then_a_mean() {
         let planned_for = |rates: &[u64]| {
-            let mut rate = Rate::default();
+            let mut rate = RateEstimate::default();
             for &came in rates {
-                rate.observe(&facts(0, [came, 0]).models[0].seen);
+                rate.observe(&input(0, [came, 0]).models[0].observation);
             }
             rate.target()
         };
         assert_eq!(planned_for(&[400]), 480.0);
-        assert_eq!(planned_for(&[100]), 150.0, "a slow one has more head-room");
+        assert_eq!(planned_for(&[100]), 150.0, "a slow rate gets more head-room");
         assert_eq!(planned_for(&[400, 800]), 720.0);
         assert_eq!(planned_for(&[]), 0.0);
     }
 
     #[test]
     fn nothing_changes_within_an_epoch() {
-        let terms = two();
-        let mut gpulet = Gpulet::new(&terms);
-        let first = gpulet.decide(&terms, &facts(0, [400, 10]));
-        assert_eq!(gpulet.decide(&terms, &facts(19, [10, 900])), first);
-        assert_ne!(gpulet.decide(&terms, &facts(20, [10, 900])), first);
+        let specs = two();
+        let mut gpulet = Gpulet::new(&specs);
+        let first = gpulet.decide(&specs, &input(0, [400, 10]));
+        assert_eq!(gpulet.decide(&specs, &input(19, [10, 900])), first);
+        assert_ne!(gpulet.decide(&specs, &input(20, [10, 900])), first);
     }
 
     #[test]
-    fn absurd_facts_are_survived() {
-        let mut terms = two();
-        terms[0].profile = None;
-        terms[1].slo = Duration::from_nanos(1);
-        let targets = Gpulet::new(&terms).decide(&terms, &facts(0, [0, u64::MAX / 4]));
-        assert!(targets.iter().all(|target| target.sms >= Sms(2) && target.door.max_batch >= 1));
+    fn absurd_input_does_no_harm() {
+        let mut specs = two();
+        specs[0].profile = None;
+        specs[1].slo = Duration::from_nanos(1);
+        let targets = Gpulet::new(&specs).decide(&specs, &input(0, [0, u64::MAX / 4]));
+        assert!(targets.iter().all(|target| target.sms >= Sms(2) && target.admission.max_batch >= 1));
     }
 }

@@ -1,5 +1,5 @@
 //! GSLICE's self-tuning (Dhakal, Kulkarni, Ramakrishnan, SoCC 2020, Algorithm 1), in the variant
-//! that the authors of gpulet compared themselves with (casys-kaist/glet,
+//! with which the authors of gpulet compared their work (casys-kaist/glet,
 //! `src/common/self_tuning.cpp`), because the paper's own code was never published: mean latency,
 //! dead band of 5 %, steps in proportion to the larger residual, batches by residual latency,
 //! max-min allocation.
@@ -9,15 +9,16 @@
 
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::super::difference::Target;
-use super::super::{Facts, Live, Terms};
+use super::super::changes::ShareTarget;
+use super::super::{ModelSnapshot, ModelSpec, PolicyInput};
 
-/// In percent (`_THRESHOLD`): smaller positive residuals are left alone.
+/// The dead band, in percent (`_THRESHOLD`). Smaller positive residuals cause no change.
 const THRESHOLD: f64 = 5.0;
 
-/// `_MAX_BATCH`.
+/// The largest batch, in rows (`_MAX_BATCH`).
 const MAX_BATCH: u32 = 32;
 
+/// The steps of the batch before each step of the share.
 const BATCH_STEPS: u32 = 5;
 
 #[derive(Debug, Clone)]
@@ -28,33 +29,33 @@ pub(in super::super) struct Gslice {
 }
 
 impl Gslice {
-    pub(in super::super) fn new(terms: &[Terms]) -> Self {
+    pub(in super::super) fn new(specs: &[ModelSpec]) -> Self {
         Self {
-            batches: vec![1; terms.len()],
-            shares: terms.iter().map(|terms| terms.initial).collect(),
+            batches: vec![1; specs.len()],
+            shares: specs.iter().map(|spec| spec.initial).collect(),
             steps: 0,
         }
     }
 
-    pub(in super::super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
-        for (batch, (terms, live)) in self.batches.iter_mut().zip(terms.iter().zip(&facts.models)) {
-            *batch = next_batch(*batch, terms, live);
+    pub(in super::super) fn decide(&mut self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
+        for (batch, (spec, snapshot)) in self.batches.iter_mut().zip(specs.iter().zip(&input.models)) {
+            *batch = next_batch(*batch, spec, snapshot);
         }
         self.steps += 1;
         if self.steps == BATCH_STEPS {
             self.steps = 0;
-            self.tune(terms, facts);
+            self.tune(specs, input);
         }
-        let target = |(&sms, &max_batch)| Target::divided(sms, max_batch);
+        let target = |(&sms, &max_batch)| ShareTarget::plain(sms, max_batch);
         self.shares.iter().zip(&self.batches).map(target).collect()
     }
 
-    fn tune(&mut self, terms: &[Terms], facts: &Facts) {
-        for (gpu, &sms) in facts.gpus.iter().enumerate() {
-            let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
+    fn tune(&mut self, specs: &[ModelSpec], input: &PolicyInput) {
+        for (gpu, &sms) in input.gpus.iter().enumerate() {
+            let here: Vec<usize> = (0..specs.len()).filter(|&model| specs[model].gpu == gpu).collect();
             let percent = |model: usize| {
-                let live = &facts.models[model];
-                wanted(Percent::yielding(live.share, sms).get(), &terms[model], live)
+                let snapshot = &input.models[model];
+                wanted(Percent::yielding(snapshot.share, sms).get(), &specs[model], snapshot)
             };
             let wants: Vec<u32> = here.iter().map(|&model| percent(model)).collect();
             for (&model, granted) in here.iter().zip(max_min(&wants, 100)) {
@@ -65,24 +66,25 @@ impl Gslice {
     }
 }
 
-/// The batch grows by its residual latency, or shrinks by as much.
-fn next_batch(batch: u32, terms: &Terms, live: &Live) -> u32 {
-    let limit = MAX_BATCH.min(terms.max_batch);
-    if live.seen.mean_latency.is_zero() {
+/// Returns the next batch size. It grows by the residual latency, or shrinks by as much.
+fn next_batch(batch: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
+    let limit = MAX_BATCH.min(spec.max_batch);
+    if snapshot.observation.mean_latency.is_zero() {
         return batch.min(limit);
     }
-    let residual = 1.0 - live.seen.mean_latency.as_secs_f64() / terms.slo.as_secs_f64().max(1e-9);
+    let residual = 1.0 - snapshot.observation.mean_latency.as_secs_f64() / spec.slo.as_secs_f64().max(1e-9);
     let next = f64::from(batch) * (1.0 + residual.max(-1.0));
     (next as u32).clamp(1, limit)
 }
 
-fn wanted(percent: u32, terms: &Terms, live: &Live) -> u32 {
-    let seen = &live.seen;
-    if seen.arrived == 0 || seen.span.is_zero() {
+/// Returns the share that a model asks for, in percent.
+fn wanted(percent: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
+    let observation = &snapshot.observation;
+    if observation.arrived == 0 || observation.span.is_zero() {
         return percent;
     }
-    let latency = 100.0 * (1.0 - seen.mean_latency.as_secs_f64() / terms.slo.as_secs_f64().max(1e-9));
-    let throughput = 100.0 * (seen.answered as f64 / seen.arrived as f64 - 1.0);
+    let latency = 100.0 * (1.0 - observation.mean_latency.as_secs_f64() / spec.slo.as_secs_f64().max(1e-9));
+    let throughput = 100.0 * (observation.answered as f64 / observation.arrived as f64 - 1.0);
     let within = |residual: f64| residual > 0.0 && residual < THRESHOLD;
     if within(latency) && within(throughput) {
         return percent;
@@ -95,7 +97,7 @@ fn wanted(percent: u32, terms: &Terms, live: &Live) -> u32 {
     }
 }
 
-/// The smallest demand first; no model gets more than an equal part of what is left.
+/// Grants the smallest demand first. No model gets more than an equal part of the rest.
 fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&index| wants[index]);
@@ -113,37 +115,37 @@ fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::fixtures::{live, terms};
+    use super::super::super::fixtures::{snapshot, spec};
     use super::*;
 
-    fn seen(mean_ms: u64, arrived: u64, answered: u64) -> Live {
-        let mut live = live(Sms(40));
-        live.seen.mean_latency = Duration::from_millis(mean_ms);
-        (live.seen.arrived, live.seen.answered) = (arrived, answered);
-        live
+    fn observation(mean_ms: u64, arrived: u64, answered: u64) -> ModelSnapshot {
+        let mut snapshot = snapshot(Sms(40));
+        snapshot.observation.mean_latency = Duration::from_millis(mean_ms);
+        (snapshot.observation.arrived, snapshot.observation.answered) = (arrived, answered);
+        snapshot
     }
 
     #[test]
-    fn slack_in_both_shrinks_and_lack_of_either_grows() {
-        let terms = terms("a", 100);
-        assert_eq!(wanted(40, &terms, &seen(98, 100, 104)), 40, "within the dead band");
-        assert_eq!(wanted(40, &terms, &seen(49, 100, 104)), 20);
-        assert_eq!(wanted(40, &terms, &seen(151, 100, 104)), 60);
-        assert_eq!(wanted(40, &terms, &seen(98, 100, 49)), 60);
-        assert_eq!(wanted(40, &terms, &seen(0, 0, 0)), 40, "nothing came");
+    fn the_share_shrinks_with_slack_in_both_and_grows_otherwise() {
+        let spec = spec("a", 100);
+        assert_eq!(wanted(40, &spec, &observation(98, 100, 104)), 40, "within the dead band");
+        assert_eq!(wanted(40, &spec, &observation(49, 100, 104)), 20);
+        assert_eq!(wanted(40, &spec, &observation(151, 100, 104)), 60);
+        assert_eq!(wanted(40, &spec, &observation(98, 100, 49)), 60);
+        assert_eq!(wanted(40, &spec, &observation(0, 0, 0)), 40, "no request arrived");
     }
 
     #[test]
     fn batches_follow_the_residual_latency() {
-        let terms = terms("a", 100);
-        assert_eq!(next_batch(4, &terms, &seen(50, 1, 1)), 6);
-        assert_eq!(next_batch(4, &terms, &seen(500, 1, 1)), 1);
-        assert_eq!(next_batch(4, &terms, &seen(0, 1, 0)), 4);
-        assert_eq!(next_batch(30, &terms, &seen(1, 1, 1)), terms.max_batch);
+        let spec = spec("a", 100);
+        assert_eq!(next_batch(4, &spec, &observation(50, 1, 1)), 6);
+        assert_eq!(next_batch(4, &spec, &observation(500, 1, 1)), 1);
+        assert_eq!(next_batch(4, &spec, &observation(0, 1, 0)), 4);
+        assert_eq!(next_batch(30, &spec, &observation(1, 1, 1)), spec.max_batch);
     }
 
     #[test]
-    fn what_is_small_gets_what_it_wants_and_the_rest_is_divided_equally() {
+    fn small_demands_are_met_and_the_rest_is_divided_equally() {
         assert_eq!(max_min(&[10, 90, 80], 100), [10, 45, 45]);
         assert_eq!(max_min(&[10, 20], 100), [10, 20]);
         assert_eq!(max_min(&[], 100), []);

@@ -1,21 +1,22 @@
-//! Every request for a share is answered once, and in time.
+//! Rules about requests: each is answered once and in time.
 
 use std::collections::BTreeSet;
 
 use shadowslice_policy::workers::{
-    Cause, ChangeReport, Fact, Means, Reason, Report, ResizeRefused, ResizeRequest,
+    Cause, ChangeMechanism, ChangeReport, HandoverFailure, LifecycleEvent, LifecycleReport, ResizeRefused,
+    ResizeRequest,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use super::{Broken, Rules, Step, Told, rule};
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
 /// The requests of a run.
 pub(super) struct Answers {
     held: bool,
-    /// Not answered yet.
+    /// The requests without an answer.
     open: BTreeSet<u64>,
-    /// The hand-over that has begun and not completed.
+    /// The hand-over that began and has not completed.
     begun: Option<(ResizeRequest, Timestamp)>,
     /// The last hand-over that completed.
     completed: Option<ResizeRequest>,
@@ -46,37 +47,39 @@ impl Answers {
         self.open.is_empty() && self.begun.is_none()
     }
 
-    fn answered(&mut self, request: &ResizeRequest) -> Result<(), Broken> {
+    fn answered(&mut self, request: &ResizeRequest) -> Result<(), Violation> {
         let Some(number) = request.number else { return Ok(()) };
         rule(self.open.remove(&number), "a request is answered once")
     }
 
-    fn ends(&mut self, request: &ResizeRequest) -> Result<(), Broken> {
+    fn ends(&mut self, request: &ResizeRequest) -> Result<(), Violation> {
         let begun = self.begun.take().map(|(request, _)| request);
-        rule(begun == Some(*request), "a hand-over ends that has begun")
+        rule(begun == Some(*request), "only a hand-over that began ends")
     }
 }
 
-impl Rules {
-    /// An operator holds or releases the share.
-    pub(crate) fn hold(&mut self, held: bool, news: bool) -> Result<(), Broken> {
+impl RuleChecker {
+    /// Records that an operator holds or releases the share.
+    pub(crate) fn hold(&mut self, held: bool, news: bool) -> Result<(), Violation> {
         let before = std::mem::replace(&mut self.answers.held, held);
-        rule(news == (before != held), "a hold is news if the share was not held")
+        rule(news == (before != held), "holding a share twice is not a change")
     }
 
     pub(super) fn asked(&mut self, step: &Step<'_>) {
         self.shares.stall = None;
-        if let Told::Fact(Fact::Resize { request, .. }) = step.told {
+        if let Stimulus::LifecycleEvent(LifecycleEvent::Resize { request, .. }) = step.stimulus {
             self.answers.open.extend(request.number);
         }
     }
 
-    pub(super) fn report(&mut self, report: &Report, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn report(&mut self, report: &LifecycleReport, step: &Step<'_>) -> Result<(), Violation> {
         match report {
-            Report::Begun(request, shadow) => self.begun(request, *shadow, step.now),
-            Report::Completed(change) => self.completed(change),
-            Report::NotKept { change, rolled_back, reason } => self.not_kept(change, *rolled_back, reason),
-            Report::Aborted(request, why) => {
+            LifecycleReport::Begun(request, shadow) => self.begun(request, *shadow, step.now),
+            LifecycleReport::Completed(change) => self.completed(change),
+            LifecycleReport::HandoverFailed { change, rolled_back, reason } => {
+                self.not_kept(change, *rolled_back, reason)
+            }
+            LifecycleReport::Aborted(request, why) => {
                 self.answers.answered(request)?;
                 if self.answers.begun.is_some() {
                     rule(*why == ResizeRefused::Stopping, "a hand-over ends with its own report")?;
@@ -84,7 +87,7 @@ impl Rules {
                 }
                 self.note(match why {
                     ResizeRefused::NoPartition { .. } => "no partition of that size",
-                    ResizeRefused::NoWorker { .. } => "no worker at that share: the one before again",
+                    ResizeRefused::NoWorker { .. } => "no worker at that share: the former one is restored",
                     ResizeRefused::NotServing { .. } => "no worker at that share",
                     _ => "a change is given up as the model stops",
                 });
@@ -92,7 +95,7 @@ impl Rules {
                 self.restarts &= !matches!(why, ResizeRefused::NoWorker { .. });
                 Ok(())
             }
-            Report::Refused(request, why) => {
+            LifecycleReport::Refused(request, why) => {
                 self.note(match why {
                     ResizeRefused::InForce { .. } => "refused: in force",
                     ResizeRefused::OutOfBounds { .. } => "refused: out of bounds",
@@ -103,12 +106,12 @@ impl Rules {
                     ResizeRefused::NotServing { .. } => "refused: not serving",
                     ResizeRefused::Stopping => "refused: stopping",
                     ResizeRefused::NoPartition { .. } | ResizeRefused::NoWorker { .. } => {
-                        return Err("what was not begun cannot have failed".to_owned());
+                        return Err("a change that did not begin cannot fail".to_owned());
                     }
                 });
                 self.answers.answered(request)
             }
-            Report::FailedOver(failover) => self.failed_over(failover),
+            LifecycleReport::FailedOver(failover) => self.failed_over(failover),
         }
     }
 
@@ -117,12 +120,12 @@ impl Rules {
         request: &ResizeRequest,
         shadow: Option<WorkerId>,
         now: Timestamp,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         rule(self.answers.begun.is_none(), "one hand-over is under way at most")?;
         rule(self.shares.stall == Some(false), "the stall of a hand-over is measured from its beginning")?;
         if let Some(seen) = shadow.and_then(|shadow| self.workers.get(&shadow)) {
             let ready = seen.is_usable();
-            self.note(if ready { "a hand-over at once" } else { "a hand-over to a worker that starts" });
+            self.note(if ready { "a hand-over at once" } else { "a hand-over to a starting worker" });
         }
         if request.cause == Cause::Worker {
             self.note("a hand-over as the worker can have no partition");
@@ -134,44 +137,52 @@ impl Rules {
         Ok(())
     }
 
-    fn completed(&mut self, change: &ChangeReport) -> Result<(), Broken> {
+    fn completed(&mut self, change: &ChangeReport) -> Result<(), Violation> {
         self.answers.answered(&change.request)?;
-        if let Means::Shadow { .. } = change.means {
+        if let ChangeMechanism::Shadow { .. } = change.mechanism {
             self.answers.ends(&change.request)?;
             self.answers.completed = Some(change.request);
         }
-        self.note(match change.means {
-            Means::InProcess => "completed inside the worker",
-            Means::Shadow { at_once: false } => "completed by a shadow",
-            Means::Shadow { at_once: true } => "completed at once",
-            Means::Restart => "completed by a restart",
+        self.note(match change.mechanism {
+            ChangeMechanism::InProcess => "completed inside the worker",
+            ChangeMechanism::Shadow { at_once: false } => "completed by a shadow",
+            ChangeMechanism::Shadow { at_once: true } => "completed at once",
+            ChangeMechanism::Restart => "completed by a restart",
         });
         self.in_force(change)
     }
 
-    fn not_kept(&mut self, change: &ChangeReport, rolled_back: bool, reason: &Reason) -> Result<(), Broken> {
+    fn not_kept(
+        &mut self,
+        change: &ChangeReport,
+        rolled_back: bool,
+        reason: &HandoverFailure,
+    ) -> Result<(), Violation> {
         self.note(match (rolled_back, reason) {
-            (true, Reason::Died) => "rolled back: died",
+            (true, HandoverFailure::Died) => "rolled back: died",
             (true, _) => "rolled back: misbehaved",
-            (false, Reason::BootFailed(_)) => "aborted: boot failed",
-            (false, Reason::SpawnTimedOut) => "aborted: spawn timed out",
-            (false, Reason::WarmTimedOut) => "aborted: warm timed out",
-            (false, Reason::Died) => "aborted: died",
-            (false, Reason::Misbehaved) => "aborted: misbehaved",
+            (false, HandoverFailure::BootFailed(_)) => "aborted: boot failed",
+            (false, HandoverFailure::SpawnTimedOut) => "aborted: spawn timed out",
+            (false, HandoverFailure::WarmTimedOut) => "aborted: warm timed out",
+            (false, HandoverFailure::Died) => "aborted: died",
+            (false, HandoverFailure::Misbehaved) => "aborted: misbehaved",
         });
         if rolled_back {
-            rule(self.answers.completed.take() == Some(change.request), "what completed is rolled back")?;
+            rule(
+                self.answers.completed.take() == Some(change.request),
+                "only a completed hand-over is rolled back",
+            )?;
             return self.rolled_back(change);
         }
         self.answers.answered(&change.request)?;
         self.answers.ends(&change.request)
     }
 
-    /// No request is forgotten, and every hand-over ends in time.
-    pub(super) fn all_are_answered(&mut self, step: &Step<'_>) -> Result<(), Broken> {
-        rule(step.workers.is_held() == self.answers.held, "a share is held from its order to its release")?;
+    /// Checks that no request is forgotten, and that every hand-over ends in time.
+    pub(super) fn all_are_answered(&mut self, step: &Step<'_>) -> Result<(), Violation> {
+        rule(step.workers.is_held() == self.answers.held, "a share is held from the order to the release")?;
         let known = step.workers.coming().is_some() || self.answers.open.is_empty();
-        rule(known, "a request that is not answered is shown as coming")?;
+        rule(known, "an open request is reported as coming")?;
         rule(self.answers.open.len() <= 2, "one change is under way at most, and one waits")?;
         rule(
             !self.stopping || self.answers.all_are_given(),

@@ -1,60 +1,65 @@
-//! First workers: reference answers first, final faults and passing ones.
+//! Rules about first workers: reference answers come first; faults are final or temporary.
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Fact, Launch, StartFailure, State};
+use shadowslice_policy::workers::{Launch, LifecycleEvent, StartFailure, WorkersState};
 use shadowslice_shared::boot::{BootRefusal, Purpose};
 use shadowslice_shared::units::Timestamp;
 
-use super::{Broken, Rules, Step, Told, rule};
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The pause before a start is tried again that failed for a passing reason.
+/// The pause before a start is retried that failed for a temporary reason.
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 pub(super) struct Boots {
-    /// The processor lacks operators of the model.
+    /// True if the processor cannot run the model's operators.
     no_operator: bool,
-    /// When the worker that is to serve, or the shadow, is tried again at the earliest.
+    /// The earliest next start of the worker that is to serve, or of the shadow.
     again: Timestamp,
     shadow_again: Timestamp,
-    /// A refusal is final in this step.
+    /// True if a refusal in this step is final.
     is_final: bool,
     passing_refusal: bool,
-    /// A start failed for a passing reason in this step.
+    /// True if a start failed for a temporary reason in this step.
     passing: bool,
 }
 
 impl Boots {
-    /// Another hand-over need not wait.
+    /// Lets a new hand-over start at once.
     pub(super) fn begun(&mut self) {
         self.shadow_again = Timestamp::default();
     }
 
-    /// Nor the next worker after one that served.
+    /// Lets the next worker start at once, because one served.
     pub(super) fn serves(&mut self) {
         self.again = Timestamp::default();
     }
 }
 
-impl Rules {
+impl RuleChecker {
     pub(super) fn boots_before(&mut self, step: &Step<'_>) {
         (self.boots.is_final, self.boots.passing, self.boots.passing_refusal) = (false, false, false);
-        match step.told {
-            Told::Fact(Fact::NotStarted { worker, failure: StartFailure::Passing { .. } }) => {
+        match step.stimulus {
+            Stimulus::LifecycleEvent(LifecycleEvent::NotStarted {
+                worker,
+                failure: StartFailure::Passing { .. },
+            }) => {
                 let Some(seen) = self.workers.get(worker).filter(|seen| seen.told_to_end.is_none()) else {
                     return;
                 };
-                let stands = seen.launch.stands;
-                if !seen.launch.spare {
+                let stands = seen.launch.standby;
+                if !seen.launch.low_priority {
                     self.boots.again = step.now + PAUSE;
                     self.boots.passing = true;
                 } else if !stands {
                     self.boots.shadow_again = step.now + PAUSE;
                 }
             }
-            Told::Fact(Fact::Refused { worker, refusal }) => {
-                let Some(seen) = self.workers.get(worker).filter(|seen| !seen.launch.spare) else { return };
+            Stimulus::LifecycleEvent(LifecycleEvent::Refused { worker, refusal }) => {
+                let Some(seen) = self.workers.get(worker).filter(|seen| !seen.launch.low_priority) else {
+                    return;
+                };
                 let news = seen.refused == Some(step.now) && seen.killed.or(seen.told_to_end).is_none();
                 if !news || self.reference_is_written() {
                     return;
@@ -71,34 +76,34 @@ impl Rules {
         }
     }
 
-    /// Whether this worker may be started now, and for this purpose.
-    pub(super) fn boots(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Broken> {
+    /// Checks that this worker may start now, for this purpose.
+    pub(super) fn boots(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
         let written = self.reference_is_written();
         rule(written == (launch.purpose == Purpose::Serve), "the reference answers come first")?;
         let device = launch.purpose == Purpose::DeviceReference;
         rule(
             device == (self.boots.no_operator && !written),
-            "the device writes them where the processor cannot",
+            "the device writes the reference answers if the processor cannot",
         )?;
-        if self.down && !launch.spare {
+        if self.down && !launch.low_priority {
             self.boots.serves();
         }
-        let again = if launch.spare { self.boots.shadow_again } else { self.boots.again };
-        let waits = step.now < again && !launch.stands;
-        rule(!waits, "a start that failed is tried again after a pause")
+        let again = if launch.low_priority { self.boots.shadow_again } else { self.boots.again };
+        let waits = step.now < again && !launch.standby;
+        rule(!waits, "a failed start is retried after a pause")
     }
 
-    pub(super) fn boots_after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn boots_after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if self.stopping {
             return Ok(());
         }
-        let is_final = matches!(step.workers.state(), State::Down { again: None, .. });
-        rule(!is_final || self.down || !self.boots.passing_refusal, "a fault that may pass is not final")?;
+        let is_final = matches!(step.workers.state(), WorkersState::Down { again: None, .. });
+        rule(!is_final || self.down || !self.boots.passing_refusal, "a temporary fault is not final")?;
         if self.boots.is_final {
             self.note("down: a fault in the model");
             rule(is_final, "a fault in the model is final")?;
         }
         let due = step.workers.due().is_some_and(|due| due <= self.boots.again);
-        rule(!self.boots.passing || due, "a GPU that took no worker is asked again soon")
+        rule(!self.boots.passing || due, "a GPU that accepted no worker is asked again soon")
     }
 }

@@ -1,68 +1,68 @@
-//! How workers end: asked first, then killed, and never forgotten.
+//! Rules about exits: a worker is asked first and then killed, and none is forgotten.
 
-use shadowslice_policy::workers::{Action, Fact, State};
+use shadowslice_policy::workers::{Action, LifecycleEvent, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use super::seen::Seen;
-use super::{Broken, Rules, Step, Told, rule};
+use super::record::WorkerRecord;
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// Workers that are not told to end: one that serves or starts in order to, one that is to replace
-/// it or did, and one that stands.
+/// The most workers that are not asked to exit: one that serves or is to, one that replaces it or
+/// did, and a standby.
 const MOST: usize = 3;
 
-impl Rules {
-    pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
+impl RuleChecker {
+    pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let shut = step.actions.iter().any(|action| matches!(action, Action::Shut(_)));
         let (routed, allowed) = (self.routed, shut || self.stopping);
         let (stop, dwell) = (self.settings.timeouts.stop, self.settings.timeouts.dwell);
         let restarts = self.restarts;
-        self.standing_stops(worker, allowed, step)?;
+        self.standby_stops(worker, allowed, step)?;
         let seen = self.seen(worker);
         let bad = seen.misbehaved || seen.lane_ended.is_some();
         let may = allowed || bad || routed != Some(worker);
-        rule(may, "the worker that has the traffic, and behaves, is not told to end")?;
-        let asked = matches!(step.told, Told::Fact(Fact::Resize { .. }));
+        rule(may, "the worker that has the traffic and behaves is not stopped")?;
+        let asked = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Resize { .. }));
         let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked && !restarts);
         let dwelt = parked.is_none_or(|since| step.now >= since + dwell);
-        rule(dwelt, "an incumbent can take the traffic back for as long as it should")?;
-        rule(allowed || bad || !seen.busy, "a worker that may have batches is not told to end")?;
+        rule(dwelt, "the probation lasts for its dwell time")?;
+        rule(allowed || bad || !seen.busy, "a worker that may have batches is not stopped")?;
         seen.told_to_end = Some(step.now);
-        // One that only stands need not notice before it is warm.
-        let in_vain = seen.launch.stands && !seen.warm;
+        // A standby need not notice before it is warm.
+        let in_vain = seen.launch.standby && !seen.warm;
         seen.ends_by = Some(if in_vain { seen.boot_by.max(step.now + stop) } else { step.now + stop });
         Ok(())
     }
 
-    pub(super) fn kill(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn kill(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let (stop, now) = (self.settings.timeouts.stop, step.now);
         let shadow = self.answers.begun_at().is_some();
         let seen = self.seen(worker);
         let waited = |since: Option<Timestamp>| since.is_some_and(|since| now >= since + stop);
-        // What a worker says of its end changes nothing once it was told to end.
+        // News of its end changes nothing once the worker was asked to exit.
         let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
-        let given_up = shadow && seen.refused == Some(now) && !seen.launch.stands;
-        let news = matches!(step.told, Told::Fact(Fact::Misbehaved { worker: told, .. }) if *told == worker);
+        let given_up = shadow && seen.refused == Some(now) && !seen.launch.standby;
+        let news = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Misbehaved { worker: told, .. }) if *told == worker);
         let slow = !seen.warm && !seen.leaves() && now >= seen.boot_by;
         let late = waited(ends) && !(seen.misbehaved && ends.is_none());
         seen.misbehaved |= hangs;
         seen.late |= late;
         rule(
             news || hangs || given_up || slow || late || taken_shadow(seen, now),
-            "a worker is killed that misbehaves, takes too long, or was asked to end in vain",
+            "only a worker that misbehaves, takes too long or ignores its stop is killed",
         )?;
         if seen.killed.is_some() && !news {
-            self.note("a worker outlives its kill");
+            self.note("a worker survives its kill");
         } else if late {
             self.note("a worker ignores its stop");
         } else if slow {
-            self.note("a worker takes too long to boot");
+            self.note("a worker starts too slowly");
         } else if hangs {
-            self.note("a worker hangs as it makes a partition ready");
+            self.note("a worker hangs while it prepares a partition");
         }
         if slow && self.seen(worker).role == "standby" && !self.seen(worker).failed {
-            self.too_slow_to_stand(worker);
+            self.standby_too_slow(worker);
         }
         let seen = self.seen(worker);
         seen.outlives |= seen.killed.is_some() && late && !news;
@@ -70,27 +70,27 @@ impl Rules {
         Ok(())
     }
 
-    pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let stay = self.workers.values().filter(|seen| !seen.leaves() && !seen.misbehaved).count();
-        let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_stand) };
-        rule(stay <= most, "there are no more workers than there may be")?;
+        let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_have_standby) };
+        rule(stay <= most, "the number of workers is bounded")?;
         let standing = self
             .workers
             .iter()
             .filter(|(worker, seen)| !seen.leaves() && step.workers.role_and_phase(**worker).0 == "standby");
-        rule(standing.count() <= 1, "one worker stands at most")?;
+        rule(standing.count() <= 1, "there is at most one standby")?;
         if stay == MOST {
             self.note("three workers");
         }
-        let down = matches!(step.workers.state(), State::Down { .. });
+        let down = matches!(step.workers.state(), WorkersState::Down { .. });
         if down && !self.down {
             self.note("down");
         }
         Ok(())
     }
 
-    /// Every phase ends in its time.
-    pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    /// Checks that every phase ends in time.
+    pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let timeouts = self.settings.timeouts;
         for (worker, seen) in self.workers.iter().filter(|(_, seen)| !seen.gone) {
             let ends = seen.killed.map(|at| at + timeouts.stop).max(seen.ends_by);
@@ -101,14 +101,14 @@ impl Rules {
             let boots = (!seen.warm).then_some(seen.boot_by);
             let due = ends.or(by_itself).or(drains).or(parked).or(boots);
             let stuck = seen.outlives && seen.busy && seen.lane_ended.is_none();
-            rule(!stuck, "no request stays with a worker that outlives its kill")?;
+            rule(!stuck, "no request stays with a worker that survives its kill")?;
             rule(due.is_none_or(|due| step.now <= due + self.allowance), "every phase ends in its time")?;
         }
         Ok(())
     }
 }
 
-/// A standing worker that became a shadow is given up like one when it refuses.
-fn taken_shadow(seen: &Seen, now: Timestamp) -> bool {
-    seen.launch.stands && seen.refused == Some(now)
+/// Returns true if a standby that became a shadow refused, and is given up like one.
+fn taken_shadow(seen: &WorkerRecord, now: Timestamp) -> bool {
+    seen.launch.standby && seen.refused == Some(now)
 }

@@ -1,22 +1,21 @@
-//! The rules. They are checked at every step, from what the machine was told, what it has done, and
-//! what it shows.
+//! The rules, which are checked at every step from the events, the actions and the visible state.
 
 mod answers;
 mod boots;
 mod deaths;
 mod ends;
 mod partitions;
+mod record;
 mod refusals;
 mod rest;
-mod seen;
 mod shares;
-mod standing;
+mod standby;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Fact, HandoverMode, Settings, State, Workers};
+use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, Settings, Workers, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -25,78 +24,78 @@ use answers::Answers;
 use boots::Boots;
 use deaths::Deaths;
 use partitions::Partitions;
+use record::WorkerRecord;
 use refusals::Before;
-use seen::Seen;
 use shares::Shares;
-use standing::Stands;
+use standby::StandbyRules;
 
-/// What was broken.
-pub(crate) type Broken = String;
+/// The rule that was broken.
+pub(crate) type Violation = String;
 
-/// What occurred in a run.
+/// The situations that occurred in a run.
 pub(crate) type Situations = BTreeSet<&'static str>;
 
-/// What made the machine act.
+/// The input of a step.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Stimulus {
     Begin,
-    Fact(Fact),
-    /// A timer, and what [`Workers::due`] said before it.
+    LifecycleEvent(LifecycleEvent),
+    /// A timer, with the result of [`Workers::due`] before it.
     Timer {
         due: Option<Timestamp>,
     },
 }
 
-/// One step of the machine.
+/// One step of the state machine.
 pub(crate) struct Step<'s> {
-    told: &'s Told,
+    stimulus: &'s Stimulus,
     actions: &'s [Action],
     workers: &'s Workers,
     now: Timestamp,
 }
 
-/// Breaks the rule of that name unless `holds`.
-fn rule(holds: bool, name: &str) -> Result<(), Broken> {
+/// Breaks the rule with this name unless `holds`.
+fn rule(holds: bool, name: &str) -> Result<(), Violation> {
     if holds { Ok(()) } else { Err(name.to_owned()) }
 }
 
-pub(crate) struct Rules {
+pub(crate) struct RuleChecker {
     faultless: bool,
     settings: Settings,
-    /// Whether the model has restarted for each change from the beginning, so that it has never two workers.
+    /// True if the model has restarted for each change so far, so that it never has two workers.
     one_at_a_time: bool,
-    may_stand: bool,
-    /// How late timers are, and some more.
+    may_have_standby: bool,
+    /// The lateness of timers, and a margin.
     allowance: Duration,
-    workers: BTreeMap<WorkerId, Seen>,
-    /// The worker that gets the traffic.
+    workers: BTreeMap<WorkerId, WorkerRecord>,
+    /// The worker that has the traffic.
     routed: Option<WorkerId>,
-    /// Requests wait for a restart at another share.
+    /// True while requests wait for a restart at another share.
     restarts: bool,
     stopping: bool,
-    /// Whether the model was down, and showed that it waits, before this step.
+    /// True if the model was down before this step.
     down: bool,
     awaits: bool,
     was_ready: bool,
     answers: Answers,
     shares: Shares,
-    stands: Stands,
+    standby: StandbyRules,
     partitions: Partitions,
     deaths: Deaths,
     before: Before,
     boots: Boots,
-    /// Two workers have answered wrongly at the share in force.
+    /// True if two workers answered wrongly at the share in force.
     wrong_for_good: bool,
     situations: Situations,
 }
 
-impl Rules {
+impl RuleChecker {
     pub(crate) fn new(script: &Script) -> Self {
         let settings = script.settings.clone();
         Self {
             faultless: script.faultless,
             one_at_a_time: settings.handover == HandoverMode::Restart,
-            may_stand: settings.standby,
+            may_have_standby: settings.standby,
             settings,
             allowance: script.timer_lateness + Duration::from_millis(1),
             workers: BTreeMap::new(),
@@ -108,7 +107,7 @@ impl Rules {
             was_ready: false,
             answers: Answers::new(script.held),
             shares: Shares::new(script.share),
-            stands: Stands::default(),
+            standby: StandbyRules::default(),
             partitions: Partitions::default(),
             deaths: Deaths::default(),
             before: Before::default(),
@@ -122,15 +121,15 @@ impl Rules {
         std::mem::take(&mut self.situations)
     }
 
-    /// Checks one step of the machine.
+    /// Checks one step of the state machine.
     pub(crate) fn step(
         &mut self,
-        told: &Told,
+        stimulus: &Stimulus,
         actions: &[Action],
         workers: &Workers,
         now: Timestamp,
-    ) -> Result<(), Broken> {
-        let step = Step { told, actions, workers, now };
+    ) -> Result<(), Violation> {
+        let step = Step { stimulus, actions, workers, now };
         no_timer_acts_early(&step)?;
         self.learn(&step);
         self.before(&step)?;
@@ -140,28 +139,28 @@ impl Rules {
         self.after(&step)?;
         self.workers.retain(|_, seen| !seen.gone);
         let state = workers.state();
-        self.down = matches!(state, State::Down { .. });
+        self.down = matches!(state, WorkersState::Down { .. });
         self.awaits = awaits(workers);
-        self.was_ready = state == State::Ready;
+        self.was_ready = state == WorkersState::Ready;
         self.look(workers);
         Ok(())
     }
 
     fn learn(&mut self, step: &Step<'_>) {
-        let Told::Fact(fact) = step.told else { return };
+        let Stimulus::LifecycleEvent(fact) = step.stimulus else { return };
         match fact {
-            Fact::Stop => self.stopping = true,
-            Fact::Configured(settings) => {
+            LifecycleEvent::Stop => self.stopping = true,
+            LifecycleEvent::Configured(settings) => {
                 self.settings = settings.clone();
                 self.one_at_a_time &= settings.handover == HandoverMode::Restart;
-                self.may_stand |= settings.standby;
+                self.may_have_standby |= settings.standby;
             }
             _ => self.hear_of_worker(fact, step.now),
         }
     }
 
-    /// What the fact alone says, before the machine's actions are looked at.
-    fn before(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    /// Checks what follows from the event alone, before the actions.
+    fn before(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         self.asked(step);
         self.wrong_before(step);
         self.boots_before(step);
@@ -169,12 +168,12 @@ impl Rules {
         self.deaths_before(step);
         self.groups_before(step);
         self.partitions.moved_as = None;
-        self.stands_before(step)
+        self.standby_before(step)
     }
 
-    fn action(&mut self, action: &Action, step: &Step<'_>) -> Result<(), Broken> {
+    fn action(&mut self, action: &Action, step: &Step<'_>) -> Result<(), Violation> {
         if let Some(worker) = named(action) {
-            rule(self.workers.contains_key(&worker), "only workers that there are are named")?;
+            rule(self.workers.contains_key(&worker), "actions name only existing workers")?;
         }
         match action {
             Action::Start(launch) => self.start(launch, step)?,
@@ -190,7 +189,7 @@ impl Rules {
             Action::Prepare(worker, groups) => self.prepare(*worker, *groups, step)?,
             Action::Forget(worker, groups) => self.forget(*worker, *groups)?,
             Action::Move { worker, share, slice } => self.moved(*worker, *share, slice, step)?,
-            Action::Stands(stands) => self.stands.on = *stands,
+            Action::StandbyExists(stands) => self.standby.on = *stands,
             Action::Keep(worker) => self.keep(*worker, step)?,
             Action::Hurry(worker) => self.hurry(*worker)?,
             Action::AwaitEffect(worker, request) => self.await_effect(*worker, *request),
@@ -203,8 +202,8 @@ impl Rules {
         Ok(())
     }
 
-    /// What must hold between two steps.
-    fn after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    /// Checks what must hold between two steps.
+    fn after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for worker in self.workers.iter().filter(|(_, seen)| !seen.gone).map(|(worker, _)| worker) {
             rule(step.workers.has(*worker), "no worker is forgotten")?;
         }
@@ -226,12 +225,12 @@ impl Rules {
         self.situations.insert(situation);
     }
 
-    fn seen(&mut self, worker: WorkerId) -> &mut Seen {
+    fn seen(&mut self, worker: WorkerId) -> &mut WorkerRecord {
         self.workers.get_mut(&worker).expect("it was looked up before")
     }
 }
 
-/// The worker that an action is about, where it must be one that there is.
+/// Returns the worker of an action that needs an existing worker.
 fn named(action: &Action) -> Option<WorkerId> {
     match action {
         Action::Load(worker)
@@ -249,18 +248,20 @@ fn named(action: &Action) -> Option<WorkerId> {
         | Action::Keep(worker)
         | Action::AwaitEffect(worker, _) => Some(*worker),
         Action::Start(_) | Action::Unroute | Action::Shut(_) | Action::AskGroups { .. } => None,
-        Action::Stands(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => None,
+        Action::StandbyExists(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => {
+            None
+        }
     }
 }
 
-/// Whether the model waits for a standing worker that still starts.
+/// Returns true if the model waits for a standby that is still starting.
 fn awaits(workers: &Workers) -> bool {
-    matches!(workers.state(), State::Waiting(why) if why.contains("standing worker, which still starts"))
+    matches!(workers.state(), WorkersState::Waiting(why) if why.contains("standby is still starting"))
 }
 
-fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Broken> {
-    let Told::Timer { due } = step.told else { return Ok(()) };
+fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Violation> {
+    let Stimulus::Timer { due } = step.stimulus else { return Ok(()) };
     let early = due.is_none_or(|due| due > step.now);
     let same = step.actions.is_empty() && step.workers.due() == *due;
-    rule(!early || same, "a timer that is not due changes nothing")
+    rule(!early || same, "an early timer changes nothing")
 }

@@ -1,18 +1,18 @@
-//! Partitions inside the worker: batches run only where they can, and where the share says.
+//! Rules about partitions: batches run only on possible groups, and on those of the share.
 
 use shadowslice_policy::scheduler::Slice;
-use shadowslice_policy::workers::{Action, Fact, Means, Report};
+use shadowslice_policy::workers::{Action, ChangeMechanism, LifecycleEvent, LifecycleReport};
 use shadowslice_shared::boot::PartitionProof;
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Percent;
 
-use super::{Broken, Rules, Step, Told, rule};
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// How long a worker may take to make a partition ready.
-const PREPARE_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+/// The time that a worker may take to prepare a partition.
+const PREPARE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// What was asked for and proven.
+/// The requested groups and the proofs.
 #[derive(Default)]
 pub(super) struct Partitions {
     pub(super) proven: Vec<PartitionProof>,
@@ -24,7 +24,7 @@ pub(super) struct Partitions {
 }
 
 impl Partitions {
-    /// The number of groups that a share comes to.
+    /// Returns the number of groups of a share.
     pub(super) fn count_of(&self, division: &Division, share: Percent) -> usize {
         let fits = division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -34,31 +34,31 @@ impl Partitions {
     }
 }
 
-impl Rules {
+impl RuleChecker {
     pub(super) fn prepare(
         &mut self,
         worker: WorkerId,
         groups: Groups,
         step: &Step<'_>,
-    ) -> Result<(), Broken> {
-        rule(self.routed == Some(worker), "the worker that serves makes partitions ready")?;
+    ) -> Result<(), Violation> {
+        rule(self.routed == Some(worker), "only the worker that serves prepares partitions")?;
         let given = self.partitions.given;
         let seen = self.seen(worker);
-        rule(seen.is_usable() && seen.first.is_some(), "a worker with partitions makes them ready")?;
-        rule(groups != Groups::WHOLE, "all of the GPU is ready at all times")?;
-        rule(!seen.cannot.contains(&groups), "a partition that cannot be had is not tried again")?;
-        rule(!seen.ready.contains(&groups), "a partition that is ready is not made ready")?;
-        rule(seen.prepares.is_none(), "one partition is made ready at a time")?;
-        rule(given == Some(groups), "the partition is made ready that the model is to have")?;
-        seen.prepares = Some((groups, step.now + PREPARE_WITHIN));
+        rule(seen.is_usable() && seen.first.is_some(), "only a worker with partitions prepares them")?;
+        rule(groups != Groups::WHOLE, "the whole GPU is always ready")?;
+        rule(!seen.cannot.contains(&groups), "an impossible partition is not tried again")?;
+        rule(!seen.ready.contains(&groups), "a ready partition is not prepared again")?;
+        rule(seen.prepares.is_none(), "one partition is prepared at a time")?;
+        rule(given == Some(groups), "only the model's partition is prepared")?;
+        seen.prepares = Some((groups, step.now + PREPARE_TIMEOUT));
         Ok(())
     }
 
-    pub(super) fn forget(&mut self, worker: WorkerId, groups: Groups) -> Result<(), Broken> {
-        self.note("a partition is let go of");
+    pub(super) fn forget(&mut self, worker: WorkerId, groups: Groups) -> Result<(), Violation> {
+        self.note("a partition is released");
         let seen = self.seen(worker);
-        rule(seen.runs_on != groups, "no partition is let go of on which batches run")?;
-        rule(seen.ready.contains(&groups), "a partition is let go of that is ready")?;
+        rule(seen.runs_on != groups, "a partition in use is not released")?;
+        rule(seen.ready.contains(&groups), "only a ready partition is released")?;
         seen.ready.retain(|ready| *ready != groups);
         Ok(())
     }
@@ -69,13 +69,16 @@ impl Rules {
         share: Percent,
         slice: &Slice,
         step: &Step<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         rule(self.routed == Some(worker), "the worker that serves moves")?;
         let groups = slice.groups;
         let leaves = step.actions.contains(&Action::NeedsShadows);
         let seen = self.seen(worker);
-        rule(groups == Groups::WHOLE || seen.ready.contains(&groups), "batches move to what is ready")?;
-        rule(!seen.cannot.contains(&groups), "batches do not move to what cannot be had")?;
+        rule(
+            groups == Groups::WHOLE || seen.ready.contains(&groups),
+            "batches move only to ready partitions",
+        )?;
+        rule(!seen.cannot.contains(&groups), "batches do not move to an impossible partition")?;
         rule(leaves || seen.runs_on != groups, "batches move to another partition")?;
         seen.runs_on = groups;
         let total = step.workers.partition().map_or(0, |(division, _)| division.count());
@@ -86,16 +89,16 @@ impl Rules {
         Ok(())
     }
 
-    /// Takes note of what was told of groups.
+    /// Records the news about groups.
     pub(super) fn groups_before(&mut self, step: &Step<'_>) {
-        match step.told {
-            Told::Fact(Fact::Warmed { worker, warmed, .. }) => {
+        match step.stimulus {
+            Stimulus::LifecycleEvent(LifecycleEvent::Warmed { worker, warmed, .. }) => {
                 let news = self.workers.get(worker).is_some_and(|seen| !seen.attached && !seen.leaves());
                 if let Some(proven) = warmed.partitions.as_ref().filter(|_| news) {
                     self.partitions.proven.clone_from(&proven.counts);
                 }
             }
-            Told::Fact(Fact::Groups(groups)) => {
+            Stimulus::LifecycleEvent(LifecycleEvent::Groups(groups)) => {
                 self.partitions.given = Some(*groups);
                 self.partitions.unanswered = self.partitions.unanswered.saturating_sub(1);
             }
@@ -108,14 +111,14 @@ impl Rules {
         self.partitions.unanswered += 1;
     }
 
-    pub(super) fn partitions_fit(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn partitions_fit(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let Some((division, current)) = step.workers.partition() else { return Ok(()) };
         let share = self.share();
         let count = self.partitions.count_of(division, share);
         let Some(seen) = self.serving().filter(|seen| seen.first.is_some()) else { return Ok(()) };
-        rule(current == seen.runs_on, "the groups that are shown are those on which batches run")?;
+        rule(current == seen.runs_on, "the reported groups are those on which batches run")?;
         let many = seen.ready.len() + usize::from(seen.prepares.is_some());
-        rule(many <= READY_PARTITIONS, "no more partitions are ready than may be")?;
+        rule(many <= READY_PARTITIONS, "the number of ready partitions is bounded")?;
         let moved_as = self.partitions.moved_as.is_none_or(|moved| moved == share);
         rule(moved_as, "batches move with the share in force")?;
         let given = self.partitions.given.unwrap_or(Groups::WHOLE);
@@ -128,14 +131,14 @@ impl Rules {
         }
         let settled = step.workers.coming().is_none();
         let asked = self.partitions.asked.is_none_or(|asked| asked == count);
-        rule(!settled || asked, "the groups are asked for that the share comes to")?;
+        rule(!settled || asked, "the requested groups match the share")?;
         let waits = seen.prepares.is_some() || seen.cannot.contains(&given);
         rule(waits || seen.runs_on == given, "batches run on the groups that the model has")?;
         let due = seen.prepares.is_none_or(|(_, by)| step.now <= by + self.allowance);
-        rule(due, "a worker that makes no partition ready hangs")
+        rule(due, "a worker that does not prepare a partition hangs")
     }
 }
 
 fn completes_inside(action: &Action) -> bool {
-    matches!(action, Action::Report(Report::Completed(change)) if change.means == Means::InProcess)
+    matches!(action, Action::Report(LifecycleReport::Completed(change)) if change.mechanism == ChangeMechanism::InProcess)
 }

@@ -1,32 +1,33 @@
-//! Which requests are refused and why, and by which means the others are carried out.
+//! Rules about refused requests, and about the mechanism of the others.
 
 use std::collections::BTreeMap;
 
 use shadowslice_policy::workers::{
-    Action, Cause, Fact, HandoverMode, HandoverPhase, Report, ResizeRefused, ResizeRequest, State, Workers,
+    Action, Cause, HandoverMode, HandoverPhase, LifecycleEvent, LifecycleReport, ResizeRefused,
+    ResizeRequest, Workers, WorkersState,
 };
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::shares::sms_of;
-use super::{Broken, Rules, Step, Told, rule};
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// How many wrong answers at one share are no accident.
-const WRONG_TWICE: u32 = 2;
+/// The number of wrong answers at one share from which the share is the cause.
+const MAX_WRONG_ANSWERS: u32 = 2;
 
-/// What was shown before a step.
+/// The state before a step.
 #[derive(Default)]
 pub(super) struct Before {
     busy: bool,
     retires: bool,
     reference_written: bool,
     partitioned: bool,
-    /// How often workers with so many SMs answered wrongly.
+    /// The number of workers with each number of SMs that answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
 }
 
-impl Rules {
-    /// Takes note of what decides about the next request.
+impl RuleChecker {
+    /// Records the state that decides about the next request.
     pub(super) fn look(&mut self, workers: &Workers) {
         self.before.busy = workers.coming().is_some();
         self.before.retires = workers.handover_phase() == Some(HandoverPhase::Retiring);
@@ -38,34 +39,36 @@ impl Rules {
     }
 
     pub(super) fn wrong_before(&mut self, step: &Step<'_>) {
-        match step.told {
-            Told::Fact(Fact::ReferenceWritten { worker, result: Ok(()) }) => {
+        match step.stimulus {
+            Stimulus::LifecycleEvent(LifecycleEvent::ReferenceWritten { worker, result: Ok(()) }) => {
                 self.before.reference_written |= self.workers.get(worker).is_some_and(|seen| !seen.leaves());
             }
-            Told::Fact(Fact::Refused { worker, refusal: BootRefusal::Proof { .. } }) => {
+            Stimulus::LifecycleEvent(LifecycleEvent::Refused {
+                worker,
+                refusal: BootRefusal::Proof { .. },
+            }) => {
                 let seen = self.workers.get(worker);
                 let seen = seen.filter(|seen| seen.refused == Some(step.now) && seen.told_to_end.is_none());
                 let Some(seen) = seen.filter(|seen| seen.killed.is_none() && seen.role != "standby") else {
                     return;
                 };
-                let (share, primary) = (seen.launch.share, !seen.launch.spare);
+                let (share, primary) = (seen.launch.share, !seen.launch.low_priority);
                 if share != Percent::WHOLE && !self.before.partitioned {
                     let times = self.before.wrong_at.entry(sms_of(&self.settings, share)).or_default();
                     *times += 1;
-                    self.wrong_for_good = primary && *times >= WRONG_TWICE;
+                    self.wrong_for_good = primary && *times >= MAX_WRONG_ANSWERS;
                 }
             }
             _ => {}
         }
     }
 
-    /// A model whose workers answer wrongly is not started again and again.
-    pub(super) fn wrong_after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    /// Checks that a model with wrong answers is not started again.
+    pub(super) fn wrong_after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if std::mem::take(&mut self.wrong_for_good) && !self.stopping {
             self.note("down: wrong answers");
-            let down =
-                matches!(step.workers.state(), State::Down { why, .. } if why.contains("answered wrongly"));
-            return rule(down, "after two wrong answers at a share no further worker is tried");
+            let down = matches!(step.workers.state(), WorkersState::Down { why, .. } if why.contains("answered wrongly"));
+            return rule(down, "no worker starts after two wrong answers at a share");
         }
         Ok(())
     }
@@ -88,7 +91,7 @@ impl Rules {
                 .before
                 .wrong_at
                 .get(&sms_of(&self.settings, share))
-                .is_some_and(|times| *times >= WRONG_TWICE);
+                .is_some_and(|times| *times >= MAX_WRONG_ANSWERS);
         let restarts = self.settings.handover == HandoverMode::Restart && !self.was_ready && !self.down;
         let reasons = [
             (self.stopping, "stopping"),
@@ -103,10 +106,12 @@ impl Rules {
         reasons.iter().find(|(applies, _)| *applies).map(|(_, why)| *why)
     }
 
-    pub(super) fn refused_rightly(&mut self, step: &Step<'_>) -> Result<(), Broken> {
-        let Told::Fact(Fact::Resize { request, hold }) = step.told else { return Ok(()) };
+    pub(super) fn refused_rightly(&mut self, step: &Step<'_>) -> Result<(), Violation> {
+        let Stimulus::LifecycleEvent(LifecycleEvent::Resize { request, hold }) = step.stimulus else {
+            return Ok(());
+        };
         let refused = step.actions.iter().find_map(|action| match action {
-            Action::Report(Report::Refused(refused, why)) if refused == request => Some(name(why)),
+            Action::Report(LifecycleReport::Refused(refused, why)) if refused == request => Some(name(why)),
             _ => None,
         });
         let due = self.refusal(request, step);
@@ -117,27 +122,24 @@ impl Rules {
         if refused.is_none() { self.means_is_quickest(request, step) } else { Ok(()) }
     }
 
-    fn means_is_quickest(&mut self, request: &ResizeRequest, step: &Step<'_>) -> Result<(), Broken> {
+    fn means_is_quickest(&mut self, request: &ResizeRequest, step: &Step<'_>) -> Result<(), Violation> {
         let parked = step.workers.handover_phase() == Some(HandoverPhase::Probation);
-        rule(!parked, "a parked worker makes room for the next change")?;
+        rule(!parked, "a parked worker exits for the next change")?;
         let begun = step.actions.iter().find_map(|action| match action {
-            Action::Report(Report::Begun(begun, shadow)) if begun == request => Some(*shadow),
+            Action::Report(LifecycleReport::Begun(begun, shadow)) if begun == request => Some(*shadow),
             _ => None,
         });
         if self.before.partitioned && !self.down {
             return rule(begun.is_none(), "a share that is a partition changes inside the worker");
         }
         let ready = self.workers.values().any(|seen| {
-            let stands = seen.stands_since.is_some() || seen.parked.is_some();
+            let stands = seen.standby_since.is_some() || seen.parked.is_some();
             seen.is_usable() && stands && seen.fits(request.share, &self.settings, false)
         });
         // A worker that outlives its stop still counts as a part of the last hand-over.
         let late = self.before.retires && self.workers.values().any(|seen| seen.killed.is_some());
         let at_once = begun.is_some_and(|shadow| shadow.is_some());
-        rule(
-            !ready || !self.was_ready || at_once || late,
-            "a change is made at once if a worker stands ready",
-        )
+        rule(!ready || !self.was_ready || at_once || late, "a change is immediate if a worker is ready")
     }
 }
 

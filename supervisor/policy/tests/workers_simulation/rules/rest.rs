@@ -1,55 +1,55 @@
-//! What must hold once faults have ended, or once nothing is heard any more; and when all workers
-//! have been told to end.
+//! The rules for the time after faults, for silence, and for the end of a model.
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{HandoverMode, State, Workers};
+use shadowslice_policy::workers::{HandoverMode, Workers, WorkersState};
 
 use super::deaths::MOST;
-use super::{Broken, Rules, rule};
+use super::{RuleChecker, Violation, rule};
 use crate::script::Afterwards;
 
-impl Rules {
-    /// When the machine must be at rest, from the time on at which faults and orders end.
+impl RuleChecker {
+    /// Returns the time after which nothing may be under way any more, from the end of faults and
+    /// orders.
     pub(crate) fn bound_of_rest(&self) -> Duration {
         let timeouts = self.settings.timeouts;
         let once = timeouts.spawn + timeouts.warm + timeouts.drain + timeouts.dwell + 2 * timeouts.stop;
         Duration::from_secs(120) + 12 * (once + 8 * self.allowance)
     }
 
-    /// Checks the rest.
-    pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Broken> {
+    /// Checks the state at rest.
+    pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Violation> {
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {
             self.note("silence");
-            let rests = matches!(state, State::Ready | State::Down { again: None, .. });
+            let rests = matches!(state, WorkersState::Ready | WorkersState::Down { again: None, .. });
             let given_up = workers.failures_in_a_row() >= MOST;
-            rule(rests || given_up, "a model of which nothing is heard serves or is given up")?;
-            return rule(rests == workers.due().is_none(), "a model that was given up is tried again");
+            rule(rests || given_up, "a model without news serves or is given up")?;
+            return rule(rests == workers.due().is_none(), "a model that was given up restarts");
         }
-        rule(workers.due().is_none(), "nothing is due once all is calm")?;
+        rule(workers.due().is_none(), "nothing is due once faults end")?;
         rule(workers.coming().is_none(), "every change ends")?;
         rule(self.answers.all_are_given(), "all requests are answered")?;
-        if let State::Down { why, again } = state {
+        if let WorkersState::Down { why, again } = state {
             self.note("down at the end");
             rule(!self.faultless, "without faults no model goes down")?;
-            rule(again.is_none(), "what may pass passes")?;
+            rule(again.is_none(), "a temporary fault ends")?;
             let final_faults = ["answered wrongly", "scripted", "handover: auto", "every batch size"];
             rule(final_faults.iter().any(|fault| why.contains(fault)), "a model is down for a reason")?;
             return rule(self.workers.is_empty(), "a model that is down has no workers");
         }
-        rule(state == State::Ready, "a model serves once all is calm")?;
+        rule(state == WorkersState::Ready, "a model serves once faults end")?;
         self.note("serves at the end");
         let standby = self.settings.standby && self.settings.handover != HandoverMode::Restart;
         let inside = workers.partition().is_some();
-        let stand = self.workers.values().filter(|seen| seen.stands_since.is_some() && !seen.leaves());
+        let stand = self.workers.values().filter(|seen| seen.standby_since.is_some() && !seen.leaves());
         let right = stand.filter(|seen| seen.fits(workers.share(), &self.settings, inside)).count();
-        rule(right == usize::from(standby), "a worker stands ready if one is wanted, at the share in force")?;
-        rule(self.workers.len() == 1 + usize::from(standby), "no worker is left that serves for nothing")
+        rule(right == usize::from(standby), "a wanted standby is ready at the share in force")?;
+        rule(self.workers.len() == 1 + usize::from(standby), "no unneeded worker is left")
     }
 
     /// Checks the end.
-    pub(crate) fn ended(&mut self, workers: &Workers) -> Result<(), Broken> {
+    pub(crate) fn ended(&mut self, workers: &Workers) -> Result<(), Violation> {
         rule(self.workers.is_empty() && workers.have_ended(), "all workers end when the model stops")?;
         rule(workers.due().is_none(), "nothing is due after the end")
     }

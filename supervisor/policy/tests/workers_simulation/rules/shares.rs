@@ -1,25 +1,25 @@
-//! The share in force: told as it is, and what the worker that serves really has.
+//! Rules about the share in force: it is reported correctly, and the worker that serves has it.
 
 use shadowslice_policy::workers::{
-    Action, ChangeReport, Failover, Means, ResizeRefused, ResizeRequest, Settings,
+    Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
 };
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::seen::Seen;
-use super::{Broken, Rules, Step, Told, rule};
+use super::record::WorkerRecord;
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// Shares, as they follow from what was done.
+/// The shares, as they follow from the actions.
 pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
     pub(super) last: Option<ChangeReport>,
-    /// The share before a restart at another.
+    /// The share before a restart at another one.
     before_restart: Percent,
-    /// Whether the stall that is measured from this step on began with a death.
+    /// True if the stall that is measured from this step on began with a death.
     pub(super) stall: Option<bool>,
-    /// Whose first batch is waited for.
+    /// The worker whose first batch is awaited, and the request.
     pub(super) awaited: Option<(WorkerId, Option<ResizeRequest>)>,
     shadow: Option<WorkerId>,
 }
@@ -29,7 +29,7 @@ impl Shares {
         Self { in_force: share, last: None, before_restart: share, stall: None, awaited: None, shadow: None }
     }
 
-    /// The incumbent has the traffic again.
+    /// Records that the incumbent has the traffic again.
     pub(super) fn taken_back(&mut self) {
         if let Some(last) = &self.last {
             self.in_force = last.from;
@@ -47,15 +47,15 @@ impl Shares {
     }
 }
 
-/// The SMs of a worker with this share.
+/// Returns the SMs of a worker with this share.
 pub(super) fn sms_of(settings: &Settings, share: Percent) -> Sms {
     settings.sms[share.get() as usize - 1]
 }
 
-impl Rules {
-    /// A shadow is to bring the share back that a worker with the whole GPU does not have.
-    pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Broken> {
-        rule(share == self.shares.in_force, "the share is brought back that was in force")?;
+impl RuleChecker {
+    /// Records that a shadow restores the share that a worker with the whole GPU does not have.
+    pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Violation> {
+        rule(share == self.shares.in_force, "the restored share was in force")?;
         self.shares.in_force = Percent::WHOLE;
         Ok(())
     }
@@ -67,61 +67,67 @@ impl Rules {
         }
     }
 
-    pub(super) fn in_force(&mut self, change: &ChangeReport) -> Result<(), Broken> {
+    pub(super) fn in_force(&mut self, change: &ChangeReport) -> Result<(), Violation> {
         let request = change.request;
-        let from =
-            if change.means == Means::Restart { self.shares.before_restart } else { self.shares.in_force };
-        rule(change.from == from, "a change is reported from the share before")?;
+        let from = if change.mechanism == ChangeMechanism::Restart {
+            self.shares.before_restart
+        } else {
+            self.shares.in_force
+        };
+        rule(change.from == from, "a change is reported with the former share")?;
         self.shares.in_force = request.share;
-        let Means::Shadow { .. } = change.means else {
+        let ChangeMechanism::Shadow { .. } = change.mechanism else {
             let awaited = self.shares.awaited.map(|(worker, request)| (Some(worker), request));
             let effect = awaited == Some((self.routed, Some(request)));
             return rule(
-                effect || change.means == Means::Restart,
-                "the first batch of a change is waited for",
+                effect || change.mechanism == ChangeMechanism::Restart,
+                "the first batch after a change is awaited",
             );
         };
         self.shares.last = Some(*change);
         let awaited = self.shares.shadow == self.routed && self.routed.is_some();
-        rule(awaited, "the first batch of a shadow is waited for")?;
-        let share = self.routed.and_then(|routed| self.workers.get(&routed)).map(Seen::share);
+        rule(awaited, "the first batch of a shadow is awaited")?;
+        let share = self.routed.and_then(|routed| self.workers.get(&routed)).map(WorkerRecord::share);
         let served = share.map(|share| sms_of(&self.settings, share));
         rule(served == Some(sms_of(&self.settings, request.share)), "the shadow has the share of its request")
     }
 
-    pub(super) fn rolled_back(&mut self, change: &ChangeReport) -> Result<(), Broken> {
-        rule(self.shares.last.take() == Some(*change), "what is rolled back is what completed")
+    pub(super) fn rolled_back(&mut self, change: &ChangeReport) -> Result<(), Violation> {
+        rule(self.shares.last.take() == Some(*change), "only a completed hand-over is rolled back")
     }
 
-    pub(super) fn failed_over(&mut self, failover: &Failover) -> Result<(), Broken> {
-        self.note("a standing worker serves in the place of a dead one");
+    pub(super) fn failed_over(&mut self, failover: &Failover) -> Result<(), Violation> {
+        self.note("a standby replaces a dead worker");
         rule(self.shares.stall == Some(true), "the stall after a death is measured from the death")?;
         rule(self.routed == Some(failover.worker), "the worker that takes over has the traffic")?;
-        rule(self.shares.awaited == Some((failover.worker, None)), "its first batch is waited for")?;
-        rule(failover.shares.0 == self.shares.in_force, "a take-over is told with the share before")?;
+        rule(
+            self.shares.awaited == Some((failover.worker, None)),
+            "the first batch of a standby is awaited",
+        )?;
+        rule(failover.shares.0 == self.shares.in_force, "a failover is reported with the former share")?;
         self.shares.in_force = failover.shares.1;
         Ok(())
     }
 
-    /// A worker with a partition has the whole GPU when the model can have no partitions any more.
-    pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Broken> {
-        rule(step.workers.partition().is_none(), "shadows are needed where there are no partitions")?;
+    /// Records that the model can no longer have partitions, and that its worker has the whole GPU.
+    pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
+        rule(step.workers.partition().is_none(), "shadows are needed only without partitions")?;
         self.note("the model can have no partitions");
         self.partitions.moved_as = None;
         Ok(())
     }
 
-    /// The share that is shown is the one in force, and the worker that serves has it.
-    pub(super) fn share_is_told(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    /// Checks that the reported share is in force, and that the worker that serves has it.
+    pub(super) fn share_is_told(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for action in step.actions {
             if let Action::Start(launch) = action
-                && !launch.spare
+                && !launch.low_priority
                 && launch.purpose == Purpose::Serve
             {
                 self.booted_at(launch.share, step)?;
             }
         }
-        rule(step.workers.share() == self.shares.in_force, "the share that is shown is in force")?;
+        rule(step.workers.share() == self.shares.in_force, "the reported share is in force")?;
         let changes = self.restarts || step.workers.handover_phase().is_some();
         let settled = self.answers.all_are_given() && !changes;
         let Some(seen) = self.routed.and_then(|routed| self.workers.get(&routed)) else { return Ok(()) };
@@ -132,15 +138,15 @@ impl Rules {
         rule(!settled || !apart || has == told, "the worker that serves has the share in force")
     }
 
-    /// A worker was started that is to serve, with this share.
-    fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Broken> {
+    /// Records the start of a worker that is to serve with this share.
+    fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
         if self.restarts || self.down {
-            if self.down && matches!(step.told, Told::Timer { .. }) {
-                self.note("a model that was given up is tried again by itself");
+            if self.down && matches!(step.stimulus, Stimulus::Timer { .. }) {
+                self.note("a model that was given up restarts by itself");
             } else if self.down {
                 self.shares.restarts();
-                self.note("a model that was given up is tried again");
-                rule(step.workers.failures_in_a_row() == 0, "a model that is tried again has all its tries")?;
+                self.note("a model that was given up restarts");
+                rule(step.workers.failures_in_a_row() == 0, "a restarted model has no failures")?;
             }
             self.shares.in_force = share;
         }
@@ -151,7 +157,7 @@ impl Rules {
         self.shares.in_force
     }
 
-    pub(super) fn serving(&self) -> Option<&Seen> {
+    pub(super) fn serving(&self) -> Option<&WorkerRecord> {
         self.routed.and_then(|routed| self.workers.get(&routed)).filter(|seen| seen.is_usable())
     }
 }

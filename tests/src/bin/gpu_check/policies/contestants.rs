@@ -1,53 +1,53 @@
 //! The policies that are compared, and the order in which they run.
 
-/// A policy as it is called in the figures, and how the configuration has it.
+/// A policy to compare: its name in the figures, and its configuration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Contestant {
     pub(super) name: &'static str,
     pub(super) policy: &'static str,
     pub(super) handover: &'static str,
-    /// Whether models share the GPU by MPS, or take turns as the driver has it.
+    /// True if models share the GPU by MPS; false if the driver time-slices between them.
     pub(super) mps: bool,
-    /// Whether it runs if neither the mix nor the command line names policies.
+    /// True if the policy runs when neither the mix nor the command line names policies.
     by_default: bool,
 }
 
-const fn contestant(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
+const fn by_default(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
     Contestant { name, policy, handover, mps: true, by_default: true }
 }
 
-/// A policy that only runs by name.
-const fn named(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
-    Contestant { by_default: false, ..contestant(name, policy, handover) }
+/// Makes a policy that runs only if it is named.
+const fn if_named(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
+    Contestant { by_default: false, ..by_default(name, policy, handover) }
 }
 
-/// With the shares that a mix gives its models by hand.
-const BY_HAND: Contestant = contestant("by hand+doors", "static+doors", "auto");
+/// The policy with the shares that a mix gives its models.
+const BY_HAND: Contestant = by_default("by hand+doors", "static+doors", "auto");
 
 const CONTESTANTS: [Contestant; 14] = [
-    contestant("unpartitioned", "unpartitioned", "auto"),
-    contestant("adaptive", "adaptive", "auto"),
-    contestant("adaptive, shadows", "adaptive", "shadow"),
-    contestant("unpartitioned+doors", "unpartitioned+doors", "auto"),
-    contestant("half+doors", "half+doors", "auto"),
-    Contestant { mps: false, ..contestant("time slicing", "unpartitioned", "never") },
-    contestant("unpartitioned, again", "unpartitioned", "auto"),
+    by_default("unpartitioned", "unpartitioned", "auto"),
+    by_default("adaptive", "adaptive", "auto"),
+    by_default("adaptive, shadows", "adaptive", "shadow"),
+    by_default("unpartitioned+doors", "unpartitioned+doors", "auto"),
+    by_default("half+doors", "half+doors", "auto"),
+    Contestant { mps: false, ..by_default("time slicing", "unpartitioned", "never") },
+    by_default("unpartitioned, again", "unpartitioned", "auto"),
     BY_HAND,
-    named("half", "half", "auto"),
-    named("equal+doors", "equal+doors", "auto"),
-    named("priority-half+doors", "priority-half+doors", "auto"),
-    named("gslice+doors", "gslice+doors", "auto"),
-    named("gpulet+doors", "gpulet+doors", "auto"),
-    named("unpartitioned+doors, shadows", "unpartitioned+doors", "shadow"),
+    if_named("half", "half", "auto"),
+    if_named("equal+doors", "equal+doors", "auto"),
+    if_named("priority-half+doors", "priority-half+doors", "auto"),
+    if_named("gslice+doors", "gslice+doors", "auto"),
+    if_named("gpulet+doors", "gpulet+doors", "auto"),
+    if_named("unpartitioned+doors, shadows", "unpartitioned+doors", "shadow"),
 ];
 
 impl Contestant {
-    /// Whether it takes the shares from the mix.
+    /// Returns true if the policy takes the shares from the mix.
     pub(super) fn is_by_hand(self) -> bool {
         self.name == BY_HAND.name
     }
 
-    /// Returns those to run, in order: the ones on the command line, else the mix's, else the
+    /// Returns the policies to run, in order: those of the command line, else those of the mix, else the
     /// default ones.
     pub(super) fn chosen(wanted: &[String], of_mix: &[String], has_shares: bool) -> Vec<Self> {
         let names = if wanted.is_empty() { of_mix } else { wanted };
@@ -60,15 +60,15 @@ impl Contestant {
     }
 }
 
-/// The names of all policies in the figures.
+/// Returns the names of all policies in the figures.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     CONTESTANTS.iter().map(|contestant| contestant.name)
 }
 
-/// The suffix of a policy's name from the second round on.
+/// The suffix of a policy's name from the second round on, before the number.
 pub(crate) const ROUND: &str = ", round ";
 
-/// These policies in turn, and back in every other round, each with its name in the figures.
+/// Returns the policies of all rounds, each with its name in the figures. Every other round is reversed.
 pub(super) fn rounds(contestants: &[Contestant], rounds: u32) -> Vec<(String, Contestant)> {
     let round = |round: u32| {
         let mut contestants = contestants.to_vec();
@@ -89,9 +89,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_other_round_goes_back() {
+    fn every_other_round_is_reversed() {
         let names = |count: u32| -> Vec<String> {
-            let contestants = [contestant("a", "x", "auto"), contestant("b", "y", "auto")];
+            let contestants = [by_default("a", "x", "auto"), by_default("b", "y", "auto")];
             rounds(&contestants, count).into_iter().map(|(name, _)| name).collect()
         };
         assert_eq!(names(1), ["a", "b"]);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_goes_before_the_mix() {
+    fn the_command_line_has_precedence_over_the_mix() {
         let chosen = |wanted: &[&str], of_mix: &[&str], has_shares| -> Vec<&str> {
             let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
             let chosen = Contestant::chosen(&owned(wanted), &owned(of_mix), has_shares);

@@ -1,4 +1,4 @@
-//! Mixes: models, their clients, and the spans in which both are measured, from YAML files.
+//! Mixes from YAML files: models, their clients, and the spans in which they are measured.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use super::contestants;
 use super::yaml;
-use crate::error::Error;
+use crate::error::StageError;
 
-/// Models that are asked together.
+/// A set of models that are loaded at the same time.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Mix {
+pub(super) struct ModelMix {
     pub(super) name: String,
-    pub(super) models: Vec<Guest>,
-    /// The lengths of the parts in which it is measured, one after the other, in seconds.
+    pub(super) models: Vec<MixModel>,
+    /// The lengths of the spans, which follow each other, in seconds.
     pub(super) spans_s: Vec<f64>,
-    /// Rows of the largest batch.
+    /// The size of the largest batch, in rows.
     #[serde(default = "default_batch")]
     pub(super) batch: u32,
-    /// The policies to compare; the default ones if none is named.
+    /// The policies to compare; the default ones if empty.
     #[serde(default)]
     pub(super) policies: Vec<String>,
 }
@@ -28,25 +28,25 @@ pub(super) struct Mix {
 /// A model and its clients.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Guest {
+pub(super) struct MixModel {
     pub(super) model: String,
     pub(super) slo_ms: u64,
     pub(super) priority: u32,
-    pub(super) clients: Clients,
-    /// Whether by a client in Python over HTTP; else in Rust over gRPC, which checks all answers.
+    pub(super) clients: MixClients,
+    /// True for a client in Python over HTTP; false for one in Rust over gRPC, which checks all answers.
     #[serde(default)]
     pub(super) python: bool,
-    /// The share for the policy `by hand+doors`.
+    /// The share under the policy `by hand+doors`, in percent.
     pub(super) share_percent: Option<u32>,
 }
 
 /// The clients of a model.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Clients {
-    /// Requests per second in each span, at random times, answered or not.
+pub(super) enum MixClients {
+    /// An open-loop load, with the rate in each span in requests per second.
     PerS(Vec<f64>),
-    /// The number of clients, each of which asks again as soon as it is answered.
+    /// A closed-loop load, with the number of clients.
     Closed(usize),
 }
 
@@ -58,37 +58,37 @@ const SMALL: &str = include_str!("../../../../gpu/mixes/small.yaml");
 const FIVE: &str = include_str!("../../../../gpu/mixes/five.yaml");
 
 /// Returns the mixes of one to three models.
-pub(super) fn small() -> Result<Vec<Mix>, Error> {
+pub(super) fn small() -> Result<Vec<ModelMix>, StageError> {
     parse(SMALL, "tests/gpu/mixes/small.yaml")
 }
 
 /// Returns the mixes of five models.
-pub(super) fn five() -> Result<Vec<Mix>, Error> {
+pub(super) fn five() -> Result<Vec<ModelMix>, StageError> {
     parse(FIVE, "tests/gpu/mixes/five.yaml")
 }
 
 /// Reads a file with one mix, or a list of mixes.
-pub(super) fn read(path: &Path) -> Result<Vec<Mix>, Error> {
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+pub(super) fn read(path: &Path) -> Result<Vec<ModelMix>, StageError> {
+    let text = std::fs::read_to_string(path).map_err(StageError::io("read", path))?;
     parse(&text, &path.display().to_string())
 }
 
-fn parse(text: &str, file: &str) -> Result<Vec<Mix>, Error> {
-    let unusable = |why: String| Error::Unusable(format!("{file}: {why}"));
+fn parse(text: &str, file: &str) -> Result<Vec<ModelMix>, StageError> {
+    let unusable = |why: String| StageError::Unusable(format!("{file}: {why}"));
     let mixes = match yaml::parse(text).map_err(unusable)? {
         Value::Array(mixes) => mixes,
         mix => vec![mix],
     };
-    mixes.into_iter().enumerate().map(|(n, mix)| one(mix, n).map_err(unusable)).collect()
+    mixes.into_iter().enumerate().map(|(n, mix)| parse_mix(mix, n).map_err(unusable)).collect()
 }
 
-/// Takes the models one by one, so that an error names the model.
-fn one(mut mix: Value, n: usize) -> Result<Mix, String> {
+/// Parses a mix. Its models are parsed one by one, so that an error names the model.
+fn parse_mix(mut mix: Value, n: usize) -> Result<ModelMix, String> {
     let name = mix["name"].as_str().map_or_else(|| format!("mix {}", n + 1), |name| format!("mix `{name}`"));
     let models = mix.get_mut("models").map(Value::take);
     let Some(Value::Array(models)) = models else { return Err(format!("{name} has no list `models`")) };
     mix["models"] = Value::Array(Vec::new());
-    let mut mix: Mix = serde_json::from_value(mix).map_err(|error| format!("{name}: {error}"))?;
+    let mut mix: ModelMix = serde_json::from_value(mix).map_err(|error| format!("{name}: {error}"))?;
     for (n, model) in models.into_iter().enumerate() {
         let called = model["model"].as_str().map_or_else(|| format!("models[{n}]"), str::to_owned);
         let guest = serde_json::from_value(model).map_err(|error| format!("{name}: {called}: {error}"))?;
@@ -98,18 +98,18 @@ fn one(mut mix: Value, n: usize) -> Result<Mix, String> {
     Ok(mix)
 }
 
-impl Mix {
+impl ModelMix {
     fn check(&self) -> Result<(), String> {
         if self.models.is_empty() {
             return Err("`models` is empty".into());
         }
         if self.spans_s.is_empty() || self.spans_s.iter().any(|span| !(0.1..=600.0).contains(span)) {
-            return Err("`spans_s` needs one length or more, each from 0.1 to 600".into());
+            return Err("`spans_s` needs one length or more, each from 0.1 to 600 seconds".into());
         }
         for (n, guest) in self.models.iter().enumerate() {
             let model = &guest.model;
             if self.models[..n].iter().any(|other| other.model == *model) {
-                return Err(format!("{model} is there twice"));
+                return Err(format!("duplicate model {model}"));
             }
             guest.check(self.spans_s.len()).map_err(|why| format!("{model}: {why}"))?;
         }
@@ -123,36 +123,36 @@ impl Mix {
         }
     }
 
-    /// Whether every model has a share for `by hand+doors`.
+    /// Returns true if every model has a share for `by hand+doors`.
     pub(super) fn has_shares(&self) -> bool {
         self.models.iter().all(|guest| guest.share_percent.is_some())
     }
 
-    /// Multiplies all rates; the name then says so.
+    /// Multiplies all rates, and appends the factor to the name.
     pub(super) fn scale(&mut self, factor: f64) {
         if factor == 1.0 {
             return;
         }
         self.name += &format!(" x{factor}");
         for guest in &mut self.models {
-            if let Clients::PerS(rates) = &mut guest.clients {
+            if let MixClients::PerS(rates) = &mut guest.clients {
                 rates.iter_mut().for_each(|rate| *rate *= factor);
             }
         }
     }
 }
 
-impl Guest {
+impl MixModel {
     fn check(&self, spans: usize) -> Result<(), String> {
         match &self.clients {
-            Clients::PerS(rates) if rates.len() != spans => {
+            MixClients::PerS(rates) if rates.len() != spans => {
                 Err(format!("`per_s` has {} rates for {spans} spans; give one for each span", rates.len()))
             }
-            Clients::PerS(rates) if rates.iter().any(|rate| !(0.0..=1e6).contains(rate)) => {
+            MixClients::PerS(rates) if rates.iter().any(|rate| !(0.0..=1e6).contains(rate)) => {
                 Err("a rate in `per_s` is not between 0 and 1000000".into())
             }
-            Clients::Closed(0) => Err("`closed` needs one client or more".into()),
-            Clients::Closed(_) if self.python => Err("a client in Python needs `per_s`".into()),
+            MixClients::Closed(0) => Err("`closed` needs one client or more".into()),
+            MixClients::Closed(_) if self.python => Err("a client in Python needs `per_s`".into()),
             _ if self.slo_ms == 0 => Err("`slo_ms` is 0; use 1 or more".into()),
             _ => Ok(()),
         }
@@ -171,24 +171,24 @@ mod tests {
     }
 
     #[test]
-    fn the_mixes_in_the_tree_are_fine() {
+    fn the_mixes_in_the_tree_are_valid() {
         assert_eq!(small().unwrap().len(), 7);
         assert_eq!(five().unwrap().len(), 5);
-        assert!(small().unwrap().iter().any(Mix::has_shares));
+        assert!(small().unwrap().iter().any(ModelMix::has_shares));
     }
 
     #[test]
-    fn rates_are_scaled_and_clients_in_turn_are_not() {
+    fn rates_are_scaled_and_closed_loops_are_not() {
         let mut mix = parse(FINE, "f.yaml").unwrap().remove(0);
         assert_eq!((mix.batch, mix.has_shares()), (16, false));
         mix.scale(1.5);
         assert_eq!(mix.name, "a x1.5");
-        assert!(matches!(&mix.models[0].clients, Clients::PerS(rates) if *rates == [15.0, 30.0]));
-        assert!(matches!(mix.models[1].clients, Clients::Closed(3)));
+        assert!(matches!(&mix.models[0].clients, MixClients::PerS(rates) if *rates == [15.0, 30.0]));
+        assert!(matches!(mix.models[1].clients, MixClients::Closed(3)));
     }
 
     #[test]
-    fn faults_name_file_mix_and_model() {
+    fn errors_name_file_mix_and_model() {
         for (from, to, wanted) in [
             ("per_s: [10, 20]", "per_s: [10]", "f.yaml: mix `a`: m: `per_s` has 1 rates for 2 spans"),
             ("slo_ms: 5, priority: 1", "slo: 5, priority: 1", "f.yaml: mix `a`: m: unknown field `slo`"),
@@ -199,7 +199,7 @@ mod tests {
                 "name: a\npolicies: [best]",
                 "f.yaml: mix `a`: unknown policy `best`; use some of: unpar",
             ),
-            ("model: n", "model: m", "f.yaml: mix `a`: m is there twice"),
+            ("model: n", "model: m", "f.yaml: mix `a`: duplicate model m"),
             ("models:", "model:", "f.yaml: mix `a` has no list `models`"),
             ("[1, 2]", "[]", "f.yaml: mix `a`: `spans_s` needs"),
         ] {

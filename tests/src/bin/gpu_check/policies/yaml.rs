@@ -1,9 +1,9 @@
-//! YAML as a tree of JSON, which serde turns into structs.
+//! A parser of YAML into a JSON tree, which serde turns into structs.
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value};
 
-/// Returns the only document of a text; an error says where the fault is.
+/// Parses a text with a single document; an error names the line.
 pub(super) fn parse(text: &str) -> Result<Value, String> {
     let mut open: Vec<Open> = Vec::new();
     let mut document = None;
@@ -23,18 +23,18 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
                 Some(Open::List(values)) => values.into(),
                 Some(Open::Map(map, _)) => map.into(),
-                None => return at("nothing is open here"),
+                None => return at("unexpected end of a list or map"),
             },
             Event::Alias(_) => return at("aliases are not supported; repeat the value"),
             _ => continue,
         };
         match open.last_mut() {
-            None if document.is_some() => return at("a second document; write one list of mixes"),
+            None if document.is_some() => return at("unexpected second document; write one list of mixes"),
             None => document = Some(done),
             Some(Open::List(values)) => values.push(done),
             Some(Open::Map(map, key)) => match (key.take(), done) {
                 (None, Value::String(name)) if map.contains_key(&name) => {
-                    return at(&format!("`{name}` is there twice"));
+                    return at(&format!("duplicate key `{name}`"));
                 }
                 (None, Value::String(name)) => *key = Some(name),
                 (None, other) => return at(&format!("{other} cannot be a key; quote it")),
@@ -45,13 +45,13 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
     document.ok_or_else(|| "the file is empty".into())
 }
 
-/// A list or map whose end has not come yet, with the key of the value that comes next.
+/// An unfinished list, or an unfinished map with the key of its next value.
 enum Open {
     List(Vec<Value>),
     Map(Map<String, Value>, Option<String>),
 }
 
-/// Returns a number, truth value or null if a plain word is one; else a string.
+/// Converts a scalar: a plain word may be a number, boolean or null; anything else is a string.
 fn scalar(text: &str, plain: bool) -> Value {
     if !plain {
         return text.into();
@@ -84,10 +84,10 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_their_place() {
+    fn errors_name_their_line() {
         for (text, wanted) in [
             ("", "empty"),
-            ("a: 1\na: 2\n", "line 2: `a` is there twice"),
+            ("a: 1\na: 2\n", "line 2: duplicate key `a`"),
             ("a: &x 1\nb: *x\n", "line 2: aliases"),
             ("a: [1\n", "line 2"),
         ] {

@@ -1,4 +1,4 @@
-//! Mixes in short, for a terminal: a line for each policy and span.
+//! The summary of a mix for a terminal, with a line for each policy and span.
 
 use std::fmt::Write;
 
@@ -6,19 +6,19 @@ use serde_json::Value;
 
 use super::policies::{entries, of_all};
 
-/// The columns of [`rows`]: % in time of all models and of those with the highest priority, in the
-/// whole span, from 3 s on, and before; % that the supervisor counts, % refused; changes of shares;
-/// how late clients sent requests in ms (p99, most); busy cores of the host and of clients.
+/// The columns of [`rows`]: % within the SLO of all models and of those with the highest priority, in
+/// the whole span, from 3 s on, and before; % that the supervisor counts, % refused; changes of shares;
+/// the delay with which clients sent requests in ms (p99, maximum); busy cores of the host and of clients.
 const HEAD: &str = "policy                       span    all  first | 3 s on  first |  start  first | counted refused changes | \
                     late p99    max | cores clients |    MiB";
 
-/// All policies of a mix.
+/// Formats all policies of a mix.
 pub(crate) fn brief(mix: &str, policies: Option<&Value>) -> String {
     let rows = policies.into_iter().flat_map(entries).map(|(policy, spans)| rows(policy, Some(spans)));
     format!("{mix}\n{HEAD}\n{}", rows.collect::<String>())
 }
 
-/// One policy of a mix. `first` columns are of the models with the highest priority.
+/// Formats one policy of a mix. The columns `first` are those of the models with the highest priority.
 pub(crate) fn rows(policy: &str, spans: Option<&Value>) -> String {
     let mut text = String::new();
     for (n, span) in spans.and_then(Value::as_array).into_iter().flatten().enumerate() {
@@ -48,7 +48,7 @@ pub(crate) fn rows(policy: &str, spans: Option<&Value>) -> String {
             number("client_cores"),
             span["gpu_memory_mib"].as_u64().map_or_else(String::new, |used| used.to_string()),
         )
-        .expect("a string takes everything");
+        .expect("writing to a string cannot fail");
     }
     text
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_first_priority_and_both_parts() {
+    fn a_line_shows_the_first_priority_and_both_parts() {
         let model = |priority: u32, part: f64| {
             json!({"priority": priority, "offered": 100, "within_slo": part, "counted_within_slo": 1.0, "refused": 3,
                    "share_changes": 2, "sent_late_ms": {"p99": 0.5, "max": 2.0},

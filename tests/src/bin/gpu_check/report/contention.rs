@@ -1,10 +1,10 @@
-//! How much models slow each other down.
+//! The section about contention.
 
 use serde_json::Value;
 
 use super::table::{Table, cell};
 
-/// The heads of a table, and where its figures lie.
+/// The heads of the table, and the keys of its figures.
 const COLUMNS: [(&str, &str); 8] = [
     ("neighbour's share", "others_share"),
     ("rows", "rows"),

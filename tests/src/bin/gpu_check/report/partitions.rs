@@ -1,13 +1,13 @@
-//! The outcomes of shares that change inside the workers.
+//! The section about shares that change inside the workers.
 
 use serde_json::Value;
 
 use super::table::{Table, cell};
 
-/// The heads of a table of changes, and where its figures lie.
+/// The heads of a table of changes, and the JSON pointers of its figures.
 const CHANGES: [(&str, &str); 9] = [
     ("changes", "/done"),
-    ("in force p50", "/in_force_ms/p50"),
+    ("in effect p50", "/in_force_ms/p50"),
     ("p99", "/in_force_ms/p99"),
     ("stall, us", "/stall_us/max"),
     ("requests", "/offered"),
@@ -20,7 +20,7 @@ const CHANGES: [(&str, &str); 9] = [
 pub(super) fn show(figures: &Value) -> String {
     let of = &figures["partitions"];
     let mut text = String::new();
-    for (kind, title) in [("announced", "Ready beforehand"), ("unannounced", "Not ready")] {
+    for (kind, title) in [("announced", "Partitions kept ready"), ("unannounced", "Partitions not ready")] {
         let heads: Vec<&str> = [title].into_iter().chain(CHANGES.map(|(head, _)| head)).collect();
         let mut table = Table::new(&heads);
         for (model, figures) in of[kind]["models"].as_object().into_iter().flatten() {
@@ -38,7 +38,7 @@ pub(super) fn show(figures: &Value) -> String {
     text.push_str(&table.text());
     for (model, start) in of["starts"].as_object().into_iter().flatten() {
         if let Some(why) = start["no_partition"].as_str() {
-            text.push_str(&format!("\n{model} has its share by percentage: {why}\n"));
+            text.push_str(&format!("\n{model} cannot change its share inside the worker: {why}\n"));
         }
     }
     if let Some(why) = of["half_by_percentage"]["why"].as_str() {

@@ -1,4 +1,4 @@
-//! Policies side by side: a table a scenario.
+//! The sections about policies, with a table for each mix.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,13 +16,13 @@ const HEADS: [&str; 10] = [
     "p50 ms",
     "p90 ms",
     "p99 ms",
-    "within the SLO %",
-    "as the supervisor counts %",
+    "within SLO %",
+    "supervisor's count %",
     "refused or failed",
-    "share % at its end",
+    "share % at the end",
 ];
 
-/// All scenarios.
+/// Renders the section of the stage `policies`.
 pub(super) fn policies(figures: &Value) -> String {
     let mut text = String::new();
     for (scenario, policies) in entries(&figures["policies"]) {
@@ -36,12 +36,12 @@ pub(super) fn policies(figures: &Value) -> String {
             }
         }
         write!(text, "### {scenario}\n\n{}\n{}", table.text(), means(policies))
-            .expect("a string takes everything");
+            .expect("writing to a string cannot fail");
     }
     text
 }
 
-/// The same in two tables: a line for each span with all models together, and with each of them.
+/// Renders the section of the stage `mixes`: a summary of each span, and a table of all models.
 pub(super) fn mixes(figures: &Value) -> String {
     let mut text = String::new();
     for (mix, policies) in entries(&figures["mixes"]) {
@@ -66,13 +66,13 @@ pub(super) fn mixes(figures: &Value) -> String {
         }
         let brief = super::brief(mix, Some(policies));
         write!(text, "### {mix}\n\n```text\n{brief}```\n\n{}\n{}", table.text(), means(policies))
-            .expect("a string takes everything");
+            .expect("writing to a string cannot fail");
     }
     text
 }
 
-/// Returns the share of a span's requests that a figure says of each model, on average over all
-/// requests. `first`: only of the models with the highest priority; `part`: only in that part.
+/// Averages a figure of a span's models, weighted by the number of requests. If `first` is set, only the
+/// models with the highest priority count. If `part` is not empty, only that part of the span counts.
 pub(super) fn of_all(span: &Value, first: bool, part: &str, figure: &str) -> f64 {
     let models = || entries(&span["models"]).map(|(_, of)| of);
     let highest = models().filter_map(|of| of["priority"].as_u64()).min();
@@ -86,7 +86,7 @@ pub(super) fn of_all(span: &Value, first: bool, part: &str, figure: &str) -> f64
     within / offered
 }
 
-/// The part of all requests that was in time under each policy that ran more than once, on average.
+/// Renders the mean fraction of requests within the SLO, for policies that ran more than once.
 fn means(policies: &Value) -> String {
     let mut runs: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
     for (name, spans) in entries(policies) {
@@ -97,7 +97,7 @@ fn means(policies: &Value) -> String {
     if runs.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&["policy", "runs", "within the SLO %", "as the supervisor counts %"]);
+    let mut table = Table::new(&["policy", "runs", "within SLO %", "supervisor's count %"]);
     for (policy, runs) in &runs {
         let mean = |figure: &str| {
             let parts: Vec<f64> = runs.iter().map(|spans| part_of_all(spans, figure) * 100.0).collect();
@@ -111,7 +111,7 @@ fn means(policies: &Value) -> String {
     format!("All models and spans together, ± two standard errors of the mean:\n\n{}\n", table.text())
 }
 
-/// The part of the requests of all models and spans that a figure says of each.
+/// Averages a figure of all models and spans, weighted by the number of requests.
 fn part_of_all(spans: &Value, figure: &str) -> f64 {
     let models = spans.as_array().into_iter().flatten().flat_map(|span| entries(&span["models"]));
     let (mut offered, mut within) = (0.0, 0.0);
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ran_more_than_once_has_a_mean() {
+    fn policies_that_ran_more_than_once_have_a_mean() {
         let run = |parts: [f64; 2]| {
             let model = |part: f64, offered: u32| json!({"offered": offered, "within_slo": part, "counted_within_slo": 1.0});
             json!([{"models": {"a": model(parts[0], 100), "b": model(parts[1], 300)}}])
@@ -163,10 +163,10 @@ mod tests {
         let once = json!({"half": run([0.5, 0.5])});
         assert_eq!(means(&once), "");
         let twice = json!({"adaptive": run([1.0, 1.0]), "adaptive, round 2": run([1.0, 0.6]), "half": run([0.5, 0.5])});
-        let said = means(&twice);
+        let table = means(&twice);
         assert!(
-            said.contains("| adaptive | 2 | 85.0 ± 30.0 | 100.0 ± 0.0 |") && !said.contains("half"),
-            "{said}"
+            table.contains("| adaptive | 2 | 85.0 ± 30.0 | 100.0 ± 0.0 |") && !table.contains("half"),
+            "{table}"
         );
     }
 }

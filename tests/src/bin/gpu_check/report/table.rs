@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-/// A table that grows by rows.
+/// A table that is built row by row.
 pub(super) struct Table(String);
 
 impl Table {
-    /// A table with these heads.
+    /// Makes a table with these heads.
     pub(super) fn new(heads: &[&str]) -> Self {
         let rule = vec!["---"; heads.len()];
         Self(format!("| {} |\n|{}|\n", heads.join(" | "), rule.join("|")))
@@ -18,13 +18,13 @@ impl Table {
         self.0.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
 
-    /// All of it.
+    /// Returns the text of the table.
     pub(super) fn text(self) -> String {
         self.0
     }
 }
 
-/// A value for a reader; a dash for a missing value.
+/// Formats a value for a reader, and a missing value as a dash.
 pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),

@@ -1,25 +1,25 @@
-//! Many workers that start at once on a host with few cores.
+//! Many workers that start at the same time on a host with few cores.
 
 use std::pin::pin;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Model, Status};
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{ModelStatusJson, StatusJson};
 
-use crate::scene::{EMULATED, echo};
+use crate::fixtures::{EMULATED, echo};
 use crate::standby::{incumbent, kill};
 
 const MODELS: usize = 12;
 
-/// Many times the time of one start, and less than that of all models' first workers.
+/// A timeout of many times one start, but less than the starts of all models together.
 const TIMEOUTS: &str = "timeouts: {spawn: 2s}\n";
 
-/// A start that takes the only core for 0.25 s, if others leave it.
+/// A start that holds a lock for 0.25 s, as if it needed the only core.
 const SLOW_START: &str = "flock core sleep 0.25";
 
-/// Leaves two cores to this thread, and so to a supervisor that it starts.
+/// Restricts this thread, and the supervisor that it starts, to two cores.
 fn leave_two_cores() -> nix::Result<()> {
     let this = Pid::from_raw(0);
     let all = sched_getaffinity(this)?;
@@ -38,17 +38,17 @@ fn many() -> impl Iterator<Item = String> {
     (0..MODELS).map(|number| format!("m{number}"))
 }
 
-/// A folder with these models. Workers start slowly while it has a file `slow`.
-fn home(names: impl Iterator<Item = String>) -> Result<Home, Error> {
-    leave_two_cores().expect("a thread may give up cores");
+/// Makes a folder with these models. Workers start slowly while the folder has a file `slow`.
+fn home(names: impl Iterator<Item = String>) -> Result<Home, HarnessError> {
+    leave_two_cores().expect("a thread may restrict its cores");
     let mut home = Home::with_config(&config(names))?;
-    let worker = beside("shadowslice-worker")?;
+    let worker = sibling_binary("shadowslice-worker")?;
     let folder = home.path().display();
     home.set_worker(&format!("cd {folder}\ntest -e slow && {SLOW_START}\nexec {} \"$@\"", worker.display()))?;
     Ok(home)
 }
 
-fn waits(model: &Model) -> bool {
+fn waits(model: &ModelStatusJson) -> bool {
     model.more["why"].as_str().is_some_and(|why| why.contains("waits for its turn"))
 }
 
@@ -56,12 +56,12 @@ fn waits(model: &Model) -> bool {
 async fn models_that_start_at_once_wait_for_their_turn_and_none_is_killed() {
     let home = home(many()).unwrap();
     home.write("slow", "").unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_up().await.unwrap();
-    let last = server.wait_status("m11", "that it waits for its turn", waits).await.unwrap();
+    let last = server.wait_status("m11", "the wait for its turn", waits).await.unwrap();
     assert_eq!((last.state.as_str(), last.workers.len()), ("loading", 0), "{last:?}");
     server.wait_ready().await.unwrap();
-    let Status { models, .. } = server.status().await.unwrap();
+    let StatusJson { models, .. } = server.status().await.unwrap();
     for model in models {
         let deaths = model.more["worker_deaths"].as_u64();
         assert_eq!((model.state.as_str(), deaths), ("ready", Some(0)), "{model:?}\n{}", server.log());
@@ -73,14 +73,14 @@ async fn models_that_start_at_once_wait_for_their_turn_and_none_is_killed() {
 #[tokio::test]
 async fn a_restart_does_not_wait_for_models_that_start_for_the_first_time() {
     let first = || std::iter::once("first".to_owned());
-    let server = Server::ready(home(first()).unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(home(first()).unwrap()).await.unwrap();
     server.home().write("slow", "").unwrap();
     server.home().write("config.yaml", config(first().chain(many()))).unwrap();
     let restart = async {
         server.wait_line(&["worker started", "model=\"m1\""]).await.unwrap();
         let before = incumbent(&server.model("first").await.unwrap()).unwrap().pid;
         kill(before);
-        let next = |model: &Model| incumbent(model).is_some_and(|worker| worker.pid != before);
+        let next = |model: &ModelStatusJson| incumbent(model).is_some_and(|worker| worker.pid != before);
         server.wait_status("first", "the next worker", next).await.unwrap();
         before
     };
@@ -89,7 +89,7 @@ async fn a_restart_does_not_wait_for_models_that_start_for_the_first_time() {
         let (mut restart, mut reload) = (pin!(restart), pin!(reload));
         let killed = tokio::select! {
             killed = &mut restart => killed,
-            () = &mut reload => panic!("all others were ready before:\n{}", server.log()),
+            () = &mut reload => panic!("the reload ended before the restart:\n{}", server.log()),
         };
         reload.await;
         killed

@@ -1,21 +1,28 @@
-//! Priorities, timeouts, and clients that go away: which requests run, and how each is counted.
+//! Tests of priorities, timeouts and cancelled requests: which requests run, and how each counts.
 
 use super::*;
 
-/// One request executes, and another is behind it on the lane, so that all further requests wait.
+/// Keeps a worker busy: one request executes and another follows on the lane, so that all further
+/// requests wait.
 async fn busy(stage: &Stage) -> (Actor, Batch) {
     let worker = stage.enter(1);
-    stage.ask();
+    stage.request();
     let batch = worker.batch().await;
-    stage.ask();
+    stage.request();
     stage.until((0, 2)).await;
     (worker, batch)
 }
 
-fn ask(stage: &Stage, byte: u8, terms: RequestOptions) -> JoinHandle<Result<Vec<Output>, Failure>> {
+fn request(
+    stage: &Stage,
+    byte: u8,
+    options: RequestOptions,
+) -> JoinHandle<Result<Vec<RequestOutput>, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let input = Input { shape: vec![1, 1], data: vec![byte; 4].into() };
-    tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await.map(written) })
+    let input = RequestInput { shape: vec![1, 1], data: vec![byte; 4].into() };
+    tokio::spawn(
+        async move { pipeline.infer(vec![input], options, RequestArrival::now(None)).await.map(written) },
+    )
 }
 
 fn priority(priority: u64) -> RequestOptions {
@@ -26,7 +33,7 @@ fn timeout(timeout: Duration) -> RequestOptions {
     RequestOptions { timeout: Some(timeout), ..RequestOptions::default() }
 }
 
-/// Waits until so many requests were given up by their clients.
+/// Waits until clients have cancelled `count` requests.
 async fn cancelled(stage: &Stage, count: u64) {
     while stage.pipeline.report().counts.cancelled < count {
         tokio::task::yield_now().await;
@@ -34,16 +41,16 @@ async fn cancelled(stage: &Stage, count: u64) {
 }
 
 #[tokio::test]
-async fn lower_priorities_go_first_and_share_no_batch_with_others() {
+async fn lower_priorities_are_served_first_and_share_no_batch_with_others() {
     let stage = Stage::with(|settings| settings.max_requests = 16);
     let (worker, mut batch) = busy(&stage).await;
-    let mut asked = Vec::new();
+    let mut reply = Vec::new();
     for (count, level) in [300, 0, 1, 100, u64::MAX, 1].into_iter().enumerate() {
-        asked.push(ask(&stage, 1, priority(level)));
+        reply.push(request(&stage, 1, priority(level)));
         stage.until((count + 1, 2)).await;
     }
-    // First the requests that are on their way; then 1 and 1, 0 and 100, which are the same, 300,
-    // and the rest.
+    // The requests in flight are answered first. Then follow 1 and 1, 0 and 100, which are equal,
+    // 300, and the rest.
     let mut sizes = Vec::new();
     for _ in 0..6 {
         sizes.push(batch.requests.len());
@@ -53,13 +60,13 @@ async fn lower_priorities_go_first_and_share_no_batch_with_others() {
         }
     }
     assert_eq!(sizes, [1, 1, 2, 2, 1, 1]);
-    for request in asked {
+    for request in reply {
         assert_eq!(request.await.unwrap(), Ok(good()));
     }
 }
 
 #[tokio::test]
-async fn within_a_priority_the_sooner_timeout_goes_first() {
+async fn within_a_priority_the_earlier_timeout_is_served_first() {
     let stage = Stage::with(|settings| {
         settings.max_requests = 16;
         settings.live.slo = Slo { latency: Duration::from_secs(60), ..settings.live.slo };
@@ -68,10 +75,12 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     let patient = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(50)) };
     let hasty = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(40)) };
     let pipeline = Arc::clone(&stage.pipeline);
-    let wide = |terms| {
+    let wide = |options| {
         let pipeline = Arc::clone(&pipeline);
-        let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await.map(written) })
+        let input = RequestInput { shape: vec![8, 1], data: vec![0; 32].into() };
+        tokio::spawn(async move {
+            pipeline.infer(vec![input], options, RequestArrival::now(None)).await.map(written)
+        })
     };
     let late = wide(patient);
     stage.until((1, 2)).await;
@@ -79,10 +88,10 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     stage.until((2, 2)).await;
     worker.answer_well(&first);
     worker.answer_well(&worker.batch().await);
-    // Each fills a batch. Only the first is on the lane's first slot when it comes.
+    // Each request fills a batch. Only the first is in the lane's first slot.
     worker.answer(worker.batch().await.id, Err(RunFailure::Engine("the first".into())));
     let failed = soon.await.unwrap();
-    assert!(matches!(&failed, Err(Failure::Internal(why)) if why.contains("the first")), "{failed:?}");
+    assert!(matches!(&failed, Err(RequestFailure::Internal(why)) if why.contains("the first")), "{failed:?}");
     late.abort();
 }
 
@@ -90,23 +99,23 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
 async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let runs = ask(&stage, 1, timeout(Duration::from_millis(20)));
+    let runs = request(&stage, 1, timeout(Duration::from_millis(20)));
     let batch = worker.batch().await;
-    let answered = stage.ask();
+    let answered = stage.request();
     stage.until((0, 2)).await;
-    let waits = ask(&stage, 3, timeout(Duration::from_millis(20)));
+    let waits = request(&stage, 3, timeout(Duration::from_millis(20)));
     for request in [runs, waits] {
         let timed_out = request.await.unwrap();
         assert!(
-            matches!(&timed_out, Err(Failure::TimedOut(why)) if why.contains("20000 us")),
+            matches!(&timed_out, Err(RequestFailure::TimedOut(why)) if why.contains("20000 us")),
             "{timed_out:?}"
         );
     }
-    // The batch is finished and its slot is free again; its answer reaches no client.
+    // The batch is finished and its slot is free again. Its answer reaches no client.
     worker.answer_well(&batch);
     worker.answer_well(&worker.batch().await);
     assert_eq!(answered.await.unwrap(), Ok(good()));
-    let last = stage.ask();
+    let last = stage.request();
     worker.answer_well(&worker.batch().await);
     assert_eq!(last.await.unwrap(), Ok(good()));
     let counts = stage.pipeline.report().counts;
@@ -119,24 +128,24 @@ async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
 }
 
 #[tokio::test]
-async fn a_timeout_longer_than_time_itself_is_none() {
+async fn the_longest_possible_timeout_has_no_effect() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let request = ask(&stage, 1, timeout(Duration::from_micros(u64::MAX)));
+    let request = request(&stage, 1, timeout(Duration::from_micros(u64::MAX)));
     worker.answer_well(&worker.batch().await);
     assert_eq!(request.await.unwrap(), Ok(good()));
 }
 
 #[tokio::test]
-async fn a_request_that_its_client_gives_up_is_counted_at_once_and_not_run() {
+async fn a_cancelled_request_is_counted_at_once_and_does_not_run() {
     let stage = Stage::new();
     let (worker, first) = busy(&stage).await;
-    let leaves = ask(&stage, 1, RequestOptions::default());
+    let leaves = request(&stage, 1, RequestOptions::default());
     stage.until((1, 2)).await;
     leaves.abort();
     cancelled(&stage, 1).await;
     worker.answer_well(&first);
-    let stays = stage.ask();
+    let stays = stage.request();
     worker.answer_well(&worker.batch().await);
     let batch = worker.batch().await;
     assert_eq!(batch.requests.len(), 1, "the request that was given up is not in it");
@@ -147,19 +156,19 @@ async fn a_request_that_its_client_gives_up_is_counted_at_once_and_not_run() {
 }
 
 #[tokio::test]
-async fn given_up_requests_make_room_and_the_last_few_are_left_out_when_their_turn_comes() {
+async fn cancelled_requests_make_room_and_the_last_few_are_skipped_in_their_turn() {
     let stage = Stage::with(|settings| settings.max_requests = 32);
     let (worker, first) = busy(&stage).await;
-    let mut asked = Vec::new();
+    let mut reply = Vec::new();
     for waiting in 1..=18 {
-        asked.push(ask(&stage, 1, RequestOptions::default()));
+        reply.push(request(&stage, 1, RequestOptions::default()));
         stage.until((waiting, 2)).await;
     }
     for (leaves, waiting) in [(17, 18), (16, 18), (15, 15), (0, 15)] {
         let gone = stage.pipeline.report().counts.cancelled + 1;
-        asked[leaves].abort();
+        reply[leaves].abort();
         cancelled(&stage, gone).await;
-        assert_eq!(stage.pipeline.report().pending, (waiting, 2));
+        assert_eq!(stage.pending(), (waiting, 2));
     }
     worker.answer_well(&first);
     worker.answer_well(&worker.batch().await);
@@ -167,15 +176,15 @@ async fn given_up_requests_make_room_and_the_last_few_are_left_out_when_their_tu
 }
 
 #[tokio::test]
-async fn a_request_that_is_given_up_while_it_runs_is_no_success() {
+async fn a_request_cancelled_while_it_runs_is_not_a_success() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let leaves = ask(&stage, 1, RequestOptions::default());
+    let leaves = request(&stage, 1, RequestOptions::default());
     let batch = worker.batch().await;
     leaves.abort();
     cancelled(&stage, 1).await;
     worker.answer_well(&batch);
-    let stays = stage.ask();
+    let stays = stage.request();
     worker.answer_well(&worker.batch().await);
     assert_eq!(stays.await.unwrap(), Ok(good()));
     let counts = stage.pipeline.report().counts;

@@ -1,24 +1,24 @@
-//! Models move to the next supervisor one by one while clients ask on connections that they have.
-#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+//! Upgrades under load: models move to the next supervisor one by one while clients keep their connections.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::NO_OPERATORS;
-use shadowslice_tests::home::{Home, beside};
-use shadowslice_tests::http::HttpClient;
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
-use shadowslice_tests::process::{Process, descendants};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{Home, sibling_binary};
+use shadowslice_tests::http::InferHttpClient;
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
+use shadowslice_tests::process::{ProcessHandle, descendants};
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::task::JoinHandle;
 
-use crate::scene::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::fixtures::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
 
-/// Serves `a` and `b`.
-async fn serving() -> Server {
+/// Starts a server with the models `a` and `b`.
+async fn serving() -> ServerUnderTest {
     let home = home();
     configure(&home, &[]);
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     server.wait_model_ready("b").await.unwrap();
     server
 }
@@ -31,7 +31,7 @@ fn home() -> Home {
     home
 }
 
-/// Between `a` and `b` lies what differs.
+/// Writes a configuration with these models between `a` and `b`.
 fn configure(home: &Home, between: &[String]) {
     let fast = |name| echo(name, "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
     let models: Vec<String> = [&[fast("a")][..], between, &[fast("b")]].concat();
@@ -44,7 +44,7 @@ fn configure_with(home: &Home, models: &[String]) {
     home.write("config.yaml", format!("{host}models:\n{models}")).unwrap();
 }
 
-/// The next supervisor starts it for 2 s and more: a time in which `a` has moved and `b` has not.
+/// Returns a model that takes more than 2 s to start, during which `a` has moved and `b` has not.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 10%}")
 }
@@ -53,7 +53,7 @@ fn broken(name: &str) -> String {
     format!("{{name: {name}, path: broken.onnx, slo: 1s, share: {{initial: 10%}}}}")
 }
 
-async fn a_has_moved(server: &Server) {
+async fn a_has_moved(server: &ServerUnderTest) {
     server
         .wait_status("a", "moved", |model| model.state == "moved" && model.workers.is_empty())
         .await
@@ -61,39 +61,39 @@ async fn a_has_moved(server: &Server) {
     assert_eq!(server.model("b").await.unwrap().state, "ready");
 }
 
-/// The supervisor that this one has started.
-fn successor(server: &Server) -> Process {
-    let named = |process: &Process| {
+/// Returns the supervisor that this one has started.
+fn successor(server: &ServerUnderTest) -> ProcessHandle {
+    let named = |process: &ProcessHandle| {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
             .is_ok_and(|name| name == "shadowslice\n")
     };
     server.children().into_iter().find(named).unwrap()
 }
 
-/// Processes below `of`, and not below `next`.
-fn descendants_beside(of: Process, next: Process) -> usize {
+/// Counts the descendants of `of` that are not descendants of `next`.
+fn descendants_beside(of: ProcessHandle, next: ProcessHandle) -> usize {
     let there = descendants(next.pid);
     let all = descendants(of.pid).into_iter();
     all.filter(|process| !there.contains(process) && process.open_files() > 0).count()
 }
 
-fn loads(server: &Server, span: Duration) -> [JoinHandle<Tally>; 2] {
+fn loads(server: &ServerUnderTest, span: Duration) -> [JoinHandle<LoadTally>; 2] {
     ["a", "b"].map(|model| load(server, model, 100.0, span))
 }
 
-async fn over_http(client: HttpClient, model: &str, n: u16) -> Outcome {
+async fn over_http(client: InferHttpClient, model: &str, n: u16) -> RequestOutcome {
     let case = echo_case(n);
     match client.infer(model, &case.inputs).await {
-        Ok(answer) if answer == case.outputs => Outcome::Right,
-        Ok(answer) => Outcome::Wrong(format!("{answer:?}")),
-        Err(why) => Outcome::Failed(why),
+        Ok(answer) if answer == case.outputs => RequestOutcome::Right,
+        Ok(answer) => RequestOutcome::Wrong(format!("{answer:?}")),
+        Err(why) => RequestOutcome::Failed(why),
     }
 }
 
-fn http_load(client: &HttpClient, model: &'static str, span: Duration) -> JoinHandle<Tally> {
+fn http_load(client: &InferHttpClient, model: &'static str, span: Duration) -> JoinHandle<LoadTally> {
     let client = client.clone();
     tokio::spawn(async move {
-        let plan = Plan { rate: 100.0, span, arrivals: Arrivals::Poisson, seed: 2 };
+        let plan = LoadPlan { rate: 100.0, span, arrivals: ArrivalPattern::Poisson, seed: 2 };
         let tally = std::sync::Arc::default();
         load::run(&plan, &tally, |n| over_http(client.clone(), model, u16::try_from(n).unwrap())).await;
         let tally = tally.lock();
@@ -102,37 +102,37 @@ fn http_load(client: &HttpClient, model: &'static str, span: Duration) -> JoinHa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
+async fn nothing_is_lost_and_at_most_one_model_has_two_sets_of_workers() {
     let mut server = serving().await;
     configure(server.home(), &[slow()]);
-    let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
+    let client = InferHttpClient::new(server.tcp_address("HTTP").await.unwrap());
     let loads = ["a", "b"].map(|model| http_load(&client, model, Duration::from_secs(5)));
     let before = server.process();
     let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
-        // The next supervisor, workers of `a` and `b`, and one more, of `a` or of `slow`.
+        // There are the next supervisor, workers of `a` and `b`, and one more of `a` or `slow`.
         let all = server.children();
         assert!(all.len() <= 4, "{all:?}");
         assert!(server.client().model_ready("a").await.unwrap());
         let listed = server.client().repository_index(true).await.unwrap();
-        assert!(listed.iter().any(|(name, state, _)| name == "a" && state == "READY"), "{listed:?}");
+        assert!(listed.iter().any(|entry| entry.name == "a" && entry.state == "READY"), "{listed:?}");
     });
     let upgraded = upgraded.unwrap();
     server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }
-    // Its connections may be open, but it has no workers.
+    // The previous supervisor may have open connections, but no workers.
     let left = descendants(before.pid).into_iter().filter(|process| *process != server.process());
     let workers: Vec<_> =
         left.filter(|process| !descendants(server.process().pid).contains(process)).collect();
     assert!(workers.is_empty(), "{workers:?}");
-    assert_eq!(over_http(client, "b", 7).await, Outcome::Right);
+    assert_eq!(over_http(client, "b", 7).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_come_back_if_a_later_one_does_not_serve_there() {
+async fn models_return_if_a_later_model_cannot_move() {
     let server = serving().await;
     let a = echo("a", "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
     configure_with(server.home(), &[a, slow(), broken("b")]);
@@ -152,7 +152,7 @@ async fn models_come_back_if_a_later_one_does_not_serve_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
+async fn models_return_and_requests_wait_if_the_next_supervisor_is_killed() {
     let server = serving().await;
     configure(server.home(), &[slow()]);
     let loads = loads(&server, Duration::from_secs(5));
@@ -170,30 +170,30 @@ async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
+async fn a_stop_during_an_upgrade_answers_accepted_requests_and_leaves_nothing() {
     let home = home();
     home.write("long.yaml", profile(500.0)).unwrap();
     let long = echo("a", "profile: long.yaml, slo: 20s, share: {initial: 100%}");
     configure_with(&home, &[long.clone(), echo("b", "share: {initial: 10%}")]);
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     configure_with(server.home(), &[long, slow(), echo("b", "share: {initial: 10%}")]);
     let (client, case) = (server.client(), echo_case(1));
-    assert_eq!(ask(client.clone(), "a", &case, 0.0).await, Outcome::Right);
+    assert_eq!(ask(client.clone(), "a", &case, 0.0).await, RequestOutcome::Right);
     let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
         let (outcome, ()) = tokio::join!(ask(client, "a", &case, 0.0), async {
-            // The request is under way by then.
+            // The request is in flight by then.
             tokio::time::sleep(Duration::from_millis(200)).await;
             server.signal(Signal::SIGTERM).unwrap();
         });
         outcome
     });
-    assert_eq!(outcome, Outcome::Right);
-    assert!(server.ended().await.unwrap().success());
+    assert_eq!(outcome, RequestOutcome::Right);
+    assert!(server.wait_exit().await.unwrap().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
+async fn the_next_supervisor_serves_all_models_if_the_first_is_killed_during_the_upgrade() {
     let mut server = serving().await;
     configure(server.home(), &[slow()]);
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
@@ -205,64 +205,64 @@ async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
     server.follow(&next.pid.to_string()).unwrap();
     server.wait_ready().await.unwrap();
     for model in ["a", "b"] {
-        assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, RequestOutcome::Right);
     }
     server.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_connection_is_served_through_two_upgrades() {
+async fn an_idle_connection_survives_two_upgrades() {
     let mut server = serving().await;
-    let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
-    assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
+    let client = InferHttpClient::new(server.tcp_address("HTTP").await.unwrap());
+    assert_eq!(over_http(client.clone(), "a", 1).await, RequestOutcome::Right);
     let first = server.upgrade().await.unwrap();
     let second = server.upgrade().await.unwrap();
-    // The first has the second below it, and that has the third.
+    // The second supervisor is a child of the first, and the third a child of the second.
     let below = [first, second].map(|of| descendants_beside(of, server.process()));
     assert_eq!(below, [2, 1], "supervisors alone");
-    assert!(first.alive() && second.alive());
-    assert_eq!(over_http(client, "b", 2).await, Outcome::Right);
+    assert!(first.is_alive() && second.is_alive());
+    assert_eq!(over_http(client, "b", 2).await, RequestOutcome::Right);
     server.wait_gone(first).await.unwrap();
     server.wait_gone(second).await.unwrap();
     server.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_their_end() {
+async fn connections_of_a_model_with_new_inputs_finish_at_the_old_supervisor() {
     let mut server = serving().await;
     let at = server.tcp_address("HTTP").await.unwrap();
-    let client = HttpClient::new(at);
-    assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
+    let client = InferHttpClient::new(at);
+    assert_eq!(over_http(client.clone(), "a", 1).await, RequestOutcome::Right);
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     server.home().write("config.yaml", config.replacen("shape: [16]", "shape: [32]", 1)).unwrap();
     let first = server.upgrade().await.unwrap();
     assert_eq!(descendants_beside(first, server.process()), 2, "the next supervisor, and the worker of `a`");
-    assert_eq!(over_http(client.clone(), "a", 2).await, Outcome::Right);
+    assert_eq!(over_http(client.clone(), "a", 2).await, RequestOutcome::Right);
     let refused = over_http(client, "a", 3).await;
-    assert!(matches!(&refused, Outcome::Failed(why) if why.contains("shape")), "{refused:?}");
+    assert!(matches!(&refused, RequestOutcome::Failed(why) if why.contains("shape")), "{refused:?}");
     server.wait_gone(first).await.unwrap();
     server.stop().await.unwrap();
 }
 
-/// `a` takes 1.2 s to start and its SLO is 50 ms.
-async fn with_slow_starts() -> Server {
+/// Starts a server whose model `a` takes 1.2 s to start and has an SLO of 50 ms.
+async fn with_slow_starts() -> ServerUnderTest {
     let home = home();
     home.write("starts.yaml", profile(1.0).replace("process: 50ms", "process: 1s")).unwrap();
     let a = echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}");
     configure_with(&home, std::slice::from_ref(&a));
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     configure_with(server.home(), &[a, slow()]);
     server
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_wait_for_a_model_to_come_back_are_not_refused_and_count_as_late() {
+async fn requests_that_wait_for_a_model_to_return_are_served_and_count_as_late() {
     let server = with_slow_starts().await;
     let (_, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
         successor(&server).signal(Signal::SIGKILL).unwrap();
-        let asked = ask_all(&server.client(), "a", (0..300).map(echo_case).collect(), 0.0).await;
-        assert!(asked.iter().all(|outcome| *outcome == Outcome::Right), "{asked:?}");
+        let outcomes = ask_all(&server.client(), "a", (0..300).map(echo_case).collect(), 0.0).await;
+        assert!(outcomes.iter().all(|outcome| *outcome == RequestOutcome::Right), "{outcomes:?}");
     });
     let a = server.model("a").await.unwrap();
     let p50 = a.more["latency_ms"]["p50"].as_f64().unwrap();
@@ -271,7 +271,7 @@ async fn requests_that_wait_for_a_model_to_come_back_are_not_refused_and_count_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_hangs_is_ended_and_its_models_come_back() {
+async fn a_hanging_next_supervisor_is_killed_and_its_models_return() {
     let server = serving().await;
     configure(server.home(), &[slow().replace("slow.yaml", "slowest.yaml")]);
     server.home().write("slowest.yaml", profile(1.0).replace("load: 50ms", "load: 60s")).unwrap();
@@ -289,7 +289,7 @@ async fn one_that_hangs_is_ended_and_its_models_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_share_under_way_is_waited_for_and_goes_on() {
+async fn an_upgrade_waits_for_a_running_change_of_share() {
     let mut server = with_slow_starts().await;
     configure_with(server.home(), &[echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}")]);
     let (resized, upgraded) = tokio::join!(server.resize("a", 60), async {
@@ -303,33 +303,33 @@ async fn a_change_of_share_under_way_is_waited_for_and_goes_on() {
 }
 
 #[tokio::test]
-async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start() {
+async fn workers_start_from_the_binary_that_existed_when_the_supervisor_started() {
     let mut home = home();
     configure(&home, &[]);
     let folder = home.path().join("bin");
     std::fs::create_dir(&folder).unwrap();
     for name in ["shadowslice", "shadowslice-worker"] {
-        std::fs::copy(beside(name).unwrap(), folder.join(name)).unwrap();
+        std::fs::copy(sibling_binary(name).unwrap(), folder.join(name)).unwrap();
     }
     home.set_binary(folder.join("shadowslice"));
-    let server = Server::ready(home).await.unwrap();
-    // As a package is unpacked: another file of that name.
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
+    // Replace the file as a package manager does.
     std::fs::copy("/bin/false", folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("shadowslice-worker")).unwrap();
     let before = server.model("a").await.unwrap().workers[0].pid;
-    Process::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
+    ProcessHandle::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
     let after = server
         .wait_status("a", "another worker", |model| model.state == "ready" && model.workers[0].pid != before)
         .await
         .unwrap();
     let name = std::fs::read_to_string(format!("/proc/{}/comm", after.workers[0].pid)).unwrap();
     assert_eq!(name, "shadowslice-wor\n");
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
-/// A request to `a` whose body does not come.
-async fn half_asked(server: &Server) -> tokio::net::TcpStream {
+/// Sends the head of a request to `a` without its body.
+async fn send_head(server: &ServerUnderTest) -> tokio::net::TcpStream {
     use tokio::io::AsyncWriteExt;
     let at = server.tcp_address("HTTP").await.unwrap();
     let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
@@ -339,12 +339,12 @@ async fn half_asked(server: &Server) -> tokio::net::TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zombie_is_left() {
+async fn a_hang_is_noticed_even_if_an_unfinished_request_keeps_a_model_from_moving() {
     let server = serving().await;
     configure(server.home(), &[slow()]);
-    let half = half_asked(&server).await;
-    // The request is known by then.
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    let half = send_head(&server).await;
+    // The server has read the head by then.
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let (output, tallies) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
         successor(&server).signal(Signal::SIGSTOP).unwrap();
@@ -355,7 +355,7 @@ async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zom
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
     assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
-    // The worker that the body kept ends with it.
+    // The worker that waited for the body exits with the request.
     server.wait_children(2).await.unwrap();
     server.wait_reaped().await.unwrap();
     server.stop().await.unwrap();

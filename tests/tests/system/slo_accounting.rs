@@ -1,29 +1,29 @@
-//! What counts against a model, and what does not.
+//! The requests that count against the SLO of a model.
 
 use std::error::Error as StdError;
 
-use shadowslice_tests::cases::{NO_OPERATORS, Tensor, models_folder};
-use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::cases::{ClientTensor, NO_OPERATORS, models_folder};
+use shadowslice_tests::home::{HarnessError, Home};
 use shadowslice_tests::metrics::ask as http;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tonic::Code;
 
+use crate::fixtures::{EMULATED, echo, echo_case, profile};
 use crate::metrics::scrape;
-use crate::scene::{EMULATED, echo, echo_case, profile};
 
-/// A server that begins to start these models, with metrics.
-fn starting(models: &[String]) -> Result<Server, Error> {
+/// Starts a server with these models and metrics, without waiting for the models.
+fn starting(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let host = EMULATED.replace("metrics: []", "metrics: [\"unix:metrics.sock\"]");
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     let home = Home::with_config(&format!("{host}models:\n{models}"))?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
     home.write("broken.onnx", NO_OPERATORS)?;
-    Server::start(home, None)
+    ServerUnderTest::start(home, None)
 }
 
-/// What Triton's statistics count as failures.
-async fn failures(server: &Server, model: &str) -> Result<u64, Box<dyn StdError>> {
+/// Returns the failures in Triton's statistics.
+async fn failures(server: &ServerUnderTest, model: &str) -> Result<u64, Box<dyn StdError>> {
     let path = format!("/v2/models/{model}/stats");
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", &path).await?;
     let stats: serde_json::Value = serde_json::from_str(&answer.body)?;
@@ -32,13 +32,13 @@ async fn failures(server: &Server, model: &str) -> Result<u64, Box<dyn StdError>
 }
 
 #[tokio::test]
-async fn requests_to_a_model_that_is_not_ready_count_and_its_slo_is_not_met() {
+async fn requests_to_a_model_that_is_not_ready_count_as_refused() {
     let slow = echo("slow", "profile: slow.yaml, share: {initial: 40%}");
     let broken = "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned();
     let mut server = starting(&[slow, broken]).unwrap();
     server.wait_up().await.unwrap();
     for (name, state) in [("slow", "loading"), ("broken", "unready")] {
-        let so = |model: &Model| model.state == state;
+        let so = |model: &ModelStatusJson| model.state == state;
         server.wait_status(name, state, so).await.unwrap();
         for _ in 0..3 {
             let refused = server.client().infer(name, &echo_case(1).inputs).await.unwrap_err();
@@ -55,20 +55,20 @@ async fn requests_to_a_model_that_is_not_ready_count_and_its_slo_is_not_met() {
         let series = "nv_inference_request_failure{model=\"NAME\",version=\"1\",reason=\"REJECTED\"}";
         assert_eq!(metrics.named(&series.replace("NAME", name)), Some(3.0));
     }
-    let table = server.said(&["status"]).await.unwrap();
+    let table = server.command_output(&["status"]).await.unwrap();
     assert!(!table.contains("100%"), "{table}");
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_token_that_is_not_in_the_vocabulary_is_no_miss_of_the_slo() {
+async fn a_token_outside_the_vocabulary_does_not_violate_the_slo() {
     let model = format!(
         "{{name: encoder, path: {}, slo: 10s, share: {{initial: 50%}}}}",
         models_folder().join("encoder.onnx").display()
     );
     let mut server = starting(&[model]).unwrap();
     server.wait_model_ready("encoder").await.unwrap();
-    let tensor = |name: &str, tokens: [i64; 3]| Tensor {
+    let tensor = |name: &str, tokens: [i64; 3]| ClientTensor {
         name: name.to_owned(),
         datatype: "INT64".to_owned(),
         shape: vec![1, 3],
@@ -79,7 +79,7 @@ async fn a_token_that_is_not_in_the_vocabulary_is_no_miss_of_the_slo() {
     let refused = server.client().infer("encoder", &inputs([1, 2, 1000])).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("out of data bounds"), "{refused}");
-    let both = |model: &Model| model.requests.succeeded + model.requests.invalid == 2;
+    let both = |model: &ModelStatusJson| model.requests.succeeded + model.requests.invalid == 2;
     let status = server.wait_status("encoder", "the ends of both requests", both).await.unwrap();
     assert_eq!((status.requests.succeeded, status.requests.failed), (1, 0));
     assert_eq!((status.requests.invalid, status.slo.attainment), (1, Some(1.0)));

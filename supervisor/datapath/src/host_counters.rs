@@ -1,19 +1,20 @@
-//! Counts of what all clients of the host were answered, and of what its limits refused.
+//! Counters of all responses of the host, and of the requests that its limits refused.
 //!
-//! A request that a limit of the host refuses may never reach a model, so models' counts miss it.
+//! A request that a limit of the host refuses may never reach a model, so the counts of models do
+//! not have it.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The codes of HTTP that are counted apart; the last count is of all others.
+/// The HTTP codes with their own counts. The last count is of all other codes.
 pub const HTTP_CODES: [u16; 16] =
     [200, 400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 429, 500, 501, 503, 504];
 
-/// gRPC's codes.
+/// The number of gRPC's codes.
 pub const GRPC_CODES: usize = 17;
 
-/// How often a limit that refuses requests is logged at most.
+/// The shortest interval between log messages about one limit that refuses requests.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A limit that all clients of the host share.
@@ -27,7 +28,7 @@ pub enum HostLimit {
 impl HostLimit {
     pub const ALL: [Self; 3] = [Self::InFlight, Self::Memory, Self::Connections];
 
-    /// Returns the key of the configuration, without `limits.`.
+    /// Returns the configuration's key, without `limits.`.
     pub fn name(self) -> &'static str {
         match self {
             Self::InFlight => "in_flight",
@@ -37,36 +38,36 @@ impl HostLimit {
     }
 }
 
-/// The counts at one time.
+/// A snapshot of the host's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostCounts {
-    /// Open connections for requests.
+    /// The open connections for requests.
     pub connections: u64,
-    /// Connections that were told to go because others needed their places, since the start.
+    /// The connections closed since the start because others needed their places.
     pub connections_closed: u64,
-    /// Requests refused since the start, by [`HostLimit`].
+    /// The requests refused since the start, by [`HostLimit`].
     pub refused: [u64; HostLimit::ALL.len()],
-    /// Responses since the start, by [`HTTP_CODES`], and with other codes.
+    /// The responses since the start, by [`HTTP_CODES`], and with other codes.
     pub http: [u64; HTTP_CODES.len() + 1],
-    /// Responses since the start by gRPC's code. A response whose code comes after its message counts
-    /// as OK.
+    /// The responses since the start, by gRPC's code. A response whose code follows its message
+    /// counts as OK.
     pub grpc: [u64; GRPC_CODES],
 }
 
-/// Counts while requests come and go.
+/// The counters of the host, updated as requests come and go.
 #[derive(Debug)]
-pub struct Tally {
+pub struct HostCounters {
     began: Instant,
     connections: AtomicU64,
     connections_closed: AtomicU64,
     refused: [AtomicU64; HostLimit::ALL.len()],
-    /// The time at which each limit was logged last, in ms since `began` plus 1; 0 for never.
+    /// The time of each limit's last log message, in ms since `began` plus 1; 0 for never.
     logged: [AtomicU64; HostLimit::ALL.len()],
     http: [AtomicU64; HTTP_CODES.len() + 1],
     grpc: [AtomicU64; GRPC_CODES],
 }
 
-impl Default for Tally {
+impl Default for HostCounters {
     fn default() -> Self {
         Self {
             began: Instant::now(),
@@ -80,17 +81,18 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
-    pub fn connected(&self) {
+impl HostCounters {
+    pub fn count_connection(&self) {
         self.connections.fetch_add(1, Relaxed);
     }
 
-    pub fn disconnected(&self) {
+    pub fn count_disconnection(&self) {
         self.connections.fetch_sub(1, Relaxed);
     }
 
-    /// Counts a connection that must go because another one needs its place, and logs so now and then.
-    pub fn closed(&self) {
+    /// Counts a connection that is closed because another one needs its place, and logs that at
+    /// intervals.
+    pub fn count_closed(&self) {
         let closed = self.connections_closed.fetch_add(1, Relaxed) + 1;
         if self.may_log(HostLimit::Connections) {
             tracing::warn!(
@@ -102,8 +104,8 @@ impl Tally {
         }
     }
 
-    /// Counts a refusal, and logs now and then that the limit refuses.
-    pub fn refused(&self, limit: HostLimit) {
+    /// Counts a refusal, and logs at intervals that the limit refuses requests.
+    pub fn count_refusal(&self, limit: HostLimit) {
         let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
         if self.may_log(limit) {
             tracing::warn!(
@@ -114,7 +116,7 @@ impl Tally {
         }
     }
 
-    /// Returns whether nothing was logged of the limit for a while.
+    /// Returns whether nothing was logged of the limit for [`LOG_INTERVAL`].
     fn may_log(&self, limit: HostLimit) -> bool {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
         let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
@@ -124,13 +126,14 @@ impl Tally {
         logged.is_ok()
     }
 
-    pub fn http(&self, code: u16) {
+    /// Counts an HTTP response.
+    pub fn count_http(&self, code: u16) {
         let at = HTTP_CODES.iter().position(|&known| known == code).unwrap_or(HTTP_CODES.len());
         self.http[at].fetch_add(1, Relaxed);
     }
 
-    /// A code that gRPC does not have is unknown (2).
-    pub fn grpc(&self, code: usize) {
+    /// Counts a gRPC response. A code that gRPC does not have counts as unknown (2).
+    pub fn count_grpc(&self, code: usize) {
         self.grpc[if code < GRPC_CODES { code } else { 2 }].fetch_add(1, Relaxed);
     }
 
@@ -151,14 +154,14 @@ mod tests {
 
     #[test]
     fn each_answer_and_refusal_counts_in_its_place() {
-        let tally = Tally::default();
-        [200, 200, 503, 418].into_iter().for_each(|code| tally.http(code));
-        [0, 14, 99].into_iter().for_each(|code| tally.grpc(code));
-        tally.refused(HostLimit::Memory);
-        (0..3).for_each(|_| tally.connected());
-        tally.disconnected();
-        tally.closed();
-        let counts = tally.counts();
+        let counters = HostCounters::default();
+        [200, 200, 503, 418].into_iter().for_each(|code| counters.count_http(code));
+        [0, 14, 99].into_iter().for_each(|code| counters.count_grpc(code));
+        counters.count_refusal(HostLimit::Memory);
+        (0..3).for_each(|_| counters.count_connection());
+        counters.count_disconnection();
+        counters.count_closed();
+        let counts = counters.counts();
         assert_eq!((counts.connections, counts.connections_closed), (2, 1));
         assert_eq!(counts.refused, [0, 1, 0]);
         assert_eq!((counts.http[0], counts.http[14], counts.http[HTTP_CODES.len()]), (2, 1, 1));

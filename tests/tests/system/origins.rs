@@ -1,32 +1,32 @@
-//! What a browser may be made to ask over TCP, and what the log says of open addresses.
+//! Requests that a hostile page may send over TCP from a browser, and warnings about open addresses.
 
 use std::io;
 use std::net::SocketAddr;
 
-use shadowslice_tests::home::{Error, Home, PATIENCE};
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
 use shadowslice_tests::proto::ServerLiveRequest;
 use shadowslice_tests::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::transport::{Endpoint, Uri};
 use tonic::{Code, Status};
 
-use crate::scene::echo;
+use crate::fixtures::echo;
 
-async fn server() -> Result<Server, Error> {
+async fn server() -> Result<ServerUnderTest, HarnessError> {
     let yaml = format!(
         "listen: {{http: [\"127.0.0.1:0\"], grpc: [\"unix:grpc.sock\", \"127.0.0.1:0\"], metrics: [\"0.0.0.0:0\"]}}\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodel_control: explicit\n\
          models:\n  - {}\n",
         echo("m", "share: {initial: 40%}")
     );
-    Server::ready(Home::with_config(&yaml)?).await
+    ServerUnderTest::start_ready(Home::with_config(&yaml)?).await
 }
 
-/// The status line of the answer to a request with these headers.
-async fn asked(at: SocketAddr, request: &str, headers: &str) -> io::Result<String> {
+/// Sends a request with these headers, and returns the status line of the answer.
+async fn status_line(at: SocketAddr, request: &str, headers: &str) -> io::Result<String> {
     let asking = async {
         let mut stream = TcpStream::connect(at).await?;
         let head = format!("{request} HTTP/1.1\r\n{headers}content-length: 0\r\nconnection: close\r\n\r\n");
@@ -35,11 +35,11 @@ async fn asked(at: SocketAddr, request: &str, headers: &str) -> io::Result<Strin
         stream.read_to_string(&mut answer).await?;
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     };
-    timeout(PATIENCE, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
+    timeout(DEFAULT_TIMEOUT, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 #[tokio::test]
-async fn a_page_that_has_rebound_its_name_is_refused_and_so_is_one_of_another_site() {
+async fn requests_after_dns_rebinding_and_from_other_origins_are_refused() {
     let server = server().await.unwrap();
     let at = server.tcp_address("HTTP").await.unwrap();
     let unload = "POST /v2/repository/models/m/unload";
@@ -49,10 +49,10 @@ async fn a_page_that_has_rebound_its_name_is_refused_and_so_is_one_of_another_si
         "host: localhost\r\norigin: http://evil.example\r\n",
         "host: localhost\r\norigin: null\r\n",
     ] {
-        assert_eq!(asked(at, unload, headers).await.unwrap(), "HTTP/1.1 403 Forbidden", "{headers}");
+        assert_eq!(status_line(at, unload, headers).await.unwrap(), "HTTP/1.1 403 Forbidden", "{headers}");
     }
     for host in ["localhost", "127.0.0.1", "[::1]:9", &at.to_string()] {
-        let answer = asked(at, "GET /v2/models/m/ready", &format!("host: {host}\r\n")).await.unwrap();
+        let answer = status_line(at, "GET /v2/models/m/ready", &format!("host: {host}\r\n")).await.unwrap();
         assert_eq!(answer, "HTTP/1.1 200 OK", "{host}");
     }
     server.stop().await.unwrap();
@@ -70,7 +70,7 @@ async fn live(at: SocketAddr, authority: &str) -> Result<bool, Status> {
 }
 
 #[tokio::test]
-async fn grpc_is_asked_by_its_own_names_too() {
+async fn grpc_accepts_only_its_own_names() {
     let server = server().await.unwrap();
     let at = server.tcp_address("gRPC").await.unwrap();
     for name in ["localhost:1", "127.0.0.1", &at.to_string()] {
@@ -82,14 +82,14 @@ async fn grpc_is_asked_by_its_own_names_too() {
 }
 
 #[tokio::test]
-async fn an_address_for_other_hosts_is_warned_of_and_asked_by_any_name() {
+async fn an_address_open_to_other_hosts_causes_a_warning_and_accepts_any_name() {
     let server = server().await.unwrap();
     let warned =
         server.wait_line(&["WARN", "open to other hosts", "protocol=\"metrics\"", "0.0.0.0:"]).await.unwrap();
     assert!(warned.contains("missing=\"encryption and authentication\""), "{warned}");
     let port = server.tcp_address("metrics").await.unwrap().port();
     let at = SocketAddr::from(([127, 0, 0, 1], port));
-    let ask = async |headers: &str| asked(at, "GET /metrics", headers).await.unwrap();
+    let ask = async |headers: &str| status_line(at, "GET /metrics", headers).await.unwrap();
     assert_eq!(ask("host: gpu-7.example\r\n").await, "HTTP/1.1 200 OK");
     let page = "host: gpu-7.example\r\norigin: http://evil.example\r\n";
     assert_eq!(ask(page).await, "HTTP/1.1 403 Forbidden");

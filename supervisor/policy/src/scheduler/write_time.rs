@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-/// The weight of the earlier answers and a new one together, of which the new one has 1. The mean
-/// follows the last few dozen answers.
+/// The weight of the mean and a new answer together; the new answer has 1. The mean follows the
+/// last few dozen answers.
 const WEIGHT: u32 = 16;
 
-/// The most that one answer counts, as a divisor of the SLO. Clients may read as slowly as they
-/// like; requests of other clients are not refused for that.
-const MOST: u32 = 4;
+/// The most that one answer counts, as a divisor of the SLO. A client that reads slowly must not
+/// cause refusals of other clients' requests.
+const SLO_DIVISOR: u32 = 4;
 
 /// An exponential mean; zero before the first answer.
 #[derive(Debug, Default)]
-pub(super) struct WritingTime(Duration);
+pub(super) struct WriteTime(Duration);
 
-impl WritingTime {
+impl WriteTime {
     pub(super) fn observe(&mut self, took: Duration, slo: Duration) {
-        self.0 = (self.0 * (WEIGHT - 1) + took.min(slo / MOST)) / WEIGHT;
+        self.0 = (self.0 * (WEIGHT - 1) + took.min(slo / SLO_DIVISOR)) / WEIGHT;
     }
 
     pub(super) fn mean(&self) -> Duration {
@@ -31,7 +31,7 @@ mod tests {
     const SLO: Duration = Duration::from_millis(40);
 
     fn mean_after(takes: impl IntoIterator<Item = u64>) -> Duration {
-        let mut writing = WritingTime::default();
+        let mut writing = WriteTime::default();
         takes.into_iter().for_each(|ms| writing.observe(Duration::from_millis(ms), SLO));
         writing.mean()
     }
@@ -40,10 +40,10 @@ mod tests {
     fn the_mean_follows_what_answers_take() {
         assert_eq!(mean_after([]), Duration::ZERO);
         assert_eq!(mean_after([8]), Duration::from_micros(500));
-        let risen = mean_after([8; 200]);
-        assert!(risen > Duration::from_micros(7_990) && risen <= Duration::from_millis(8), "{risen:?}");
-        let fallen = mean_after([[8; 200], [2; 200]].concat());
-        assert!(fallen.abs_diff(Duration::from_millis(2)) < Duration::from_micros(10), "{fallen:?}");
+        let rising = mean_after([8; 200]);
+        assert!(rising > Duration::from_micros(7_990) && rising <= Duration::from_millis(8), "{rising:?}");
+        let falling = mean_after([[8; 200], [2; 200]].concat());
+        assert!(falling.abs_diff(Duration::from_millis(2)) < Duration::from_micros(10), "{falling:?}");
     }
 
     #[test]

@@ -1,65 +1,66 @@
-//! What is known of each worker.
+//! The record of each worker.
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Fact, Launch, Settings};
+use shadowslice_policy::workers::{Launch, LifecycleEvent, Settings};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::Rules;
+use super::RuleChecker;
 use super::shares::sms_of;
 
 /// A worker, as the rules see it.
-pub(super) struct Seen {
+pub(super) struct WorkerRecord {
     pub(super) launch: Launch,
     pub(super) connected: bool,
     pub(super) loaded: bool,
-    /// When its present phase of booting must be over.
+    /// The time by which the present phase of the start must be over.
     pub(super) boot_by: Timestamp,
-    /// It is warm, with this partition ready if its share is one.
+    /// True once the worker is warm.
     pub(super) warm: bool,
+    /// The partition that is ready then, if its share is a partition.
     pub(super) first: Option<Groups>,
     pub(super) attached: bool,
     pub(super) refused: Option<Timestamp>,
     pub(super) misbehaved: bool,
     pub(super) lane_ended: Option<Timestamp>,
-    /// Whether it had no batch then.
+    /// True if the worker had no batch when its lane ended.
     pub(super) lane_idle: Option<bool>,
-    /// When it got the traffic.
+    /// The time at which the worker got the traffic.
     pub(super) routed: Timestamp,
     pub(super) told_to_end: Option<Timestamp>,
-    /// When it must have ended that was told so.
+    /// The time by which a worker must have exited after an order.
     pub(super) ends_by: Option<Timestamp>,
     pub(super) killed: Option<Timestamp>,
-    /// Batches may be in flight.
+    /// True if batches may be in flight.
     pub(super) busy: bool,
     pub(super) drains: Option<Timestamp>,
-    /// It has drained, and can take the traffic back.
+    /// The time at which the worker drained; it can then take the traffic back.
     pub(super) parked: Option<Timestamp>,
-    pub(super) stands_since: Option<Timestamp>,
+    pub(super) standby_since: Option<Timestamp>,
     pub(super) unwanted: Option<Timestamp>,
-    /// Its role, as the machine shows it.
+    /// The visible role.
     pub(super) role: &'static str,
-    /// It was waited for, or had to go, while it started to stand.
+    /// True if the worker was awaited or revoked during its start as a standby.
     pub(super) hurried: bool,
-    /// It failed to stand; the next one waits so long after its exit.
+    /// True if the standby failed; the next one waits for `rest` after its exit.
     pub(super) failed: bool,
     pub(super) rest: Duration,
-    /// It was asked to end, or killed, in vain.
+    /// True if an order or a kill had no effect in time.
     pub(super) late: bool,
-    /// It was killed in vain.
+    /// True if a kill had no effect in time.
     pub(super) outlives: bool,
     pub(super) condemned: bool,
     pub(super) gone: bool,
-    /// Where its batches run; partitions that it has ready; the one that it makes ready; and those that it
-    /// could not.
+    /// The groups on which batches run; the prepared partitions; the one being prepared; and the
+    /// impossible ones.
     pub(super) runs_on: Groups,
     pub(super) ready: Vec<Groups>,
     pub(super) prepares: Option<(Groups, Timestamp)>,
     pub(super) cannot: Vec<Groups>,
 }
 
-impl Seen {
+impl WorkerRecord {
     pub(super) fn new(launch: Launch, boot_by: Timestamp) -> Self {
         Self {
             launch,
@@ -80,7 +81,7 @@ impl Seen {
             busy: false,
             drains: None,
             parked: None,
-            stands_since: None,
+            standby_since: None,
             unwanted: None,
             role: "",
             hurried: false,
@@ -97,74 +98,75 @@ impl Seen {
         }
     }
 
-    /// Whether it ends, or is about to.
+    /// Returns true if the worker exits, or is about to.
     pub(super) fn leaves(&self) -> bool {
         let ends = self.refused.or(self.lane_ended).or(self.told_to_end).or(self.killed);
         self.gone || ends.is_some()
     }
 
-    /// The share that it has: of one with a partition that the model can have no more, the whole GPU.
+    /// Returns the worker's share: the whole GPU if it had a partition that the model can no longer
+    /// have.
     pub(super) fn share(&self) -> Percent {
         let whole = self.first.is_some() && self.runs_on == Groups::WHOLE;
         if whole { Percent::WHOLE } else { self.launch.share }
     }
 
-    /// Whether it can stand for this share; `inside`: the model's share is a partition. On a partition that
-    /// is no more it stands for none.
+    /// Returns true if the worker can be the standby for this share. `inside` is true if the share
+    /// is a partition. A worker on a partition that no longer exists fits no share.
     pub(super) fn fits(&self, share: Percent, settings: &Settings, inside: bool) -> bool {
         let apart = self.first.is_none() || self.runs_on == Groups::WHOLE;
         inside || (apart && sms_of(settings, self.share()) == sms_of(settings, share))
     }
 
-    /// Whether it could serve.
+    /// Returns true if the worker could serve.
     pub(super) fn is_usable(&self) -> bool {
         self.attached && !self.leaves() && !self.misbehaved
     }
 }
 
-impl Rules {
-    /// Takes note of what a worker is heard to be.
-    pub(super) fn hear_of_worker(&mut self, fact: &Fact, now: Timestamp) {
+impl RuleChecker {
+    /// Records the news of a worker.
+    pub(super) fn hear_of_worker(&mut self, fact: &LifecycleEvent, now: Timestamp) {
         let warm_by = now + self.settings.timeouts.warm;
         let worker = match fact {
-            Fact::NotStarted { worker, .. }
-            | Fact::Connected(worker)
-            | Fact::Warmed { worker, .. }
-            | Fact::Refused { worker, .. }
-            | Fact::Misbehaved { worker, .. }
-            | Fact::LaneEnded { worker, .. }
-            | Fact::Exited { worker, .. }
-            | Fact::Drained(worker)
-            | Fact::Prepared { worker, .. } => worker,
+            LifecycleEvent::NotStarted { worker, .. }
+            | LifecycleEvent::Connected(worker)
+            | LifecycleEvent::Warmed { worker, .. }
+            | LifecycleEvent::Refused { worker, .. }
+            | LifecycleEvent::Misbehaved { worker, .. }
+            | LifecycleEvent::LaneEnded { worker, .. }
+            | LifecycleEvent::Exited { worker, .. }
+            | LifecycleEvent::Drained(worker)
+            | LifecycleEvent::Prepared { worker, .. } => worker,
             _ => return,
         };
         let Some(seen) = self.workers.get_mut(worker) else { return };
         match fact {
-            Fact::NotStarted { .. } | Fact::Exited { .. } => seen.gone = true,
-            Fact::Connected(_) if !seen.connected => {
+            LifecycleEvent::NotStarted { .. } | LifecycleEvent::Exited { .. } => seen.gone = true,
+            LifecycleEvent::Connected(_) if !seen.connected => {
                 seen.connected = true;
                 seen.boot_by = warm_by;
             }
-            Fact::Warmed { warmed, .. } if !seen.warm => {
+            LifecycleEvent::Warmed { warmed, .. } if !seen.warm => {
                 seen.warm = true;
                 seen.first = warmed.partitions.as_ref().map(|proven| proven.ready);
             }
-            // What a worker says that was warm already is late.
-            Fact::Refused { .. } if !seen.warm => {
+            // A refusal after the worker was warm is late.
+            LifecycleEvent::Refused { .. } if !seen.warm => {
                 seen.refused.get_or_insert(now);
             }
-            Fact::Misbehaved { .. } => seen.misbehaved = true,
-            Fact::LaneEnded { idle, .. } => {
+            LifecycleEvent::Misbehaved { .. } => seen.misbehaved = true,
+            LifecycleEvent::LaneEnded { idle, .. } => {
                 seen.lane_ended.get_or_insert(now);
                 if seen.killed.is_none() {
                     seen.lane_idle.get_or_insert(*idle);
                 }
             }
-            Fact::Drained(_) if seen.drains.is_some() => {
+            LifecycleEvent::Drained(_) if seen.drains.is_some() => {
                 seen.busy = false;
                 seen.parked.get_or_insert(now);
             }
-            Fact::Prepared { prepared, .. } => {
+            LifecycleEvent::Prepared { prepared, .. } => {
                 let groups = prepared.groups;
                 let awaited = seen.prepares.take_if(|(prepares, _)| *prepares == groups).is_some();
                 if prepared.result.is_err() {

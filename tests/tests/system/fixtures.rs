@@ -1,35 +1,35 @@
-//! The shared parts of the tests: configurations, echo requests, loads.
+//! The shared fixtures of the tests: configurations, echo requests and loads.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_tests::cases::{Case, Tensor, compare};
-use shadowslice_tests::client::Client;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::cases::{ClientTensor, RequestCase, compare};
+use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Unix listeners and an emulated GPU, shares only by hand.
+/// A configuration with Unix listeners, an emulated GPU and the policy `static`, without models.
 pub(crate) const EMULATED: &str = r#"
 listen: {http: ["unix:http.sock"], grpc: ["unix:grpc.sock"], metrics: []}
 gpus: [{device: emulated, sms: 132}]
 controller: {policy: static}
 "#;
 
-/// A folder with these models, in YAML, on the emulated GPU.
-pub(crate) fn home(models: &[String]) -> Result<Home, Error> {
+/// Makes a folder with these models, given as YAML, on the emulated GPU.
+pub(crate) fn home(models: &[String]) -> Result<Home, HarnessError> {
     home_under("static", models)
 }
 
-pub(crate) fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
+pub(crate) fn home_under(policy: &str, models: &[String]) -> Result<Home, HarnessError> {
     let host = EMULATED.replace("policy: static", &format!("policy: {policy}"));
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     Home::with_config(&format!("{host}models:\n{models}"))
 }
 
-/// A model that answers `x` as `y`, with more keys. Its share is changed by shadows unless the keys
+/// Returns the YAML of a model that answers `x` as `y`. Its share changes by shadows unless the keys
 /// say otherwise.
 pub(crate) fn echo(name: &str, more: &str) -> String {
     let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
@@ -40,7 +40,7 @@ pub(crate) fn echo(name: &str, more: &str) -> String {
     )
 }
 
-/// A profile of a model that takes `execution_ms` for a batch of any size up to 16 with 66 SMs or
+/// Returns a profile of a model that takes `execution_ms` for a batch of any size up to 16 with 66 SMs or
 /// more, and proportionally longer with fewer.
 pub(crate) fn profile(execution_ms: f64) -> String {
     format!(
@@ -52,46 +52,54 @@ pub(crate) fn profile(execution_ms: f64) -> String {
     )
 }
 
-/// A server with one `echo` model that takes `execution_ms` per batch, ready.
-pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<Server, Error> {
+/// Starts a server with one `echo` model that takes `execution_ms` per batch, and waits until it is ready.
+pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<ServerUnderTest, HarnessError> {
     one_echo_under("static", execution_ms, more).await
 }
 
-/// The same server, under a policy that decides the model's share.
-pub(crate) async fn one_echo_under(policy: &str, execution_ms: f64, more: &str) -> Result<Server, Error> {
+/// Starts the same server, under a policy that decides the model's share.
+pub(crate) async fn one_echo_under(
+    policy: &str,
+    execution_ms: f64,
+    more: &str,
+) -> Result<ServerUnderTest, HarnessError> {
     let home = home_under(policy, &[echo("echo", &format!("profile: profile.yaml, {more}"))])?;
     home.write("profile.yaml", profile(execution_ms))?;
-    Server::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-/// A command's output without its line breaks, which come where 80 columns are full.
+/// Joins the lines of a command's output, which wrap at 80 columns.
 pub(crate) fn unwrapped(output: &str) -> String {
     output.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The n-th echo request, with its answer.
-pub(crate) fn echo_case(n: u16) -> Case {
-    let tensor = |name| Tensor::fp32(name, &[1, 16], &[f32::from(n); 16]);
-    Case { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
+/// Makes the n-th echo request, with its answer.
+pub(crate) fn echo_case(n: u16) -> RequestCase {
+    let tensor = |name| ClientTensor::fp32(name, &[1, 16], &[f32::from(n); 16]);
+    RequestCase { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
 }
 
 /// Sends one request and checks its answer.
-pub(crate) async fn ask(mut client: Client, model: &str, case: &Case, tolerance: f32) -> Outcome {
+pub(crate) async fn ask(
+    mut client: InferGrpcClient,
+    model: &str,
+    case: &RequestCase,
+    tolerance: f32,
+) -> RequestOutcome {
     match client.infer(model, &case.inputs).await {
-        Ok(answer) => {
-            compare(&case.outputs, &answer, tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right)
-        }
-        Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
+        Ok(answer) => compare(&case.outputs, &answer, tolerance)
+            .map_or_else(RequestOutcome::Wrong, |()| RequestOutcome::Right),
+        Err(status) => RequestOutcome::Failed(format!("{:?}: {}", status.code(), status.message())),
     }
 }
 
 /// Sends all requests at once and returns the outcome of each, in the order in which they ended.
 pub(crate) async fn ask_all(
-    client: &Client,
+    client: &InferGrpcClient,
     model: &'static str,
-    cases: Vec<Case>,
+    cases: Vec<RequestCase>,
     tolerance: f32,
-) -> Vec<Outcome> {
+) -> Vec<RequestOutcome> {
     let mut asking = JoinSet::new();
     for case in cases {
         let client = client.clone();
@@ -101,15 +109,24 @@ pub(crate) async fn ask_all(
 }
 
 /// Starts an open-loop load of echo requests on a model, ending after `span`.
-pub(crate) fn load(server: &Server, model: &'static str, rate: f64, span: Duration) -> JoinHandle<Tally> {
-    planned_load(server, model, Plan { rate, span, arrivals: Arrivals::Poisson, seed: 1 })
+pub(crate) fn load(
+    server: &ServerUnderTest,
+    model: &'static str,
+    rate: f64,
+    span: Duration,
+) -> JoinHandle<LoadTally> {
+    planned_load(server, model, LoadPlan { rate, span, arrivals: ArrivalPattern::Poisson, seed: 1 })
 }
 
 /// Starts an open-loop load of echo requests on a model.
-pub(crate) fn planned_load(server: &Server, model: &'static str, plan: Plan) -> JoinHandle<Tally> {
+pub(crate) fn planned_load(
+    server: &ServerUnderTest,
+    model: &'static str,
+    plan: LoadPlan,
+) -> JoinHandle<LoadTally> {
     let client = server.client();
     tokio::spawn(async move {
-        let tally: Arc<Mutex<Tally>> = Arc::default();
+        let tally: Arc<Mutex<LoadTally>> = Arc::default();
         load::run(&plan, &tally, |n| {
             let client = client.clone();
             async move { ask(client, model, &echo_case(u16::try_from(n % 60_000).unwrap_or(0)), 0.0).await }
@@ -120,8 +137,8 @@ pub(crate) fn planned_load(server: &Server, model: &'static str, plan: Plan) -> 
     })
 }
 
-/// Fails unless every request was answered, and rightly.
-pub(crate) fn assert_nothing_lost(tally: &Tally) {
+/// Fails unless every request was answered correctly.
+pub(crate) fn assert_nothing_lost(tally: &LoadTally) {
     assert!(tally.offered > 0, "no load");
     assert_eq!(
         (tally.right, tally.wrong, tally.failures()),

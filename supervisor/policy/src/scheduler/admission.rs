@@ -1,0 +1,230 @@
+//! Admission control: the batch size of a model and the requests that it refuses, as its sharing
+//! policy decided last.
+//!
+//! Predictions are means of observed times, so admission refuses requests that are more likely late
+//! than not. The [deadline filter](super::deadline) checks again when a batch is sent.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Timestamp;
+
+use super::batcher::BatchLimits;
+use super::deadline::DeadlineFilter;
+use super::lane::Lane;
+use super::queue::QueuedRequest;
+use super::write_time::WriteTime;
+use crate::sharing::AdmissionPolicy;
+
+/// The time after an outage in which no request is refused as late, as a multiple of the outage.
+const FORGIVEN_PER_OUTAGE: u32 = 10;
+
+/// The longest time after an outage in which no request is refused as late.
+const MAX_FORGIVEN: Duration = Duration::from_secs(30);
+
+/// The time before the expected end of a batch at which the next one is sent: several times the
+/// transfer to the worker, and a small part of an execution. Requests that arrive after a batch was
+/// sent cannot join it, so a longer lead would make batches smaller.
+const LEAD: Duration = Duration::from_micros(500);
+
+/// Decides which requests of a model wait.
+#[derive(Debug)]
+pub(super) struct AdmissionControl {
+    policy: AdmissionPolicy,
+    /// True for `on_late: serve`.
+    serves_late: bool,
+    /// The limits that the model and its configuration set.
+    model_limits: BatchLimits,
+    /// The start of the present outage: no lane serves, or the serving lane has stalled.
+    outage_since: Option<Timestamp>,
+    /// Requests that arrived before this time may be late without that being a sign of load.
+    forgiven_before: Timestamp,
+    write_time: WriteTime,
+}
+
+impl AdmissionControl {
+    pub(super) fn new(model_limits: BatchLimits, serves_late: bool) -> Self {
+        let (policy, forgiven_before) = (AdmissionPolicy::accept_all(u32::MAX), Timestamp::default());
+        Self {
+            policy,
+            serves_late,
+            model_limits,
+            outage_since: None,
+            forgiven_before,
+            write_time: WriteTime::default(),
+        }
+    }
+
+    pub(super) fn set_policy(&mut self, policy: AdmissionPolicy) {
+        self.policy = policy;
+    }
+
+    pub(super) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
+        self.model_limits.max_delay = max_delay;
+        self.serves_late = serves_late;
+    }
+
+    /// Learns how long writing an answer to its client's socket took.
+    pub(super) fn record_write_time(&mut self, took: Duration, slo: Duration) {
+        self.write_time.observe(took, slo);
+    }
+
+    pub(super) fn set_model_limits(&mut self, max_rows: u32, max_requests: usize) {
+        self.model_limits = BatchLimits { max_rows, max_requests, ..self.model_limits };
+    }
+
+    pub(super) fn limits(&self) -> BatchLimits {
+        // Zero means that the model has no batch axis, so that there is nothing to cap.
+        BatchLimits {
+            max_rows: self.model_limits.max_rows.min(self.policy.max_batch.max(1)),
+            ..self.model_limits
+        }
+    }
+
+    /// Returns true if a request that arrives now cannot be answered in time. `lane` is the lane
+    /// that serves. During an outage no request is refused, because the load is not the cause of
+    /// the delay.
+    pub(super) fn refuses<K, T>(
+        &self,
+        request: &QueuedRequest<K, T>,
+        queued_rows: impl FnOnce() -> u64,
+        lane: Option<&Lane<K, T>>,
+        now: Timestamp,
+    ) -> bool {
+        let may = self.refuses_late() && self.outage_since.is_none() && now >= self.forgiven_before;
+        let Some(lane) = lane.filter(|_| may) else { return false };
+        let answered = self.predict_answer(request, queued_rows(), lane, now);
+        answered.is_some_and(|answered| answered > request.deadline)
+    }
+
+    /// Predicts when the client of a request that arrives now has its answer: after full batches,
+    /// the request's own batch, and the writing of the answer.
+    ///
+    /// Returns `None` if no rows are before the request. Such a request is always tried, because
+    /// predictions that refuse every request would never be corrected.
+    fn predict_answer<K, T>(
+        &self,
+        request: &QueuedRequest<K, T>,
+        queued_rows: u64,
+        lane: &Lane<K, T>,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        if queued_rows == 0 && lane.is_idle() {
+            return None;
+        }
+        let rows = queued_rows + u64::from(request.rows.saturating_sub(1));
+        let max = lane.limits(self.limits()).max_rows.max(1);
+        let (full, part) = (rows / u64::from(max), rows % u64::from(max));
+        let own = u32::try_from(part).map_or(max, |part| part + 1);
+        let mut answered = lane.free_at(now) + lane.time(own);
+        if full > 0 {
+            let full = u32::try_from(full).unwrap_or(u32::MAX);
+            answered = answered + lane.time(max).saturating_mul(full);
+        }
+        Some(answered + self.write_time.mean())
+    }
+
+    /// Returns true if requests are refused that cannot be answered in time. Otherwise only
+    /// requests whose deadline has passed are refused, under overload.
+    pub(super) fn refuses_late(&self) -> bool {
+        self.policy.refuse_late && !self.serves_late
+    }
+
+    /// Returns the filter for the next batch of a lane, or `None` if no request is refused as late.
+    pub(super) fn deadline_filter<'l, K, T>(
+        &self,
+        lane: &'l Lane<K, T>,
+        now: Timestamp,
+    ) -> Option<DeadlineFilter<'l>> {
+        let refuses = self.refuses_late() && self.outage_since.is_none();
+        refuses.then(|| DeadlineFilter {
+            free_at: lane.free_at(now),
+            idle: lane.is_idle(),
+            forgiven_before: self.forgiven_before,
+            write_time: self.write_time.mean(),
+            predictor: &lane.predictor,
+        })
+    }
+
+    /// Returns the time until which the next batch waits although a slot is free, or `None` if it
+    /// may be sent.
+    pub(super) fn hold_until<K, T>(&self, lane: &Lane<K, T>, now: Timestamp) -> Option<Timestamp> {
+        if lane.is_idle() {
+            return None;
+        }
+        Some(lane.free_at(now) - LEAD).filter(|&moment| moment > now)
+    }
+
+    /// Updates the outage. `serves` is true if a lane serves and has not stalled.
+    pub(super) fn update_outage(&mut self, serves: bool, now: Timestamp) {
+        match (self.outage_since, serves) {
+            (None, false) => self.outage_since = Some(now),
+            (Some(since), true) => {
+                let forgiven_before = now.since(since).saturating_mul(FORGIVEN_PER_OUTAGE).min(MAX_FORGIVEN);
+                self.forgiven_before = self.forgiven_before.max(now + forgiven_before);
+                self.outage_since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Records that requests were put back. They go first and delay all requests that wait now.
+    pub(super) fn put_back(&mut self, now: Timestamp) {
+        self.forgiven_before = self.forgiven_before.max(now);
+    }
+
+    /// Records an empty queue: no request is left that an outage could have delayed.
+    pub(super) fn on_queue_emptied(&mut self, now: Timestamp) {
+        self.forgiven_before = self.forgiven_before.min(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL_LIMITS: BatchLimits =
+        BatchLimits { max_rows: 16, max_requests: 9, max_delay: Duration::from_millis(2) };
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_door_moves_within_what_the_configuration_and_the_model_allow() {
+        let mut admission = AdmissionControl::new(MODEL_LIMITS, false);
+        assert_eq!(admission.limits(), MODEL_LIMITS);
+        for (max_batch, rows) in [(0, 1), (1, 1), (4, 4), (16, 16), (u32::MAX, 16)] {
+            admission.set_policy(AdmissionPolicy::accept_all(max_batch));
+            assert_eq!(admission.limits(), BatchLimits { max_rows: rows, ..MODEL_LIMITS });
+        }
+        admission.set_model_limits(0, 1);
+        admission.set_policy(AdmissionPolicy::accept_all(4));
+        assert_eq!(admission.limits().max_rows, 0, "the model has no batch axis");
+    }
+
+    #[test]
+    fn an_outage_is_forgiven_in_proportion_or_until_the_queue_was_empty() {
+        let mut admission = AdmissionControl::new(MODEL_LIMITS, false);
+        assert_eq!(admission.forgiven_before, at(0));
+        admission.update_outage(false, at(10));
+        admission.update_outage(false, at(11));
+        admission.update_outage(true, at(12));
+        admission.update_outage(true, at(13));
+        assert_eq!(admission.forgiven_before, at(32));
+        admission.update_outage(false, at(100));
+        admission.update_outage(true, at(500));
+        assert_eq!(admission.forgiven_before, at(530));
+    }
+
+    #[test]
+    fn whom_a_hand_over_or_a_death_delayed_is_forgiven_and_who_comes_after_an_empty_queue_is_not() {
+        let mut admission = AdmissionControl::new(MODEL_LIMITS, false);
+        admission.put_back(at(5));
+        assert_eq!(admission.forgiven_before, at(5));
+        admission.update_outage(false, at(6));
+        admission.update_outage(true, at(8));
+        assert_eq!(admission.forgiven_before, at(28));
+        admission.on_queue_emptied(at(10));
+        assert_eq!(admission.forgiven_before, at(10));
+    }
+}

@@ -1,0 +1,78 @@
+//! The lanes of a scheduler: adding and removing them, and moving traffic between them.
+
+use shadowslice_shared::ids::WorkerId;
+
+use super::Scheduler;
+use super::lane::{AbandonedRequests, Duty, Lane, Slice};
+use super::messages::Ticket;
+
+impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
+    /// Adds a lane, without traffic.
+    pub fn attach(&mut self, lane: Lane<K, T>) {
+        self.lanes.push(lane);
+    }
+
+    /// Removes a lane. Its requests must have been [taken back](Self::take_back).
+    pub fn detach(&mut self, worker: WorkerId) {
+        self.lanes.retain(|lane| lane.worker != worker);
+    }
+
+    /// Sends all further batches to this worker, or to none. The previous lane finishes its batches.
+    pub fn route(&mut self, worker: Option<WorkerId>) {
+        for lane in &mut self.lanes {
+            if Some(lane.worker) == worker {
+                if lane.duty != Duty::Serving {
+                    self.observer.forget_batches();
+                    lane.answered = false;
+                }
+                lane.duty = Duty::Serving;
+            } else if lane.duty == Duty::Serving {
+                lane.duty = Duty::Idle;
+            }
+        }
+    }
+
+    /// Sends further batches of `worker` to other SMs.
+    pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
+        let Some(lane) = self.lane_mut(worker) else { return };
+        lane.move_to(slice);
+        if lane.duty == Duty::Serving {
+            self.observer.forget_batches();
+        }
+    }
+
+    /// Stops sending batches to `worker`. [`Scheduler::recycle`] and [`Scheduler::close_stream`] report
+    /// when its lane is empty. Returns true if the lane is empty already.
+    pub fn drain(&mut self, worker: WorkerId) -> bool {
+        let Some(lane) = self.lane_mut(worker) else { return false };
+        lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };
+        lane.is_empty()
+    }
+
+    /// Stops sending batches to `worker`. Returns true if batches went there until now.
+    pub fn stop_sending(&mut self, worker: WorkerId) -> bool {
+        let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
+        before == Some(Duty::Serving)
+    }
+
+    /// Takes all requests of a worker's batches. The batches stay on the lane, and answers to them are
+    /// ignored.
+    pub fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<K, T> {
+        let none = AbandonedRequests { executing: Vec::new(), behind: Vec::new() };
+        self.lane_mut(worker).map_or(none, Lane::abandon)
+    }
+
+    /// Returns the lane of a worker.
+    pub fn lane(&self, worker: WorkerId) -> Option<&Lane<K, T>> {
+        self.lanes.iter().find(|lane| lane.worker == worker)
+    }
+
+    /// Returns the lane that gets new batches.
+    pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
+        self.serving().map(|lane| &self.lanes[lane])
+    }
+
+    pub(super) fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane<K, T>> {
+        self.lanes.iter_mut().find(|lane| lane.worker == worker)
+    }
+}

@@ -1,0 +1,130 @@
+//! The detector of overload, under which late requests are refused (`on_late: reject`).
+//!
+//! A late answer is usually worth more than none, so a burst is served even if its requests are
+//! late. If the queue has not been empty for a long time, the load exceeds the lane's throughput.
+//! Serving late requests then makes all requests late. So late requests are refused until the queue
+//! is empty again, as in CoDel. A queue that grew while no worker served says nothing about the
+//! load and never causes refusals.
+
+use std::time::Duration;
+
+use shadowslice_shared::units::Timestamp;
+
+/// The shortest backlog that counts as overload, whatever the SLO; a shorter one is a burst.
+const MIN_BACKLOG: Duration = Duration::from_secs(1);
+
+/// The shortest backlog that counts as overload, as a multiple of the SLO.
+const BACKLOG_PER_SLO: u32 = 10;
+
+/// The state of the queue.
+#[derive(Debug, Clone, Copy)]
+enum QueueState {
+    /// The queue is empty.
+    Empty,
+    /// The queue has not been empty since then.
+    Since(Timestamp),
+    /// There was an outage since the queue was last empty.
+    Disturbed,
+}
+
+/// Decides whether late requests are refused.
+#[derive(Debug, Clone)]
+pub(super) struct OverloadDetector {
+    /// The longest backlog that is not overload.
+    tolerated: Duration,
+    queue: QueueState,
+}
+
+impl OverloadDetector {
+    pub(super) fn new(slo: Duration) -> Self {
+        let tolerated = slo.saturating_mul(BACKLOG_PER_SLO).max(MIN_BACKLOG);
+        Self { tolerated, queue: QueueState::Empty }
+    }
+
+    /// Records that the lane took the last request. Don't call this if the queue is empty because
+    /// its clients left.
+    pub(super) fn on_emptied(&mut self) {
+        self.queue = QueueState::Empty;
+    }
+
+    /// Records that a request waits.
+    pub(super) fn on_queued(&mut self, now: Timestamp) {
+        if let QueueState::Empty = self.queue {
+            self.queue = QueueState::Since(now);
+        }
+    }
+
+    /// Records an outage.
+    pub(super) fn on_disturbance(&mut self) {
+        self.queue = QueueState::Disturbed;
+    }
+
+    /// Returns true if the next request, with this deadline, is refused.
+    pub(super) fn refuses(&self, deadline: Timestamp, now: Timestamp) -> bool {
+        match self.queue {
+            QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,
+            QueueState::Empty | QueueState::Disturbed => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
+    }
+
+    fn backlog_since_zero(slo_ms: u64) -> OverloadDetector {
+        let mut overload = OverloadDetector::new(Duration::from_millis(slo_ms));
+        overload.on_queued(ms(0));
+        overload.on_queued(ms(700));
+        overload
+    }
+
+    #[test]
+    fn a_burst_is_served_however_late() {
+        let overload = backlog_since_zero(20);
+        assert!(!overload.refuses(ms(20), ms(999)));
+        let slow = backlog_since_zero(500);
+        assert!(!slow.refuses(ms(20), ms(4_999)), "ten times the objective, not one second");
+    }
+
+    #[test]
+    fn sustained_overload_sheds_the_late_and_only_them() {
+        let overload = backlog_since_zero(20);
+        assert!(overload.refuses(ms(999), ms(1_000)));
+        assert!(!overload.refuses(ms(1_000), ms(1_000)), "due now is not late");
+        assert!(backlog_since_zero(500).refuses(ms(20), ms(5_000)));
+    }
+
+    #[test]
+    fn an_emptied_queue_starts_afresh() {
+        let mut overload = backlog_since_zero(20);
+        overload.on_emptied();
+        assert!(!overload.refuses(ms(20), ms(1_500)));
+        overload.on_queued(ms(1_600));
+        assert!(!overload.refuses(ms(1_620), ms(2_599)));
+        assert!(overload.refuses(ms(1_620), ms(2_600)));
+    }
+
+    #[test]
+    fn an_outage_turns_nobody_away_until_the_queue_was_empty() {
+        let mut overload = backlog_since_zero(20);
+        overload.on_disturbance();
+        overload.on_queued(ms(1_100));
+        assert!(!overload.refuses(ms(20), ms(60_000)));
+        overload.on_emptied();
+        overload.on_queued(ms(60_001));
+        assert!(overload.refuses(ms(60_021), ms(61_001)));
+    }
+
+    #[test]
+    fn an_outage_counts_though_the_queue_was_empty_when_it_began() {
+        let mut overload = OverloadDetector::new(Duration::from_millis(20));
+        overload.on_disturbance();
+        overload.on_queued(ms(0));
+        assert!(!overload.refuses(ms(20), ms(60_000)));
+    }
+}
