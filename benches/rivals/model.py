@@ -1,7 +1,6 @@
-"""The Triton model of the comparison. Runs the model.onnx next to this file in ONNX Runtime on one thread, with all
-pending requests in one batch."""
+"""The Triton model of the comparison. Runs the model.onnx next to this file in ONNX Runtime on one thread.
 
-All requests of a call are one batch.
+All pending requests are one batch.
 """
 
 import os

@@ -194,7 +194,7 @@ async fn a_foreign_daemon_is_left_alone_and_reported() {
     home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
     let server = ServerUnderTest::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
-    assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach no daemon or worker");
+    assert_eq!(gpu.sms, 132, "daemons and workers do not inherit the supervisor's MPS variables");
     assert!(server.log().contains("leaving it running"), "{}", server.log());
     server.stop().await.unwrap();
     assert!(matches!(daemon.try_wait(), Ok(None)), "the daemon still runs");

@@ -60,7 +60,7 @@ impl RelayServer {
 async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
-            // The end of a connection is the usual one.
+            // A connection normally ends this way.
             return tracing::debug!(%error, "a connection of the other supervisor ended");
         }
     }

@@ -26,44 +26,11 @@ pub(super) const REDESIGNED: &[Exception] = &[
     except("supervisor/src", "a lifecycle replaces the wiring"),
 ];
 
-const OLD: &str = "its texts are not translated yet";
-
 /// Places with phrases that plain English does without.
-pub(super) const PHRASES: &[Exception] = &[
-    except("docs", OLD),
-    except("benches", OLD),
-    except("python", OLD),
-    except("shared", OLD),
-    except("supervisor/config", OLD),
-    except("supervisor/datapath", OLD),
-    except("supervisor/operations", OLD),
-    except("supervisor/policy", OLD),
-    except("tests", OLD),
-    except("worker", OLD),
-    except("ARCHITECTURE.md", OLD),
-    except("CHANGELOG.md", OLD),
-];
+pub(super) const PHRASES: &[Exception] = &[];
 
 /// Places with comments that begin as fragments.
-pub(super) const FRAGMENTS: &[Exception] = &[
-    except("benches", OLD),
-    except("shared", OLD),
-    except("supervisor/config", OLD),
-    except("supervisor/datapath", OLD),
-    except("supervisor/operations", OLD),
-    except("supervisor/policy", OLD),
-    except("tests", OLD),
-    except("worker", OLD),
-];
+pub(super) const FRAGMENTS: &[Exception] = &[];
 
 /// Places that declare a type by a name that another type has.
-pub(super) const NAMES: &[Exception] = &[
-    except("benches", OLD),
-    except("shared", OLD),
-    except("supervisor/config", OLD),
-    except("supervisor/datapath", OLD),
-    except("supervisor/operations", OLD),
-    except("supervisor/policy", OLD),
-    except("tests", OLD),
-    except("worker", OLD),
-];
+pub(super) const NAMES: &[Exception] = &[];
