@@ -19,7 +19,7 @@ const RECONNECT_AFTER: u64 = 1000;
 
 /// The memory of a process, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ProcessMemory {
+pub(super) struct MemoryReading {
     /// The resident memory.
     pub(super) rss: u64,
     /// The resident memory, with each shared page divided among the processes that share it.
@@ -28,7 +28,7 @@ pub(super) struct ProcessMemory {
     pub(super) anonymous: u64,
 }
 
-impl ProcessMemory {
+impl MemoryReading {
     /// Reads the memory of a process.
     pub(super) fn of(pid: i32) -> Result<Self, MeasureError> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?)
@@ -49,7 +49,7 @@ pub(super) struct MemoryRow {
     pub(super) load: &'static str,
     /// A description of what was sent before the reading.
     pub(super) after: String,
-    pub(super) memory: ProcessMemory,
+    pub(super) memory: MemoryReading,
     /// The number of files that the supervisor has open.
     pub(super) files: usize,
 }
@@ -106,7 +106,7 @@ pub(super) async fn all(
             Ok::<_, MeasureError>(MemoryRow {
                 load: load.name(),
                 after,
-                memory: ProcessMemory::of(system.supervisor())?,
+                memory: MemoryReading::of(system.supervisor())?,
                 files,
             })
         };
@@ -144,7 +144,7 @@ mod tests {
     fn smaps_are_read_by_name() {
         let text =
             "55 00 ---p [rollup]\nRss:    900 kB\nPss:   700 kB\nPss_Anon:  1 kB\nAnonymous:   500 kB\n";
-        assert_eq!(ProcessMemory::parse(text), Some(ProcessMemory { rss: 900, pss: 700, anonymous: 500 }));
-        assert_eq!(ProcessMemory::parse("Rss: 1 kB\n"), None);
+        assert_eq!(MemoryReading::parse(text), Some(MemoryReading { rss: 900, pss: 700, anonymous: 500 }));
+        assert_eq!(MemoryReading::parse("Rss: 1 kB\n"), None);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::closed_loop::RoundResult;
 use crate::exchange::EchoClient;
 use crate::plan::{EchoProtocol, EchoSetting, SMALL, ServerKind, Transport};
-use crate::scaling::memory::ProcessMemory;
+use crate::scaling::memory::MemoryReading;
 use crate::system::{RunningSupervisor, home};
 use crate::{MeasureError, chain};
 
@@ -40,7 +40,7 @@ pub(super) struct SweepRow {
     pub(super) models: usize,
     pub(super) round: RoundResult,
     /// The supervisor's memory after all rounds.
-    pub(super) memory: ProcessMemory,
+    pub(super) memory: MemoryReading,
 }
 
 /// Measures all points whose setting contains `only`.
@@ -96,7 +96,7 @@ async fn row(
         all.push(system.round(clients(&system, &setting, &sizes).await?, span).await?);
     }
     all.sort_by(|one, other| one.requests_per_second.total_cmp(&other.requests_per_second));
-    let memory = ProcessMemory::of(system.supervisor())?;
+    let memory = MemoryReading::of(system.supervisor())?;
     system.stop().await?;
     Ok(SweepRow { variable, setting, models, round: all[all.len() / 2], memory })
 }

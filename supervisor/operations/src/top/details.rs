@@ -1,12 +1,12 @@
 //! The details of the selected model.
 
-use super::snapshot::ModelSnapshot;
+use super::snapshot::TopModel;
 use crate::figures::{self, span};
 use crate::status::table::wrapped;
 use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
 
 /// Returns the lines, the most important first, as a small screen shows only some.
-pub(super) fn lines(model: &ModelSnapshot, width: usize) -> Vec<String> {
+pub(super) fn lines(model: &TopModel, width: usize) -> Vec<String> {
     let status = &model.status;
     let mut lines = vec![head(model)];
     lines.extend(notes(status));
@@ -33,7 +33,7 @@ fn runs_here(status: &ModelStatus) -> bool {
     !status.mechanism.is_empty()
 }
 
-fn head(model: &ModelSnapshot) -> String {
+fn head(model: &TopModel) -> String {
     let status = &model.status;
     let slo = &status.slo;
     let age = if runs_here(status) { format!(" for {}", span(status.state_age_s)) } else { String::new() };
@@ -63,7 +63,7 @@ fn head(model: &ModelSnapshot) -> String {
 }
 
 /// Describes the last change of the share, with its reason.
-fn last_change(model: &ModelSnapshot) -> String {
+fn last_change(model: &TopModel) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {
         return "last change: none since the start".to_owned();
@@ -75,7 +75,7 @@ fn last_change(model: &ModelSnapshot) -> String {
     text
 }
 
-fn requests(model: &ModelSnapshot) -> String {
+fn requests(model: &TopModel) -> String {
     let status = &model.status;
     let counts = &status.requests;
     let named = counts.refused.by_reason().filter(|(_, count)| *count > 0);

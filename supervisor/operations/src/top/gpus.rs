@@ -1,6 +1,6 @@
 //! The GPUs: their models by SMs, memory by kind, and power.
 
-use super::snapshot::{ModelSnapshot, TopSnapshot};
+use super::snapshot::{TopModel, TopSnapshot};
 use crate::figures;
 use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
@@ -50,16 +50,16 @@ pub(super) fn short(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> St
     cut(&format!("GPU {} {}{closed}{power}{}", gpu.index, who.trim_end(), memory.unwrap_or_default()), width)
 }
 
-fn groups_of(model: &ModelSnapshot) -> Option<Groups> {
+fn groups_of(model: &TopModel) -> Option<Groups> {
     model.status.groups.as_ref()?.parse().ok()
 }
 
 /// Draws a cell for each group, with the letters of its models: `.` for none, and their number if
 /// the letters do not fit.
-fn map(models: &[&ModelSnapshot], groups: usize, room: usize) -> String {
+fn map(models: &[&TopModel], groups: usize, room: usize) -> String {
     let width = (room / groups.max(1)).clamp(1, 6);
     let has = |group: usize| {
-        let has = |model: &&&ModelSnapshot| groups_of(model).is_some_and(|groups| groups.contains(group));
+        let has = |model: &&&TopModel| groups_of(model).is_some_and(|groups| groups.contains(group));
         models.iter().filter(has).map(|model| model.key).collect::<String>()
     };
     (0..groups).map(|group| format!("{:<width$}", cell(&has(group), width))).collect()
@@ -83,7 +83,7 @@ fn cut_letters(letters: &str, count: usize) -> String {
 
 /// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the
 /// shares if that is larger.
-fn bar(models: &[&ModelSnapshot], room: usize) -> String {
+fn bar(models: &[&TopModel], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
     let text = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
     let room = room.saturating_sub(text.len()).min(50);
@@ -110,7 +110,7 @@ fn power(gpu: &GpuStatus) -> Option<String> {
 /// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are
 /// contexts, kernels, recordings, and the memory of other programs.
 fn memory(snapshot: &TopSnapshot, gpu: &GpuStatus) -> String {
-    let of_model = |model: &ModelSnapshot| {
+    let of_model = |model: &TopModel| {
         let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);
         memories.fold((0, 0), |(weights, scratch), memory| {
             (memory.weights_mib.max(weights), scratch + memory.scratch_mib)

@@ -1,6 +1,6 @@
 //! The table of models.
 
-use super::snapshot::ModelSnapshot;
+use super::snapshot::TopModel;
 use crate::figures;
 use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
@@ -8,11 +8,11 @@ use shadowslice_datapath::pipeline::Rates;
 
 /// Returns the table's head, and a row for each model. Columns that do not fit are left out by
 /// their rank.
-pub(super) fn table(models: &[ModelSnapshot], width: usize) -> Vec<String> {
+pub(super) fn table(models: &[TopModel], width: usize) -> Vec<String> {
     aligned(&COLUMNS, models, width, LongCell::Cut)
 }
 
-const COLUMNS: [TableColumn<ModelSnapshot>; 18] = [
+const COLUMNS: [TableColumn<TopModel>; 18] = [
     left(0, "MODEL", |model| model.status.name.clone()),
     left(0, "M", |model| model.key.to_string()),
     left(1, "STATE", |model| state(&model.status)),
@@ -36,7 +36,7 @@ const COLUMNS: [TableColumn<ModelSnapshot>; 18] = [
 ];
 
 /// Returns the way in which the share changes.
-fn by(model: &ModelSnapshot) -> String {
+fn by(model: &TopModel) -> String {
     match model.status.mechanism.as_str() {
         "in-process" => "inside",
         other => other,
@@ -44,7 +44,7 @@ fn by(model: &ModelSnapshot) -> String {
     .to_owned()
 }
 
-fn requests(model: &ModelSnapshot) -> String {
+fn requests(model: &TopModel) -> String {
     match model.status.rates {
         _ if model.status.slo.attainment.is_none() => "-".to_owned(),
         _ if model.is_idle() => "idle".to_owned(),
@@ -53,17 +53,17 @@ fn requests(model: &ModelSnapshot) -> String {
     }
 }
 
-fn rate(model: &ModelSnapshot, of: fn(&Rates) -> f64) -> String {
+fn rate(model: &TopModel, of: fn(&Rates) -> f64) -> String {
     let rate = model.status.rates.as_ref().map(of).filter(|_| !model.is_idle());
     rate.map_or("-".to_owned(), figures::rate)
 }
 
-fn busy(model: &ModelSnapshot, figure: impl Fn() -> String) -> String {
+fn busy(model: &TopModel, figure: impl Fn() -> String) -> String {
     if model.is_idle() { "-".to_owned() } else { figure() }
 }
 
 /// Describes the last change: its age if its share is in force, otherwise its outcome.
-fn last_change(model: &ModelSnapshot) -> String {
+fn last_change(model: &TopModel) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {
         return "-".to_owned();

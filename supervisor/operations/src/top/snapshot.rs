@@ -20,12 +20,12 @@ pub(super) struct TopSnapshot {
     pub(super) ready: bool,
     pub(super) policy: String,
     pub(super) act: bool,
-    pub(super) models: Vec<ModelSnapshot>,
+    pub(super) models: Vec<TopModel>,
     pub(super) gpus: Vec<GpuStatus>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct ModelSnapshot {
+pub(super) struct TopModel {
     /// The letter of the model in the maps of GPUs.
     pub(super) key: char,
     pub(super) status: ModelStatus,
@@ -35,7 +35,7 @@ pub(super) struct ModelSnapshot {
     pub(super) since: Option<Interval>,
 }
 
-impl ModelSnapshot {
+impl TopModel {
     /// Returns true if no request came in the last interval, or in the last minute or two after a
     /// single reply.
     pub(super) fn is_idle(&self) -> bool {
@@ -55,7 +55,7 @@ impl ModelSnapshot {
 
 impl TopSnapshot {
     pub(super) fn of(result: &PollResult, before: Option<&PollResult>) -> Self {
-        let models = result.status.models.iter().enumerate().map(|(place, model)| ModelSnapshot {
+        let models = result.status.models.iter().enumerate().map(|(place, model)| TopModel {
             key: key(place),
             status: model.clone(),
             plan: result.plan.models.iter().find(|plan| plan.name == model.name).cloned(),
@@ -73,7 +73,7 @@ impl TopSnapshot {
     }
 
     /// Returns the models with workers on a GPU, by the GPU's index in the configuration.
-    pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &ModelSnapshot> {
+    pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &TopModel> {
         self.models.iter().filter(move |model| model.status.gpu == gpu && !model.status.workers.is_empty())
     }
 }

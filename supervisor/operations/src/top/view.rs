@@ -5,7 +5,7 @@ use ratatui::text::Line;
 
 use super::app::App;
 use super::room::{LineBudget, LineNeeds, distribute};
-use super::snapshot::{ModelSnapshot, TopSnapshot};
+use super::snapshot::{TopModel, TopSnapshot};
 use super::{details, gpus, models};
 use crate::figures::span;
 use crate::status::supervisor;
@@ -107,7 +107,7 @@ fn window(snapshot: &TopSnapshot, selected: usize, rows: usize, width: usize) ->
     (first, lines)
 }
 
-fn style(model: &ModelSnapshot) -> Style {
+fn style(model: &TopModel) -> Style {
     match model {
         model if !model.is_ready() => PLAIN.fg(Color::Red),
         model if model.violates_slo() => PLAIN.fg(Color::Yellow),

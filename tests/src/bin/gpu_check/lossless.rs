@@ -19,7 +19,7 @@ use crate::numbers::rounded;
 use crate::serving::{RunningServer, ServingOptions};
 use crate::stages::STOPPING;
 use crate::tools::CheckSettings;
-use crate::traffic::{BackgroundLoad, LoadResult, RequestTimes, Saturation, TestedModel};
+use crate::traffic::{BackgroundLoad, LoadResult, Saturation, TestedModel, TrafficTimes};
 
 /// The minimum number of hand-overs of all models together.
 const HANDOVERS: usize = 200;
@@ -135,7 +135,7 @@ fn record(
     let mut lines = String::from("run,model,arrived_us,latency_us\n");
     for (run, loaded) in runs {
         for (model, LoadResult { spans, .. }) in models().zip(loaded) {
-            for RequestTimes { due, end } in spans {
+            for TrafficTimes { due, end } in spans {
                 let (arrived, latency) = (at(*due), (*end - *due).as_micros());
                 writeln!(lines, "{run},{model},{arrived},{latency}")
                     .expect("writing to a string cannot fail");

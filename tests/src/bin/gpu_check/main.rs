@@ -62,7 +62,7 @@ struct Arguments {
     /// Use fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Also run the stages that already have figures.
+    /// Run the stages that already have figures, too.
     #[arg(long)]
     again: bool,
     /// The index of the GPU, or `emulated` for a rehearsal without a GPU.

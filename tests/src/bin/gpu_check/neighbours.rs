@@ -12,7 +12,7 @@ use crate::lossless::{ModelLoads, finish_all};
 use crate::numbers::{quantile, rounded};
 use crate::serving::{RunningServer, ServingOptions};
 use crate::tools::CheckSettings;
-use crate::traffic::{LoadResult, RequestTimes};
+use crate::traffic::{LoadResult, TrafficTimes};
 
 /// The number of hand-overs of each model.
 const HANDOVERS: usize = 5;
@@ -90,9 +90,9 @@ fn into_figures(
 }
 
 /// Returns the p99 latency, in ms, of the requests that were in flight in any of the windows.
-pub(crate) fn p99(spans: &[RequestTimes], windows: &[TimeWindow]) -> Option<f64> {
+pub(crate) fn p99(spans: &[TrafficTimes], windows: &[TimeWindow]) -> Option<f64> {
     let within =
-        |span: &&RequestTimes| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
+        |span: &&TrafficTimes| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
     let latencies: Vec<f64> =
         spans.iter().filter(within).map(|span| (span.end - span.due).as_secs_f64() * 1e3).collect();
     if latencies.len() < MIN_REQUESTS { None } else { quantile(&latencies, 0.99) }
@@ -106,9 +106,9 @@ mod tests {
     fn only_requests_in_flight_in_a_window_count() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut spans: Vec<RequestTimes> =
-            (0..200).map(|n| RequestTimes { due: at(n), end: at(n + 2) }).collect();
-        spans.push(RequestTimes { due: at(900), end: at(1000) });
+        let mut spans: Vec<TrafficTimes> =
+            (0..200).map(|n| TrafficTimes { due: at(n), end: at(n + 2) }).collect();
+        spans.push(TrafficTimes { due: at(900), end: at(1000) });
         assert_eq!(p99(&spans, &[(at(0), at(300))]), Some(2.0));
         assert_eq!(p99(&spans, &[(at(950), at(960))]), None, "one request has no p99");
         assert_eq!(p99(&spans, &[(at(100), at(300))]), Some(2.0));

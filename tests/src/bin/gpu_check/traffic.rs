@@ -247,7 +247,7 @@ fn largest(outputs: &[ClientTensor]) -> Option<f32> {
 
 /// The scheduled arrival and the end of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RequestTimes {
+pub(crate) struct TrafficTimes {
     pub(crate) due: Instant,
     pub(crate) end: Instant,
 }
@@ -259,21 +259,21 @@ pub(crate) struct BackgroundLoad {
     stop: Arc<AtomicBool>,
     parts: Arc<AtomicU64>,
     tally: Arc<Mutex<LoadTally>>,
-    spans: Arc<Mutex<Vec<RequestTimes>>>,
+    spans: Arc<Mutex<Vec<TrafficTimes>>>,
 }
 
 /// The result of a background load.
 #[derive(Debug)]
 pub(crate) struct LoadResult {
     pub(crate) tally: LoadTally,
-    pub(crate) spans: Vec<RequestTimes>,
+    pub(crate) spans: Vec<TrafficTimes>,
 }
 
 impl BackgroundLoad {
     /// Starts a load with Poisson arrivals. It ends after `limit` parts, if given, or when it is stopped.
     pub(crate) fn start(subject: &Arc<TestedModel>, rate: f64, limit: Option<u64>) -> Self {
         let (stop, parts) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (tally, spans) = (Arc::<Mutex<LoadTally>>::default(), Arc::<Mutex<Vec<RequestTimes>>>::default());
+        let (tally, spans) = (Arc::<Mutex<LoadTally>>::default(), Arc::<Mutex<Vec<TrafficTimes>>>::default());
         let task = tokio::spawn({
             let (subject, stop, parts) = (Arc::clone(subject), Arc::clone(&stop), Arc::clone(&parts));
             let (tally, spans) = (Arc::clone(&tally), Arc::clone(&spans));
@@ -314,7 +314,7 @@ async fn run_part(
     subject: &Arc<TestedModel>,
     plan: &LoadPlan,
     tally: &Arc<Mutex<LoadTally>>,
-    spans: &Arc<Mutex<Vec<RequestTimes>>>,
+    spans: &Arc<Mutex<Vec<TrafficTimes>>>,
 ) {
     let schedule = plan.schedule();
     let begun = Instant::now();
@@ -323,7 +323,7 @@ async fn run_part(
         let due = begun + schedule.get(n).copied().unwrap_or_default();
         async move {
             let outcome = subject.send(n).await;
-            spans.lock().push(RequestTimes { due, end: Instant::now() });
+            spans.lock().push(TrafficTimes { due, end: Instant::now() });
             outcome
         }
     })

@@ -1,4 +1,4 @@
-//! Where the rules do not hold, and why.
+//! The places that a rule leaves out, each with its reason.
 
 /// A file, or a folder with its files, that a rule leaves out.
 #[derive(Debug)]
