@@ -76,6 +76,9 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     let policy = fields.or("policy", Choice::of(PolicyName::Adaptive), |value| {
         let similar = value.similar_word(&PolicyName::ALL.map(PolicyName::name));
         value.parsed(|text| {
+            if text.ends_with(Choice::FORMER_SUFFIX) {
+                context.note(value, "`+doors` is now `+admission`; the next release refuses the old suffix");
+            }
             text.parse::<Choice>().map_err(|error| similar.unwrap_or_else(|| error.to_string()))
         })
     });

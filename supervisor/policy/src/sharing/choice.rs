@@ -8,9 +8,6 @@ use super::{PolicyName, UnknownPolicy};
 /// The suffix of a policy's name with which late requests are always refused.
 const ADMISSION_SUFFIX: &str = "+admission";
 
-/// The former suffix, which is still accepted.
-const FORMER_SUFFIX: &str = "+doors";
-
 /// A policy as operators write it, for example `gslice` or `half+admission`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
@@ -21,6 +18,9 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// The former suffix of a policy that always refuses late requests. It is still accepted.
+    pub const FORMER_SUFFIX: &str = "+doors";
+
     /// Returns the choice of a policy that does not always refuse late requests.
     pub const fn of(kind: PolicyName) -> Self {
         Self { kind, refuses_late: false }
@@ -36,7 +36,7 @@ impl FromStr for Choice {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let bare = text.strip_suffix(ADMISSION_SUFFIX).or_else(|| text.strip_suffix(FORMER_SUFFIX));
+        let bare = text.strip_suffix(ADMISSION_SUFFIX).or_else(|| text.strip_suffix(Self::FORMER_SUFFIX));
         Ok(Self { kind: bare.unwrap_or(text).parse()?, refuses_late: bare.is_some() })
     }
 }

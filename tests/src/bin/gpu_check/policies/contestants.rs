@@ -22,23 +22,23 @@ const fn if_named(name: &'static str, policy: &'static str, handover: &'static s
 }
 
 /// The policy with the shares that a mix gives its models.
-const BY_HAND: Contestant = by_default("by hand+doors", "static+doors", "auto");
+const BY_HAND: Contestant = by_default("by hand+admission", "static+admission", "auto");
 
 const CONTESTANTS: [Contestant; 14] = [
     by_default("unpartitioned", "unpartitioned", "auto"),
     by_default("adaptive", "adaptive", "auto"),
     by_default("adaptive, shadows", "adaptive", "shadow"),
-    by_default("unpartitioned+doors", "unpartitioned+doors", "auto"),
-    by_default("half+doors", "half+doors", "auto"),
+    by_default("unpartitioned+admission", "unpartitioned+admission", "auto"),
+    by_default("half+admission", "half+admission", "auto"),
     Contestant { mps: false, ..by_default("time slicing", "unpartitioned", "never") },
     by_default("unpartitioned, again", "unpartitioned", "auto"),
     BY_HAND,
     if_named("half", "half", "auto"),
-    if_named("equal+doors", "equal+doors", "auto"),
-    if_named("priority-half+doors", "priority-half+doors", "auto"),
-    if_named("gslice+doors", "gslice+doors", "auto"),
-    if_named("gpulet+doors", "gpulet+doors", "auto"),
-    if_named("unpartitioned+doors, shadows", "unpartitioned+doors", "shadow"),
+    if_named("equal+admission", "equal+admission", "auto"),
+    if_named("priority-half+admission", "priority-half+admission", "auto"),
+    if_named("gslice+admission", "gslice+admission", "auto"),
+    if_named("gpulet+admission", "gpulet+admission", "auto"),
+    if_named("unpartitioned+admission, shadows", "unpartitioned+admission", "shadow"),
 ];
 
 impl Contestant {
@@ -106,7 +106,7 @@ mod tests {
             chosen.into_iter().map(|contestant| contestant.name).collect()
         };
         assert_eq!(chosen(&["half"], &["adaptive"], false), ["half"]);
-        assert_eq!(chosen(&[], &["adaptive", "by hand+doors"], false), ["adaptive"]);
+        assert_eq!(chosen(&[], &["adaptive", "by hand+admission"], false), ["adaptive"]);
         assert_eq!(chosen(&[], &[], true).len(), 8);
         assert_eq!(chosen(&[], &[], false).len(), 7);
     }

@@ -36,7 +36,7 @@ pub(super) struct MixModel {
     /// True for a client in Python over HTTP; false for one in Rust over gRPC, which checks all answers.
     #[serde(default)]
     pub(super) python: bool,
-    /// The share under the policy `by hand+doors`, in percent.
+    /// The share under the policy `by hand+admission`, in percent.
     pub(super) share_percent: Option<u32>,
 }
 
@@ -123,7 +123,7 @@ impl ModelMix {
         }
     }
 
-    /// Returns true if every model has a share for `by hand+doors`.
+    /// Returns true if every model has a share for `by hand+admission`.
     pub(super) fn has_shares(&self) -> bool {
         self.models.iter().all(|guest| guest.share_percent.is_some())
     }
