@@ -198,7 +198,10 @@ pub fn fault_of(model: &ModelConfig) -> Option<String> {
         let tried = backend::python_fault(interpreter, &programs.python, path, temporary.path());
         runtime()?.block_on(tried).map_err(HostError::Interpreter)
     });
-    tried.unwrap_or_else(|error| Some(errors::chain(&error)))
+    // An interpreter that hangs or is another program says nothing about the model's file.
+    let fault = tried.unwrap_or_else(|error| Some(errors::chain(&error)))?;
+    let path = path.to_string_lossy();
+    Some(if fault.contains(&*path) { fault } else { format!("{path}: {fault}") })
 }
 
 /// Which libraries `worker` can load, tried in a process of its own.

@@ -63,6 +63,7 @@ async fn a_reload_reads_a_repaired_file_and_reports_a_broken_one_again() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("m: replaced (its files), but not in force"), "{said}");
+    server.wait_line(&["action=\"reload\"", "outcome=\"failed\"", "why="]).await.unwrap();
     std::fs::copy(models_folder().join("digits.onnx"), server.home().path().join("m.onnx")).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);
     assert_eq!(server.model("m").await.unwrap().state, "ready");

@@ -266,6 +266,10 @@ async fn audited(request: ControlRequest, peer: &Peer, context: &AdminContext) -
             ControlReply::Handover { report, .. } if report.outcome != "completed" => {
                 AuditOutcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
             }
+            ControlReply::Reloaded(report) => {
+                let failed = report.models.iter().find_map(|model| model.why.as_deref());
+                failed.map_or(AuditOutcome::Done, AuditOutcome::Failed)
+            }
             _ => AuditOutcome::Done,
         };
         audit(peer, action, &on, outcome);
