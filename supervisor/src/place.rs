@@ -297,7 +297,7 @@ mod tests {
         );
         assert_eq!(m["gone"], serde_json::json!([{"host": "z", "gpu": 7}]));
         assert_eq!((&m["missing"], &n["missing"]), (&1.into(), &0.into()));
-        assert_eq!(m["why"], "it needs 100 SMs, and no GPU has more than 68 free");
+        assert_eq!(m["why"], "a copy needs 100 SMs, and no GPU has more than 68 free");
         assert_eq!(n["on"], serde_json::json!([{"host": "a", "gpu": 0}]));
         assert_eq!((&placed["gpus_used"], &placed["best"]), (&2.into(), &true.into()));
     }

@@ -181,7 +181,7 @@ async fn check_and_serve_refuse_a_run_directory_with_the_same_text_and_create_no
     assert_eq!(check(&home, &serving_in(&below("new/below"))).await, (0, String::new()));
     assert!(!below("new").try_exists().unwrap());
     let (code, said) = check(&home, &serving_in(&below(&"long".repeat(30)))).await;
-    assert!(code == 78 && said.contains("run_dir: too long for Unix sockets"), "{said}");
+    assert!(code == 78 && said.contains("run_dir: the path is too long for Unix sockets"), "{said}");
 }
 
 #[tokio::test]

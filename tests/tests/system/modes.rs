@@ -49,7 +49,7 @@ async fn without_a_shadow_a_share_at_which_no_worker_starts_is_rolled_back() {
     let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
     let output = server.home().run(&["resize", "echo", "70%"]).await.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("the one before again"), "{said}");
+    assert!(output.status.code() == Some(1) && said.contains("the former share is restored"), "{said}");
     let back = |model: &ModelStatusJson| model.state == "ready" && model.share_percent == 40;
     let model = server.wait_status("echo", "the old share", back).await.unwrap();
     assert_eq!((model.handovers.completed, model.handovers.aborted), (0, 1));
@@ -93,7 +93,7 @@ async fn without_a_shadow_a_resize_during_a_restart_is_refused() {
     server.wait_status("echo", "the next worker", next).await.unwrap();
     let output = server.home().run(&["resize", "echo", "20%"]).await.unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("being restarted"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the worker is restarting"), "{output:?}");
     let model = server.wait_status("echo", "a ready model", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, model.workers.len()), (50, 1));
     assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
