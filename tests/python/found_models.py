@@ -363,7 +363,7 @@ class WarmUpFiles(Served):
                 self.assertTrue("warmup.x" in model["why"] or name == "of_another", model["why"])
 
     def test_arrays_that_are_too_large_together_are_refused(self):
-        self.assertIn("the arrays have 19660800 bytes together", self.status()["images"]["why"])
+        self.assertIn("the arrays have 19660800 bytes in total", self.status()["images"]["why"])
 
     def test_a_file_with_an_array_that_is_no_input_is_refused(self):
         self.assertIn("npz.npz has an array for the unknown input `other`; the model has x", self.status()["other_names"]["why"])

@@ -158,7 +158,10 @@ async fn a_starting_standby_replaces_a_killed_worker() {
     let alone = |model: &ModelStatusJson| model.state == "restarting" && model.workers.len() == 1;
     let model = server.wait_status("echo", "the wait for the standby", alone).await.unwrap();
     assert_eq!(in_phase(&model, "standby", "warming").map(|worker| worker.pid), Some(pid), "{model:?}");
-    assert!(model.more["why"].as_str().is_some_and(|why| why.contains("the standby is still starting")), "{model:?}");
+    assert!(
+        model.more["why"].as_str().is_some_and(|why| why.contains("the standby is still starting")),
+        "{model:?}"
+    );
     half.signal(Signal::SIGCONT).unwrap();
     let serves = |model: &ModelStatusJson| incumbent(model).is_some();
     let model = server.wait_status("echo", "another incumbent", serves).await.unwrap();
