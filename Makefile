@@ -78,7 +78,7 @@ needs_page       := npm (or CHROMIUM=FILE)
 needs_monitoring := promtool (or apt-get, or PROMTOOL=FILE)
 
 .PHONY: test
-test: lint clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
+test: lint doc clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
 	@$(foreach part,$(filter-out $(optional),page monitoring),echo "note: skipped $(part): $(needs_$(part)) is missing" >&2;) true
 
 .PHONY: lint

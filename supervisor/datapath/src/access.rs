@@ -58,7 +58,7 @@ pub struct AccessRecord {
     /// The id in the request, or the value of its header `x-request-id`.
     pub request_id: Option<String>,
     pub code: u16,
-    /// The reason for a refusal as the metrics name it, or [`CLIENT_LEFT`].
+    /// The reason for a refusal as the metrics name it, or `CLIENT_LEFT`.
     pub reason: Option<&'static str>,
     /// The error that the client reads, shortened.
     pub error: Option<String>,

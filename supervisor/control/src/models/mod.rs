@@ -7,7 +7,7 @@
 //!                         └─ hires controllers, tells them to stop when their last request is answered
 //! ```
 //!
-//! What cannot change in place takes a new [`instance::Instance`], which is started beside the old
+//! What cannot change in place takes a new `instance::Instance`, which is started beside the old
 //! one and takes its place on the router when it is ready; the old one answers what it was given,
 //! and goes. So requests of the old form meet workers of the old form, and nothing that is queued
 //! moves.

@@ -100,7 +100,7 @@ impl Guard {
     }
 
     /// Returns whether `peer` may do `action`. A refused peer is counted, and logged at most once in
-    /// [`LOG_INTERVAL`]. A guard that permits nobody does neither.
+    /// `LOG_INTERVAL`. A guard that permits nobody does neither.
     pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
         let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
@@ -121,7 +121,7 @@ impl Guard {
         is_permitted
     }
 
-    /// Counts a refused peer, and logs it unless another one was logged within [`LOG_INTERVAL`].
+    /// Counts a refused peer, and logs it unless another one was logged within `LOG_INTERVAL`.
     pub fn refuse(&self, peer: &Peer, action: &str, on: &str) {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();

@@ -3,8 +3,8 @@
 //! serve the models.
 //!
 //! A connection of a Unix socket carries one request at a time, and its answer. Each is a frame of
-//! at most [`MAX_HEAD`] bytes after its length, with the tensors' bytes behind it. If a stream has
-//! more answers, the byte [`NEXT`] requests the next one. A client that abandons its request closes
+//! at most `MAX_HEAD` bytes after its length, with the tensors' bytes behind it. If a stream has
+//! more answers, the byte `NEXT` requests the next one. A client that abandons its request closes
 //! the connection.
 
 mod far;

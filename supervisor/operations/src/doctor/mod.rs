@@ -1,5 +1,5 @@
 //! `shadowslice doctor`: checks a host and gives advice. `gather` collects
-//! [`HostFacts`](facts::HostFacts); `judge` turns them into checks and is pure.
+//! `HostFacts`; `judge` turns them into checks and is pure.
 
 mod check;
 mod facts;

@@ -117,7 +117,7 @@ impl History {
         Ok(())
     }
 
-    /// Adds a sample every [`INTERVAL`]. Never returns.
+    /// Adds a sample every `INTERVAL`. Never returns.
     pub async fn write(&self, context: Arc<AdminContext>) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

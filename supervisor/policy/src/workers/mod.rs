@@ -12,9 +12,9 @@
 //!              └─ standby ───▶ Standby ────┘                   └─▶ exits
 //! ```
 //!
-//! Every worker has one [`Slot`], whose role says what the worker is for and until when. Nothing else
+//! Every worker has one `Slot`, whose role says what the worker is for and until when. Nothing else
 //! stores this: the phase of a hand-over follows from the roles of its two workers. Besides the slots
-//! there are the [`Primary`] (the worker that serves, or the reason why none does), the one change of
+//! there are the `Primary` (the worker that serves, or the reason why none does), the one change of
 //! share that is under way, and the request behind it.
 //!
 //! The state machine is pure. Its driver reports [`LifecycleEvent`]s with the time, and carries out the
