@@ -33,7 +33,7 @@ pub enum SlabError {
         source: Errno,
     },
     /// The kernel did not add the seals.
-    #[error("cannot seal a memory file")]
+    #[error("cannot seal a shared memory file (memfd)")]
     Seal(#[source] Errno),
     /// The kernel did not map the file.
     #[error("cannot map {bytes} bytes of shared memory; check the limit of the address space (ulimit -v)")]

@@ -257,7 +257,7 @@ async fn serve(
                     succeed(before, starting, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     if let Err(error) = history.take(&run_dir.history()) {
-                        tracing::warn!(%error, "cannot read the previous supervisor's samples; the page starts empty");
+                        tracing::warn!(%error, "cannot read the previous supervisor's history; the page starts empty");
                     }
                     Ok(())
                 }

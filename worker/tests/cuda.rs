@@ -130,7 +130,7 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
     assert!(worker.stop().success());
 }
 
-/// The number of samples of each time.
+/// The number of samples per measured time.
 const TIMES: usize = 21;
 
 /// A process that keeps groups of the GPU busy while it lives, with kernels of 3 ms.

@@ -75,7 +75,7 @@ pub fn scaling() -> ExitCode {
     })
 }
 
-/// The results of each part.
+/// The results of each part of the benchmark.
 #[derive(Default)]
 struct ScalingResults {
     sweep: Vec<sweep::SweepRow>,

@@ -119,7 +119,7 @@ struct Field {
     kind: u64,
     /// The value if it is a [`VARINT`].
     value: u64,
-    /// The offset of the end of its value.
+    /// The offset of the end of the field's value.
     end: u64,
 }
 

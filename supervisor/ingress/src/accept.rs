@@ -167,6 +167,6 @@ async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Sto
 async fn cut(client: &Client, stop: Stop) {
     tokio::select! {
         () = outstays(client) => tracing::debug!("cut an idle connection to make room"),
-        () = stop.overdue() => tracing::warn!("cut a connection that did not end"),
+        () = stop.overdue() => tracing::warn!("closed a connection that was still open at the end of the stop"),
     }
 }

@@ -73,7 +73,7 @@ async fn follow<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
             (Err(error), Some(_)) => {
                 tracing::warn!(
                     file = %named, %error,
-                    "cannot use a file, or one that belongs to it, that has changed; keeping the previous content"
+                    "cannot use a file that has changed; the previous content stays in use until you correct the file"
                 );
             }
             (_, None) => return,

@@ -233,7 +233,7 @@ impl Succession<'_> {
                         (Some(_), _) => {
                             tracing::info!(
                                 model,
-                                "keeping the model's workers here for the clients that are connected here"
+                                "the previous supervisor keeps the model's workers for the clients that are still connected to it"
                             );
                         }
                         (None, _) => {}

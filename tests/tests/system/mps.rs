@@ -163,7 +163,7 @@ async fn models_survive_a_long_outage_of_mps() {
     let down = gpu(&server, |gpu| gpu.why.is_some()).await;
     assert!(down.why.unwrap().contains("daemon"), "{}", server.log());
     let before = server.model("echo").await.unwrap();
-    // Wait for longer than eight deaths take.
+    // Wait longer than eight worker deaths would take: after eight, the model would be unready.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = server.model("echo").await.unwrap();
     assert_ne!(after.state, "unready", "{}", server.log());

@@ -324,8 +324,7 @@ pub(crate) fn no_stream_failure() -> RunFailure {
     RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
-/// Returns the failure of a batch whose call the GPU failed. Synchronising shows whether the GPU
-/// still works.
+/// Returns the failure of a batch for a CUDA call that failed.
 fn cuda_failure(fault: &CudaError) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

@@ -327,7 +327,7 @@ impl Controller {
                         model,
                         pid,
                         why,
-                        "a worker does not share the model's weights on the GPU, and loaded its own copy"
+                        "a worker does not share the model's weights on the GPU; its own copy takes more memory"
                     );
                 }
                 let found = process.loaded.take();

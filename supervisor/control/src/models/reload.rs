@@ -102,7 +102,13 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
                 let (change, keys) = (change.name(), keys.join(", "));
                 match why {
                     None => tracing::info!(model = name, change, keys, "reloaded"),
-                    Some(why) => tracing::error!(model = name, change, keys, why, "not reloaded"),
+                    Some(why) => tracing::error!(
+                        model = name,
+                        change,
+                        keys,
+                        why,
+                        "cannot apply the model's changes; the model stays as it was"
+                    ),
                 }
             }
             tracing::info!(changed = models.len(), unchanged, "configuration reloaded");

@@ -37,7 +37,7 @@ pub(super) async fn log(ours: OwnedFd, model: String, pid: i32) {
     let mut said = match Receiver::from_owned_fd(ours) {
         Ok(said) => said,
         Err(error) => {
-            tracing::warn!(model, pid, %error, "cannot read a worker's stderr");
+            tracing::warn!(model, pid, %error, "cannot read a worker's stderr; its further messages are missing from this log");
             return;
         }
     };

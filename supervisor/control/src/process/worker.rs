@@ -396,7 +396,7 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
         let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
         if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
-            tracing::warn!(pid, memory, %error, "cannot limit a worker's memory");
+            tracing::warn!(pid, memory, %error, "cannot limit a worker's memory; the worker runs without a limit");
         }
     }
     if launch.low_priority {

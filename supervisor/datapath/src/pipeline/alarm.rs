@@ -57,8 +57,8 @@ async fn fire(timer: &AsyncFd<OwnedFd>, after: Duration) -> io::Result<()> {
     let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
     let once = Itimerspec { it_interval: Timespec::default(), it_value };
     timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), &once)?;
-    // The read blocks until the timer fires. After an abandoned wait the descriptor may be ready
-    // although there is nothing to read.
+    // The timer does not block: `async_io` waits until it fires. After an abandoned wait the descriptor
+    // may be ready although there is nothing to read.
     timer.async_io(Interest::READABLE, |timer| Ok(rustix::io::read(timer, &mut [0; 8]).map(drop)?)).await
 }
 

@@ -21,7 +21,7 @@ pub struct RequestTrace {
     pub model: Option<String>,
     /// The id that the client gave the request.
     pub id: Option<String>,
-    /// The size along the batch axis.
+    /// The length of the request's batch axis.
     pub rows: Option<u32>,
     pub copy_in: Duration,
     /// The request's waits in the queue, each with its result.

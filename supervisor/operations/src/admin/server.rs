@@ -209,7 +209,7 @@ impl Admin {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection to the control socket");
+                    tracing::warn!(%error, "cannot accept a connection to the control socket; trying again");
                     // The process is probably out of descriptors. Connections that end free some.
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }

@@ -46,7 +46,7 @@ pub(super) enum BenchError {
     Spawn(#[from] SpawnError),
     #[error("cannot run the model: {0}")]
     Refused(String),
-    /// The CPU has no kernels for operators that the reference outputs need.
+    /// The CPU has no kernels for operators that the reference answers need.
     #[error("cannot run the model: {0}")]
     NoOperator(String),
     #[error("cannot run the model on partitions: {0}")]
@@ -64,7 +64,7 @@ pub(super) enum BenchError {
     Unknown(String),
     #[error("{0}")]
     FreeAxes(String),
-    #[error("cannot store the reference outputs")]
+    #[error("cannot store the reference answers")]
     Reference(#[from] ReferenceError),
     #[error("a batch does not fit into a message")]
     Message(#[from] MessageError),
@@ -109,11 +109,11 @@ pub(super) struct ShareMeasurement {
 }
 
 impl Bench<'_> {
-    /// Computes the reference outputs: on the CPU, or on the GPU if the CPU cannot.
+    /// Computes the reference answers: on the CPU, or on the GPU if the CPU cannot.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
-                tracing::warn!(why, "computing the reference outputs on the GPU, on all of its SMs");
+                tracing::warn!(why, "computing the reference answers on the GPU, on all of its SMs");
                 self.reference_by(WorkerPurpose::DeviceReference).await?;
             }
             answered => answered?,

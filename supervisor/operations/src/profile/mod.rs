@@ -42,7 +42,7 @@ enum ProfileError {
     Host(#[from] HostError),
     #[error("cannot allocate memory for inputs")]
     Slab(#[from] SlabError),
-    #[error("cannot store the reference outputs")]
+    #[error("cannot store the reference answers")]
     Reference(#[from] ReferenceError),
     #[error("cannot start the runtime; raise the limit on processes")]
     Runtime(#[source] std::io::Error),

@@ -101,7 +101,7 @@ impl Placement {
     }
 }
 
-/// The copies of a model that have no place.
+/// The copies of a model that fit on no GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MissingCopies {
     /// The index of the model.

@@ -3,11 +3,11 @@
 //! The more requests a batch has, the longer it takes. It may then end too late for its oldest
 //! request, and the requests behind it wait for all of it.
 //!
-//! * If all requests are in time together, all go.
-//! * Otherwise the largest number of the oldest requests goes that leaves the others in time for the
-//!   batch after this one.
-//! * If a request is late in any case, the batch with the most rows per second goes: one late request
-//!   is lost once, but a slow batch makes the next ones late, too.
+//! * If all requests are in time together, the batch takes all of them.
+//! * Otherwise the batch takes as many of the oldest requests as possible, provided that the others
+//!   are still in time in the next batch.
+//! * If a request is late in any case, the batch size with the most rows per second is used: one late
+//!   request is lost once, but a slow batch makes the next ones late, too.
 
 use std::time::Duration;
 

@@ -113,7 +113,7 @@ pub enum HandoverFailure {
     #[error("the new worker did not become ready: {0}")]
     BootFailed(String),
     /// The worker did not connect within `timeouts.spawn`.
-    #[error("the new worker did not connect in time after its start (timeouts.spawn)")]
+    #[error("the new worker did not connect within timeouts.spawn; see the log, or raise timeouts.spawn")]
     SpawnTimedOut,
     /// The worker was not warm within `timeouts.warm`.
     #[error("the new worker did not load and warm up in time (timeouts.warm)")]

@@ -328,7 +328,7 @@ impl Workers {
         }
     }
 
-    /// Changes the model's share by other workers from now on.
+    /// Starts another worker for each change of the share from now on.
     pub(super) fn leave_partitions(&mut self, why: &str) {
         if self.partition.is_err() {
             return;

@@ -31,7 +31,7 @@ pub(super) enum Primary {
     /// The standby is still starting and will serve. If its start fails, the next worker starts, at
     /// `back_off` at the earliest.
     AwaitingStandby { back_off: Timestamp, why: String },
-    /// The GPU accepts no worker, and the model asks again.
+    /// The GPU accepts no worker now. The model tries again at `until`.
     Waiting { until: Timestamp, why: String },
     /// Requests are refused. Without a time, no worker starts until the configuration or the
     /// model's files change, or until an operator or a client acts.

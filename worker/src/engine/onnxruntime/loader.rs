@@ -175,7 +175,8 @@ impl Loader {
     }
 }
 
-/// Returns true if a session was refused because the host's processor must not compute operators.
+/// Returns true if ONNX Runtime refused the session because some operators need the CPU, which the
+/// session may not use.
 fn needs_processor(refusal: &BootRefusal) -> bool {
     refusal.to_string().contains("fallback to CPU EP has been explicitly disabled")
 }

@@ -125,7 +125,7 @@ impl WorkerRecord {
 }
 
 impl RuleChecker {
-    /// Records the news of a worker.
+    /// Records a lifecycle event of a worker.
     pub(super) fn hear_of_worker(&mut self, fact: &LifecycleEvent, now: Timestamp) {
         let warm_by = now + self.settings.timeouts.warm;
         let worker = match fact {

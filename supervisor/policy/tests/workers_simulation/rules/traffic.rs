@@ -81,7 +81,7 @@ impl RuleChecker {
         // The batch that it executes may have caused the hang.
         if let Some(seen) = before.and_then(|before| self.workers.get(&before)) {
             let blamed = !seen.misbehaved || seen.condemned || seen.gone || seen.lane_ended.is_some();
-            // A shadow may be warm before the end of a worker that was killed.
+            // A shadow may become warm before a killed worker has exited.
             let shadow = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Warmed { .. }));
             rule(blamed || shadow, "the batch of a misbehaving worker is condemned before traffic moves")?;
         }
