@@ -112,8 +112,8 @@ async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
     assert_eq!(model.more["worker_deaths"], 1, "the worker that died served");
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     plan(&server, decided + 2).await.unwrap();
+    server.wait_line(&["outcome=\"rolled back\" cause=\"hand\""]).await.unwrap();
     let log = server.log();
-    assert!(log.contains("outcome=\"rolled back\" cause=\"hand\""), "{log}");
     assert!(!log.contains("a share change by the policy failed"), "{log}");
     server.stop().await.unwrap();
 }

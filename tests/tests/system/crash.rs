@@ -151,6 +151,7 @@ async fn a_shadow_that_is_ready_before_the_next_incumbent_serves_and_its_share_i
         third.signal(Signal::SIGCONT).unwrap();
     });
     assert_eq!(resized.unwrap().to_sms, 26);
+    server.wait_line(&["model ready", "share=20%"]).await.unwrap();
     let log = server.log();
     let ready: Vec<_> = log.lines().filter(|line| line.contains("model ready")).collect();
     assert!(

@@ -74,9 +74,7 @@ async fn without_a_shadow_a_worker_that_does_not_drain_in_time_may_stop_before_i
     let pid = server.wait_status("echo", "a request in flight", busy).await.unwrap().workers[0].pid;
     assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
     assert_eq!(asking.await.unwrap(), RequestOutcome::Right);
-    let log = server.log();
-    let ended = |line: &&str| line.contains("worker exited") && line.contains(&pid.to_string());
-    let line = log.lines().find(ended).unwrap_or_else(|| panic!("{log}"));
+    let line = server.wait_line(&["worker exited", &pid.to_string()]).await.unwrap();
     assert!(line.contains("exit status: 0"), "{line}");
     server.stop().await.unwrap();
 }
@@ -163,7 +161,7 @@ async fn failed_starts_do_not_count_as_deaths_and_end_with_their_cause() {
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let model = server.model("echo").await.unwrap();
     assert_eq!(model.more["worker_deaths"], 1, "{}", server.log());
-    assert!(server.log().contains("open files"), "{}", server.log());
+    server.wait_line(&["open files"]).await.unwrap();
     server.stop().await.unwrap();
 }
 

@@ -195,7 +195,7 @@ async fn a_foreign_daemon_is_left_alone_and_reported() {
     let server = ServerUnderTest::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!(gpu.sms, 132, "daemons and workers do not inherit the supervisor's MPS variables");
-    assert!(server.log().contains("leaving it running"), "{}", server.log());
+    server.wait_line(&["leaving it running"]).await.unwrap();
     server.stop().await.unwrap();
     assert!(matches!(daemon.try_wait(), Ok(None)), "the daemon still runs");
 }
@@ -209,7 +209,7 @@ async fn without_mps_no_share_is_enforced_and_status_reports_it() {
     assert_eq!((model.share_percent, model.sms), (30, 132));
     let shown = server.home().run(&["status"]).await.unwrap();
     assert!(unwrapped(&String::from_utf8_lossy(&shown.stdout)).contains("no share is enforced"));
-    assert!(server.log().contains("no share is enforced"), "{}", server.log());
+    server.wait_line(&["no share is enforced"]).await.unwrap();
     server.stop().await.unwrap();
 }
 

@@ -187,7 +187,7 @@ async fn a_starting_standby_that_is_no_longer_configured_is_stopped() {
     let model = server.wait_status("echo", "one worker", alone).await.unwrap();
     assert!(incumbent(&model).is_some(), "{model:?}");
     assert!(!server.log().contains("warm standby ready"), "{}", server.log());
-    assert!(!server.log().contains("ignored its stop"), "{}", server.log());
+    assert!(!server.log().contains("did not exit in time"), "{}", server.log());
     server.stop().await.unwrap();
 }
 
