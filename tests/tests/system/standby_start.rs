@@ -222,8 +222,10 @@ async fn a_change_while_a_starting_standby_replaces_a_dead_worker_uses_that_stan
     };
     let (resized, ()) = tokio::join!(server.resize("echo", 50), going_on);
     assert_eq!(resized.unwrap().to_sms, 66);
-    let model = server.model("echo").await.unwrap();
-    assert_eq!((model.share_percent, incumbent(&model).map(|worker| worker.pid)), (50, Some(pid)));
+    // `resize` may return a moment before `status` shows the share.
+    let in_force = |model: &ModelStatusJson| model.share_percent == 50 && incumbent(model).is_some();
+    let model = server.wait_status("echo", "the new share", in_force).await.unwrap();
+    assert_eq!(incumbent(&model).map(|worker| worker.pid), Some(pid));
     assert_eq!((model.handovers.completed, model.handovers.failovers), (2, 0));
     assert_eq!(deaths_and_restarts(&model), (1, 0));
     finish(&server, clients).await.unwrap();
