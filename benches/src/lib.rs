@@ -90,7 +90,7 @@ struct EchoOptions {
     bench: bool,
 }
 
-/// The subcommands by which this program starts itself as another process.
+/// The subcommands with which this program starts itself as another process.
 #[derive(Debug, Subcommand)]
 enum Role {
     /// Serve echo requests on sockets in a folder until standard input ends

@@ -25,10 +25,10 @@ use kernel_counts::{KernelCounts, PerfStat};
 /// The number of requests before counting begins.
 const WARM_UP: u64 = 500;
 
-/// The factor by which large requests are fewer, because they take about that much longer.
+/// The divisor of the number of large requests, which take about that much longer.
 const LARGE_RATIO: u64 = 10;
 
-/// The factor by which profiled requests are fewer, because Callgrind slows requests down.
+/// The divisor of the number of profiled requests, because Callgrind slows requests down.
 const PROFILED_RATIO: u64 = 5;
 
 /// Count the cost of an echo request, and write a page.

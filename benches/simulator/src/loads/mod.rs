@@ -83,7 +83,7 @@ impl NamedLoad {
         ArrivalStream::new(rates.into_iter().enumerate().map(stream).collect())
     }
 
-    /// Returns the weights by which models divide the load of their GPU.
+    /// Returns the weights that divide the load of a GPU among its models.
     fn weights(self, chosen: &[usize]) -> Vec<f64> {
         let mut weights = vec![1.0; chosen.len()];
         if self == Self::Zipf {

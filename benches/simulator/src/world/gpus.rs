@@ -26,7 +26,7 @@ pub(super) struct WorldGpus<'a> {
     rules: GpuRules,
 }
 
-/// The rules by which workers slow each other down.
+/// The rules that say how much workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GpuRules {
     pub(super) sharing: GpuSharing,
@@ -41,7 +41,7 @@ struct SimulatedGpu {
     demand: f64,
     /// The seats with an occupant.
     occupied: Vec<usize>,
-    /// The factor by which the demand exceeds the bandwidth, at least 1.
+    /// The demand for memory bandwidth divided by the bandwidth, at least 1.
     oversubscription: f64,
 }
 

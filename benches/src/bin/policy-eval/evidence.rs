@@ -12,7 +12,7 @@ const EASY_FROM: f64 = 0.99;
 /// The maximum loss of requests in time in an easy mix, as a fraction of all requests.
 const MAX_LOSS: f64 = 0.003;
 
-/// The maximum factor by which a median may grow in an easy mix.
+/// The maximum ratio of a median to its baseline in an easy mix.
 const MEDIAN_FACTOR: f64 = 1.1;
 /// The growth of a median that is allowed in addition to the factor, in ms.
 const MEDIAN_SLACK_MS: f64 = 0.5;

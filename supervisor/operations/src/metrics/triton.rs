@@ -17,34 +17,36 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     counter("nv_inference_request_success", "Requests answered.", |model| {
         one(model.status.requests.succeeded as f64)
     }),
-    counter("nv_inference_request_failure", "Requests without an answer, by Triton's reasons.", failures),
+    counter(
+        "nv_inference_request_failure",
+        "Requests without an answer, by the reason as Triton names it.",
+        failures,
+    ),
     counter("nv_inference_count", "Rows answered.", |model| one(batch_rows(model))),
     counter("nv_inference_exec_count", "Batches answered.", |model| {
         one(model.totals.batch_execution.count as f64)
     }),
     counter(
         "nv_inference_request_duration_us",
-        "Total time of answered requests, in us: from acceptance to answer.",
+        "Time of answered requests from arrival to answer, in us.",
         |model| us(model, |durations| durations.request),
     ),
-    counter(
-        "nv_inference_queue_duration_us",
-        "Total time of answered requests, in us: neither copied nor executed.",
-        |model| us(model, |durations| durations.queue),
-    ),
+    counter("nv_inference_queue_duration_us", "Time of answered requests in the queue, in us.", |model| {
+        us(model, |durations| durations.queue)
+    }),
     counter(
         "nv_inference_compute_input_duration_us",
-        "Total time of answered requests, in us: copying inputs into shared memory.",
+        "Time to copy the inputs of answered requests into shared memory, in us.",
         |model| us(model, |durations| durations.compute_input),
     ),
     counter(
         "nv_inference_compute_infer_duration_us",
-        "Total time of answered requests, in us: executing their batch.",
+        "Time to execute the batches of answered requests, in us.",
         |model| us(model, |durations| durations.compute_infer),
     ),
     counter(
         "nv_inference_compute_output_duration_us",
-        "Total time of answered requests, in us: copying the outputs of their batch out of shared memory.",
+        "Time to copy the outputs of the batches of answered requests, in us.",
         |model| us(model, |durations| durations.compute_output),
     ),
     gauge("nv_inference_pending_request_count", "Requests in the queue.", |model| {

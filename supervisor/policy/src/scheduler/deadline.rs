@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_an_outage_delayed_is_never_late() {
+    fn requests_that_an_outage_delayed_are_never_late() {
         let entry = |arrived| QueuedRequest {
             shape: (),
             rows: 1,
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_looked_at_than_two_batches() {
+    fn at_most_two_batches_of_requests_are_examined() {
         let entry = QueuedRequest {
             shape: (),
             rows: 1,
