@@ -28,6 +28,7 @@ use super::deliveries::Beginnings;
 use super::health::Health;
 use super::inference::{Inference, inference, response};
 use super::inward::Inward;
+use super::late_streams::LateStreams;
 use super::listen::Spoken;
 use super::messages::Messages;
 use super::on_wake::OnWake;
@@ -121,6 +122,8 @@ pub(super) async fn serve(
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved, access)))
         }
     });
+    let ending = Arc::new(AtomicBool::new(false));
+    let io = Inward::new(io, LateStreams::new(calls.coming(), ending.clone()));
     let connection = http2::Builder::new(calls.coming())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
@@ -128,19 +131,18 @@ pub(super) async fn serve(
         .max_header_list_size(call_head::HEADER_LIST_BYTES)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
-        .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
+        .serve_connection(TokioIo::new(io), service);
     let mut connection = OnWake::new(connection);
     let leaving = stop.clone();
     let (over, overdue) = (std::pin::pin!(over(&called, client, stop)), std::pin::pin!(untaken.overdue()));
     let (mut over, mut overdue) = (OnWake::new(over), OnWake::new(overdue));
-    let mut told = false;
     let ended = std::future::poll_fn(|cx| {
         if Pin::new(&mut overdue).poll(cx).is_ready() {
             tracing::debug!("cut a gRPC connection whose client does not read its responses");
             return Poll::Ready(Ok(()));
         }
-        if !told && Pin::new(&mut over).poll(cx).is_ready() {
-            told = true;
+        if !ending.load(Ordering::Relaxed) && Pin::new(&mut over).poll(cx).is_ready() {
+            ending.store(true, Ordering::Relaxed);
             // With another supervisor there, a client that is about to call is told to go there.
             if !called.load(Ordering::Relaxed) && !leaving.leaves() {
                 return Poll::Ready(Ok(()));

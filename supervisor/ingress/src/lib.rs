@@ -36,6 +36,7 @@ mod inference;
 mod inward;
 mod json;
 mod kept;
+mod late_streams;
 mod listen;
 mod load_metrics;
 mod memory_routes;

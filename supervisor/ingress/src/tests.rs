@@ -2,6 +2,7 @@
 
 mod grpc;
 mod http;
+mod late_streams;
 mod metrics;
 
 use std::path::PathBuf;

@@ -325,7 +325,7 @@ async fn answers_are_compressed_as_the_request_was_and_if_the_client_reads_that(
 
 /// The bytes that gRPC's C core sends on a Unix socket: for ServerLive a whole call, for other
 /// methods its beginning.
-fn c_core(authority: &str, method: &str) -> Vec<u8> {
+pub(super) fn c_core(authority: &str, method: &str) -> Vec<u8> {
     let literal =
         |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let named = |name: &str, value: &str| [literal(0x40, name), literal(0, value)[1..].to_vec()].concat();
