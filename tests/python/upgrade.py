@@ -65,7 +65,7 @@ class Load:
                 answer = ask(values)
                 why = None if np.array_equal(answer, values) else f"wrong: {answer} for {values}"
             except Exception as error:  # Every exception counts as a lost request.
-                why = repr(error)
+                why = f"{error!r}: {error}"
             with self.lock:
                 self.latencies.append(time.monotonic() - begun)
                 self.lost += [why] if why else []

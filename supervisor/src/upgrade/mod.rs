@@ -35,6 +35,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use shadowslice_control::backend::{Gpus, MpsEstate};
+use shadowslice_control::controller;
 use shadowslice_control::host::RunDir;
 use shadowslice_control::models::{Known, ModelSet, Move, Served};
 use shadowslice_datapath::readiness::HostState;
@@ -171,18 +172,19 @@ impl Succession<'_> {
         self.order(|done| Move::Nothing { done }).await;
         let models = Arc::clone(&self.models.borrow());
         for served in &models.served {
-            let mut report = served.report.clone();
-            let unchanging = report.wait_for(|report| report.coming.is_none());
-            // An error of the report means that the supervisor ends.
-            timeout(self.within, unchanging)
-                .await
-                .map_err(|_| {
-                    format!(
-                        "the share of model '{}' was still changing after {:?}; try again",
-                        served.model.name, self.within
-                    )
-                })?
-                .ok();
+            // The report may be older than a change that has just begun.
+            let unchanging = async {
+                let (done, is_done) = oneshot::channel();
+                // An error here or below means that the controller has ended.
+                served.orders.send(controller::Order::AwaitChange { done }).await.ok();
+                is_done.await.ok();
+            };
+            timeout(self.within, unchanging).await.map_err(|_| {
+                format!(
+                    "the share of model '{}' was still changing after {:?}; try again",
+                    served.model.name, self.within
+                )
+            })?;
         }
         Ok(())
     }

@@ -184,6 +184,9 @@ impl Controller {
         while !self.workers.have_ended() {
             self.hear(&mut inbox, &mut look).await;
             self.publish();
+            if self.workers.coming().is_none() {
+                self.records.changes_ended();
+            }
         }
         self.note_standing(false);
         self.ledger.leave(&self.model.name);
@@ -270,6 +273,7 @@ impl Controller {
                 // The receiver may be gone.
                 reply.send(self.workers.hold(held)).ok();
             }
+            Order::AwaitChange { done } => self.records.await_change(done),
         }
     }
 

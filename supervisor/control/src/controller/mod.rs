@@ -88,6 +88,8 @@ pub enum Order {
         /// Hears whether that is news.
         reply: oneshot::Sender<bool>,
     },
+    /// Sends to `done` when no change of the share waits or is under way.
+    AwaitChange { done: oneshot::Sender<()> },
     /// Go by this configuration from now on. What the workers were started with does not differ.
     Configure { model: Arc<ModelConfig> },
     /// End all workers, and then the controller. The pipeline is shut first.

@@ -25,6 +25,8 @@ pub(super) struct Records {
     /// Orders that are not answered yet, by their numbers.
     replies: BTreeMap<u64, Reply>,
     orders: u64,
+    /// Those that wait until no change is under way.
+    awaiting: Vec<oneshot::Sender<()>>,
 }
 
 /// The wait for the first batch at a new share.
@@ -45,6 +47,17 @@ impl Records {
         self.orders += 1;
         self.replies.insert(self.orders, reply);
         self.orders
+    }
+
+    pub(super) fn await_change(&mut self, done: oneshot::Sender<()>) {
+        self.awaiting.push(done);
+    }
+
+    pub(super) fn changes_ended(&mut self) {
+        for done in self.awaiting.drain(..) {
+            // The receiver may have waited for too long.
+            done.send(()).ok();
+        }
     }
 
     fn answer(&mut self, request: &ResizeRequest, answer: Result<HandoverReport, ResizeRefused>) {
