@@ -105,19 +105,20 @@ async fn executes(server: &ServerUnderTest, model: &str) -> f64 {
 async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
-    // A batch takes 2 ms on all SMs, and proportionally longer on fewer.
-    server.home().write("profile.yaml", profile(2.0).replace("[66]", "[132]")).unwrap();
+    // A batch takes 10 ms on all SMs, and proportionally longer on fewer. On a busy host a worker may
+    // wait for a processor between two batches, which must be short beside a batch.
+    server.home().write("profile.yaml", profile(10.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
     let side_by_side = async || {
         // The neighbour is busy for longer than the other load, even if its clients are slow.
-        let busy = load(&server, "two", 600.0, Duration::from_secs(3));
-        assert_nothing_lost(&load(&server, "one", 20.0, Duration::from_secs(1)).await.unwrap());
+        let busy = load(&server, "two", 60.0, Duration::from_secs(4));
+        assert_nothing_lost(&load(&server, "one", 10.0, Duration::from_secs(2)).await.unwrap());
         assert_nothing_lost(&busy.await.unwrap());
     };
     side_by_side().await;
     let apart = executes(&server, "one").await;
     // Caches and memory bandwidth are shared, which costs 10 % while the neighbour executes.
-    let alone = 2.0 * 132.0 / 64.0;
+    let alone = 10.0 * 132.0 / 64.0;
     assert!(
         (alone - 0.1..1.1 * alone + 0.1).contains(&apart),
         "{apart} ms on 64 SMs beside a neighbour on the others"
@@ -127,7 +128,7 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     }
     side_by_side().await;
     let together = executes(&server, "one").await;
-    assert!(together > 2.5, "{together} ms beside a neighbour on the same SMs");
+    assert!(together > 12.5, "{together} ms beside a neighbour on the same SMs");
     server.stop().await.unwrap();
 }
 
