@@ -14,6 +14,15 @@ pub(super) trait Reads: Unpin {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>>;
+
+    /// Shuts the stream down for writing. Nothing is read afterwards.
+    fn poll_shutdown<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(stream).poll_shutdown(cx)
+    }
 }
 
 pub(super) struct Inward<S, R> {
@@ -38,7 +47,7 @@ impl<S: AsyncRead + Unpin, R: Reads> AsyncRead for Inward<S, R> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, R: Unpin> AsyncWrite for Inward<S, R> {
+impl<S: AsyncRead + AsyncWrite + Unpin, R: Reads> AsyncWrite for Inward<S, R> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -60,6 +69,7 @@ impl<S: AsyncWrite + Unpin, R: Unpin> AsyncWrite for Inward<S, R> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let Self { stream, reads } = &mut *self;
+        reads.poll_shutdown(stream, cx)
     }
 }

@@ -1,17 +1,22 @@
-//! Drops window updates of streams that a client opened after the end of its HTTP/2 connection.
+//! Lets an HTTP/2 connection end without harm to streams that its client opens meanwhile.
 //!
 //! h2 ends a connection gracefully with a GOAWAY that allows every stream, a PING, and, once the
 //! client has acknowledged the PING, a GOAWAY with the last stream that it serves. It ignores later
 //! streams, as RFC 9113 (6.8) requires, but takes a WINDOW_UPDATE of one for an error of the whole
 //! connection, and earlier calls fail. gRPC's C core sends such frames: it may have numbered a stream
-//! before it reads the GOAWAY, and writes the acknowledgement before the stream's HEADERS.
+//! before it reads the GOAWAY, and writes the acknowledgement before the stream's HEADERS. So these
+//! frames are dropped. The client opens the stream again elsewhere once it has read the last GOAWAY,
+//! but not if it cannot write before that, so the socket stays open until the client closes it.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
 
 use super::inward::Reads;
 
@@ -21,6 +26,9 @@ const PING_BYTES: usize = 8;
 
 /// The bytes that one read takes at most while the connection ends.
 const READ_BYTES: usize = 8 << 10;
+
+/// The time that a client has to read the end and to close the connection.
+const LINGER: Duration = Duration::from_secs(1);
 
 // Frame types and a flag of RFC 9113, section 6.
 const HEADERS: u8 = 1;
@@ -39,11 +47,13 @@ pub(super) struct LateStreams<R> {
     /// Bytes that are read and not yet delivered, from `delivered` on.
     passed: Vec<u8>,
     delivered: usize,
+    /// Runs once the connection is shut down for writing.
+    linger: Option<Pin<Box<Sleep>>>,
 }
 
 impl<R> LateStreams<R> {
     pub(super) fn new(reads: R, ending: Arc<AtomicBool>) -> Self {
-        Self { reads, ending, frames: Frames::new(), passed: Vec::new(), delivered: 0 }
+        Self { reads, ending, frames: Frames::new(), passed: Vec::new(), delivered: 0, linger: None }
     }
 }
 
@@ -74,6 +84,26 @@ impl<R: Reads> Reads for LateStreams<R> {
         let some = &rest[..rest.len().min(buf.remaining())];
         buf.put_slice(some);
         self.delivered += some.len();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.linger.is_none() {
+            ready!(Pin::new(&mut *stream).poll_shutdown(cx))?;
+        }
+        let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        while linger.as_mut().poll(cx).is_pending() {
+            let mut bytes = [0; READ_BYTES];
+            let mut unread = ReadBuf::new(&mut bytes);
+            let read = ready!(Pin::new(&mut *stream).poll_read(cx, &mut unread));
+            if read.is_err() || unread.filled().is_empty() {
+                break;
+            }
+        }
         Poll::Ready(Ok(()))
     }
 }
