@@ -1,4 +1,4 @@
-//! The keys `batch` and `queue` of models.
+//! Reads the keys `batch` and `queue` of models.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use super::{Context, units};
 /// The largest value of `queue.memory` in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// Reads the settings of batching. Without `max`, a model of the emulated engine gets the default,
-/// because that engine can always batch.
+/// Reads the batching settings. If `max` is missing, a model of the emulated engine gets the
+/// default, because that engine can always batch.
 pub(super) fn batch(
     model: &Fields<'_>,
     is_emulated: bool,
@@ -30,8 +30,8 @@ pub(super) fn batch(
     BatchConfig { max, sizes, max_delay }
 }
 
-/// Reads `batch.max_delay`. It must be below the SLO, because a request that waits for others has less
-/// time to run.
+/// Reads `batch.max_delay`. The delay must be below the SLO, because the time that a request waits
+/// for other requests counts towards its latency.
 fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Option<Duration> {
     let delay = value.parsed(units::duration)?;
     let latency = units::show_duration(slo.latency);
@@ -79,7 +79,8 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     }
 }
 
-/// Reads the settings of the queue. At least one request of the largest size must fit into its memory.
+/// Reads the settings of the queue. The queue's memory must hold at least one request of the
+/// largest size.
 pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
     let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
     let default = (256 << 20).max(limits.request_bytes);

@@ -1,22 +1,22 @@
-//! The bounds of a client's changes to a model: a client cannot take more from other models than the
-//! operator's file allows. This module is pure.
+//! Checks the bounds of a client's changes to a model. A client cannot take more resources from
+//! other models than the operator's file allows. This module is pure.
 
 use super::types::{BatchConfig, ModelConfig, OnLate};
 use super::units::show_size;
 
-/// A key that a client may change, up to what is configured.
+/// A key that a client may change within the bounds of the operator's file.
 struct Bound {
     key: &'static str,
-    /// True if the client changes the value. A current value may be out of bounds after a failed
-    /// reload, and is then not the client's fault.
+    /// True if the client changes the value. After a failed reload, a current value may be out of
+    /// bounds. If the client leaves this value unchanged, it is accepted.
     differs: bool,
     within: bool,
-    /// The allowed values, for the message.
+    /// The allowed values, as the error message shows them.
     allowed: String,
 }
 
-/// Returns a message for each key that is out of bounds. `old` is the current model, and `written` the
-/// one in the operator's file.
+/// Returns a message for each key that is out of bounds. `old` is the current model, and `written`
+/// is the model in the operator's file.
 pub(super) fn beyond(old: &ModelConfig, new: &ModelConfig, written: &ModelConfig) -> Vec<String> {
     let bounds = of_the_gpu(old, new, written).into_iter().chain(of_requests(old, new, written));
     let beyond = bounds.filter(|bound| bound.differs && !bound.within);

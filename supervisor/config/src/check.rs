@@ -11,31 +11,32 @@ use super::load_for_check;
 use super::render::render;
 use super::types::{Config, ModelConfig};
 
-/// A function that checks a model more closely and returns its fault, if it has one.
+/// A function that runs additional checks of a model, and returns the model's fault, if there is
+/// one.
 pub type ModelCheck<'l> = &'l dyn Fn(&ModelConfig) -> Option<String>;
 
-/// A function that returns notes on settings that work on this host but are not advisable.
+/// A function that returns notes on settings that work on this host but are not recommended.
 pub type HostAdvice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 
-/// The checks that need other crates.
+/// The checks that need crates on which this crate does not depend.
 #[derive(Clone, Copy)]
 pub struct CheckHooks<'a> {
-    /// The check of the run directory.
+    /// The function that checks the run directory.
     pub run_dir: RunDirCheck<'a>,
-    /// The check of each model.
+    /// The function that checks each model.
     pub model: ModelCheck<'a>,
-    /// The source of notes.
+    /// The function that returns notes on the host.
     pub advice: HostAdvice<'a>,
 }
 
 /// Checks a configuration and returns the exit code.
 ///
-/// Writes faults and notes to `err`, and ignores an error of writing there. Writes a summary, or the
-/// whole configuration if `print` is set, to `out`.
+/// Writes faults and notes to `err`, and ignores write errors there. Writes a summary to `out`, or
+/// the whole configuration if `print` is set.
 ///
 /// # Errors
 ///
-/// An error of writing to `out`, if there are no faults.
+/// The error of writing to `out`, if the configuration has no faults.
 pub fn run(
     path: &Path,
     print: bool,

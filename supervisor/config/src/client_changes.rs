@@ -1,4 +1,5 @@
-//! Changes to a model's configuration by a client, as JSON. A client may set some keys.
+//! Applies a client's changes to the configuration of a model. The changes are JSON, and only some
+//! keys are allowed.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -11,15 +12,16 @@ use super::types::{Config, ModelConfig, ShareConfig};
 use super::yaml::{self, YamlNode};
 use super::{Context, EXAMPLE, bounds, document, render};
 
-/// The keys that a client may set. None of them decides which program or file the supervisor runs.
+/// The keys that a client may set. No key selects the program or the model file that the supervisor
+/// runs.
 const KEYS: [&str; 8] = ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup"];
 
 const MAX_BYTES: usize = 64 * 1024;
 
 /// Returns a model's configuration with the changes in `json`.
 ///
-/// The model and its files are checked together with the rest of `config`, the current configuration.
-/// The result stays within the bounds of `written`, the model in the operator's file.
+/// Checks the model and its files together with the rest of `config`, the current configuration.
+/// The result must stay within the bounds of `written`, the model in the operator's file.
 ///
 /// # Errors
 ///
@@ -34,7 +36,7 @@ pub fn apply_client_changes(
     }
     let log = FaultLog::new(Path::new("config"));
     let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
-    // A duplicate key is a fault, but there is still a document.
+    // The parser still returns a document if a key occurs twice, so the faults are checked too.
     let faults = log.into_sorted();
     let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
     let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
@@ -46,7 +48,8 @@ pub fn apply_client_changes(
     }
     let log = FaultLog::new(Path::new("config"));
     check_keys(&Value::root(&changes, &log));
-    // A rendered configuration has absolute paths, so the folder and the environment do not matter.
+    // A rendered configuration has absolute paths, so the folder and the environment have no
+    // effect.
     let context = Context {
         dir: Path::new(""),
         env: &|_| None,
@@ -65,8 +68,8 @@ pub fn apply_client_changes(
     // A client cannot change the GPU. For `gpu: auto` the reader returns 0, not the current GPU.
     model.gpu = config.models[place].gpu;
     if !names_initial(&changes) {
-        // Otherwise the model would get an equal part of the share that other models leave, which may
-        // have changed since.
+        // Without this, the model would get an equal part of the share that other models leave.
+        // That part may have changed since the model was loaded.
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
         model.share = ShareConfig { initial, given: old.given, ..share };
@@ -93,8 +96,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// Refuses files for the warm-up. The supervisor would read them, but the client may have no permission
-/// to read them.
+/// Rejects files for the warm-up. The supervisor would read such a file, but the client may have no
+/// permission to read it.
 fn check_files(warmup: &Value<'_>) {
     const WHY: &str = "a client cannot name a file; give `values` or a `range`";
     if warmup.is_scalar() {
@@ -107,8 +110,9 @@ fn check_files(warmup: &Value<'_>) {
 
 /// Merges the changes into the model.
 ///
-/// A scalar `share` is the initial share, and a scalar `slo` is the latency. A new largest batch size
-/// without `sizes` removes the old sizes, and new values of an input remove its file.
+/// A scalar `share` is the initial share, and a scalar `slo` is the latency. If the changes set a
+/// new `batch.max` without `sizes`, the old sizes are removed. If they set new values of an input,
+/// the input's file is removed.
 fn change(model: &mut YamlNode, changes: &YamlNode) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {
@@ -127,7 +131,7 @@ fn change(model: &mut YamlNode, changes: &YamlNode) {
     model.merge(&changes);
 }
 
-/// Removes the files of inputs whose values the client gives.
+/// Removes the file of each input for which the client gives values.
 fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
     for name in given.keys() {
@@ -137,7 +141,8 @@ fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     }
 }
 
-/// Returns the faults without their positions, which lie in a rendered text that the client has not seen.
+/// Returns the faults without their positions. The positions refer to a rendered text that the
+/// client has not seen.
 fn listed(faults: Vec<ConfigFault>) -> String {
     let line = |ConfigFault { path, message, .. }: &ConfigFault| {
         if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
@@ -200,7 +205,8 @@ mod tests {
         let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
             "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
         apply_client_changes(&config, "a", less).unwrap();
-        // A client can raise what another load has lowered, but only up to what the operator wrote.
+        // A client can undo the restrictions of an earlier load, but only up to the values that the
+        // operator wrote.
         let written = config.models[0].clone();
         config.models[0].priority = 9;
         let again = |json| super::apply_client_changes(&config, &written, json);

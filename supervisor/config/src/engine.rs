@@ -1,4 +1,4 @@
-//! The engine of a model, and its file or its tensors.
+//! Reads the engine of a model, and the model's file or tensors.
 
 use std::path::{Path, PathBuf};
 
@@ -26,11 +26,11 @@ enum EngineName {
 
 const PYTHON: &str = "python3";
 
-/// The file of a Python model in the model's folder.
+/// The name of the Python file in a model's folder.
 const PYTHON_FILE: &str = "model.py";
 
-/// Reads a model's engine. Also returns the inputs in the model's file, as far as they are known. Keys
-/// of other engines are faults.
+/// Reads a model's engine. Also returns the inputs that the model's file declares, if they are
+/// known. Records a fault for each key that belongs to another engine.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&GpuConfig>,
@@ -50,7 +50,8 @@ pub(super) fn engine(
     }
 }
 
-/// Returns the given engine, or the engine for the extension of the model's file.
+/// Returns the engine that the configuration gives, or the engine for the extension of the model's
+/// file.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&[
@@ -126,13 +127,14 @@ fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
     EngineConfig::Python { path: path.unwrap_or_default(), interpreter, threads }
 }
 
-/// Returns the path of a program in the folders of `PATH`.
+/// Searches the folders of `PATH` for a program, and returns the program's path.
 fn find(name: &str) -> Option<PathBuf> {
     let places = std::env::var_os("PATH")?;
     std::env::split_paths(&places).map(|place| place.join(name)).find(|program| program.is_file())
 }
 
-/// Reads the execution providers. A model on an emulated GPU has none, because the CPU runs it.
+/// Reads the execution providers. A model on an emulated GPU has no execution provider, because the
+/// model runs on the CPU.
 fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
     if let Some(GpuConfig::Emulated { .. }) = gpu {
         model.forbidden(
@@ -161,11 +163,11 @@ fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
     })
 }
 
-/// The largest number of files in a model's folder that are listed.
+/// The largest number of files in a model's folder that [`model_files`] lists.
 const MAX_FILES: usize = 1024;
 
-/// Returns the known files of a model: the file of an ONNX model and those of its external tensors, or
-/// the file of a Python model and all files in its folder.
+/// Returns the known files of a model. For an ONNX model, these are its file and the files of its
+/// external tensors. For a Python model, these are its file and all files in its folder.
 pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     match engine {
         EngineConfig::OnnxRuntime { path, .. } => {
@@ -185,8 +187,8 @@ pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     }
 }
 
-/// Returns the absolute path of an ONNX model and its inputs. An unusable file is a fault of the model's
-/// files.
+/// Returns the absolute path and the inputs of an ONNX model. If the file cannot be used, records a
+/// fault of the model's files.
 fn model_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
     let inputs = usable(path).and_then(|()| onnx::inputs(path));
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -257,7 +259,7 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Reads a shape without the batch axis. -1 stands for any size, if `any_size` allows it.
+/// Reads a shape without the batch axis. If `any_size` is set, -1 is allowed and means any size.
 pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
     let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
     let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
@@ -278,8 +280,8 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     Some(axis)
 }
 
-/// Checks that a row fits into a request, because a larger row would only take a worker's memory. An
-/// unknown datatype counts with one byte per element.
+/// Checks that a row is not larger than the largest request. A larger row would only waste a
+/// worker's memory. If the datatype is unknown, an element counts as one byte.
 pub(super) fn check_size(
     value: &Value<'_>,
     shape: &[i64],

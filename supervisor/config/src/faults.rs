@@ -1,11 +1,12 @@
-//! Faults of a configuration, each with its file, line and key.
+//! The faults of a configuration, each with its file, line and key.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The largest number of faults that a list shows. It only counts the others.
+/// The largest number of faults that a list shows. The list ends with the number of the remaining
+/// faults.
 const MAX_SHOWN: usize = 50;
 
 /// A position in a file.
@@ -13,25 +14,25 @@ const MAX_SHOWN: usize = 50;
 pub struct Position {
     /// The line, counted from 1.
     pub line: usize,
-    /// The character in the line, counted from 1.
+    /// The column, counted in characters from 1.
     pub column: usize,
 }
 
 impl Position {
-    /// The position of faults of the whole file.
+    /// The position that faults of the whole file have.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
-/// A fault of a configuration, or a note on it.
+/// A fault of a configuration, or a note about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFault {
-    /// The file, as the user wrote its path.
+    /// The path of the file as the user wrote it.
     pub file: PathBuf,
     /// The position of the value.
     pub at: Position,
-    /// The path of the value, such as `models[0].slo`; empty for the whole document.
+    /// The path of the value, such as `models[0].slo`. It is empty for the whole document.
     pub path: String,
-    /// The fault and its remedy.
+    /// The message: what is wrong, and how to correct it.
     pub message: String,
 }
 
@@ -46,23 +47,24 @@ impl fmt::Display for ConfigFault {
     }
 }
 
-/// The error of loading a configuration.
+/// An error of loading a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}; give the path of a YAML file", path.display())]
     Read {
-        /// The path of the file, as the user wrote it.
+        /// The path of the file as the user wrote it.
         path: PathBuf,
-        /// The error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The configuration has faults. The error's text lists one per line.
+    /// The configuration has faults. The error's text lists one fault per line.
     #[error("{}", FaultList(.0))]
     Faults(Vec<ConfigFault>),
 }
 
-/// A list of faults to display: one per line, at most 50 and then the number of others.
+/// A list of faults to display, one per line. If there are more than 50 faults, the last line is
+/// the number of the remaining faults.
 #[derive(Debug)]
 pub struct FaultList<'a>(pub &'a [ConfigFault]);
 
@@ -79,7 +81,7 @@ impl fmt::Display for FaultList<'_> {
     }
 }
 
-/// The faults of a file while it is read.
+/// The faults that were found so far in a file.
 #[derive(Debug)]
 pub(super) struct FaultLog {
     file: PathBuf,
@@ -91,7 +93,7 @@ impl FaultLog {
         Self { file: file.to_owned(), faults: RefCell::default() }
     }
 
-    /// Returns a fault of this file without adding it to the log.
+    /// Returns a fault of this file, but does not add the fault to the log.
     pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> ConfigFault {
         ConfigFault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
     }

@@ -1,4 +1,4 @@
-//! Lookups on the host that a configuration is for: users, groups, cores and folders.
+//! Checks users, groups, cores and folders on the host that a configuration is for.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -28,18 +28,18 @@ pub(super) trait HostLookup {
     /// Returns the ranges of online cores in ascending order, or `None` if they are unknown.
     fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
 
-    /// Returns the reason why a supervisor cannot use this run directory.
+    /// Returns the reason why a supervisor cannot use this run directory, or `None` if it can.
     fn refuses_run_dir(&self, path: &Path) -> Option<String>;
 
-    /// Returns the reason why the supervisor cannot write a log to this file.
+    /// Returns the reason why the supervisor cannot write a log to this file, or `None` if it can.
     fn refuses_log(&self, path: &Path) -> Option<String>;
 }
 
-/// A function that returns the reason why a supervisor cannot use a run directory. Only `check` needs
-/// it, because `serve` locks the folder.
+/// A function that returns the reason why a supervisor cannot use a run directory. Only `check`
+/// needs this function, because `serve` locks the run directory itself.
 pub type RunDirCheck<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// A host on which every lookup succeeds.
+/// A host on which every check succeeds.
 pub(super) struct AnyHost;
 
 impl HostLookup for AnyHost {
@@ -72,8 +72,8 @@ impl<'a> ThisHost<'a> {
 }
 
 impl HostLookup for ThisHost<'_> {
-    /// Returns whether the host has the account. If the lookup fails, this is true, and starting the
-    /// supervisor reports the reason.
+    /// Returns whether the host has the account. If the lookup fails, returns true, and the
+    /// supervisor reports the reason when it starts.
     fn has_account(&self, kind: AccountKind, name: &str) -> bool {
         match kind {
             AccountKind::User => !matches!(User::from_name(name), Ok(None)),
@@ -102,7 +102,7 @@ impl HostLookup for ThisHost<'_> {
     }
 }
 
-/// Parses ranges in the kernel's format, such as `0-3,8`.
+/// Parses a list of ranges in the kernel's format, such as `0-3,8`.
 fn ranges(text: &str) -> Option<Vec<RangeInclusive<usize>>> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,5 +1,6 @@
-//! The configuration: a YAML file is parsed into a tree of values with their positions, then checked.
-//! All faults are found at once, each with its position and the key.
+//! Loads and checks the configuration. A YAML file is parsed into a tree of values with their
+//! positions, and then checked. A check reports all faults together, each with its position and
+//! key.
 
 #![warn(missing_docs)]
 
@@ -54,21 +55,22 @@ use reader::Value;
 /// A function that looks up an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The environment of a configuration, and the faults and notes that do not prevent loading it.
+/// The environment in which a configuration is read, and the faults and notes that do not prevent
+/// loading it.
 struct Context<'a> {
-    /// The folder of the configuration file, as the user wrote it.
+    /// The folder of the configuration file, as the user wrote its path.
     dir: &'a Path,
     env: Environment<'a>,
     is_root: bool,
     host: &'a dyn HostLookup,
     file_faults: RefCell<Vec<ConfigFault>>,
     host_faults: RefCell<Vec<ConfigFault>>,
-    /// Settings that have no effect, or that are probably wrong.
+    /// The notes on settings that have no effect, or that are probably wrong.
     notes: RefCell<Vec<ConfigFault>>,
 }
 
 impl Context<'_> {
-    /// Returns the path of a file that the configuration names relative to its folder.
+    /// Returns the path of a file. The configuration names the file relative to its own folder.
     fn resolve(&self, path: &str) -> PathBuf {
         self.dir.join(path)
     }
@@ -78,12 +80,14 @@ impl Context<'_> {
         self.file_faults.borrow_mut().push(value.describe(message));
     }
 
-    /// Records that this host does not have a user, group, core or file that the configuration names.
+    /// Records that this host does not have a user, group, core or file that the configuration
+    /// names.
     fn host_fault(&self, value: &Value<'_>, message: impl std::fmt::Display) {
         self.host_faults.borrow_mut().push(value.describe(format!("on this host {message}")));
     }
 
-    /// Records a note, but only once if two models have the same profile.
+    /// Records a note. If two models have the same profile, notes on the profile are recorded only
+    /// once.
     fn note(&self, value: &Value<'_>, message: impl Into<String>) {
         let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
         if !notes.contains(&note) {
@@ -92,9 +96,10 @@ impl Context<'_> {
     }
 }
 
-/// Returns the absolute path without `..`, except after a symbolic link, whose parent is elsewhere.
+/// Returns the absolute path without `..`. A `..` after a symbolic link stays, because the link's
+/// target has another parent.
 fn absolute(path: &Path) -> PathBuf {
-    // This only fails without a working directory. Opening the path then fails anyway.
+    // This only fails without a working directory. In that case, opening the path fails too.
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let is_folder = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
     let mut plain = PathBuf::new();
@@ -106,7 +111,7 @@ fn absolute(path: &Path) -> PathBuf {
     plain
 }
 
-/// Checks that the path is a regular file that is not empty and that this user can read.
+/// Checks that the path is a regular file, that it is not empty, and that this user can read it.
 fn usable(path: &Path) -> Result<(), io::Error> {
     let metadata = fs::metadata(path)?;
     let kind = metadata.file_type();
@@ -123,8 +128,8 @@ fn usable(path: &Path) -> Result<(), io::Error> {
     Ok(())
 }
 
-/// Loads a configuration without checking that this host has the users, groups and cores that it names.
-/// [`load_here`] checks that too.
+/// Loads a configuration. Does not check that this host has the users, groups and cores that the
+/// configuration names; [`load_here`] does.
 ///
 /// # Errors
 ///
@@ -165,8 +170,8 @@ fn load_on(
     Err(ConfigError::Faults(faults))
 }
 
-/// Loads a configuration in the environment of this process, and checks it against this host. Faults
-/// of models' own files and of this host do not prevent loading: they are in
+/// Loads a configuration in the environment of this process, and checks it against this host.
+/// Faults of models' own files and of this host do not prevent loading. They are in
 /// [`Config::file_faults`] and [`Config::host_faults`].
 ///
 /// # Errors
@@ -208,7 +213,7 @@ const KEYS: &[&str] = &[
     "access_log",
 ];
 
-/// Reads the whole document. Defaults replace faulty values.
+/// Reads the whole document. A value with a fault is replaced with its default.
 fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let fields = root.fields(KEYS);
     let run_dir = settings::run_dir(&fields, context);

@@ -1,4 +1,4 @@
-//! The key `listen`: the addresses of the supervisor's servers.
+//! Reads the key `listen`: the addresses of the supervisor's servers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use super::settings::{CONTROL_SOCKET, PRIVATE};
 use super::types::{ListenConfig, Listener, SOCKET_MODE, Tls};
 use super::{Context, absolute, peers, usable};
 
-/// The longest path of a Unix socket in bytes. With the NUL at its end it has 108 (`sun_path`).
+/// The longest path of a Unix socket, in bytes. The kernel allows 108 bytes including the final NUL
+/// (`sun_path`).
 pub(super) const MAX_SOCKET_PATH: usize = 107;
 
 const MAX_LISTENERS: usize = 64;
@@ -23,13 +24,13 @@ enum Address {
 /// An address that is in use, and the setting that uses it.
 struct UsedAddress<'a> {
     address: Address,
-    /// The setting, as messages name it.
+    /// The name of the setting in messages.
     by: String,
-    /// The value in the document; a default has none.
+    /// The value in the document, or `None` for a default address.
     value: Option<Value<'a>>,
 }
 
-/// Reads the addresses. Two equal addresses are a fault.
+/// Reads the addresses. Records a fault if two addresses are equal.
 pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> ListenConfig {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
     let ours =
@@ -144,7 +145,7 @@ fn tls(value: &Value<'_>, context: &Context<'_>) -> Option<Tls> {
     Some(Tls { certificate: certificate?, key: key?, client_ca })
 }
 
-/// Reads the path of a file that must exist, and returns the absolute path.
+/// Reads the path of a file and returns the absolute path. The file must exist.
 fn file(value: &Value<'_>, context: &Context<'_>) -> Option<PathBuf> {
     let path = context.resolve(value.text()?);
     if let Err(error) = usable(&path) {
@@ -186,7 +187,7 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     }
     // The same path may be written in different ways, for example with `./`.
     let path: PathBuf = run_dir.join(path).components().collect();
-    // If the run directory itself is too long, that is a fault of `run_dir` alone.
+    // If the run directory itself is too long, only `run_dir` has a fault.
     let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;
     let length = path.as_os_str().len();
     if length > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {
@@ -224,8 +225,8 @@ fn clash(first: &Address, second: &Address) -> bool {
     }
 }
 
-/// Returns whether two TCP addresses clash. Port 0 means any free port and never clashes. `0.0.0.0`
-/// takes the port on all IPv4 addresses, `[::]` on all addresses.
+/// Returns whether two TCP addresses conflict. Port 0 means any free port and never conflicts.
+/// `0.0.0.0` takes the port on all IPv4 addresses, and `[::]` takes it on all addresses.
 fn clash_tcp(first: &SocketAddr, second: &SocketAddr) -> bool {
     let (a, b) = (first.ip().to_canonical(), second.ip().to_canonical());
     let covers = |wide: IpAddr, other: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || other.is_ipv4());

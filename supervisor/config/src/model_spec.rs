@@ -1,4 +1,4 @@
-//! The description of a configured model for the sharing policy.
+//! Describes a configured model for the sharing policy.
 
 use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::units::{Percent, Sms};
@@ -6,8 +6,8 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::types::{HandoverMode, ModelConfig};
 
 impl ModelConfig {
-    /// Returns the description of this model for the policy. `sms` returns the SMs of a share. A model
-    /// whose share never changes has only its initial share.
+    /// Returns the description of this model for the policy. `sms` converts a share to a number of
+    /// SMs. If the model's share never changes, the only share is the initial share.
     pub fn spec(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {
@@ -29,8 +29,8 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the model's smallest share that gives `wanted` SMs or more, or its largest share if none
-    /// does. `sms` returns the SMs of a share.
+    /// Returns the model's smallest share that gives at least `wanted` SMs. If no share does,
+    /// returns the model's largest share. `sms` converts a share to a number of SMs.
     pub fn smallest_share_for(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
         self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
     }

@@ -1,4 +1,4 @@
-//! The key `models`.
+//! Reads the key `models`.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
 const MAX_MODELS: usize = 256;
 
-/// The largest number of CPU cores: the bits of the kernel's usual CPU set.
+/// The largest number of CPU cores: the number of bits in the kernel's default CPU set.
 const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
@@ -40,7 +40,7 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// The other sections of the configuration, against which models are checked.
+/// The other sections of the configuration that models are checked against.
 pub(super) struct Sections<'a> {
     pub(super) gpus: &'a [GpuConfig],
     pub(super) limits: &'a LimitsConfig,
@@ -70,7 +70,8 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     models
 }
 
-/// Reads a model. Its initial share is set later, together with those of the other models.
+/// Reads a model. Its initial share is set later, together with the initial shares of the other
+/// models.
 fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
@@ -120,7 +121,7 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 
 const MAX_NAME: usize = 128;
 
-/// Reads a model's name. If the name is missing this is a fault, and the name is empty.
+/// Reads a model's name. If the name is missing, records a fault and returns an empty name.
 fn name(fields: &Fields<'_>) -> String {
     let is_name = |name: &str| {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -149,11 +150,12 @@ fn name(fields: &Fields<'_>) -> String {
     stem
 }
 
-/// The largest index that is a number at all; whether there is such a GPU is checked separately.
+/// The largest index that is accepted as a number. A separate check finds out whether the GPU
+/// exists.
 const LAST_GPU: usize = 1023;
 
-/// Returns whether `gpu` is `auto`. All GPUs must then be of one kind, because the model's other
-/// settings must be valid on each of them.
+/// Returns whether `gpu` is `auto`. In that case all GPUs must be of one kind, because the model's
+/// other settings must be valid on each GPU.
 fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
     let kind = |gpu: &GpuConfig| match gpu {
@@ -202,20 +204,22 @@ fn slo(fields: &Fields<'_>) -> SloTarget {
     }
 }
 
-/// Reads a percentile. One below 1 is a fault, because it is probably meant as a fraction.
+/// Reads a percentile. Records a fault if the value is below 1, because the operator probably meant
+/// a fraction.
 fn percentile(value: &Value<'_>) -> Option<f64> {
     const WANTED: &str = "a number above 0 and below 100 (for example 99 or 99.9)";
     let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
     if given < 1.0 {
-        // Rounding makes 99.9 of 0.999, which has no exact binary form.
+        // For example, 0.999 has no exact binary form. Rounding converts it to 99.9 exactly.
         let percent = (given * 1e8).round() / 1e6;
         value.fault(format!("{given} is a fraction; use {percent}, in percent"));
     }
     Some(given)
 }
 
-/// Adds a note if even the whole GPU is too slow for the SLO: a request may wait for a batch of one row
-/// and then runs in the next. This is not a fault, because the profile may be wrong.
+/// Adds a note if even the whole GPU is too slow for the SLO. In the worst case a request waits for
+/// a batch of one row, and runs in the next batch. The note is not a fault, because the profile may
+/// be wrong.
 fn note_hopeless(
     fields: &Fields<'_>,
     slo: &SloTarget,
@@ -225,7 +229,7 @@ fn note_hopeless(
 ) {
     let whole = match gpu {
         Some(GpuConfig::Emulated { sms }) => *sms,
-        // Above the last column a profile is flat.
+        // A profile's times do not change above the profile's largest number of SMs.
         Some(GpuConfig::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
     };
     let two_batches = 2 * profile.execution.time(1, f64::from(whole.0));
@@ -245,7 +249,7 @@ fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profi
     let Some(value) = fields.get("profile") else { return };
     for (input, measured) in &profile.shapes {
         let warmed = match warmup.inputs.get(input).and_then(WarmupInput::given_shape) {
-            // An array also has the batch axis.
+            // The shape of an array also includes the batch axis.
             Some([_, shape @ ..]) if shape == measured => continue,
             Some(shape) if shape == measured => continue,
             Some(shape) => format!("has {shape:?}"),
@@ -278,7 +282,7 @@ fn priority(
 ) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).unwrap_or(1);
-    // MPS schedules clients by their priority under any policy.
+    // MPS schedules its clients by priority, whatever the policy is.
     let has_effect = controller.policy.heeds_priorities()
         || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
     if priority != 1 && !has_effect {

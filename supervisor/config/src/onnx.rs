@@ -1,5 +1,6 @@
-//! A quick check of an ONNX model's file without loading it: whether it is an ONNX model, whether it is
-//! complete, and which inputs and external files it has. The check skips everything large.
+//! Checks an ONNX model's file quickly, without loading the model. The check finds out whether the
+//! file is a complete ONNX model, and which inputs and external files the model has. It skips all
+//! tensor data.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use shadowslice_shared::tensor::Datatype;
 
-/// The numbers of fields in onnx.proto.
+/// The field numbers in onnx.proto.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;
@@ -24,10 +25,10 @@ const TENSOR_TYPE_SHAPE: u64 = 2;
 const SHAPE_AXIS: u64 = 1;
 const AXIS_SIZE: u64 = 1;
 
-/// The largest number of a field of `ModelProto`.
+/// The largest field number of `ModelProto`.
 const MODEL_MOST: u64 = 26;
 
-/// The wire types of a protocol buffer's fields.
+/// The wire types of fields in protocol buffers.
 const VARINT: u64 = 0;
 const FIXED_64: u64 = 1;
 const BYTES: u64 = 2;
@@ -35,15 +36,16 @@ const FIXED_32: u64 = 5;
 
 const MAX_NAME: u64 = 64 * 1024;
 
-/// An input of a model, as its file declares it.
+/// An input as the model's file declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OnnxInput {
     pub(super) name: String,
-    /// The datatype, or `None` if requests cannot have it.
+    /// The datatype, or `None` if requests cannot carry this type.
     pub(super) datatype: Option<Datatype>,
-    /// The shape with -1 for each free axis, or `None` if the number of axes is unknown.
+    /// The shape, with -1 for each free axis. `None` if the number of axes is unknown.
     pub(super) shape: Option<Vec<i64>>,
-    /// True if the file has a value for the input. Older files list all constants among the inputs.
+    /// True if the file has a default value for the input. Older files list all constants as
+    /// inputs.
     pub(super) has_default: bool,
 }
 
@@ -62,7 +64,8 @@ pub(super) fn inputs(path: &Path) -> io::Result<Vec<OnnxInput>> {
     walk.inputs(graph)
 }
 
-/// Returns the files beside the model's own in which its tensors lie, as paths from its folder.
+/// Returns the external files that store the model's tensors, as paths relative to the model's
+/// folder.
 pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
@@ -71,7 +74,7 @@ pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
     walk.external_files(graph)
 }
 
-/// Recognises files that are often in the place of a model.
+/// Recognises files that users often have instead of a model.
 fn instead(head: &[u8]) -> Option<&'static str> {
     let text = head.trim_ascii_start();
     let is = |start: &str| text.get(..start.len()).is_some_and(|s| s.eq_ignore_ascii_case(start.as_bytes()));
@@ -88,7 +91,7 @@ fn not_onnx(why: &str) -> io::Error {
     io::Error::other(format!("this is not an ONNX model: {why}"))
 }
 
-/// Returns the type of elements with that number in `TensorProto.DataType`.
+/// Returns the datatype for a number of `TensorProto.DataType`.
 fn datatype_of(number: u64) -> Option<Datatype> {
     match number {
         1 => Some(Datatype::Fp32),
@@ -117,7 +120,7 @@ fn truncated() -> io::Error {
 struct Field {
     number: u64,
     kind: u64,
-    /// The value if it is a [`VARINT`].
+    /// The value if the field is a [`VARINT`].
     value: u64,
     /// The offset of the end of the field's value.
     end: u64,
@@ -129,7 +132,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Returns the range of the graph. Walks through the whole file, to find out if it is complete.
+    /// Returns the range of the graph. Visits every field of the file to find out whether the file
+    /// is complete.
     fn find_in_model(&mut self, len: u64) -> io::Result<Option<(u64, u64)>> {
         let mut graph = None;
         while self.at < len {
@@ -145,7 +149,7 @@ impl Walk {
         Ok(graph)
     }
 
-    /// Visits the fields up to that place, one after the other.
+    /// Visits the fields up to the offset `end`, in order.
     fn each(
         &mut self,
         end: u64,
@@ -166,7 +170,7 @@ impl Walk {
             match (field.number, field.kind) {
                 (GRAPH_INPUT, BYTES) => inputs.extend(walk.input(field.end)?),
                 (GRAPH_INITIALIZER, BYTES) => {
-                    // A tensor that cannot be read is the worker's to report.
+                    // The worker reports a tensor that cannot be read, so this check ignores it.
                     constants.extend(walk.text_in(field.end, TENSOR_NAME).ok().flatten());
                 }
                 _ => {}
@@ -184,7 +188,7 @@ impl Walk {
         self.each(end, |walk, field| {
             match (field.number, field.kind) {
                 (VALUE_NAME, BYTES) => name = Some(walk.text(field.end)?),
-                // A type that the parser cannot read counts as unknown.
+                // If the parser cannot read a type, the type counts as unknown.
                 (VALUE_TYPE, BYTES) => (datatype, shape) = walk.value_type(field.end).unwrap_or_default(),
                 _ => {}
             }
@@ -217,7 +221,7 @@ impl Walk {
         Ok((datatype, shape))
     }
 
-    /// Reads a shape. Axes without a size, or with a name instead, are free.
+    /// Reads a shape. An axis without a size, or with a name instead of a size, is free.
     fn shape(&mut self, end: u64) -> io::Result<Vec<i64>> {
         let mut axes = Vec::new();
         self.each(end, |walk, field| {
@@ -254,7 +258,7 @@ impl Walk {
         Ok(files)
     }
 
-    /// Returns the value of a property of an external tensor if it is the location.
+    /// Returns the value of an external tensor's property if the property is `location`.
     fn location(&mut self, end: u64) -> io::Result<Option<String>> {
         let (mut is_location, mut value) = (false, None);
         while self.at < end {
@@ -269,7 +273,7 @@ impl Walk {
         Ok(value.filter(|_| is_location))
     }
 
-    /// Returns the text up to that place, or the beginning of a text that is too long.
+    /// Returns the text up to the offset `end`. Cuts off a text that is too long.
     fn text(&mut self, end: u64) -> io::Result<String> {
         let len = (end - self.at).min(MAX_NAME);
         let mut text = Vec::new();
@@ -277,7 +281,7 @@ impl Walk {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Returns the text in the field of that number.
+    /// Returns the text in the field with this number.
     fn text_in(&mut self, end: u64, number: u64) -> io::Result<Option<String>> {
         let mut text = None;
         self.each(end, |walk, field| {
@@ -289,7 +293,7 @@ impl Walk {
         Ok(text)
     }
 
-    /// Reads the start of the field at this offset. The field must end at `end` or before.
+    /// Reads the start of the field at the current offset. The field must not extend past `end`.
     fn field(&mut self, end: u64) -> io::Result<Field> {
         let key = self.varint()?;
         let (number, kind) = (key >> 3, key & 7);
@@ -336,7 +340,7 @@ impl Walk {
 mod tests {
     use super::*;
 
-    /// Returns a field of bytes.
+    /// Returns an encoded protobuf field of bytes.
     fn field(number: u8, value: &[u8]) -> Vec<u8> {
         let len = u8::try_from(value.len()).unwrap();
         [&[number << 3 | 2, len][..], value].concat()
@@ -416,7 +420,8 @@ mod tests {
     fn incomplete_and_other_files_are_recognised() {
         let whole = model();
         for end in 1..whole.len() {
-            // The check cannot see that a model ends too early if it ends between two fields.
+            // If a model is cut off between two fields, the check cannot see that the end is
+            // missing.
             let cut = found(&whole[..end]);
             let between = [2, 11, whole.len() - 2].contains(&end);
             assert!(between || cut.is_err(), "{end}: {cut:?}");

@@ -1,4 +1,4 @@
-//! Lists of users and groups of the host, and of clients, that have a permission.
+//! Reads lists of the host's users and groups, and of clients, that have a permission.
 
 use std::fmt;
 
@@ -10,15 +10,16 @@ use super::render::quoted;
 /// The largest number of names in one list.
 const MAX_ACCOUNTS: usize = 256;
 
-/// The peers that have a permission: users and groups of clients on Unix sockets, and names of clients
-/// on TCP. The supervisor looks up users and groups when it starts.
+/// The peers that have a permission. A client on a Unix socket is identified by its user and
+/// groups, and a client on TCP by its name. The supervisor looks up users and groups when it
+/// starts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Peers {
-    /// The users, ascending.
+    /// The users in ascending order.
     pub users: Vec<Account>,
-    /// The groups, ascending.
+    /// The groups in ascending order.
     pub groups: Vec<Account>,
-    /// The names of clients in tokens and certificates, ascending.
+    /// The names of clients in tokens and certificates, in ascending order.
     pub clients: Vec<String>,
 }
 
@@ -34,12 +35,12 @@ pub enum Account {
 /// The clients that have a permission.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AllowedClients {
-    /// No client.
+    /// No client has the permission.
     #[default]
     Nobody,
-    /// Every client.
+    /// Every client has the permission.
     Everybody,
-    /// These clients only.
+    /// The listed clients have the permission.
     Only(Peers),
 }
 
@@ -66,7 +67,7 @@ impl fmt::Display for Peers {
     }
 }
 
-/// Reads the lists for Unix sockets, or returns `None` if neither key is there.
+/// Reads the lists for Unix sockets. Returns `None` if the map has neither `users` nor `groups`.
 pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers> {
     let list = |key, kind| fields.get(key).map(|value| accounts(&value, kind, context));
     match (list("users", AccountKind::User), list("groups", AccountKind::Group)) {
@@ -79,7 +80,7 @@ pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers>
     }
 }
 
-/// Reads a map with at least one of the lists for Unix sockets.
+/// Reads a map with at least one of the lists `users` and `groups`.
 pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     let peers = peers(&value.fields(&["users", "groups"]), context);
     if peers.is_none() && value.is_map() {
@@ -88,7 +89,7 @@ pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> 
     peers
 }
 
-/// Reads a map with at least one of the lists for Unix sockets and TCP.
+/// Reads a map with at least one of the lists `users`, `groups` and `clients`.
 fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     let fields = value.fields(&["users", "groups", "clients"]);
     let (peers, clients) = (peers(&fields, context), fields.get("clients"));
@@ -102,7 +103,8 @@ fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     Some(Peers { clients, ..peers.unwrap_or_default() })
 }
 
-/// Reads a map of lists, or a value that `plain` reads as true for everybody and false for nobody.
+/// Reads a map of lists, or a scalar. `plain` converts the scalar to true (everybody) or false
+/// (nobody).
 pub(super) fn access(
     value: &Value<'_>,
     context: &Context<'_>,
@@ -139,7 +141,7 @@ fn account(item: &Value<'_>) -> Option<Account> {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Account::Name(text.to_owned()));
     }
-    // The largest number means "no user" to the kernel.
+    // The kernel uses the largest id to say "no user".
     let id = text.parse().ok().filter(|id| *id != u32::MAX);
     if id.is_none() {
         item.fault(format!("invalid user or group id `{text}`; use at most {}", u32::MAX - 1));

@@ -1,4 +1,4 @@
-//! The reader of profile files.
+//! Reads profile files.
 
 use std::path::Path;
 
@@ -21,10 +21,10 @@ const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132],
 /// The largest amount of memory in a profile, in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// The largest number of kernels of a batch in a profile.
+/// The largest number of kernels per batch in a profile.
 const MAX_KERNELS: u32 = 1_000_000;
 
-/// Reads the profile of a model. Its faults are faults of the model's files.
+/// Reads the profile of a model. Records the profile's faults as faults of the model's files.
 pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
     match read(path) {
         Ok(profile) => Some(profile),
@@ -66,8 +66,8 @@ pub fn read(path: &Path) -> Result<Profile, ConfigError> {
     }
 }
 
-/// Returns whether the document is a profile. If it is not, the fault shows nothing of its content,
-/// because that may be a secret.
+/// Returns whether the document is a profile. If not, records a fault that shows nothing of the
+/// document's content, because the content may be a secret.
 fn is_profile(root: &YamlNode, log: &FaultLog) -> bool {
     let found = ["source", "execution_ms"].iter().any(|key| root.get(key).is_some());
     if !found {

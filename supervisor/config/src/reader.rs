@@ -1,4 +1,4 @@
-//! A reader of typed values from a YAML tree. It records every fault and continues.
+//! Reads typed values from a YAML tree. The reader records every fault and continues.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -20,7 +20,7 @@ pub(super) struct Value<'a> {
 /// The entries of a map with known keys.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// The position of the map. If the value is not a map this is empty, and no missing key is reported.
+    /// The position of the map. `None` if the value is not a map; then no missing key is reported.
     at: Option<Position>,
     path: String,
     entries: &'a [YamlEntry],
@@ -61,8 +61,8 @@ impl<'a> Value<'a> {
         matches!(self.node.content, YamlContent::Scalar { .. })
     }
 
-    /// Returns the entries of a map, and records unknown keys as faults. If the value is not a map, this
-    /// is a fault and there are no entries.
+    /// Returns the entries of a map, and records a fault for each unknown key. If the value is not
+    /// a map, records a fault and returns no entries.
     pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
         let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
         let entries = self.entries(&format!("a map (with keys such as {example})"));
@@ -73,8 +73,8 @@ impl<'a> Value<'a> {
         Fields { at, path: self.path.clone(), entries, known, log: self.log }
     }
 
-    /// Returns the entries of a map whose keys may have any name. If the value is not a map, this is a
-    /// fault.
+    /// Returns the entries of a map whose keys may have any name. If the value is not a map,
+    /// records a fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         let entries = self.entries("a map of keys and values");
         entries.iter().map(|entry| {
@@ -93,13 +93,14 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns the value of a key of a map. Records no fault.
+    /// Returns the value of a key of a map. Never records a fault.
     pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
         let node = self.node.get(key)?;
         Some(Value { node, path: join(&self.path, key), log: self.log })
     }
 
-    /// Returns the items of a list. If the value is not a list, this is a fault and there are no items.
+    /// Returns the items of a list. If the value is not a list, records a fault and returns no
+    /// items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
             YamlContent::List(items) => {
@@ -114,7 +115,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns the items of a list, and records more than `most` items as a fault.
+    /// Returns the items of a list. If there are more than `most` items, records a fault.
     pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
         let items = self.items();
         if items.len() > most {
@@ -124,7 +125,7 @@ impl<'a> Value<'a> {
         Some(items)
     }
 
-    /// Returns a text. An empty text is a fault, and so is a text with a control character.
+    /// Returns a text. Records a fault if the text is empty or contains a control character.
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.word() {
             None => self.wrong("text"),
@@ -137,7 +138,7 @@ impl<'a> Value<'a> {
         None
     }
 
-    /// Returns the text of a scalar. Records no fault.
+    /// Returns the text of a scalar. Never records a fault.
     pub(super) fn word(&self) -> Option<&'a str> {
         match &self.node.content {
             YamlContent::Scalar { text, .. } if !self.node.is_null() => Some(text),
@@ -162,7 +163,8 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// Returns a number that passes `test`. Otherwise records that the value must be `kind`.
+    /// Returns a number that passes `test`. Otherwise records a fault that the value must be
+    /// `kind`.
     pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
         let number =
             self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
@@ -213,7 +215,7 @@ impl<'a> Value<'a> {
         found
     }
 
-    /// Returns the text of a fault if the value resembles one of these words.
+    /// Returns a message if the value is similar to one of these words.
     pub(super) fn similar_word(&self, words: &[&str]) -> Option<String> {
         let text = self.word().filter(|_| self.is_plain())?;
         let word = similar(text, words)?;
@@ -259,7 +261,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns the value of a key, or the default if the key is missing or its value faulty.
+    /// Returns the value of a key, or the default if the key is missing or its value has a fault.
     pub(super) fn or<T>(
         &self,
         key: &'static str,
@@ -269,7 +271,7 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|value| read(&value)).unwrap_or(default)
     }
 
-    /// Returns the entries of a map, or none if the key is missing.
+    /// Returns the entries of a map. Returns no entries if the key is missing.
     pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
         match self.get(key) {
             Some(value) => value.fields(known),
@@ -277,7 +279,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Records a fault of a key. If the key is missing, the fault has the position of the map.
+    /// Records a fault of a key. If the key is missing, the fault gets the position of the map.
     pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
         match self.get(key) {
             Some(value) => value.fault(message),
@@ -295,7 +297,7 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key } else { format!("{path}.{key}") }
 }
 
-/// The largest number of characters of a user's text in a message.
+/// The largest number of characters of a user's text that a message quotes.
 const MAX_QUOTED: usize = 60;
 
 fn shortened(text: &str) -> String {
@@ -317,9 +319,10 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the known name that the text resembles most, ignoring case, if one is similar enough.
+/// Returns the known name that is most similar to the text, ignoring case. Returns `None` if no
+/// name is similar enough.
 fn similar<'n>(text: &str, known: &[&'n str]) -> Option<&'n str> {
-    // A long text would take long to compare, and is far from every known name.
+    // A long text would take long to compare, and no known name is that long.
     if text.len() > MAX_QUOTED {
         return None;
     }

@@ -1,5 +1,5 @@
-//! The whole configuration as YAML with every default filled in. Loading the text gives the same
-//! configuration again.
+//! Writes the whole configuration as YAML, including all defaults. Loading this text gives the same
+//! configuration.
 
 use std::fmt;
 use std::path::Path;
@@ -141,7 +141,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         None => writeln!(f, "    # profile: none")?,
     }
     let ShareConfig { initial, given, min, max } = model.share;
-    // A policy may choose another initial share if the configuration gives none.
+    // If the configuration gives no initial share, a policy may choose another one.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {
@@ -160,7 +160,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         HandoverMode::Never => "never",
     };
     writeln!(f, "    handover: {handover}")?;
-    // The quotes are needed because `off` is false in YAML 1.1.
+    // YAML 1.1 reads `off` without quotes as false.
     writeln!(f, "    standby: {}", quoted(if model.standby { "always" } else { "off" }))?;
     writeln!(f, "    cpus: {:?}", model.cpus)?;
     match model.memory_limit {
@@ -188,7 +188,8 @@ fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
             format!("values: [{}]", listed.iter().map(element).collect::<Vec<_>>().join(", "))
         }
         WarmupValues::Written(InputValues::Range { from, to }) => format!("range: [{from:?}, {to:?}]"),
-        // The configuration has no rows: arrays become rows only when the model has been loaded.
+        // The configuration has no rows, because arrays are converted to rows only after the model
+        // has been loaded.
         WarmupValues::Written(InputValues::Rows(_)) => String::new(),
         WarmupValues::File(file) => format!("file: {}", path(&file.path)),
     });
@@ -306,7 +307,7 @@ fn path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// Returns the text, in quotes if YAML could take it for another type.
+/// Returns the text. Adds quotes if YAML could read the text as another type.
 pub(super) fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');

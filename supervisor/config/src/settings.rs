@@ -1,4 +1,5 @@
-//! The settings of the whole supervisor: run directory, controller, limits, timeouts and workers.
+//! Reads the settings of the whole supervisor: run directory, controller, limits, timeouts and
+//! workers.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -21,12 +22,12 @@ pub const CONTROL_SOCKET: &str = "control.sock";
 /// The name of a folder in the run directory that other users cannot open.
 pub const PRIVATE: &str = "private";
 
-/// The largest value of `limits.request_bytes` and `limits.response_bytes`: protobuf's limit for a
-/// message, in bytes.
+/// The largest value of `limits.request_bytes` and `limits.response_bytes`, in bytes. It is
+/// protobuf's limit for a message.
 const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
-/// Reads the run directory, and returns its absolute path. A path that is too long for sockets is a
-/// fault.
+/// Reads the run directory and returns its absolute path. Records a fault if the path is too long
+/// for Unix sockets.
 pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     let written = root.get("run_dir");
     let run_dir = match &written {
@@ -50,7 +51,8 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
             ),
         );
     }
-    // The default depends on the environment, which may differ when the supervisor serves.
+    // The default run directory is not checked. It depends on the environment, which may differ
+    // when the supervisor runs.
     if let Some(value) = written
         && let Some(why) = context.host.refuses_run_dir(&run_dir)
     {
@@ -62,7 +64,7 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
 pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<PathBuf> {
     let variable = |name| env(name).filter(|value| !value.is_empty());
     if let Some(directories) = variable("RUNTIME_DIRECTORY") {
-        // systemd separates several directories by colons.
+        // systemd separates multiple directories with colons.
         return std::env::split_paths(&directories).next();
     }
     if is_root {
@@ -98,8 +100,9 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
 const LIMITS: [&str; 7] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
 
-/// The range of `limits.keep_alive`. A client needs some time to send its next request. After an
-/// upgrade the old supervisor runs until the last idle connection has timed out.
+/// The range of `limits.keep_alive`. The lower bound gives a client time to send its next request.
+/// The upper bound limits how long the old supervisor runs after an upgrade, because it waits until
+/// idle connections time out.
 const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
 /// Reads the clients that may load and unload models.
@@ -128,7 +131,7 @@ pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> LimitsConfig {
     }
 }
 
-/// Reads the time limits of workers, and the time for which a stopping host still serves.
+/// Reads the time limits of workers, and the time for which a stopping host continues to serve.
 pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
     let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop", "lame_duck"]);
     let least = Duration::from_millis(1);
@@ -190,7 +193,7 @@ pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<Pat
     Some(path)
 }
 
-/// The smallest value of `workers.memory`: the host memory of a worker without a model, in bytes.
+/// The smallest value of `workers.memory` in bytes: the host memory of a worker without a model.
 const LEAST_OF_A_WORKER: u64 = 64 << 20;
 
 pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
@@ -218,7 +221,7 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
     WorkersConfig { environment, users, memory }
 }
 
-/// Parses a range of user ids, `FIRST-LAST`, without root.
+/// Parses a range of user ids, `FIRST-LAST`. Rejects a range that includes root.
 fn users(text: &str) -> Result<RangeInclusive<u32>, String> {
     let range = text.split_once('-').and_then(|(first, last)| {
         let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);

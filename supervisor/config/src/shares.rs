@@ -1,4 +1,4 @@
-//! The key `share` of models, and the shares that models get without it.
+//! Reads the key `share` of models, and sets the shares that the configuration does not give.
 
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -6,13 +6,14 @@ use super::reader::{Fields, Value};
 use super::types::{Config, GpuConfig, ModelConfig, ShareConfig};
 use super::units;
 
-/// The number of SMs that is assumed for a real GPU: that of an H100 or H200.
+/// The assumed number of SMs of a real GPU: that of an H100 or H200.
 const USUAL_SMS: u32 = 132;
 
-/// The largest number of models that a message names.
+/// The largest number of models that an error message names.
 const MAX_NAMED: usize = 5;
 
-/// Reads a model's share. If the initial share is missing, it is 100 % until [`set_initial_shares`] replaces it.
+/// Reads a model's share. If the initial share is missing, it is 100 % until [`set_initial_shares`]
+/// replaces it.
 pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig {
     let fields = model.section("share", &["initial", "min", "max"]);
     let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
@@ -30,7 +31,7 @@ pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig 
     ShareConfig { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
 }
 
-/// Returns the default of `share.min`: the share that gives one step of SMs.
+/// Returns the default of `share.min`: the share that corresponds to one group of SMs.
 fn default_min(gpu: Option<&GpuConfig>) -> Percent {
     let total = match gpu {
         Some(GpuConfig::Emulated { sms }) => sms.0,
@@ -40,7 +41,8 @@ fn default_min(gpu: Option<&GpuConfig>) -> Percent {
 }
 
 impl Config {
-    /// Assigns a GPU to each model, in the models' order, and sets the shares that depend on it.
+    /// Assigns a GPU to each model, and sets the shares that depend on the GPU. `gpus` is in the
+    /// order of the models.
     pub fn assign_gpus(&mut self, gpus: &[usize]) {
         for (model, &gpu) in self.models.iter_mut().zip(gpus) {
             model.gpu = gpu;
@@ -49,12 +51,13 @@ impl Config {
     }
 }
 
-/// Sets the initial shares that the configuration does not give. Such models get equal parts of the
-/// share that the other models on their GPU leave, within their own `min` and `max`.
+/// Sets the initial share of each model for which the configuration gives none. These models get
+/// equal parts of the share that the other models on their GPU leave, within their own `min` and
+/// `max`.
 pub(super) fn set_initial_shares(models: &mut [ModelConfig]) {
     let parts: Vec<_> = models.iter().map(|model| equal_part(models, model.gpu)).collect();
     for (model, part) in models.iter_mut().zip(parts).filter(|(model, _)| !model.share.given) {
-        // If `min` and `max` are faulty, any share will do.
+        // If `min` and `max` have a fault, the initial share does not matter.
         model.share.initial = part.min(model.share.max).max(model.share.min);
     }
 }
@@ -68,8 +71,9 @@ fn equal_part(models: &[ModelConfig], gpu: usize) -> Percent {
     Percent::new(part.max(1)).unwrap_or(Percent::WHOLE)
 }
 
-/// Checks that the values of `share.min` fit on each GPU together. Only models whose `share.min` and
-/// GPU are in the configuration count. `items` are the models in the document.
+/// Checks that the `share.min` values of each GPU's models add up to at most 100 %. Only models
+/// with a `share.min` and a fixed GPU in the configuration count. `items` are the models in the
+/// document.
 pub(super) fn check_sums(models: &[ModelConfig], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
         let counts = |(model, item): &(&ModelConfig, &Value<'_>)| {

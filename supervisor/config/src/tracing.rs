@@ -1,4 +1,4 @@
-//! The key `tracing`.
+//! Reads the key `tracing`.
 
 use http::Uri;
 
@@ -8,7 +8,7 @@ use super::units;
 
 const PORT: u16 = 4317;
 
-/// Reads the settings of tracing, or returns `None` if the document does not have the key.
+/// Reads the tracing settings. Returns `None` if the document does not have the key.
 pub(super) fn tracing(root: &Fields<'_>) -> Option<TracingConfig> {
     root.get("tracing")?;
     let fields = root.section("tracing", &["otlp", "sample", "service"]);
@@ -19,8 +19,8 @@ pub(super) fn tracing(root: &Fields<'_>) -> Option<TracingConfig> {
     Some(TracingConfig { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
 }
 
-/// Parses the address of a collector, and returns it as `http://HOST:PORT` with the default port filled
-/// in.
+/// Parses the address of a collector, and returns it as `http://HOST:PORT`. Adds the default port
+/// if the address has none.
 fn collector(text: &str) -> Result<String, String> {
     let unknown = || {
         format!(

@@ -1,4 +1,4 @@
-//! The checked configuration: all defaults are filled in and all values are valid.
+//! The types of the checked configuration. All defaults are filled in and all values are valid.
 
 mod model;
 
@@ -18,9 +18,10 @@ pub use model::*;
 use super::faults::ConfigFault;
 use super::peers::{AllowedClients, Peers};
 
-/// The file descriptors of a supervisor without models, besides those of connections up to the limit.
+/// The number of file descriptors that a supervisor without models needs, in addition to one for
+/// each connection.
 const DESCRIPTORS_OF_ALL: u64 = 150;
-/// The file descriptors of the supervisor for each model.
+/// The number of file descriptors that the supervisor needs for each model.
 const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 
 /// The whole configuration.
@@ -30,12 +31,12 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// The addresses of the supervisor's servers.
     pub listen: ListenConfig,
-    /// The GPUs, at least one.
+    /// The GPUs. There is at least one GPU.
     pub gpus: Vec<GpuConfig>,
-    /// The models, at least one, with different names.
+    /// The models. There is at least one model, and all names differ.
     pub models: Vec<ModelConfig>,
-    /// The users and groups that may send commands to the control socket, besides root and the
-    /// supervisor's user. `None` if nobody else may.
+    /// The users and groups that may send commands to the control socket, in addition to root and
+    /// the supervisor's user. `None` if no other user may.
     pub control: Option<Peers>,
     /// The clients that may load and unload models.
     pub model_control: AllowedClients,
@@ -45,9 +46,10 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// The time limits of workers.
     pub timeouts: Timeouts,
-    /// The time for which a stopping host is unready but still serves requests.
+    /// The time for which a stopping host reports that it is unready but still serves requests.
     pub lame_duck: Duration,
-    /// True if the supervisor exits when a model cannot start. Otherwise it serves the other models.
+    /// True if the supervisor exits when a model cannot start. Otherwise the supervisor serves the
+    /// other models.
     pub strict_start: bool,
     /// The models that must be ready for the host to be ready.
     pub ready: ReadyConfig,
@@ -59,16 +61,18 @@ pub struct Config {
     pub tracing: Option<TracingConfig>,
     /// The absolute path of the access log, or `None` for no access log.
     pub access_log: Option<PathBuf>,
-    /// The faults of the models' own files. `check` refuses them; `serve` starts the other models.
+    /// The faults of the models' own files. `check` reports them as errors, and `serve` starts the
+    /// other models.
     pub file_faults: Vec<ConfigFault>,
-    /// The users, groups, cores and files that the configuration names and this host does not have.
+    /// The users, groups, cores and files that the configuration names but this host does not have.
     pub host_faults: Vec<ConfigFault>,
     /// Notes on settings that have no effect in this configuration or are probably wrong.
     pub notes: Vec<ConfigFault>,
 }
 
 impl Config {
-    /// Returns the number of file descriptors that the supervisor needs besides those of connections.
+    /// Returns the number of file descriptors that the supervisor needs, not counting those of
+    /// connections.
     pub fn own_descriptors(&self) -> u64 {
         DESCRIPTORS_OF_ALL + DESCRIPTORS_OF_A_MODEL * self.models.len() as u64
     }
@@ -79,14 +83,15 @@ impl Config {
 pub enum ReadyConfig {
     /// All models.
     All,
-    /// Any model, once each model of the start has either been ready or failed for good.
+    /// Any one model. The host becomes ready only after each model of the start has become ready or
+    /// failed permanently.
     #[default]
     Any,
     /// The models with these names.
     Each(Vec<String>),
 }
 
-/// The addresses of the supervisor's servers. All addresses differ.
+/// The addresses of the supervisor's servers. No two addresses are equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenConfig {
     /// The addresses for inference over HTTP.
@@ -97,7 +102,7 @@ pub struct ListenConfig {
     pub metrics: Vec<Listener>,
 }
 
-/// The default mode of a Unix socket: its owner and its group may connect.
+/// The default file mode of a Unix socket: the owner and the group may connect.
 pub const SOCKET_MODE: u32 = 0o660;
 
 /// An address on which the supervisor listens.
@@ -105,20 +110,20 @@ pub const SOCKET_MODE: u32 = 0o660;
 pub enum Listener {
     /// A Unix socket.
     Unix {
-        /// The absolute path, short enough for a socket's address.
+        /// The absolute path. It is short enough for the address of a socket.
         path: PathBuf,
         /// The file mode, or `None` for [`SOCKET_MODE`].
         mode: Option<u32>,
-        /// The group of the socket's file.
+        /// The group that owns the socket's file.
         group: Option<String>,
-        /// The users and groups that may connect, or `None` for everybody whom the mode allows.
+        /// The users and groups that may connect. `None` if the file mode alone decides.
         peers: Option<Peers>,
     },
     /// A TCP port.
     Tcp {
         /// The IP address and the port.
         address: SocketAddr,
-        /// The settings of TLS, or `None` for connections without encryption.
+        /// The TLS settings, or `None` for connections without encryption.
         tls: Option<Tls>,
         /// The file with the clients' tokens, or `None` if clients need no token.
         tokens: Option<PathBuf>,
@@ -139,7 +144,7 @@ pub struct Tls {
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuConfig {
-    /// An emulated GPU, on which batches take the times in the models' profiles.
+    /// An emulated GPU. Its batches take the times in the models' profiles.
     Emulated {
         /// The number of SMs.
         sms: Sms,
@@ -183,24 +188,25 @@ impl fmt::Display for CudaDevice {
 /// The settings of the sharing policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControllerConfig {
-    /// The policy. Under `static`, shares stay the same until an operator resizes them.
+    /// The policy. Under `static`, shares stay the same until an operator resizes a model.
     pub policy: Choice,
     /// The time between two decisions.
     pub interval: Duration,
-    /// True if the supervisor applies the decisions, and does not only report them.
+    /// True if the supervisor applies the policy's decisions. Otherwise the supervisor only reports
+    /// them.
     pub act: bool,
-    /// The memory limit of all warm standbys of a GPU together, in bytes. `None` for half of the memory
-    /// of a real GPU, and for no limit on an emulated GPU.
+    /// The limit on the GPU memory of all warm standbys on a GPU together, in bytes. `None` means
+    /// half of the memory of a real GPU, and no limit on an emulated GPU.
     pub standby_memory: Option<u64>,
 }
 
 impl ControllerConfig {
-    /// Returns the policy if it decides shares, and `None` for `static`.
+    /// Returns the policy if the policy decides shares, and `None` for `static`.
     pub fn deciding_policy(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
-    /// Returns the policy if it decides shares and the supervisor applies its decisions.
+    /// Returns the policy if the policy decides shares and the supervisor applies these decisions.
     pub fn acting_policy(&self) -> Option<Choice> {
         self.deciding_policy().filter(|_| self.act)
     }
@@ -211,16 +217,16 @@ impl ControllerConfig {
 pub struct LimitsConfig {
     /// The largest request in bytes.
     pub request_bytes: u64,
-    /// The largest answer to a batch in bytes.
+    /// The largest response to a batch, in bytes.
     pub response_bytes: u64,
-    /// The memory limit of all requests and answers in transit together, in bytes. `None` for a quarter
-    /// of the host's memory.
+    /// The limit on the memory of all requests and responses in transit together, in bytes. `None`
+    /// means a quarter of the host's memory.
     pub memory: Option<u64>,
-    /// The largest number of requests in flight, in all models together.
+    /// The largest number of requests in flight in all models together.
     pub in_flight: usize,
     /// The largest number of client connections.
     pub connections: usize,
-    /// The time for which an HTTP connection stays open without a request.
+    /// The time for which an HTTP connection without requests stays open.
     pub keep_alive: Duration,
     /// The clients that may use tensors in shared memory.
     pub shared_memory: AllowedClients,
@@ -230,8 +236,8 @@ impl LimitsConfig {
     /// The default of `keep_alive`.
     pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
-    /// Returns the lower bound of `memory` in bytes: the largest request and its answer must fit beside
-    /// another request and its answer.
+    /// Returns the lower bound of `memory` in bytes. The memory must hold two requests of the
+    /// largest size and their responses.
     pub fn least_memory(request_bytes: u64, response_bytes: u64) -> u64 {
         (4 * request_bytes.max(response_bytes)).max(4 << 20)
     }
@@ -240,19 +246,20 @@ impl LimitsConfig {
 /// The settings of worker processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkersConfig {
-    /// The names of environment variables that workers inherit, besides those that every worker
-    /// inherits.
+    /// The names of environment variables that workers inherit, in addition to those that every
+    /// worker inherits.
     pub environment: Vec<String>,
-    /// The user ids under which workers run, one for each model. `None` for the supervisor's user.
+    /// The range of user ids for workers, one id for each model. If `None`, workers run as the
+    /// supervisor's user.
     pub users: Option<RangeInclusive<u32>>,
-    /// The limit on the host memory of each worker in bytes, or `None` for no limit.
+    /// The limit on the host memory of each worker, in bytes. `None` means no limit.
     pub memory: Option<u64>,
 }
 
 /// The settings of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OnnxRuntimeConfig {
-    /// The absolute path of the library, or `None` for its default path.
+    /// The absolute path of the library, or `None` for the default path.
     pub library: Option<PathBuf>,
 }
 
@@ -261,10 +268,10 @@ pub struct OnnxRuntimeConfig {
 pub struct TracingConfig {
     /// The address of a collector that accepts OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
-    /// The fraction of requests that start a trace. Requests that belong to a trace already do not
-    /// count.
+    /// The fraction of requests that start a new trace. Requests that already belong to a trace do
+    /// not count.
     pub sample: SampleRate,
-    /// The service name in traces.
+    /// The service name that the traces show.
     pub service: String,
 }
 
@@ -273,13 +280,14 @@ pub struct TracingConfig {
 pub struct SampleRate(u32);
 
 impl SampleRate {
-    /// The number of millionths in the whole.
+    /// The number of millionths in the whole: 100 %.
     pub const ALL: u32 = 1_000_000;
 
     /// The default: one request in a hundred.
     pub const DEFAULT: Self = Self(Self::ALL / 100);
 
-    /// Returns the fraction of `parts` millionths, or `None` if that is more than [`SampleRate::ALL`].
+    /// Returns the fraction of `parts` millionths, or `None` if `parts` is more than
+    /// [`SampleRate::ALL`].
     pub fn new(parts: u32) -> Option<Self> {
         (parts <= Self::ALL).then_some(Self(parts))
     }

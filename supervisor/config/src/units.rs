@@ -1,4 +1,4 @@
-//! Durations, sizes and percentages as operators write them.
+//! Parses and writes durations, sizes and percentages in the form that operators use.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::types::SampleRate;
 
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
-/// The units of durations in ns, longest first.
+/// The units of durations in ns, in descending order.
 const DURATIONS: [(&str, u64); 6] = [
     ("h", 3_600_000_000_000),
     ("m", 60_000_000_000),
@@ -18,14 +18,15 @@ const DURATIONS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-/// The units of sizes in bytes, largest first. The last one is for a size without a unit.
+/// The units of sizes in bytes, in descending order. The last unit is for sizes without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
 /// Parses a duration such as `20ms`.
 ///
 /// # Errors
 ///
-/// A text for the operator if the text is not a duration, or is longer than 24 h.
+/// A message for the operator if the text is not a duration, or if the duration is longer than 24
+/// h.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!("invalid duration `{text}`; use a number and a unit, for example 500us, 20ms, 1.5s, 2m or 1h")
@@ -43,7 +44,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// Returns a duration as [`duration`] parses it.
+/// Returns a duration in the form that [`duration`] parses.
 pub(super) fn show_duration(duration: Duration) -> String {
     let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     if nanoseconds == 0 {
@@ -60,7 +61,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     u64::try_from(exact).map_err(|_| bad())
 }
 
-/// Returns a size as [`size`] parses it.
+/// Returns a size in the form that [`size`] parses.
 pub(super) fn show_size(bytes: u64) -> String {
     if bytes == 0 {
         return "0".to_owned();
@@ -78,7 +79,7 @@ pub(super) fn percent(text: &str) -> Result<Percent, String> {
     })
 }
 
-/// The parts of [`SampleRate::ALL`] in one percent.
+/// The number of millionths in one percent.
 const PARTS: u32 = SampleRate::ALL / 100;
 
 pub(super) fn sample(text: &str) -> Result<SampleRate, String> {
@@ -94,7 +95,7 @@ pub(super) fn sample(text: &str) -> Result<SampleRate, String> {
     })
 }
 
-/// Returns a sampling rate as [`sample`] parses it.
+/// Returns a sampling rate in the form that [`sample`] parses.
 pub(super) fn show_sample(sample: SampleRate) -> String {
     let exact = format!("{}.{:04}", sample.parts() / PARTS, sample.parts() % PARTS);
     format!("{}%", exact.trim_end_matches('0').trim_end_matches('.'))
@@ -113,7 +114,8 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// Returns the product, or `None` if it is not whole or the number has more than 18 digits.
+/// Returns the product of the number and `scale`. Returns `None` if the product is not whole or the
+/// number has more than 18 digits.
 fn scaled(number: &str, scale: u64) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if whole.is_empty() || fraction.is_empty() || number.len() > 19 {

@@ -1,4 +1,4 @@
-//! The key `warmup` of models: the inputs for the warm-up.
+//! Reads the key `warmup` of models: the inputs for the warm-up.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,19 +15,18 @@ use super::types::{EngineConfig, LimitsConfig, WarmupConfig, WarmupInput, Warmup
 use super::warmup_fit::mismatch;
 use super::{Context, absolute};
 
-/// The parts of a model that its warm-up inputs are checked against.
+/// The parts of a model against which its warm-up inputs are checked.
 pub(super) struct WarmupModel<'a> {
     pub(super) engine: &'a EngineConfig,
     pub(super) limits: &'a LimitsConfig,
-    /// The inputs in the model's file, as far as they are known.
+    /// The inputs that the model's file declares, if they are known.
     pub(super) inputs: &'a [OnnxInput],
 }
 
-/// Reads a map of inputs, or the path of a file with all of them.
+/// Reads a map of inputs, or the path of a file with all inputs.
 ///
-/// An unknown input is a fault of the model's files, and so is an unusable file. A shape that
-/// contradicts the emulated engine's inputs is a fault, and so is a shape that is too large for a
-/// request.
+/// An unknown input or an unusable file is a fault of the model's files. A shape is a fault if it
+/// contradicts the emulated engine's inputs, or if it is too large for a request.
 pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
     let Some(value) = fields.get("warmup") else { return WarmupConfig::default() };
     if value.is_scalar() {
@@ -63,12 +62,12 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Con
 }
 
 impl WarmupModel<'_> {
-    /// Returns whether the model may have such an input.
+    /// Returns whether the model may have an input with this name.
     fn has(&self, input: &str) -> bool {
         self.inputs.is_empty() || self.inputs.iter().any(|known| known.name == input)
     }
 
-    /// Returns the names of the inputs that have no default.
+    /// Returns the names of the inputs that have no default value.
     fn required(&self) -> impl Iterator<Item = &str> {
         self.inputs.iter().filter(|input| !input.has_default).map(|input| input.name.as_str())
     }
@@ -77,7 +76,7 @@ impl WarmupModel<'_> {
         self.required().collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the reason why the given shape or values cannot be those of an input in the model's file.
+    /// Returns the reason why the given shape or values do not fit the input in the model's file.
     fn mismatch(&self, input: &str, given: &WarmupInput) -> Option<String> {
         let EngineConfig::OnnxRuntime { path, .. } = self.engine else { return None };
         let known = self.inputs.iter().find(|known| known.name == input)?;
@@ -85,7 +84,7 @@ impl WarmupModel<'_> {
         Some(format!("{file} {}", mismatch(known, given)?))
     }
 
-    /// Returns the name of the input if the model is known to have only one.
+    /// Returns the name of the model's input if the model has exactly one.
     fn only_input(&self) -> Option<&str> {
         let mut required = self.required();
         match (self.engine, required.next(), required.next()) {
@@ -99,7 +98,7 @@ impl WarmupModel<'_> {
     }
 }
 
-/// Reads the inputs in a file. A single array belongs to the model's only input.
+/// Reads the inputs in a file. A single array without a name is for the model's only input.
 fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
     let Some(named) = value.text() else { return WarmupConfig::default() };
     let file = context.resolve(named);
@@ -148,8 +147,8 @@ fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Option<Arrays>
     }
 }
 
-/// Reads a shape, one value for all elements, or a map of `shape` and `values` or `range`, or of
-/// `file`.
+/// Reads an input: a shape, one value for all elements, or a map. The map has `shape` and `values`
+/// or `range`, or has `file`.
 fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<WarmupInput> {
     if value.is_list() {
         return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });
@@ -182,7 +181,8 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
     Some(WarmupInput { shape, values: listed.or(range).map(WarmupValues::Written) })
 }
 
-/// Reads the array of one input. In a file with several arrays, this is the one with the input's name.
+/// Reads the array of one input. If the file has several arrays, uses the array with the input's
+/// name.
 fn array_file(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<ArrayFile> {
     let file = context.resolve(value.text()?);
     let array = match read(value, &file, context) {
@@ -215,7 +215,7 @@ fn range(value: &Value<'_>) -> Option<InputValues> {
     Some(InputValues::Range { from, to })
 }
 
-/// Reads the value of an element. Text in quotes is text, even if it looks like a number.
+/// Reads the value of an element. Text in quotes stays text, even if it looks like a number.
 fn element(value: &Value<'_>) -> Option<ElementValue> {
     let text = value.text()?;
     if !value.is_plain() {
@@ -233,7 +233,7 @@ fn element(value: &Value<'_>) -> Option<ElementValue> {
 }
 
 fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
-    // A missing list of tensors is a fault already.
+    // A missing list of tensors has already been recorded as a fault.
     if tensors.is_empty() {
         return;
     }

@@ -1,4 +1,4 @@
-//! The checks of shapes and values for the warm-up against the inputs of a model. This module is pure.
+//! Checks shapes and values for the warm-up against the inputs of a model. This module is pure.
 
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
@@ -11,7 +11,7 @@ use super::types::{WarmupInput, WarmupValues};
 ///
 /// # Errors
 ///
-/// A text that says what is wrong and what to give instead.
+/// A message that says what is wrong and what to write instead.
 pub fn check_values(datatype: Datatype, values: &InputValues) -> Result<(), String> {
     let holds_text = datatype == Datatype::Bytes;
     let holds_fractions =
@@ -39,14 +39,15 @@ pub fn check_values(datatype: Datatype, values: &InputValues) -> Result<(), Stri
     }
 }
 
-/// Returns whether a shape matches `open`, with a length above 0 for each free axis (-1) of `open`.
+/// Returns whether a shape matches `open`. For each free axis (-1) of `open`, the shape may have
+/// any length above 0.
 pub fn shape_fits(shape: &[i64], open: &[i64]) -> bool {
     shape.len() == open.len()
         && shape.iter().zip(open).all(|(&axis, &open)| axis > 0 && (open < 0 || axis == open))
 }
 
-/// Returns the reason why the given shape or values cannot be those of this input, as far as the
-/// model's file shows that. A worker has loaded the model and checks them again.
+/// Returns the reason why the given shape or values do not fit this input. The check only knows the
+/// model's file. A worker checks the values again after it has loaded the model.
 pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String> {
     if input.has_default {
         return Some("has a default for this input, which the warm-up uses; remove the key".to_owned());
@@ -70,7 +71,7 @@ pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String>
             let is_batched = shape.first().is_some_and(|first| *first < 0);
             let spec = TensorSpec { name: input.name.clone(), datatype, shape };
             match file.fit(&spec, is_batched) {
-                // An unusable file is a fault already.
+                // An unusable file has already been recorded as a fault.
                 Ok(_) | Err(ArrayMismatch::NoArray) => None,
                 Err(why) => Some(format!("cannot have the array in {}: {why}", file.path.display())),
             }

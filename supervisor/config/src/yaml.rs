@@ -1,7 +1,7 @@
-//! The YAML parser: it makes a tree of nodes with their positions.
+//! Parses YAML into a tree of nodes with their positions.
 //!
-//! It bounds the cost of a file before it builds anything: the bytes, the nesting, and the number of
-//! values with every alias written out.
+//! Limits the cost of a file before building the tree. The limits are for the number of bytes, the
+//! nesting depth, and the number of values with every alias expanded.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,14 +19,14 @@ const MAX_BYTES: u64 = 1024 * 1024;
 /// The deepest nesting of lists and maps.
 const MAX_DEPTH: usize = 32;
 
-/// The largest number of values in a document. An alias counts as all values of its target.
+/// The largest number of values in a document. An alias counts as many values as its target.
 const MAX_VALUES: usize = 50_000;
 
 #[derive(Debug, Clone)]
 pub(super) struct YamlNode {
     pub(super) at: Position,
     pub(super) content: YamlContent,
-    /// The number of values in the node when it was parsed, including itself.
+    /// The number of values in the node when it was parsed, including the node itself.
     values: usize,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct YamlEntry {
 }
 
 impl YamlNode {
-    /// Returns whether the node is YAML's null, which is also the value of a key without a value.
+    /// Returns whether the node is YAML's null. A key without a value has the value null.
     pub(super) fn is_null(&self) -> bool {
         matches!(&self.content, YamlContent::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
@@ -93,7 +93,7 @@ impl YamlNode {
         self.content = YamlContent::Map(vec![entry]);
     }
 
-    /// Merges maps, and replaces all other values.
+    /// Merges `over` into this node. Maps are merged, and any other value is replaced.
     pub(super) fn merge(&mut self, over: &Self) {
         let (YamlContent::Map(entries), YamlContent::Map(changes)) = (&mut self.content, &over.content)
         else {
@@ -109,7 +109,7 @@ impl YamlNode {
     }
 }
 
-/// Reads a file. Returns `None`, and records a fault, if the file is too large or not text.
+/// Reads a file. If the file is too large or not text, records a fault and returns `None`.
 pub(super) fn read(path: &Path, log: &FaultLog) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
@@ -140,8 +140,8 @@ fn end_of(text: &str) -> Position {
     Position { line, column: last.chars().count() + 1 }
 }
 
-/// Parses a document, and records its faults. If it returns no tree, it has recorded at least one
-/// fault. For an empty file, the fault shows `example`.
+/// Parses a document and records its faults. If it returns no tree, it has recorded at least one
+/// fault. The fault of an empty file shows `example`.
 pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<YamlNode>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
@@ -198,7 +198,7 @@ impl<'a> Composer<'a> {
         root.filter(|root| !root.is_null()).ok_or_else(|| (Position::START, message()))
     }
 
-    /// Returns the root when it closes.
+    /// Processes a parser event. Returns the root when the root is complete.
     fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
         match event {
             Event::Scalar(_, _, _, Some(_))
@@ -261,7 +261,8 @@ impl<'a> Composer<'a> {
         self.place(node, at)
     }
 
-    /// Adds a finished node, or an alias of one, to its parent. Returns the node if it is the root.
+    /// Adds a complete node or the target of an alias to the parent node. Returns the node if it is
+    /// the root.
     fn place(&mut self, node: Rc<YamlNode>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
         let Some(parent) = self.open.last_mut() else {
             return Ok(Some(node));

@@ -1,7 +1,7 @@
-//! Tests of configurations as operators write them, and of the messages that they read.
+//! Tests configurations as operators write them, and the error messages that operators read.
 //!
 //! Each `config/NAME.yaml` has its expected messages in `config/NAME.expected`. `UPDATE_GOLDEN=1`
-//! overwrites these files; read the difference before you commit it.
+//! overwrites these files. Read the difference before you commit it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use shadowslice_config as config;
 use shadowslice_config::{Config, ConfigError, ConfigFault, FaultList};
 
-/// A model's file that passes the check without loading it.
+/// The contents of a model's file that passes the check. The model has no operators.
 const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
-/// Looks up a variable in an environment that only has a runtime directory.
+/// Looks up a variable in an environment that has only the run directory.
 fn environment(name: &str) -> Option<OsString> {
     (name == "RUNTIME_DIRECTORY").then(|| OsString::from("/run/test"))
 }
@@ -34,7 +34,7 @@ fn load_text(text: &str) -> Result<Config, String> {
     load_bytes(text.as_bytes())
 }
 
-/// Returns the messages about a file as an operator reads them.
+/// Returns the messages about a file as operators read them.
 fn messages(path: &Path) -> String {
     match load(path) {
         Ok(config) => {
@@ -93,7 +93,7 @@ fn a_printed_configuration_loads_as_the_same() {
         assert_eq!(broken(&again), broken(&loaded), "{file}");
         let mut again = but_places(again);
         for (again, loaded) in again.models.iter_mut().zip(&loaded.models) {
-            // The text names the loaded file.
+            // The fault's text contains the path of the file, and the paths differ.
             again.broken.clone_from(&loaded.broken);
         }
         assert_eq!(again, but_places(loaded), "{file}, printed as\n{printed}");
@@ -107,12 +107,12 @@ fn every_configuration_in_the_tree_is_valid() {
     assert!(files.len() >= 2);
     for file in files {
         let config = load(&file).unwrap_or_else(|error| panic!("{error}"));
-        // The models' files are not in the tree, because users make them.
+        // The models' files are not in the repository, because users build them.
         let faults: Vec<_> =
             config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
         assert!(faults.is_empty(), "{faults:?}");
-        // Priorities are for other policies that are simulated with the same file. The profile of BERT was
-        // measured with other shapes.
+        // Priorities are for other policies that are simulated with the same file. The profile of
+        // BERT was measured with other shapes.
         let measured = |note: &ConfigFault| note.file.ends_with("bert-base.yaml");
         let meant = |note: &&ConfigFault| !note.path.ends_with("].priority") && !measured(note);
         let notes: Vec<_> = config.notes.iter().filter(meant).collect();
@@ -277,14 +277,14 @@ fn random_changes_do_not_crash_the_loader() {
     }
 }
 
-/// Returns a field of bytes of a protocol buffer.
+/// Returns an encoded protobuf field of bytes.
 fn field(number: u8, value: &[u8]) -> Vec<u8> {
     let length = u8::try_from(value.len()).expect("it is short");
     [&[number << 3 | 2, length], value].concat()
 }
 
-/// Returns a model's file with the inputs `ids` (INT64, [-1, 3]), `text` (BYTES, [1]) and `scale` (FP32,
-/// with a default).
+/// Returns a model's file with the inputs `ids` (INT64, [-1, 3]), `text` (BYTES, [1]) and `scale`
+/// (FP32, with a default).
 fn model_with_inputs() -> Vec<u8> {
     let input = |name: &str, element: u8, axes: &[&[u8]]| {
         let axes: Vec<u8> = axes.iter().flat_map(|axis| field(1, axis)).collect();
@@ -328,7 +328,7 @@ fn warm_up_inputs_must_match_the_models_file() {
         "ids.json",
     ] {
         let found = faults(fine);
-        // A single array is for the only input, but this model has two.
+        // An array without a name is for a model's only input, but this model has two inputs.
         let of_two = fine == "ids.json" && found.contains("has one array without a name; name its input");
         assert!(found.is_empty() || of_two, "{fine}: {found}");
     }

@@ -1,5 +1,5 @@
-//! Fuzz tests: every configuration and every profile either loads or has faults. `cargo bolero test
-//! NAME` runs one until it is stopped.
+//! Fuzz tests: every configuration and every profile either loads or is reported as faulty. `cargo
+//! bolero test NAME` runs one test until you stop it.
 
 use std::fs;
 use std::path::Path;

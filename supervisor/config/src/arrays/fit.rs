@@ -1,4 +1,4 @@
-//! The conversion of an array to the values of an input. This module is pure.
+//! Converts an array to the values of a model's input. This module is pure.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_s
 
 use super::{Array, ArrayFile, Elements};
 
-/// The largest number of rows of an array that are used: the rows of the largest batch.
+/// The largest number of rows that are used from an array: the number of rows in the largest batch.
 const MAX_ROWS: usize = 1024;
 
-/// The reason why an array cannot give the values of an input.
+/// The reason why an array cannot supply the values of an input.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ArrayMismatch {
-    /// The array has another datatype.
+    /// The array's datatype differs from the input's datatype.
     #[error("the input is {expected}, but the array is {got}; convert the array")]
     Datatype {
         /// The datatype of the input.
@@ -22,13 +22,13 @@ pub enum ArrayMismatch {
         /// The datatype of the array.
         got: Datatype,
     },
-    /// The array has another shape.
+    /// The array's shape does not match the input's shape.
     #[error(
         "the input's shape is {expected:?} (-1: any size{batch}), but the array's is {got:?}",
         batch = if *.batched { ", the first axis is the batch" } else { "" }
     )]
     Shape {
-        /// The whole shape of the input.
+        /// The shape of the input, including a batch axis.
         expected: Vec<i64>,
         /// The shape of the array.
         got: Vec<i64>,
@@ -40,17 +40,18 @@ pub enum ArrayMismatch {
     Value {
         /// The datatype of the input.
         expected: Datatype,
-        /// The value; "text" for any text, which may be a secret.
+        /// The value as the message shows it. A text may be a secret, so the message only says
+        /// "text".
         value: String,
     },
-    /// The file of the array is unusable.
+    /// The file of the array cannot be used.
     #[error("the array's file is unusable")]
     NoArray,
 }
 
 impl ArrayFile {
-    /// Returns the shape of `input` without its batch axis, and its values. If the model has a batch
-    /// axis, each row of the array is a row of a batch.
+    /// Returns the shape of `input` without the batch axis, and the input's values. If the model
+    /// has a batch axis, each row of the array becomes a row of a batch.
     ///
     /// # Errors
     ///
@@ -78,7 +79,7 @@ impl Array {
         Err(ArrayMismatch::Shape { expected, got, batched })
     }
 
-    /// Returns the bytes of a tensor of `datatype`.
+    /// Returns the array's elements as the bytes of a tensor of type `datatype`.
     fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
         if let Some(got) = self.datatype.filter(|&got| got != datatype) {
             return Err(ArrayMismatch::Datatype { expected: datatype, got });
@@ -99,7 +100,7 @@ impl Array {
     }
 }
 
-/// A value in a message.
+/// An element as error messages show it.
 struct Shown<'v>(&'v ElementValue);
 
 impl fmt::Display for Shown<'_> {
@@ -107,7 +108,7 @@ impl fmt::Display for Shown<'_> {
         match self.0 {
             ElementValue::Whole(whole) => whole.fmt(f),
             ElementValue::Number(number) => write!(f, "{number:?}"),
-            // A text may be a secret, if the file is not meant for shadowslice.
+            // The file may not be meant for shadowslice, and then its text may be a secret.
             ElementValue::Text(_) => f.write_str("text"),
         }
     }
@@ -141,7 +142,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
             let (least, most) = match datatype {
                 Datatype::Bool => (0, 1),
                 _ if is_signed => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
-                // The JSON reader refuses numbers above `i64::MAX`.
+                // The JSON reader rejects numbers above `i64::MAX`, so that is also the limit for
+                // UINT64.
                 _ => (0, i64::MAX >> (63_u32.saturating_sub(bits))),
             };
             bytes.extend(&Some(whole).filter(|whole| (least..=most).contains(*whole))?.to_le_bytes()[..size]);
@@ -151,7 +153,7 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
     Some(())
 }
 
-/// Splits a tensor into its rows, and drops rows beyond [`MAX_ROWS`].
+/// Splits a tensor into its rows, and drops the rows after the first [`MAX_ROWS`].
 fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<RowBytes> {
     let used = rows.min(MAX_ROWS);
     if datatype.size().is_some() {

@@ -1,4 +1,4 @@
-//! JSON files: an array as nested lists, or the body of an inference request.
+//! Reads JSON files: an array as nested lists, or the body of an inference request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ struct Input {
     data: Option<Nested>,
 }
 
-/// A datatype, which serde reads from its name.
+/// A datatype that serde reads from its name.
 struct DatatypeName(Datatype);
 
 impl<'de> Deserialize<'de> for DatatypeName {
@@ -37,7 +37,7 @@ impl<'de> Deserialize<'de> for DatatypeName {
     }
 }
 
-/// Reads an array or the inputs of a request.
+/// Reads an array from nested lists, or the inputs of a request.
 pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
     let is_request = file.trim_ascii_start().first() == Some(&b'{');
     if !is_request {
@@ -62,10 +62,10 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
     arrays.collect::<Result<_, _>>().map(Arrays::Named)
 }
 
-/// Values in nested lists. All lists of the same depth have the same length.
+/// Values in nested lists. All lists at the same depth have the same length.
 #[derive(Debug, Default)]
 struct Nested {
-    /// The length of each axis, or `None` until the first list of that depth has ended.
+    /// The length of each axis, or `None` until the first list at that depth has ended.
     axes: Vec<Option<i64>>,
     values: Vec<ElementValue>,
 }

@@ -1,7 +1,8 @@
-//! Arrays in files (`.npy`, `.npz` and JSON), which give values of inputs for the warm-up.
+//! Reads arrays from files (`.npy`, `.npz` and JSON). The arrays are the values of inputs for the
+//! warm-up.
 //!
-//! A file is read together with the configuration. An array becomes values of an input once the
-//! model's inputs are known ([`ArrayFile::fit`]).
+//! The supervisor reads these files together with the configuration. It converts an array to the
+//! values of an input when it knows the model's inputs ([`ArrayFile::fit`]).
 
 mod fit;
 mod json;
@@ -20,11 +21,12 @@ use shadowslice_shared::tensor::{self, Datatype, elements};
 
 pub use fit::ArrayMismatch;
 
-/// The largest size of a file with arrays, of its decompressed arrays, and of all arrays of a model, in
-/// bytes. The command to warm up carries the arrays ([`shadowslice_shared::boot::BootCommand`]).
+/// The largest size in bytes of a file with arrays, of its decompressed arrays, and of all arrays
+/// of a model. The limit exists because the command to warm up carries the arrays
+/// ([`shadowslice_shared::boot::BootCommand`]).
 pub const MAX_BYTES: usize = 16 << 20;
 
-/// The largest JSON file in bytes. In memory, a value takes up to 16 times the size of its text.
+/// The largest JSON file, in bytes. In memory, a value takes up to 16 times the size of its text.
 const MAX_JSON_BYTES: usize = 4 << 20;
 
 /// An array in a file.
@@ -32,7 +34,8 @@ const MAX_JSON_BYTES: usize = 4 << 20;
 pub struct ArrayFile {
     /// The absolute path of the file.
     pub path: PathBuf,
-    /// The array, or `None` if the file is unusable, which is a fault of the model's files.
+    /// The array, or `None` if the file cannot be used. In that case the model's files have a
+    /// fault.
     pub array: Option<Arc<Array>>,
 }
 
@@ -102,7 +105,7 @@ pub(super) enum ArrayError {
     NoData(String),
 }
 
-/// Reads the arrays of a file in the format that its extension names.
+/// Reads the arrays of a file in the format that the file's extension names.
 pub(super) fn read(path: &Path) -> Result<Arrays, ArrayError> {
     super::usable(path).map_err(ArrayError::Read)?;
     let kind = path.extension().map(OsStr::to_ascii_lowercase);
@@ -121,8 +124,8 @@ fn read_up_to(file: impl io::Read, most: usize) -> Result<Vec<u8>, ArrayError> {
     if bytes.len() > most { Err(ArrayError::TooLarge { most }) } else { Ok(bytes) }
 }
 
-/// Returns the number of elements of an array. An array without elements is an error, because it gives no
-/// values for the warm-up.
+/// Returns the number of elements of an array. Fails if the array has no elements, because it would
+/// supply no values for the warm-up.
 fn count(shape: &[i64]) -> Result<usize, ArrayError> {
     let count = elements(shape).filter(|count| (1..=MAX_BYTES).contains(count));
     count.ok_or_else(|| ArrayError::Empty(shape.to_vec()))
@@ -133,7 +136,7 @@ impl Array {
         &self.shape
     }
 
-    /// Returns a BYTES array of these texts.
+    /// Returns a BYTES array with these texts.
     fn of_texts(shape: Vec<i64>, texts: impl Iterator<Item = Vec<u8>>) -> Self {
         let mut bytes = Vec::new();
         texts.for_each(|text| tensor::push_byte_string(&mut bytes, &text));

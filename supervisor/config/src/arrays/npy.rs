@@ -1,7 +1,7 @@
-//! Files of `numpy.save`: a header that is a Python literal, then the elements.
+//! Reads files of `numpy.save`: a header that is a Python literal, followed by the elements.
 //!
-//! The header has only a few tokens, which numpy always writes in the same form. This parser accepts
-//! only those; existing crates parse all Python literals, at any depth.
+//! numpy always writes the header in the same form, with only a few kinds of tokens. This parser
+//! accepts only these tokens. Existing crates parse all Python literals, at any depth.
 
 use shadowslice_shared::tensor::Datatype;
 
@@ -40,9 +40,9 @@ pub(super) fn read(file: &[u8]) -> Result<Array, ArrayError> {
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Numbers(Datatype, usize),
-    /// Byte strings of this number of bytes, padded with zeros.
+    /// Byte strings of this number of bytes, padded with zero bytes.
     Bytes(usize),
-    /// Texts of this number of characters of 4 bytes, padded with zeros.
+    /// Texts of this number of characters, padded with zeros. A character takes 4 bytes.
     Characters(usize),
 }
 
@@ -110,7 +110,7 @@ fn without_zeros(text: &[u8]) -> &[u8] {
     &text[..end]
 }
 
-/// Returns a text of characters of 4 bytes in UTF-8.
+/// Converts a text with 4 bytes per character to UTF-8.
 fn utf8(text: &[u8]) -> Option<Vec<u8>> {
     let (characters, _) = text.as_chunks();
     let text: Option<String> =
@@ -186,7 +186,7 @@ impl<'h> Words<'h> {
         self.0 = rest;
         let axes = axes.trim().trim_end_matches(',');
         let axes = axes.split(',').map(str::trim).filter(|_| !axes.is_empty());
-        // Python 2 wrote a long number with an L.
+        // Python 2 wrote a long integer with the suffix `L`.
         axes.map(|axis| axis.trim_end_matches('L').parse().ok().filter(|&axis| axis >= 0)).collect()
     }
 }

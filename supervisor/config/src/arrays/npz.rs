@@ -1,4 +1,4 @@
-//! Files of `numpy.savez`: a ZIP archive of named arrays.
+//! Reads files of `numpy.savez`: ZIP archives of named arrays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

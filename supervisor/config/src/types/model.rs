@@ -14,19 +14,19 @@ use crate::arrays::ArrayFile;
 /// A model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The name, by which clients request the model.
+    /// The name that clients use to request the model.
     pub name: String,
     /// The engine that runs the model.
     pub engine: EngineConfig,
-    /// The index in [`Config::gpus`](super::Config::gpus).
+    /// The index of the GPU in [`Config::gpus`](super::Config::gpus).
     pub gpu: usize,
-    /// True if the supervisor chooses the GPU. `gpu` is 0 until then.
+    /// True if the supervisor chooses the GPU. Until the supervisor has chosen, `gpu` is 0.
     pub gpu_auto: bool,
-    /// The profile, or `None` if the configuration has none or the profile is faulty.
+    /// The profile, or `None` if the configuration has no profile or the profile has a fault.
     pub profile: Option<Profile>,
     /// The absolute path of the profile.
     pub profile_path: Option<PathBuf>,
-    /// The model's share of the GPU.
+    /// The bounds and the initial value of the model's share.
     pub share: ShareConfig,
     /// The latency objective.
     pub slo: SloTarget,
@@ -36,18 +36,19 @@ pub struct ModelConfig {
     pub queue: QueueConfig,
     /// The priority; 1 is the highest.
     pub priority: u32,
-    /// The way in which the model's share changes.
+    /// The mechanism that changes the model's share.
     pub handover: HandoverMode,
-    /// True if the supervisor keeps a second worker warm at the current share, which takes over if the
-    /// first one dies.
+    /// True if the supervisor keeps a second worker warm at the current share. This worker takes
+    /// over if the first worker exits unexpectedly.
     pub standby: bool,
-    /// The CPU cores to which workers are pinned, or empty for all cores.
+    /// The CPU cores to which workers are pinned. An empty list means all cores.
     pub cpus: Vec<usize>,
-    /// The limit on a worker's GPU memory in bytes. It has an effect on real GPUs only.
+    /// The limit on a worker's GPU memory, in bytes. The limit only applies to real GPUs.
     pub memory_limit: Option<u64>,
     /// The inputs for the warm-up.
     pub warmup: WarmupConfig,
-    /// The first fault of the model's own files, if they have one. Such a model stays unready.
+    /// The first fault of the model's own files, or `None`. A model with such a fault stays
+    /// unready.
     pub broken: Option<String>,
 }
 
@@ -60,7 +61,7 @@ pub enum EngineConfig {
         path: PathBuf,
         /// The number of CPU threads within one operator.
         threads: u32,
-        /// The execution providers, the preferred one first; empty on an emulated GPU.
+        /// The execution providers, in order of preference. The list is empty on an emulated GPU.
         providers: Vec<ProviderKind>,
     },
     /// A class in a Python file.
@@ -72,9 +73,9 @@ pub enum EngineConfig {
         /// The number of threads that the model's libraries use within one operator.
         threads: u32,
     },
-    /// An engine that answers with its inputs after the time in the profile.
+    /// An engine that waits for the time in the profile, and then returns its inputs as outputs.
     Emulated {
-        /// The inputs and the outputs that repeat them.
+        /// The inputs, and the outputs that repeat the inputs.
         tensors: Vec<EchoTensor>,
     },
 }
@@ -91,16 +92,17 @@ impl EngineConfig {
 pub enum ProviderKind {
     /// ONNX Runtime's CUDA provider.
     Cuda,
-    /// TensorRT.
+    /// ONNX Runtime's TensorRT provider.
     TensorRt,
 }
 
 /// A model's share of its GPU: `min <= initial <= max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShareConfig {
-    /// The share at the start.
+    /// The share when the model starts.
     pub initial: Percent,
-    /// True if the configuration gives `initial`. Then no policy starts the model with another share.
+    /// True if the configuration gives `initial`. In that case no policy starts the model with
+    /// another share.
     pub given: bool,
     /// The smallest share.
     pub min: Percent,
@@ -108,27 +110,27 @@ pub struct ShareConfig {
     pub max: Percent,
 }
 
-/// The latency objective of a model: `percentile` percent of the requests are answered within
+/// The latency objective of a model: `percentile` percent of the requests must be answered within
 /// `latency`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SloTarget {
-    /// The time within which a request must be answered, above zero.
+    /// The time within which a request must be answered. It is above zero.
     pub latency: Duration,
-    /// The percentage of requests, above 0 and below 100.
+    /// The percentage of requests that must be in time, above 0 and below 100.
     pub percentile: f64,
 }
 
-/// The inputs of a model's warm-up that the operator gives.
+/// The warm-up inputs of a model that the operator gives.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WarmupConfig {
-    /// The absolute path of the file with all inputs, if there is one.
+    /// The absolute path of a file with all inputs, or `None`.
     pub file: Option<PathBuf>,
-    /// The given inputs by name.
+    /// The inputs that the configuration gives, by name.
     pub inputs: BTreeMap<String, WarmupInput>,
 }
 
 impl WarmupConfig {
-    /// Returns the files that values come from.
+    /// Returns the files that contain values of inputs.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let of_inputs = self.inputs.values().filter_map(|input| match &input.values {
             Some(WarmupValues::File(file)) if self.file.is_none() => Some(file.path.as_path()),
@@ -138,19 +140,19 @@ impl WarmupConfig {
     }
 }
 
-/// The shape and the values of an input in the warm-up.
+/// The shape and values of an input in the warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WarmupInput {
-    /// The shape without the batch axis. `None` for the model's shape, in which the worker chooses a
+    /// The shape without the batch axis. If `None`, the worker uses the model's shape and chooses a
     /// length that works for each free axis.
     pub shape: Option<Vec<i64>>,
-    /// The values, or `None` for values that the worker makes up.
+    /// The values, or `None` if the worker generates values.
     pub values: Option<WarmupValues>,
 }
 
 impl WarmupInput {
-    /// Returns the shape in the configuration, or the shape of the array in a file, which includes the
-    /// batch axis.
+    /// Returns the shape that the configuration gives, or the shape of the array in a file. The
+    /// array's shape includes the batch axis.
     pub(crate) fn given_shape(&self) -> Option<&[i64]> {
         match (&self.shape, &self.values) {
             (Some(shape), _) => Some(shape),
@@ -163,7 +165,7 @@ impl WarmupInput {
 /// The values of an input in the warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WarmupValues {
-    /// Values in the configuration.
+    /// Values that are written in the configuration.
     Written(InputValues),
     /// An array in a file, which also gives the shape.
     File(ArrayFile),
@@ -172,12 +174,13 @@ pub enum WarmupValues {
 /// The settings of batching.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchConfig {
-    /// The largest batch in rows; 0 for a model without a batch axis. If `None`, it depends on whether
-    /// the model has a batch axis: see [`BatchConfig::resolve`].
+    /// The largest batch in rows; 0 for a model without a batch axis. If `None`,
+    /// [`BatchConfig::resolve`] chooses a value when it is known whether the model has a batch
+    /// axis.
     pub max: Option<u32>,
-    /// The batch sizes to warm up, ascending to `max`. `None` for powers of two.
+    /// The batch sizes to warm up, in ascending order up to `max`. `None` means powers of two.
     pub sizes: Option<Vec<u32>>,
-    /// The time for which a batch that could run waits for more requests.
+    /// The time for which a batch waits for more requests although it could run.
     pub max_delay: Duration,
 }
 
@@ -185,15 +188,15 @@ impl BatchConfig {
     /// The largest batch in rows if the configuration gives none and the model has a batch axis.
     pub const DEFAULT_MAX: u32 = 32;
 
-    /// Returns the largest batch in rows (0 without a batch axis) and the sizes to warm up.
+    /// Returns the largest batch in rows (0 without a batch axis), and the batch sizes to warm up.
     pub fn resolve(&self, has_batch_axis: bool) -> (u32, Vec<u32>) {
         let max = self.max.unwrap_or(if has_batch_axis { Self::DEFAULT_MAX } else { 0 });
         (max, self.sizes.clone().unwrap_or_else(|| batch_sizes(max)))
     }
 }
 
-/// Returns the powers of two below `max`, and `max` itself. For a model without a batch axis (`max` 0)
-/// this is only 1.
+/// Returns the powers of two below `max`, and `max` itself. If the model has no batch axis (`max`
+/// is 0), the only size is 1.
 pub fn batch_sizes(max: u32) -> Vec<u32> {
     let powers = std::iter::successors(Some(1_u32), |size| size.checked_mul(2));
     powers.take_while(|&size| size < max).chain([max.max(1)]).collect()
@@ -202,9 +205,10 @@ pub fn batch_sizes(max: u32) -> Vec<u32> {
 /// The settings of a model's request queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// The largest number of requests that wait or run. The supervisor refuses more.
+    /// The largest number of requests that wait or run. The supervisor rejects further requests.
     pub max_requests: usize,
-    /// The size of the model's request slab in bytes. At least one request of the largest size fits.
+    /// The size of the model's request slab in bytes. The slab holds at least one request of the
+    /// largest size.
     pub memory: u64,
     /// The treatment of late requests.
     pub on_late: OnLate,
