@@ -1,7 +1,9 @@
-//! The access log's record of each request. The last holder of an entry logs it: either the answer,
-//! after its last byte was written, or the task that is dropped when the client disconnects.
+//! Records each request for the access log. The last holder of a request's entry logs it. This is
+//! either the response, after its last byte was written, or the task that is dropped when the
+//! client disconnects.
 //!
-//! Nothing here writes to a file. The log takes a record without waiting, or drops and counts it.
+//! This module does not write to a file. The log takes a record without waiting, or drops and
+//! counts it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +15,10 @@ use parking_lot::Mutex;
 use crate::peer::Peer;
 use crate::trace::Journal;
 
-/// The longest client text in a record (path, id or message), in bytes.
+/// The longest text from a client in a record (path, id or message), in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// The reason in the record of a client that disconnected before it had the whole answer.
+/// The reason in the record if the client disconnected before it had the whole response.
 const CLIENT_LEFT: &str = "client_left";
 
 /// The protocol of a logged request.
@@ -34,7 +36,7 @@ impl AccessProtocol {
         }
     }
 
-    /// Returns the code of a request whose client disconnected before the answer: nginx's 499,
+    /// Returns the status code for a client that disconnected before the response: nginx's 499, or
     /// gRPC's `CANCELLED`.
     fn left(self) -> u16 {
         match self {
@@ -44,10 +46,10 @@ impl AccessProtocol {
     }
 }
 
-/// The record of a request and its answer.
+/// The record of a request and its response.
 #[derive(Debug)]
 pub struct AccessRecord {
-    /// The time at which the request's first part was read.
+    /// The time at which the first part of the request was read.
     pub time: SystemTime,
     pub protocol: AccessProtocol,
     pub method: String,
@@ -55,23 +57,23 @@ pub struct AccessRecord {
     pub peer: Arc<Peer>,
     /// The model, if the request is an inference.
     pub model: Option<String>,
-    /// The id in the request, or the value of its header `x-request-id`.
+    /// The id in the request, or the value of the header `x-request-id`.
     pub request_id: Option<String>,
     pub code: u16,
-    /// The reason for a refusal as the metrics name it, or `CLIENT_LEFT`.
+    /// The reason for the refusal, as the metrics name it, or `CLIENT_LEFT`.
     pub reason: Option<&'static str>,
-    /// The error that the client reads, shortened.
+    /// The error that the client receives, shortened.
     pub error: Option<String>,
-    /// The sizes of the request's body and of the answer's body, in bytes.
+    /// The sizes of the request's body and of the response's body, in bytes.
     pub bytes: (u64, u64),
-    /// The time from the request's first part to the answer's last byte.
+    /// The time from the first part of the request to the last byte of the response.
     pub latency: Duration,
 }
 
-/// A function that takes records. It must not block.
+/// A function that receives records. It must not block.
 type RecordSink = Box<dyn Fn(&AccessRecord) + Send + Sync>;
 
-/// The access log, which takes the records of requests.
+/// The access log. It receives the records of requests.
 pub struct AccessLog(RecordSink);
 
 impl fmt::Debug for AccessLog {
@@ -95,7 +97,7 @@ impl AccessLog {
         Self(Box::new(sink))
     }
 
-    /// Starts the entry of a request whose first part was read at `began`.
+    /// Creates the entry of a request whose first part was read at `began`.
     pub fn begin(self: &Arc<Self>, head: RequestHead<'_>, peer: &Arc<Peer>, began: Instant) -> AccessEntry {
         let RequestHead { protocol, method, path, request_id } = head;
         AccessEntry(Arc::new(EntryState {
@@ -138,17 +140,17 @@ struct EntryState {
 struct EntryResponse {
     peer: Arc<Peer>,
     code: Option<u16>,
-    /// True if the client took the whole answer.
+    /// True if the client received the whole response.
     is_whole: bool,
 }
 
 impl AccessEntry {
-    /// Returns the request's journal, which holds the model, the id and the failure.
+    /// Returns the request's journal, which contains the model, the id and the failure.
     pub fn journal(&self) -> &Journal {
         &self.0.journal
     }
 
-    /// Replaces the peer after it was authenticated by name.
+    /// Replaces the peer after the client was authenticated by name.
     pub fn set_peer(&self, peer: &Arc<Peer>) {
         self.0.answer.lock().peer = Arc::clone(peer);
     }
@@ -161,12 +163,13 @@ impl AccessEntry {
         self.0.sent.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Sets the code of the answer, which may not be sent yet. A later code replaces it.
+    /// Sets the status code of the response. The response may not have been sent yet. A later call
+    /// replaces the code.
     pub fn set_code(&self, code: u16) {
         self.0.answer.lock().code = Some(code);
     }
 
-    /// Marks the answer as taken completely by the client.
+    /// Records that the client received the whole response.
     pub fn mark_delivered(&self) {
         self.0.answer.lock().is_whole = true;
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use shadowslice_shared::units::Timestamp;
 
-/// A monotonic clock that starts with the supervisor.
+/// A monotonic clock that starts when the supervisor starts.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     origin: Instant,
@@ -29,7 +29,7 @@ impl Clock {
     }
 }
 
-/// Returns the monotonic time in ns since boot. Workers read the same clock.
+/// Returns the monotonic time in ns since boot. Workers use the same clock.
 pub fn monotonic_ns() -> u64 {
     let now = nix::time::ClockId::CLOCK_MONOTONIC.now().map(Duration::from);
     now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))

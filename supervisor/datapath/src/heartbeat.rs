@@ -1,5 +1,5 @@
-//! The heartbeat of the control thread. If it stops, requests are still answered, but a worker that
-//! dies is not replaced.
+//! The heartbeat of the control thread. If this thread stops, requests are still answered, but no
+//! worker that dies is replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 
-/// The interval between beats of the control thread.
+/// The interval between two beats of the control thread.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time without a beat after which the control thread counts as stalled.
+/// The time without a beat after which the control thread is considered stalled.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The heartbeat of the control thread; clones share it.
+/// The heartbeat of the control thread. All clones share the same heartbeat.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
     clock: Clock,

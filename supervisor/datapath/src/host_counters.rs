@@ -1,20 +1,20 @@
-//! Counters of all responses of the host, and of the requests that its limits refused.
+//! Counts all responses of the host, and the requests that the host's limits refused.
 //!
-//! A request that a limit of the host refuses may never reach a model, so the counts of models do
-//! not have it.
+//! If a limit of the host refuses a request, the request may never reach a model. The models'
+//! counters do not include such requests.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The HTTP codes with their own counts. The last count is of all other codes.
+/// The HTTP status codes that are counted separately. All other codes share one more counter.
 pub const HTTP_CODES: [u16; 16] =
     [200, 400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 429, 500, 501, 503, 504];
 
-/// The number of gRPC's codes.
+/// The number of gRPC status codes.
 pub const GRPC_CODES: usize = 17;
 
-/// The shortest interval between log messages about one limit that refuses requests.
+/// The shortest interval between two log messages about the same limit.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A limit that all clients of the host share.
@@ -28,7 +28,7 @@ pub enum HostLimit {
 impl HostLimit {
     pub const ALL: [Self; 3] = [Self::InFlight, Self::Memory, Self::Connections];
 
-    /// Returns the configuration's key, without `limits.`.
+    /// Returns the limit's key in the configuration, without the prefix `limits.`.
     pub fn name(self) -> &'static str {
         match self {
             Self::InFlight => "in_flight",
@@ -41,27 +41,29 @@ impl HostLimit {
 /// A snapshot of the host's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostCounts {
-    /// The open connections for requests.
+    /// The number of open connections for requests.
     pub connections: u64,
-    /// The connections closed since the start because others needed their places.
+    /// The number of connections that were closed since the start to make room for new ones.
     pub connections_closed: u64,
-    /// The requests refused since the start, by [`HostLimit`].
+    /// The number of requests refused since the start, for each [`HostLimit`].
     pub refused: [u64; HostLimit::ALL.len()],
-    /// The responses since the start, by [`HTTP_CODES`], and with other codes.
+    /// The number of HTTP responses since the start, for each of [`HTTP_CODES`]. The last element
+    /// is for all other codes.
     pub http: [u64; HTTP_CODES.len() + 1],
-    /// The responses since the start, by gRPC's code. A response whose code follows its message
-    /// counts as OK.
+    /// The number of gRPC responses since the start, for each status code. A response counts as OK
+    /// if its status follows its message.
     pub grpc: [u64; GRPC_CODES],
 }
 
-/// The counters of the host, updated as requests come and go.
+/// The counters of the host. They are updated when requests arrive and end.
 #[derive(Debug)]
 pub struct HostCounters {
     began: Instant,
     connections: AtomicU64,
     connections_closed: AtomicU64,
     refused: [AtomicU64; HostLimit::ALL.len()],
-    /// The time of each limit's last log message, in ms since `began` plus 1; 0 for never.
+    /// The time of each limit's last log message, in ms since `began`, plus 1. It is 0 if nothing
+    /// was logged.
     logged: [AtomicU64; HostLimit::ALL.len()],
     http: [AtomicU64; HTTP_CODES.len() + 1],
     grpc: [AtomicU64; GRPC_CODES],
@@ -90,8 +92,8 @@ impl HostCounters {
         self.connections.fetch_sub(1, Relaxed);
     }
 
-    /// Counts a connection that is closed because another one needs its place, and logs that at
-    /// intervals.
+    /// Counts a connection that is closed to make room for a new one. Logs at most one message per
+    /// [`LOG_INTERVAL`].
     pub fn count_closed(&self) {
         let closed = self.connections_closed.fetch_add(1, Relaxed) + 1;
         if self.may_log(HostLimit::Connections) {
@@ -104,7 +106,7 @@ impl HostCounters {
         }
     }
 
-    /// Counts a refusal, and logs at intervals that the limit refuses requests.
+    /// Counts a refused request. Logs at most one message per [`LOG_INTERVAL`] and limit.
     pub fn count_refusal(&self, limit: HostLimit) {
         let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
         if self.may_log(limit) {
@@ -116,7 +118,7 @@ impl HostCounters {
         }
     }
 
-    /// Returns whether nothing was logged of the limit for [`LOG_INTERVAL`].
+    /// Returns whether the last message about this limit was logged at least [`LOG_INTERVAL`] ago.
     fn may_log(&self, limit: HostLimit) -> bool {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
         let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
@@ -126,13 +128,12 @@ impl HostCounters {
         logged.is_ok()
     }
 
-    /// Counts an HTTP response.
     pub fn count_http(&self, code: u16) {
         let at = HTTP_CODES.iter().position(|&known| known == code).unwrap_or(HTTP_CODES.len());
         self.http[at].fetch_add(1, Relaxed);
     }
 
-    /// Counts a gRPC response. A code that gRPC does not have counts as unknown (2).
+    /// Counts a gRPC response. A code that gRPC does not define counts as unknown (2).
     pub fn count_grpc(&self, code: usize) {
         self.grpc[if code < GRPC_CODES { code } else { 2 }].fetch_add(1, Relaxed);
     }

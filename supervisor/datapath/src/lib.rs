@@ -1,4 +1,4 @@
-//! The data path: takes requests from the queue to a worker, and answers back to clients.
+//! The data path: sends requests from the queue to a worker, and answers back to the clients.
 
 pub mod access;
 pub mod clock;

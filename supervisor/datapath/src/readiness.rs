@@ -1,4 +1,4 @@
-//! The host's readiness, as load balancers and other clients see it.
+//! The readiness of the host, as load balancers and other clients see it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,25 +14,25 @@ use crate::router::Route;
 pub enum HostState {
     #[default]
     Serving,
-    /// The host serves, but should get no more requests.
+    /// The host serves requests, but should not receive new ones.
     Drained,
-    /// The host is drained and will end.
+    /// The host is drained and will exit.
     Stopping,
 }
 
-/// The rule for the host's readiness, and the drained models.
+/// The rule that decides when the host is ready, the host's state, and the drained models.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
     pub(crate) rule: ReadyConfig,
     pub(crate) host: HostState,
     drained: HashSet<String>,
-    /// True once every model of the start has been ready or given up.
+    /// True as soon as every model of the start has become ready or failed permanently.
     started: AtomicBool,
 }
 
 impl Readiness {
-    /// Returns whether the start is over. Call this before `models` change: models that are added
-    /// later do not count.
+    /// Returns whether every model of the start has become ready or failed permanently. Call this
+    /// before `models` changes, because models that are added later do not count.
     pub(crate) fn is_started(&self, models: &HashMap<String, Route>) -> bool {
         if !models.is_empty() && !models.values().any(|model| model.is_loading()) {
             self.started.store(true, Ordering::Relaxed);
@@ -52,7 +52,8 @@ impl Readiness {
         }
     }
 
-    /// Drains a model or the host, or ends that. Returns whether the state has changed.
+    /// Sets or clears the drained state of a model, or of the host if `model` is `None`. Returns
+    /// whether the state has changed.
     pub(crate) fn set_drained(&mut self, model: Option<&str>, drained: bool) -> bool {
         match (model, self.host) {
             (Some(name), _) if drained => self.drained.insert(name.to_owned()),
@@ -73,7 +74,7 @@ impl Readiness {
         self.drained.contains(model)
     }
 
-    /// Keeps the drained state only of the models that still exist.
+    /// Removes the drained state of models that no longer exist.
     pub(crate) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.drained.retain(|name| is_there(name));
     }

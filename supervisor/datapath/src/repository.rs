@@ -1,5 +1,5 @@
-//! The protocol's model repository: clients list, load and unload models. Ingress uses only this
-//! module, and does not know the registry behind it.
+//! The model repository of the inference protocol: clients list, load and unload models. Ingress
+//! depends only on this module, and not on the registry that executes the commands.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::peer::{Guard, Peer};
 
-/// The longest time that a command waits for its turn, because another command may be starting
-/// models.
+/// The longest time for which a command waits until the registry accepts it. Another command may be
+/// starting models during this time.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client's command to load or unload a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelCommand {
-    /// Load the model and read its files again. `config` has the keys of its configuration to
-    /// override, as JSON.
+    /// A command to load the model and to read its files again. `config` is JSON with the
+    /// configuration keys to override.
     Load { model: String, config: Option<String> },
-    /// Unload the model after it has answered the requests that it accepted.
+    /// A command to unload the model after it has answered all accepted requests.
     Unload { model: String },
 }
 
 impl ModelCommand {
-    /// Returns the name of the action, and the model.
+    /// Returns the name of the action and the name of the model.
     pub fn action_and_model(&self) -> (&'static str, &str) {
         match self {
             Self::Load { model, .. } => ("load", model),
@@ -41,7 +41,7 @@ pub struct QueuedCommand {
     pub reply_tx: oneshot::Sender<Result<(), ModelCommandError>>,
 }
 
-/// The reason why a command was not carried out.
+/// The reason why a command was not executed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelCommandError {
     #[error(
@@ -57,12 +57,12 @@ pub enum ModelCommandError {
     /// The client's command is malformed.
     #[error("{0}")]
     Invalid(String),
-    /// The command was tried and failed. The earlier state is still in force.
+    /// The command failed. The previous state of the model has been restored.
     #[error("failed to load '{0}': {1}")]
     Failed(String, String),
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
-    /// The next supervisor is starting, and would not know of a change that is made now.
+    /// The next supervisor is starting, and would not know about this change.
     #[error("another supervisor is taking over; try again in a few seconds")]
     Succession,
 }
@@ -71,14 +71,14 @@ pub enum ModelCommandError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelListing {
     pub name: String,
-    /// `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
+    /// The current state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
     pub state: &'static str,
     pub reason: String,
 }
 
 type ListModels = Box<dyn Fn() -> Vec<ModelListing> + Send + Sync>;
 
-/// The models as clients see them, and the commands that change them.
+/// The models as clients see them, and the channel for commands that change the models.
 pub struct Repository {
     list: ListModels,
     guard: Guard,
@@ -93,8 +93,9 @@ impl fmt::Debug for Repository {
 }
 
 impl Repository {
-    /// Creates a repository. It sends the commands that `guard` permits to `commands_tx`, unless
-    /// `successor_rx` says that the next supervisor is starting.
+    /// Creates a repository. The repository sends the commands that `guard` permits to
+    /// `commands_tx`. If `successor_rx` says that the next supervisor is starting, it refuses the
+    /// commands.
     pub fn new(
         list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
@@ -104,7 +105,6 @@ impl Repository {
         Self { list: Box::new(list), guard, commands_tx, successor_rx }
     }
 
-    /// Returns the models.
     pub fn list(&self) -> Vec<ModelListing> {
         (self.list)()
     }
@@ -128,7 +128,7 @@ impl Repository {
         )
         .await;
         sent.map_err(|_| ModelCommandError::Busy)?.map_err(|_| ModelCommandError::Busy)?;
-        // The registry bounds the time of a command; if it sends no reply, it has ended.
+        // The registry limits the duration of a command. If it sends no reply, it has ended.
         reply_rx.await.unwrap_or(Err(ModelCommandError::Busy))
     }
 }

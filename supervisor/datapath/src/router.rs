@@ -1,5 +1,5 @@
-//! The models by name. Ingress finds the pipeline of a request here, and learns whether the host is
-//! ready.
+//! Maps names to models. Ingress uses the router to find the pipeline of a request and to learn
+//! whether the host is ready.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -17,7 +17,7 @@ use crate::pipeline::{
 use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
 
-/// The models that requests can reach now. [`Router::set`] replaces them all at once.
+/// The models that requests can reach now. [`Router::set`] replaces all models in one step.
 #[derive(Debug)]
 pub struct Router {
     hosted: RwLock<Hosted>,
@@ -31,22 +31,22 @@ struct Hosted {
     readiness: Readiness,
 }
 
-/// A route to one model. A request holds it from before it is checked until it is answered. A model
-/// that was taken off the router serves until no request holds its route.
+/// A route to one model. A request holds its route from before the check of the request until the
+/// answer. If a model is removed from the router, it serves until no request holds its route.
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
-    /// The relay, if another supervisor has the model's workers.
+    /// The relay. `None` if this supervisor has the model's workers.
     relay: Option<Arc<Relay>>,
-    /// A sender that is never used: [`RouteHolds`] is notified when all clones are dropped.
+    /// A sender that sends nothing. [`RouteHolds`] is notified when all its clones are dropped.
     _hold_tx: RouteHold,
     streams_tx: RouteHold,
 }
 
-/// A hold on a model, while a request or a stream uses it.
+/// A hold on a model. A request or a stream keeps it while it uses the model.
 pub(crate) type RouteHold = mpsc::Sender<Infallible>;
 
-/// A notification of when nothing uses a model any more.
+/// The receivers that are notified when no request and no stream uses a model any more.
 #[derive(Debug)]
 pub struct RouteHolds {
     requests_rx: mpsc::Receiver<Infallible>,
@@ -63,18 +63,18 @@ impl Route {
         )
     }
 
-    /// Returns a route to the same model through another supervisor. Requests that take it do not
-    /// hold this route.
+    /// Returns a route to the same model through another supervisor. Requests on the new route do
+    /// not hold this route.
     pub fn by(&self, relay: Relay) -> Self {
         Self { relay: Some(Arc::new(relay)), ..Self::to(Arc::clone(&self.pipeline)).0 }
     }
 
-    /// Returns `Ok` if the model takes requests, or else the reason why it does not.
+    /// Returns `Ok` if the model accepts requests. Otherwise returns the reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
         if self.relay.is_some() { Ok(()) } else { self.pipeline.ready() }
     }
 
-    /// Runs a request, see [`Pipeline::infer`].
+    /// Runs a request. See [`Pipeline::infer`].
     pub async fn infer(
         &self,
         inputs: Vec<RequestInput>,
@@ -87,7 +87,7 @@ impl Route {
         }
     }
 
-    /// Starts a stream, see [`Pipeline::stream`]. The stream continues after the route is dropped.
+    /// Starts a stream. See [`Pipeline::stream`]. The stream continues after the route is dropped.
     pub async fn stream(
         &self,
         inputs: Vec<RequestInput>,
@@ -103,13 +103,13 @@ impl Route {
 }
 
 impl RouteHolds {
-    /// Waits until the route and every clone of it were dropped.
+    /// Waits until the route and all its clones have been dropped.
     pub async fn released(&mut self) {
-        // Nothing is ever sent: `recv` returns when the last sender is dropped.
+        // No value is ever sent, so `recv` returns when the last sender is dropped.
         self.requests_rx.recv().await;
     }
 
-    /// Waits until the streams have ended too.
+    /// Waits until all streams have ended.
     pub async fn streams_ended(&mut self) {
         self.streams_rx.recv().await;
     }
@@ -128,7 +128,8 @@ impl Router {
         Self { hosted: RwLock::default(), changed_tx: watch::Sender::default(), heartbeat }
     }
 
-    /// Replaces the models. A model that was removed is not drained when it is added again.
+    /// Replaces the models. If a drained model is removed and later added again, it is no longer
+    /// drained.
     pub fn set(&self, models: HashMap<String, Route>) {
         let before = {
             let Hosted { models: now, readiness } = &mut *self.hosted.write();
@@ -154,25 +155,26 @@ impl Router {
         models
     }
 
-    /// Returns a receiver that changes when the models or the host's readiness may have changed.
+    /// Returns a receiver that is notified when the models or the host's readiness may have
+    /// changed.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed_tx.subscribe()
     }
 
-    /// Sets the rule for which models make the host ready.
+    /// Sets the rule that decides which models must be ready for the host to be ready.
     pub fn set_ready_rule(&self, rule: ReadyConfig) {
         self.change(|hosted| hosted.readiness.rule = rule);
     }
 
-    /// Drains the host or one of its models, or ends that. A drained model still serves, but
-    /// reports that it is not ready. Returns whether the state has changed.
+    /// Sets or clears the drained state of the host, or of one of its models. A drained model
+    /// continues to serve, but reports that it is not ready. Returns whether the state has changed.
     pub fn drain(&self, model: Option<&str>, drained: bool) -> bool {
         self.change(|Hosted { models, readiness }| {
             model.is_none_or(|name| models.contains_key(name)) && readiness.set_drained(model, drained)
         })
     }
 
-    /// Marks the host as stopping. It is never ready again.
+    /// Marks the host as stopping. The host then never becomes ready again.
     pub fn stop(&self) {
         self.change(|hosted| hosted.readiness.host = HostState::Stopping);
     }
@@ -187,19 +189,19 @@ impl Router {
         self.hosted.read().readiness.host
     }
 
-    /// Returns whether the model or the host is drained: the model serves, but should get no more
-    /// requests.
+    /// Returns whether the model or the host is drained. A drained model serves requests, but
+    /// should not receive new ones.
     pub fn is_drained(&self, model: &str) -> bool {
         self.hosted.read().readiness.is_drained(model)
     }
 
-    /// Returns whether this model was drained, apart from the host.
+    /// Returns whether this model itself is drained, regardless of the host's state.
     pub fn is_model_drained(&self, model: &str) -> bool {
         self.hosted.read().readiness.is_model_drained(model)
     }
 
-    /// Returns whether the host is ready: its models fulfil the rule, and the control thread is
-    /// alive, so it would replace a worker that dies.
+    /// Returns whether the host is ready. The models must fulfil the rule, and the control thread
+    /// must be alive, because it replaces workers that die.
     pub fn ready(&self) -> bool {
         let Hosted { models, readiness } = &*self.hosted.read();
         self.heartbeat.is_alive() && readiness.is_ready(models)
@@ -238,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Returns a router with these models, all of them loading.
+    /// Returns a router with these models. All models are loading.
     fn router<const N: usize>(names: [&str; N]) -> (Router, [Arc<Pipeline>; N]) {
         let router = Router::new(Heartbeat::new(Clock::start()));
         let pipelines = names.map(|_| pipeline());

@@ -1,5 +1,5 @@
-//! Listening sockets that one supervisor passes to the next, so that one of them listens at every
-//! moment.
+//! Passes listening sockets from one supervisor to the next, so that at any moment at least one
+//! supervisor listens.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use std::sync::{Arc, Weak};
 /// A listening socket that can be passed to another supervisor while it is in use.
 #[derive(Clone)]
 pub struct PassableSocket {
-    /// The address as written in the configuration.
+    /// The address as it is written in the configuration.
     pub address: String,
     socket: Weak<dyn AsFd + Send + Sync>,
-    /// The socket's file; dangling for TCP.
+    /// The socket's file. For TCP, the weak reference is empty.
     file: Weak<SocketFile>,
 }
 
@@ -42,14 +42,15 @@ impl PassableSocket {
         socket.as_fd().try_clone_to_owned()
     }
 
-    /// Leaves the socket's file to another supervisor, so that it is not removed here.
+    /// Leaves the socket's file to another supervisor. This process then does not remove the file.
     pub fn release(&self) {
         if let Some(file) = self.file.upgrade() {
             file.is_released.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Takes over the socket's inherited file, so that it is removed here.
+    /// Takes over the file of an inherited socket. This process then removes the file when the
+    /// socket is dropped.
     pub fn retain(&self) {
         if let Some(file) = self.file.upgrade() {
             file.is_released.store(false, Ordering::Relaxed);
@@ -57,8 +58,8 @@ impl PassableSocket {
     }
 }
 
-/// Sockets inherited from the previous supervisor, by their addresses. Sockets that are not taken
-/// close when this is dropped.
+/// The sockets inherited from the previous supervisor, by address. Dropping this closes the sockets
+/// that were not taken.
 #[derive(Debug, Default)]
 pub struct Inherited(HashMap<String, Vec<OwnedFd>>);
 
@@ -67,14 +68,14 @@ impl Inherited {
         self.0.entry(address).or_default().push(socket);
     }
 
-    /// Takes the first socket left with this address. Several may have port 0.
+    /// Takes the first remaining socket with this address. Several sockets may have port 0.
     pub fn take(&mut self, address: &str) -> Option<OwnedFd> {
         let sockets = self.0.get_mut(address)?;
         (!sockets.is_empty()).then(|| sockets.remove(0))
     }
 
-    /// Removes the files of Unix sockets that were not taken, because nobody listens on them any
-    /// more.
+    /// Removes the files of Unix sockets that were not taken, because no process listens on them
+    /// any more.
     pub fn remove_unclaimed(self) {
         for (address, sockets) in self.0 {
             if let (Some(path), false) = (address.strip_prefix("unix:"), sockets.is_empty())
@@ -86,7 +87,7 @@ impl Inherited {
     }
 }
 
-/// The file of a Unix socket. It is removed on drop, if it is still the same file.
+/// The file of a Unix socket. Dropping this removes the file, unless another file has replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -99,8 +100,8 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), identity: identity(path)?, is_released: AtomicBool::new(false) })
     }
 
-    /// Returns the file of a supervisor that still listens there. It is not removed unless it is
-    /// [retained](PassableSocket::retain).
+    /// Returns the file of a socket on which the previous supervisor still listens. Dropping it
+    /// does not remove the file unless the file is [retained](PassableSocket::retain).
     pub fn inherited(path: &Path) -> io::Result<Self> {
         let file = Self::new(path)?;
         file.is_released.store(true, Ordering::Relaxed);
@@ -117,7 +118,7 @@ impl Drop for SocketFile {
         if !self.is_released.load(Ordering::Relaxed)
             && identity(&self.path).is_ok_and(|identity| identity == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
-            // The other supervisor of an upgrade may have removed it first.
+            // The other supervisor of the upgrade may have removed the file first.
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");

@@ -1,5 +1,5 @@
-//! The groups of the process at the other end of a Unix socket.
-#![allow(unsafe_code)] // an option of sockets that no safe crate knows yet
+//! Reads the groups of the process at the other end of a Unix socket.
+#![allow(unsafe_code)] // no safe crate supports this socket option yet
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-/// The number of groups that the first read has room for. Few processes have more.
+/// The number of groups for which the first read has room. Few processes have more.
 const USUAL_GROUPS: usize = 64;
 
 /// The largest number of groups that Linux allows for a process.
@@ -30,8 +30,8 @@ fn read(socket: BorrowedFd<'_>, max_groups: usize) -> Result<Vec<u32>, Errno> {
     let mut groups: Vec<libc::gid_t> = vec![0; max_groups];
     let size = size_of_val(groups.as_slice());
     let mut bytes = libc::socklen_t::try_from(size).map_err(|_| Errno::EOVERFLOW)?;
-    // SAFETY: the kernel writes at max_groups `bytes` bytes, which is the length of `groups`, and then how
-    // many it wrote into `bytes`; both outlive the call.
+    // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has this length, and then
+    // writes the number of these bytes to `bytes`. Both variables outlive the call.
     let code = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! Guards: the rules for who may connect, and who may change something.
+//! Guards decide which peers may connect and which peers may change something.
 
 use std::io;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use shadowslice_config::{Account, AllowedClients, Peers};
 
 use super::{AuditOutcome, Peer, audit};
 
-/// The shortest interval between log messages about refused peers.
+/// The shortest interval between two log messages about refused peers.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The number of refused peers, over all guards.
+/// The number of refusals, counted over all guards.
 #[derive(Debug, Default)]
 pub struct Refusals(AtomicU64);
 
@@ -25,7 +25,7 @@ impl Refusals {
     }
 }
 
-/// A guard that permits one kind of action to some peers.
+/// A guard that permits some peers to perform one kind of action.
 #[derive(Debug)]
 pub struct Guard {
     permitted: Permitted,
@@ -38,7 +38,7 @@ pub struct Guard {
 enum Permitted {
     Nobody,
     Everybody,
-    /// The listed users, groups and clients, with root and this process's user.
+    /// The listed users, groups and clients, root, and the user of this process.
     Only {
         users: Vec<u32>,
         groups: Vec<u32>,
@@ -70,12 +70,12 @@ impl Guard {
         Self::new(Permitted::Everybody, Arc::default())
     }
 
-    /// Creates a guard that permits nobody and counts refusals that other code decides.
+    /// Creates a guard that permits nobody. It only counts refusals that other code decides.
     pub fn refusing(refusals: &Arc<Refusals>) -> Self {
         Self::new(Permitted::Nobody, Arc::clone(refusals))
     }
 
-    /// Creates a guard for these peers. Looking up their names may take long.
+    /// Creates a guard for these peers. This call may take long, because it looks up the names.
     pub fn only(peers: &Peers, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
         let users =
             ids("the user", &peers.users, |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())))?;
@@ -99,8 +99,8 @@ impl Guard {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
-    /// Returns whether `peer` may do `action`. A refused peer is counted, and logged at most once in
-    /// `LOG_INTERVAL`. A guard that permits nobody does neither.
+    /// Returns whether `peer` may do `action`. If not, counts the refusal, and logs at most one
+    /// refusal per `LOG_INTERVAL`. A guard that permits nobody neither counts nor logs.
     pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
         let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
@@ -121,7 +121,7 @@ impl Guard {
         is_permitted
     }
 
-    /// Counts a refused peer, and logs it unless another one was logged within `LOG_INTERVAL`.
+    /// Counts a refusal. Logs it unless another refusal was logged within the last `LOG_INTERVAL`.
     pub fn refuse(&self, peer: &Peer, action: &str, on: &str) {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();

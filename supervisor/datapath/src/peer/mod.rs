@@ -1,4 +1,4 @@
-//! Peers at the other end of a connection, and guards that decide what they may do.
+//! The peers at the other end of connections, and the guards that decide what peers may do.
 
 mod groups;
 mod guard;
@@ -12,23 +12,25 @@ use nix::sys::socket::sockopt::PeerCredentials;
 
 pub use guard::{Guard, Refusals, UnknownAccount};
 
-/// The longest name in an audit message, in bytes. Names are clients' texts.
+/// The longest name in an audit message, in bytes. The limit is necessary because clients choose
+/// the names.
 const MAX_NAME_BYTES: usize = 256;
 
 /// A client at the other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// The process that connected to a Unix socket, as it was at that moment.
+    /// The process that connected to a Unix socket, as it was when it connected.
     Unix {
         uid: u32,
-        /// The primary group and the supplementary groups of the process.
+        /// The primary and supplementary groups of the process.
         groups: Vec<u32>,
-        /// The process id; 0 if the process is in another namespace.
+        /// The process id. It is 0 if the process is in another PID namespace.
         pid: i32,
     },
     Tcp {
         address: SocketAddr,
-        /// The names in its certificate and its token; empty without either.
+        /// The names in the client's certificate and token. The list is empty if the client has
+        /// neither.
         names: Vec<String>,
     },
 }
@@ -60,7 +62,7 @@ where
     }
 }
 
-/// Writes the audit message of an action.
+/// Writes an audit message about an action.
 pub fn audit(by: &Peer, action: &str, on: &str, outcome: AuditOutcome<'_>) {
     let on = &on[..on.floor_char_boundary(MAX_NAME_BYTES)];
     let (uid, pid, address, client) = match by {

@@ -1,5 +1,6 @@
-//! Timers with a resolution of microseconds. The reactor's own timers fire at whole milliseconds,
-//! which is too late if the next batch is due half a millisecond before the running one ends.
+//! Timers with a resolution of microseconds. The timers of the async reactor fire at whole
+//! milliseconds. This is too late if the next batch is due half a millisecond before the running
+//! batch ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,20 +16,21 @@ use tokio::io::unix::AsyncFd;
 use super::socket::adopt;
 use crate::clock::Clock;
 
-/// The longest wait, because kernel timers have a limit. After it the alarm returns early, and the
+/// The longest wait, because kernel timers have a limit. The alarm then returns early, and the
 /// waiting task sets it again.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// An alarm on a clock, for one time at once.
+/// An alarm that waits for one point in time.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     clock: Clock,
-    /// The timer; `None` if the kernel gave none, in which case the reactor's timers are used.
+    /// The timer. If the kernel could not create one, this is `None`, and the alarm uses the
+    /// reactor's timers.
     timer: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Alarm {
-    /// Creates an alarm. Call this within the reactor.
+    /// Creates an alarm. Call this function within the reactor.
     pub(crate) fn new(clock: Clock) -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);
@@ -38,8 +40,8 @@ impl Alarm {
         Self { clock, timer: timer.ok() }
     }
 
-    /// Waits until `due`, or returns at once if that has passed. Dropping the future has no effect
-    /// on later waits.
+    /// Waits until `due`. Returns immediately if `due` has passed. Dropping the future has no
+    /// effect on later waits.
     pub(crate) async fn wait(&self, due: Timestamp) {
         let due = due.min(self.clock.now() + LONGEST);
         let fired = match &self.timer {
@@ -57,8 +59,8 @@ async fn fire(timer: &AsyncFd<OwnedFd>, after: Duration) -> io::Result<()> {
     let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
     let once = Itimerspec { it_interval: Timespec::default(), it_value };
     timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), &once)?;
-    // The timer does not block: `async_io` waits until it fires. After an abandoned wait the descriptor
-    // may be ready although there is nothing to read.
+    // The file descriptor does not block; `async_io` waits until the timer fires. After an
+    // abandoned wait, the descriptor may be reported as readable although there is nothing to read.
     timer.async_io(Interest::READABLE, |timer| Ok(rustix::io::read(timer, &mut [0; 8]).map(drop)?)).await
 }
 

@@ -1,5 +1,4 @@
-//! The split of a worker's answer into the outputs of each request. A worker's numbers are never
-//! trusted.
+//! Splits a worker's answer into the outputs of each request. No number from a worker is trusted.
 
 use bytes::Bytes;
 use shadowslice_shared::batch::{BatchOutput, Extent};
@@ -9,8 +8,8 @@ use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 use super::pending::WaitingRequest;
 use super::request::{Metadata, RequestFailure, RequestOutput};
 
-/// Returns the outputs of each request, or a failure if memory for them is short. An error says why
-/// the answer is invalid.
+/// Returns the outputs of each request, or a failure if there is not enough memory for the outputs.
+/// An error says why the answer is invalid.
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
@@ -35,8 +34,8 @@ pub(crate) fn split(
             return Err(format!("output {} has {got} parts for {want} requests", spec.name));
         }
     }
-    // Parts must not overlap. Otherwise a worker could name a few parts again and again until
-    // memory is full.
+    // The parts must not overlap. Otherwise a worker could name the same parts repeatedly until the
+    // supervisor's memory is full.
     let parts = outputs.iter().flat_map(|output| &output.parts);
     if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
         return Err(format!(

@@ -1,4 +1,5 @@
-//! Claims: a request is settled once, by its worker, by the queue or by its waiting client.
+//! Claims ensure that only one party settles a request: its worker, the queue or the waiting
+//! client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +12,13 @@ use super::request::RequestFailure;
 use super::streams::WorkerAnswer;
 use shadowslice_shared::units::Timestamp;
 
-/// A claim on a request. The party that takes it first settles the request and counts it, so it is
-/// counted once.
+/// A claim on a request. The first party to take the claim settles and counts the request, so that
+/// no request is counted twice.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Arc<AtomicBool>);
 
 impl Claim {
-    /// Takes the claim. Returns whether it was free.
+    /// Takes the claim. Returns false if another party has taken it.
     pub(crate) fn take(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
@@ -27,8 +28,8 @@ impl Claim {
     }
 }
 
-/// A client's wait for an answer. If it is dropped before the answer, the request is cancelled: it
-/// does not run if it still waits, and the answer is ignored if it runs.
+/// A client's wait for an answer. Dropping this before the answer arrives cancels the request. A
+/// waiting request then does not run, and the answer of a running request is ignored.
 #[derive(Debug)]
 pub(crate) struct AnswerWait<'p> {
     pub(crate) pipeline: &'p Pipeline,
@@ -37,7 +38,7 @@ pub(crate) struct AnswerWait<'p> {
 }
 
 impl AnswerWait<'_> {
-    /// Waits for the answer. Fails if `timeout` ends first.
+    /// Waits for the answer. Fails if `timeout` expires first.
     pub(crate) async fn answer(
         &self,
         mut reply_rx: oneshot::Receiver<Result<WorkerAnswer, RequestFailure>>,
@@ -48,7 +49,7 @@ impl AnswerWait<'_> {
             match tokio::time::timeout(left, &mut reply_rx).await {
                 Ok(answered) => return answered.unwrap_or_else(|_| stopping()),
                 Err(_) if self.claim.take() => return Err(self.timed_out(timeout)),
-                // Another party has settled the request, and the reply follows.
+                // Another party has settled the request, and the reply will arrive soon.
                 Err(_) => {}
             }
         }

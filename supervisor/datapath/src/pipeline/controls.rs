@@ -1,4 +1,4 @@
-//! The controller's view of a pipeline: its settings, and reports of its state.
+//! The interface of a pipeline for the controller: settings, and reports of the pipeline's state.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -28,20 +28,22 @@ use crate::trace::{LostReason, RouteChange};
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
     pub at: Timestamp,
-    /// True if the model takes requests.
+    /// True if the model accepts requests.
     pub open: bool,
     pub counts: RequestCounts,
     pub batches: u64,
-    /// The queue wait of all answered requests together, until their batch was sent.
+    /// The sum of the queue waits of all answered requests. A queue wait ends when the request's
+    /// batch is sent.
     pub queue_wait: Duration,
     pub latencies: Latencies,
     pub rates: Rates,
-    /// The requests that wait in the queue.
+    /// The number of requests that wait in the queue.
     pub queued: usize,
-    /// The requests that execute, or wait in a worker's slot.
+    /// The number of requests that execute or wait in a worker's slot.
     pub in_flight: usize,
     pub stalled: Option<StalledBatch>,
-    /// The execution time of batches at the current share, by rows; empty while no worker serves.
+    /// The execution time of batches at the current share, for each number of rows. The list is
+    /// empty if no worker serves.
     pub execution: Vec<(u32, Duration)>,
 }
 
@@ -54,8 +56,7 @@ impl Pipeline {
         self.memory.slab.bytes()
     }
 
-    /// Sets the model's description. The first one is kept; a worker that finds another model is
-    /// faulty.
+    /// Sets the model's description. Fails if an earlier worker has reported another description.
     pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
         let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
         if **known != found {
@@ -71,7 +72,7 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
-    /// Opens the model at once, with the description from `before`. Its requests wait for the first
+    /// Opens the model immediately, with the description from `before`. Requests wait for the first
     /// worker.
     pub fn open_with_metadata_of(&self, before: &Self) -> Result<(), String> {
         if let Some(known) = before.metadata() {
@@ -82,10 +83,11 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Changes the settings. They apply to waiting requests when their batch is sent.
+    /// Changes the settings. For requests that already wait, the new settings apply when the batch
+    /// is sent.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        // Requests that have ended are counted by the previous settings.
+        // Requests that have already ended are counted according to the previous settings.
         drop(self.counted_state());
         self.change(|state| {
             state.stats.slo = rules.slo;
@@ -100,7 +102,7 @@ impl Pipeline {
         self.readiness_tx.send_replace(());
     }
 
-    /// Refuses new requests from now on, and the waiting requests.
+    /// Refuses all waiting requests, and all new requests from now on.
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
@@ -112,7 +114,7 @@ impl Pipeline {
         });
     }
 
-    /// Routes new batches to `worker`. The previous lane finishes its batches.
+    /// Routes new batches to `worker`. The previous lane completes its batches.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| {
@@ -125,15 +127,16 @@ impl Pipeline {
         });
     }
 
-    /// Sends a command to a worker: to prepare a partition, which [`LaneEvent::Prepared`] confirms,
-    /// or to forget one that no further batch names.
+    /// Sends a command to a worker. The command either prepares a partition, which
+    /// [`LaneEvent::Prepared`] confirms, or discards a partition that no later batch uses.
     pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
             link.command(command);
         }
     }
 
-    /// Runs the next batch of `worker` on this part of the GPU, which the worker has prepared.
+    /// Runs the next batch of `worker` on this part of the GPU. The worker must have prepared this
+    /// part.
     pub fn move_to(&self, worker: WorkerId, share: Percent, slice: &Slice) {
         let mut state = self.state.lock();
         if let Some(link) = state.link_mut(worker) {
@@ -142,7 +145,7 @@ impl Pipeline {
         state.scheduler.move_to(worker, slice);
     }
 
-    /// Reports [`LaneEvent::Drained`] as soon as `worker` has nothing in flight.
+    /// Reports [`LaneEvent::Drained`] as soon as `worker` has no request in flight.
     pub fn drain(&self, worker: WorkerId) {
         let mut state = self.state.lock();
         if state.scheduler.drain(worker) {
@@ -150,7 +153,8 @@ impl Pipeline {
         }
     }
 
-    /// Takes the requests of `worker` back to serve them elsewhere. The worker is not blamed.
+    /// Takes the requests of `worker` back, so that another worker serves them. No request is
+    /// blamed.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {
@@ -162,14 +166,15 @@ impl Pipeline {
         });
     }
 
-    /// Treats `worker` as dead: its requests are served elsewhere, and its executing batch is
-    /// blamed.
+    /// Treats `worker` as dead. Another worker serves its requests, and the requests in the
+    /// executing batch are blamed.
     pub fn condemn(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.condemn(worker, now));
     }
 
-    /// Returns whether `worker` is idle, or was idle when it ended.
+    /// Returns whether `worker` is idle. If the worker has ended, returns whether it was idle when
+    /// it ended.
     pub fn is_idle(&self, worker: WorkerId) -> bool {
         self.state.lock().is_idle(worker)
     }
@@ -178,7 +183,8 @@ impl Pipeline {
         self.state.lock().stall.begin(self.clock.now());
     }
 
-    /// Starts to measure the stall that a worker's death causes, from the time of the death.
+    /// Starts to measure the stall that a worker's death causes. The stall counts from the time of
+    /// the death.
     pub fn begin_stall_at_outage(&self) {
         self.state.lock().stall.begin_at_outage();
     }
@@ -199,7 +205,7 @@ impl Pipeline {
         self.state.lock().scheduler.refuses_late()
     }
 
-    /// Returns the observations since the last call, or since the start.
+    /// Returns the observations since the previous call, or since the start.
     pub fn observe(&self) -> Observation {
         let now = self.clock.now();
         self.counted_state().scheduler.observe(now)
@@ -230,13 +236,14 @@ impl Pipeline {
         self.counted_state().stats.rates.rates(now)
     }
 
-    /// Returns the latencies of the requests answered since the last call, or `None` if there are
-    /// none. Only one observer may call this, as each latency is returned once.
+    /// Returns the latencies of the requests that were answered since the previous call, or `None`
+    /// if there were none. Only one observer may call this function, because each latency is
+    /// returned only once.
     pub fn take_recent_latencies(&self) -> Option<RecentLatencies> {
         self.counted_state().stats.take_recent_latencies()
     }
 
-    /// Returns the load, and the number of waiting requests.
+    /// Returns the model's load and the number of waiting requests.
     pub fn load(&self) -> (ModelLoad, usize) {
         let now = self.clock.now();
         let mut state = self.counted_state();

@@ -1,4 +1,5 @@
-//! Counts of a model's requests by their end, as the metrics and the status show them.
+//! Counts a model's requests by the way in which they ended. The metrics and the status show these
+//! counts.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +11,13 @@ pub enum CountedRefusal {
     NotReady,
     QueueFull,
     MemoryFull,
-    /// The request would never fit into that memory.
+    /// The request is larger than the model's request memory.
     TooLarge,
-    /// The request cannot be answered in time, or its time is over.
+    /// The request cannot be answered in time, or its deadline has passed.
     Late,
-    /// The inputs are known to kill workers.
+    /// The request has inputs that are known to kill workers.
     Quarantined,
-    /// The limit that all models share, `limits.in_flight`, was reached.
+    /// The requests of all models reached the limit `limits.in_flight`.
     HostFull,
 }
 
@@ -29,32 +30,33 @@ impl CountedRefusal {
     }
 }
 
-/// The number of requests by their end, since the start.
+/// The number of requests since the start, by the way in which they ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RequestCounts {
-    /// Requests taken into the queue.
+    /// The number of requests that were accepted into the queue.
     pub accepted: u64,
     pub succeeded: u64,
     pub within_slo: u64,
-    /// Requests accepted, and answered with an error.
+    /// The number of accepted requests that were answered with an error.
     pub failed: u64,
-    /// Requests refused, on arrival or in the queue.
+    /// The number of requests that were refused, either on arrival or in the queue.
     pub rejected: u64,
-    /// Requests that were invalid: the engine refused their input, or they never fit into the
-    /// memory.
+    /// The number of invalid requests: the engine rejected the input, or the request is larger than
+    /// the model's request memory.
     #[serde(default)]
     pub invalid: u64,
-    /// Refused requests by the reason.
+    /// The number of refused requests for each reason.
     pub refused: RefusalCounts,
-    /// Requests put back into the queue after a worker's death or the timeout of a hand-over, or to
-    /// run alone after their batch failed.
+    /// The number of times that requests were put back into the queue. This happens after a
+    /// worker's death, after the timeout of a hand-over, and to run each request of a failed batch
+    /// alone.
     pub retried: u64,
-    /// Requests cancelled by their clients before they were answered.
+    /// The number of requests that clients cancelled before they were answered.
     pub cancelled: u64,
 }
 
-/// The number of refused requests by [`CountedRefusal`], serialized as a map from the reasons'
-/// names.
+/// The number of refused requests for each [`CountedRefusal`]. It is serialized as a map from the
+/// reasons' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
 pub struct RefusalCounts([u64; CountedRefusal::NAMES.len()]);
@@ -68,15 +70,15 @@ impl RefusalCounts {
         Some(Self(grown))
     }
 
-    /// Returns the count of each reason, including zeros.
+    /// Returns the name and the count of each reason, including zero counts.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
         CountedRefusal::NAMES.into_iter().zip(self.0)
     }
 }
 
 impl RequestCounts {
-    /// Returns the counts since `earlier`. Returns `None` if the counts were reset in between, as
-    /// those of a replaced model are.
+    /// Returns the difference between these counts and `earlier`. Returns `None` if the counts were
+    /// reset in between, for example because the model was replaced.
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         Some(Self {
             accepted: self.accepted.checked_sub(earlier.accepted)?,

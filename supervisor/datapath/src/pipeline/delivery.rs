@@ -1,16 +1,16 @@
-//! The delivery of an answer, from its worker's answer to its client's socket.
+//! Tracks the delivery of an answer from the worker to the client's socket.
 //!
-//! A request counts as answered when the last byte of its answer has been written. Its latency,
-//! which the SLO bounds, ends then. If the client disconnects earlier, the request counts as
-//! cancelled.
+//! A request counts as answered when the last byte of its answer has been written. Its latency also
+//! ends at this moment. If the client disconnects earlier, the request counts as cancelled.
 //!
-//! "Written" means that the socket took the byte. These parts are not measured:
+//! "Written" means that the socket accepted the byte. The latency does not include:
 //!
 //! * the kernel's buffers, the network and the client
-//! * with TLS, up to 64 KiB that wait for encryption
-//! * with gRPC, the trailers behind a message, and the time that a message of less than 256 bytes
+//! * with TLS, up to 64 KiB of data that waits for encryption
+//! * with gRPC, the trailers after a message, and the time for which a message of less than 256 bytes
 //!   waits in the connection's buffer
-//! * if the previous supervisor relays a request, its own writing to the client
+//! * if the previous supervisor relays a request, the time in which that supervisor writes to the
+//!   client
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use super::Pipeline;
 use super::durations::RequestTimes;
 use super::state::PipelineState;
 
-/// The number of ends that wait to be counted. The end that reaches it takes the pipeline's lock
-/// and counts them all.
+/// The largest number of recorded ends that have not been counted. At this number, the pipeline's
+/// lock is taken and all recorded ends are counted.
 const ENDINGS_LIMIT: usize = 64;
 
-/// An answer that its client does not have yet. If it is dropped, its request counts as cancelled.
+/// An answer that has not been fully delivered. If it is dropped, its request counts as cancelled.
 ///
 /// The default is an answer that does not count, for example a later answer of a stream.
 #[derive(Debug, Default)]
@@ -39,20 +39,20 @@ pub(crate) struct UnwrittenAnswer {
     pub(crate) spent: RequestTimes,
 }
 
-/// The end of a request that a worker has answered.
+/// The end of a request after a worker has answered it.
 #[derive(Debug)]
 pub(crate) struct RequestEnd {
     at: Timestamp,
     how: EndKind,
 }
 
-/// The kind of a request's end, with the time since its first byte.
+/// The way in which a request ended, and the time since its first byte.
 #[derive(Debug)]
 enum EndKind {
     Written(RequestTimes),
-    /// The answer could not be written, for example for lack of memory.
+    /// The answer could not be written, for example because there was not enough memory.
     Failed(Duration),
-    /// The answer could not be written, and the request is at fault.
+    /// The answer could not be written because the request is invalid.
     Invalid(Duration),
     /// The client disconnected.
     Left(Duration),
@@ -63,7 +63,7 @@ impl Delivery {
         Self(Some(Box::new(underway)))
     }
 
-    /// Counts the request as answered: the client's socket has the last byte.
+    /// Counts the request as answered, because the client's socket has accepted the last byte.
     pub fn mark_written(&mut self) {
         self.end(|underway, at| {
             let writing = at.since(underway.answered);
@@ -75,13 +75,13 @@ impl Delivery {
         });
     }
 
-    /// Counts the request as failed: the client gets an error instead of the answer.
+    /// Counts the request as failed, because the client receives an error instead of the answer.
     pub fn mark_failed(&mut self) {
         self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
     }
 
-    /// Counts the request as invalid: its client requested the answer in a form that it does not
-    /// have.
+    /// Counts the request as invalid, because the client requested the answer in a form in which it
+    /// does not exist.
     pub fn mark_invalid(&mut self) {
         self.end(|underway, at| EndKind::Invalid(at.since(underway.arrived)));
     }
@@ -100,8 +100,8 @@ impl Drop for Delivery {
 }
 
 impl Pipeline {
-    /// Records an end, to be counted with others or when the counts are read next. So a connection
-    /// does not wait for the pipeline's lock, under which batches are sent.
+    /// Records the end of a request. The end is counted later, so that a connection need not wait
+    /// for the pipeline's lock, under which batches are sent.
     fn ended(&self, ended: RequestEnd) {
         let mut endings = self.endings.lock();
         endings.push(ended);
@@ -112,7 +112,7 @@ impl Pipeline {
         }
     }
 
-    /// Locks the state and counts all recorded ends in it.
+    /// Locks the state and counts all recorded ends.
     pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
         for RequestEnd { at, how } in self.endings.lock().drain(..) {

@@ -1,42 +1,44 @@
-//! The time that requests spend in each stage, in sums since the start.
+//! The times that requests spend in each stage, as sums since the start.
 
 use std::time::Duration;
 
-/// Sums over all answered requests, from a request's last byte on. As in Triton, each request
-/// counts the whole time of its batch. So the parts of a request add up to its whole time, and the
-/// time of a batch counts once for each of its requests.
+/// The sums over all answered requests, counted from the last byte of each request. As in Triton,
+/// every request counts the whole time of its batch. The stages of a request add up to its whole
+/// time, and the time of a batch counts once for each request in the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
-    /// The number of answered requests in each sum.
+    /// The number of requests in each sum.
     pub count: u64,
-    /// The time from a request's last byte to its worker's answer.
+    /// The time from a request's last byte to the worker's answer.
     pub request: Duration,
-    /// The rest of that time: the wait for a worker's slot and in it. On a real GPU it includes the
-    /// copy of the inputs there, which mostly happens while the previous batch executes.
+    /// The part of `request` that the other stages do not cover: the wait for a worker's slot and
+    /// the wait in the slot. On a real GPU this includes the copy of the inputs to the GPU. Most of
+    /// that copy happens while the previous batch executes.
     pub queue: Duration,
     /// The time to copy the inputs into the request slab.
     pub compute_input: Duration,
-    /// The execution time as the worker reports it. On a real GPU it includes the copy of the
-    /// outputs back.
+    /// The execution time that the worker reports. On a real GPU it includes the copy of the
+    /// outputs to the host.
     pub compute_infer: Duration,
     /// The time to copy the outputs out of the worker's slab.
     pub compute_output: Duration,
 }
 
-/// The times that one request spent in each stage.
+/// The times that a single request spent in each stage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestTimes {
-    /// The time from the request's first byte to the answer's last byte. Until the answer is written,
-    /// it ends with the worker's answer.
+    /// The time from the request's first byte to the answer's last byte. Before the answer is
+    /// written, this is the time up to the worker's answer.
     pub(crate) latency: Duration,
-    /// The part of the latency until the whole request was received.
+    /// The part of the latency in which the request was received.
     pub(crate) receiving: Duration,
-    /// The time from then until its batch was sent, for the last time if it was sent again.
+    /// The time from the end of `receiving` until the request's batch was sent. If the request was
+    /// sent more than once, the last time counts.
     pub(crate) until_sent: Duration,
     pub(crate) copy_in: Duration,
     pub(crate) execution: Duration,
     pub(crate) copy_out: Duration,
-    /// The time from the worker's answer until the client's socket has it.
+    /// The time from the worker's answer until the client's socket has accepted the answer.
     pub(crate) writing: Duration,
 }
 

@@ -1,20 +1,20 @@
-//! The gate of a model, which decides whether the model takes requests.
+//! The gate of a model decides whether the model accepts requests.
 
-/// The state of a gate. It stays open between a worker's death and the next worker's start, while
-/// requests wait.
+/// The state of a gate. The gate stays open after a worker's death, and requests wait until the
+/// next worker has started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// No worker has served yet.
+    /// No worker has been ready yet.
     Loading,
-    /// No worker has served yet, and one was killed.
+    /// No worker has been ready yet, and at least one worker was killed.
     LoadingAgain,
     Open,
-    /// The model takes no requests, for this reason.
+    /// The model accepts no requests, for this reason.
     Shut(String),
 }
 
 impl Gate {
-    /// Returns `Ok` if the gate is open, or else the reason why it is not.
+    /// Returns `Ok` if the gate is open. Otherwise returns the reason why it is closed.
     pub(crate) fn open(&self) -> Result<(), &str> {
         match self {
             Self::Open => Ok(()),

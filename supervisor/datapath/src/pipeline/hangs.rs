@@ -1,4 +1,4 @@
-//! The detection of workers that hang: they execute one batch for too long.
+//! Detects workers that hang. A worker hangs if it executes one batch for too long.
 
 use std::time::Duration;
 
@@ -9,27 +9,29 @@ use super::link::{PipelineLane, WorkerLink};
 use super::pending::WaitingRequest;
 use super::state::PipelineState;
 
-/// The delay after which a worker that seems to hang is checked again. If this process could not
-/// run for a while, answers are unread, and their readers must run first.
+/// The delay after which a worker that seems to hang is checked again. If this process was
+/// suspended for a while, there may be unread answers. Their readers must run before the second
+/// check.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// A batch that executes for longer than expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StalledBatch {
     pub requests: usize,
-    /// The execution time up to now.
+    /// The time for which the batch has executed.
     pub executes: Duration,
-    /// The time until its worker counts as hung, if the load on the GPU does not change.
+    /// The time after which the worker will be considered hung if the load on the GPU does not
+    /// change.
     pub left: Duration,
 }
 
-/// The interval between checks of a batch that may hang. Other batches on its GPU may end in the
-/// meantime, and shorten its time limit.
+/// The longest interval between checks of an executing batch. Other batches on the same GPU may end
+/// in the meantime, which brings the batch's time limit forward.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl WorkerLink {
-    /// Returns the time of the next check for a hang: as soon as the worker may hang, and once more
-    /// if it then seems to.
+    /// Returns the time of the next check: when the worker may hang, or the second check if the
+    /// worker already seems to hang.
     fn next_check(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
         self.update_occupancy(lane, now);
         let left = self.time_until_hung(lane, now);
@@ -50,8 +52,9 @@ impl PipelineState {
         links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
     }
 
-    /// Refuses requests past their deadline while a request executes that has been suspected of a
-    /// hang before. Such requests get longer and longer limits.
+    /// Refuses requests past their deadline if a suspect executes. A suspect is a request that
+    /// seemed to hang before. Its time limit doubles each time, so the requests behind it could
+    /// wait long.
     pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
         let is_suspect = |request: &WaitingRequest| request.item.deaths > 0;
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
@@ -62,7 +65,7 @@ impl PipelineState {
         }
     }
 
-    /// Returns the batch that the serving worker executes, if it takes too long.
+    /// Returns the batch that the serving worker executes, if the batch takes longer than expected.
     pub(crate) fn stalled_batch(&self, now: Timestamp) -> Option<StalledBatch> {
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now))?;
         let front = lane.in_flight().next()?;
@@ -72,7 +75,7 @@ impl PipelineState {
         Some(StalledBatch { requests: front.requests.len(), executes, left })
     }
 
-    /// Reports each worker that hangs once. Its batch no longer counts as executing.
+    /// Reports each hung worker, but only once. The worker's batch no longer counts as executing.
     pub(crate) fn report_hangs(&mut self, now: Timestamp) {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {

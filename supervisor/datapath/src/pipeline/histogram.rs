@@ -1,15 +1,16 @@
-//! Histograms of latencies since the start.
+//! Histograms of request latencies since the start.
 
 use std::time::Duration;
 
-/// The upper bounds of the buckets, in µs. They are the same for every model, so that models can be
-/// added up, and few, as each is a line of the metrics.
+/// The upper bounds of the buckets, in µs. The bounds are the same for every model, so that
+/// histograms of several models can be added. There are only a few, because each bucket is a line
+/// in the metrics.
 const BOUNDS_US: [u64; 18] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000, 20_000_000, 60_000_000,
 ];
 
-/// A histogram of latencies and their sum. Its counts only grow.
+/// A histogram of latencies, and the sum of all latencies. The counts never decrease.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LatencyHistogram {
     within: [u64; BOUNDS_US.len()],
@@ -24,7 +25,7 @@ impl LatencyHistogram {
         *self.within.get_mut(bucket).unwrap_or(&mut self.beyond) += 1;
     }
 
-    /// Returns, for each bound, the number of latencies that do not exceed it.
+    /// Returns, for each bound, the number of latencies up to this bound.
     pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> {
         let bounds = BOUNDS_US.iter().map(|bound| Duration::from_micros(*bound));
         let counts = self.within.iter().scan(0, |total, count| {

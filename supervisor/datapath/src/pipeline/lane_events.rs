@@ -1,28 +1,29 @@
-//! Events of lanes, which a pipeline reports to its controller.
+//! The events of lanes that a pipeline reports to its controller.
 
 use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-/// The most events that may wait for the controller. A lane causes few: it drains, serves first,
-/// hangs or dies once in a hand-over, and hand-overs wait for the controller.
+/// The largest number of events that may wait for the controller. A lane causes few events in a
+/// hand-over: it drains, serves first, hangs or dies, each at most once. The next hand-over waits
+/// for the controller.
 pub const EVENT_QUEUE_SIZE: usize = 256;
 
 /// An event of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaneEvent {
-    /// The lane was draining, and nothing is in flight any more.
+    /// The lane was draining, and its last request in flight has ended.
     Drained(WorkerId),
-    /// The worker completed its first batch since requests were routed to it.
+    /// The worker completed its first batch since requests were routed to this worker.
     FirstAnswer(WorkerId, Timestamp),
-    /// The worker has prepared a partition, or could not.
+    /// The worker has prepared a partition, or failed to prepare it.
     Prepared(WorkerId, PartitionReply),
     /// The worker's socket has closed, and the lane has ended.
     Gone(WorkerId),
-    /// A request is known to kill workers, so the model is not to blame for their deaths.
+    /// A request is known to kill workers, so the model is not blamed for their deaths.
     PoisonConfirmed,
     /// The worker hangs.
     Hung(WorkerId),
-    /// The worker sent an invalid message, for this reason.
+    /// The worker sent an invalid message. The text says what is invalid.
     Broken(WorkerId, String),
 }

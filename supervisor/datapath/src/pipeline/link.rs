@@ -1,4 +1,5 @@
-//! The link to one worker: its socket, the commands that wait for it, and its share of the GPU.
+//! The link to one worker: the worker's socket, the commands that wait for the socket, and the
+//! worker's share of the GPU.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsRawFd;
@@ -36,27 +37,27 @@ pub(crate) type PipelineBatch = scheduler::OutgoingBatch<Shapes, PendingRequest>
 pub struct LaneWorker {
     pub worker: WorkerId,
     pub share: Percent,
-    /// The part of the GPU that the worker starts with.
+    /// The part of the GPU that the worker uses at the start.
     pub slice: Slice,
     /// The GPU's name in traces.
     pub device: Arc<str>,
-    /// The batch sizes that were warmed up.
+    /// The batch sizes for which the worker was warmed up.
     pub sizes: Vec<u32>,
-    /// True if the worker pads batches to the next size that was warmed up.
+    /// True if the worker pads a batch to the next warmed-up batch size.
     pub pads: bool,
-    /// The occupancy of its GPU.
+    /// The occupancy of the worker's GPU.
     pub occupancy: Arc<Occupancy>,
 }
 
-/// The most commands that may wait for room in a worker's socket: commands about partitions, and
-/// ends of streams.
+/// The largest number of commands that may wait until the worker's socket accepts them. These are
+/// commands about partitions and about ends of streams.
 const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
 #[derive(Debug)]
 struct RunningBatch {
     since: Timestamp,
-    /// The GPU's progress at that time.
+    /// The GPU's progress at the time `since`.
     from: Duration,
     occupied: OccupancyGuard,
 }
@@ -65,20 +66,22 @@ struct RunningBatch {
 #[derive(Debug)]
 pub(crate) struct WorkerLink {
     pub(crate) worker: WorkerId,
-    /// The worker and its place on the GPU, for traces.
+    /// The worker and the part of the GPU that it uses, for traces.
     pub(crate) location: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
     running: Option<RunningBatch>,
-    /// The times of its batches by shape, if the model's requests differ in their shapes.
+    /// The execution times of the worker's batches by shape. `None` if all requests of the model
+    /// have the same shape.
     pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) recheck_at: Option<Timestamp>,
-    /// The number of inputs that every request has; optional inputs follow them.
+    /// The number of required inputs. Optional inputs follow the required inputs.
     inputs: usize,
-    /// The memory of requests that were taken back, by their batch. The worker may still read it.
+    /// The memory of requests that were taken back, by batch id. The worker may still read this
+    /// memory.
     held: BTreeMap<u64, Vec<Arc<Reservation>>>,
     socket: Arc<BatchSocket>,
     message: Vec<u8>,
-    /// The commands that could not be sent yet; they are sent before any further batch.
+    /// The commands that could not be sent yet. They are sent before the next batch.
     outbox: VecDeque<Command>,
 }
 
@@ -115,7 +118,8 @@ impl WorkerLink {
         self.location = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
     }
 
-    /// Keeps the memory of requests that are taken back until the worker has finished with them.
+    /// Keeps the memory of requests that are taken back, until the worker has completed these
+    /// requests.
     pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlightBatch>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
@@ -127,8 +131,8 @@ impl WorkerLink {
         self.held.remove(&batch);
     }
 
-    /// Sends a command, or queues it. If the outbox is full, the command is dropped: the worker has
-    /// ended, or will be found to hang.
+    /// Sends a command, or queues it. If the outbox is full, drops the command. In that case the
+    /// worker has ended, or will soon be reported as hung.
     pub(crate) fn command(&mut self, command: Command) {
         if self.outbox.len() < MAX_OUTBOX {
             self.outbox.push_back(command);
@@ -136,7 +140,8 @@ impl WorkerLink {
         self.flush();
     }
 
-    /// Sends the queued commands that the worker takes. Returns whether it took all.
+    /// Sends queued commands until the worker's socket accepts no more. Returns whether all
+    /// commands were sent.
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(command) = self.outbox.front() {
             let bytes = batch::encode(command, &mut self.message).expect("a number or a set of groups fits");
@@ -148,7 +153,7 @@ impl WorkerLink {
         true
     }
 
-    /// Updates the GPU's occupancy: whether the worker executes a batch of `lane`.
+    /// Updates the GPU's occupancy according to whether the worker executes a batch of `lane`.
     pub(crate) fn update_occupancy(&mut self, lane: &PipelineLane, now: Timestamp) {
         let since = lane.in_flight().next().and_then(|front| front.executing_since);
         if self.running.as_ref().map(|running| running.since) == since {
@@ -163,15 +168,15 @@ impl WorkerLink {
         });
     }
 
-    /// Returns the time until the worker counts as hung, zero once it does; `None` if it executes
-    /// nothing.
+    /// Returns the time after which the worker will be considered hung. This is zero if the worker
+    /// is hung already, and `None` if it executes no batch.
     ///
-    /// The limit of the first batch of `lane` grows while others execute on its GPU. It also grows
-    /// for requests that seemed to hang before.
+    /// The limit of the first batch of `lane` grows while other batches execute on the same GPU. It
+    /// also grows if a request in the batch seemed to hang before.
     pub(crate) fn time_until_hung(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
-            // A generator may pause between answers, so its steps have a fixed limit.
+            // A generator may pause between two answers, so each step has a fixed limit.
             return Some((running.since + BLIND_HANG_LIMIT).since(now));
         }
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
@@ -181,8 +186,8 @@ impl WorkerLink {
         Some(self.occupancy.time_left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
-    /// Sends a batch. Returns false if the worker takes nothing now; if it has ended, its reader
-    /// finds out. An error means that no message can hold this batch.
+    /// Sends a batch. Returns false if the socket accepts nothing at present. If the worker has
+    /// ended, its reader notices this. An error means that the batch is too large for a message.
     pub(crate) fn send(&mut self, sending: &PipelineBatch) -> Result<bool, String> {
         if !self.flush() {
             return Ok(false);
@@ -217,7 +222,8 @@ impl WorkerLink {
     }
 }
 
-/// Returns the optional inputs of a request, which follow the model's `inputs` other ones.
+/// Returns the optional inputs of a request. They follow the first `inputs` tensors, which are the
+/// required inputs.
 fn optional(request: &WaitingRequest, inputs: usize) -> Vec<OptionalTensor> {
     let tensors = request.shape.iter().zip(&request.item.memory.tensors).skip(inputs);
     let given = (0..).zip(tensors).filter(|(_, (shape, _))| *shape != LEFT_OUT);

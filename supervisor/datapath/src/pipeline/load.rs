@@ -1,4 +1,4 @@
-//! The load of a model, as answers report it to load balancers.
+//! The load of a model. Responses report this load to load balancers.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use shadowslice_shared::units::Timestamp;
 /// The period over which a load is measured.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// The load over the last full second; zero if no request ended in it.
+/// The load in the last full second. All values are zero if no request ended in that second.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ModelLoad {
-    /// The mean latency as a part of the SLO: above 1 if most requests are late.
+    /// The mean latency divided by the SLO. A value above 1 means that requests are late on
+    /// average.
     pub utilisation: f64,
-    /// The requests answered per second.
+    /// The number of requests answered per second.
     pub rate: f64,
-    /// The requests refused or failed per second.
+    /// The number of requests refused or failed per second.
     pub errors: f64,
 }
 
@@ -53,7 +54,7 @@ impl LoadMeter {
         if span < SPAN {
             return;
         }
-        // Requests from before a long pause say nothing about the last second.
+        // After a pause, older requests say nothing about the last second.
         let last = match span < SPAN * 2 {
             true => ModelLoad {
                 utilisation: self.parts / f64::from(self.answered.max(1)),

@@ -1,4 +1,5 @@
-//! The memory of waiting requests: the parts of the request slab, and the requests that hold them.
+//! The memory of waiting requests: the request slab, its free parts, and the parts that requests
+//! have reserved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use shadowslice_shared::slab::{ALIGNMENT, OutOfSlab, SlabError, WritableSlab};
 
 use super::pieces::Pieces;
 
-/// Returns the bytes that a tensor of this length takes, with its padding.
+/// Returns the number of bytes that a tensor of this length takes in the slab, including padding.
 pub(crate) fn taken(len: u64) -> u64 {
     len.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
@@ -27,7 +28,7 @@ impl RequestMemory {
         Ok(Self { slab, free: Mutex::new(FreeParts::new(bytes)) })
     }
 
-    /// Reserves aligned memory for tensors of these lengths. Returns `None` while no free part is
+    /// Reserves aligned memory for tensors of these lengths. Returns `None` if no free part is
     /// large enough.
     pub(crate) fn reserve(self: &Arc<Self>, lengths: impl Iterator<Item = u64>) -> Option<Reservation> {
         let mut tensors = Vec::new();
@@ -45,7 +46,7 @@ impl RequestMemory {
     }
 }
 
-/// One request's part of the slab, freed on drop.
+/// The part of the slab that one request has reserved. Dropping this frees the part.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory: Arc<RequestMemory>,
@@ -54,7 +55,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Writes a tensor, which must have the reserved length.
+    /// Writes a tensor. The data must have the length that was reserved.
     pub(crate) fn fill(&self, index: usize, data: &Pieces) -> Result<(), OutOfSlab> {
         let mut offset = self.tensors[index].offset;
         for piece in data.iter() {
@@ -64,7 +65,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Returns whether the request has exactly these tensors.
+    /// Returns whether the reserved memory contains exactly these tensors.
     pub(crate) fn holds(&self, tensors: &[Vec<u8>]) -> bool {
         let same = |(place, bytes): (&Extent, &Vec<u8>)| {
             place.len == bytes.len() as u64 && self.memory.slab.holds(place.offset, bytes)
@@ -84,8 +85,8 @@ impl Drop for Reservation {
     }
 }
 
-/// The free parts by offset. First fit keeps the low pages in use, so that a light load touches no
-/// others.
+/// The free parts, sorted by offset. First-fit allocation reuses the pages at low offsets, so that
+/// a light load does not touch the other pages.
 #[derive(Debug)]
 struct FreeParts(BTreeMap<u64, u64>);
 

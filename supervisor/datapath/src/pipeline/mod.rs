@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! ingress ─ infer ─▶ request slab ─▶ scheduler ─▶ link ─▶ worker
-//!    ▲                                                │
-//!    └───────── outputs, copied from its slab ◀─ reader ┘
+//!  ▲ │
+//!  └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! [`shadowslice_policy::scheduler`] decides which requests wait, are refused, or run together. This
-//! module moves the bytes. The controller attaches workers, routes requests to one of them, and
-//! receives events from them; the data path never waits for it.
+//! [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
+//! together. This module moves the bytes. The controller attaches workers, routes requests to one
+//! of the workers, and receives events from them. The data path never waits for the controller.
 
 mod alarm;
 mod answer;
@@ -96,7 +96,7 @@ use streams::WorkerAnswer;
 pub struct PipelineSettings {
     pub name: String,
     pub live: LiveSettings,
-    /// The most requests that may wait.
+    /// The largest number of requests that may wait.
     pub max_requests: usize,
     /// The size of the request slab, in bytes.
     pub memory: u64,
@@ -104,14 +104,14 @@ pub struct PipelineSettings {
     pub content: Arc<ModelContent>,
 }
 
-/// The settings of a pipeline that can change while it serves.
+/// The settings of a pipeline that can change while the pipeline serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveSettings {
-    /// The model's SLO. Its latency is the deadline of every request, unless its timeout is
-    /// shorter.
+    /// The model's SLO. The SLO's latency is the deadline of every request, unless the request has
+    /// a shorter timeout.
     pub slo: SloTarget,
     pub max_delay: Duration,
-    /// True if late requests are refused under overload.
+    /// True if late requests are refused when the model is overloaded.
     pub reject_late: bool,
 }
 
@@ -122,7 +122,7 @@ impl LiveSettings {
     }
 }
 
-/// One model's queue, its lanes and its statistics.
+/// The queue, the lanes and the statistics of one model.
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
@@ -132,14 +132,14 @@ pub struct Pipeline {
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
     state: Mutex<PipelineState>,
-    /// The ends of deliveries that the state does not count yet.
+    /// The ends of requests that `state` does not count yet.
     endings: Mutex<Vec<RequestEnd>>,
     alarm_moved: Notify,
     readiness_tx: watch::Sender<()>,
 }
 
 impl Pipeline {
-    /// Creates a pipeline, which takes no requests until a worker serves.
+    /// Creates a pipeline. It accepts no requests until a worker is ready.
     pub fn new(
         settings: PipelineSettings,
         clock: Clock,
@@ -175,13 +175,13 @@ impl Pipeline {
         })
     }
 
-    /// Returns the model's description, once a worker has loaded the model.
+    /// Returns the model's description, or `None` if no worker has loaded the model yet.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.metadata.get().cloned()
     }
 
-    /// Returns the model's description to check a request against. Counts a refusal if there is
-    /// none yet.
+    /// Returns the model's description, which is needed to check a request. If there is none yet,
+    /// counts a refused request.
     pub fn metadata_or_refuse(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
         self.metadata().ok_or_else(|| {
             let now = self.clock.now();
@@ -203,25 +203,25 @@ impl Pipeline {
         self.state.lock().count_refusal(CountedRefusal::HostFull, 1, self.clock.now());
     }
 
-    /// Counts a request that is invalid itself, so that the model never gets it. As in Triton, no
-    /// other statistic counts it.
+    /// Counts a malformed request. The model never receives such a request. As in Triton, no other
+    /// statistic counts it.
     pub fn count_malformed(&self) {
         self.state.lock().stats.counts.invalid += 1;
     }
 
-    /// Returns `Ok` if the model takes requests, or else the reason why it does not.
+    /// Returns `Ok` if the model accepts requests. Otherwise returns the reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
         self.state.lock().gate.open().map_err(str::to_owned)
     }
 
-    /// Returns whether the model is still loading: it has not been ready or given up yet, and none
-    /// of its workers was killed.
+    /// Returns whether the model is still loading. This is false as soon as the model is ready, its
+    /// start has failed permanently, or one of its workers was killed.
     pub fn is_loading(&self) -> bool {
         self.state.lock().gate == Gate::Loading
     }
 
-    /// Notes that a worker was killed. The host's readiness does not wait for a model whose workers
-    /// take too long to start.
+    /// Records that a worker was killed. From then on, the host's readiness does not wait for this
+    /// model, because its workers take too long to start.
     pub fn worker_killed(&self) {
         let mut state = self.state.lock();
         if state.gate == Gate::Loading {
@@ -230,19 +230,20 @@ impl Pipeline {
         }
     }
 
-    /// Returns a receiver that changes whenever the model's readiness may have changed.
+    /// Returns a receiver that is notified whenever the model's readiness may have changed.
     pub fn readiness(&self) -> watch::Receiver<()> {
         self.readiness_tx.subscribe()
     }
 
-    /// Runs a request and returns its outputs, in the order of the model's metadata.
+    /// Runs a request and returns its outputs in the order of the model's metadata.
     ///
-    /// `inputs` were checked against that metadata and are in its order. If the request has any
-    /// optional input, all optional inputs follow.
+    /// The caller must have checked `inputs` against this metadata, and `inputs` must be in its
+    /// order. If the request has any optional input, the list contains all optional inputs, after
+    /// the required inputs.
     ///
-    /// Dropping the future cancels the request: it does not run if it still waits. The end of its
-    /// timeout has the same effect. The deadline is the SLO or the timeout, whichever is shorter.
-    /// The request counts when the delivery of its answer has ended.
+    /// Dropping the future cancels the request, so that a waiting request does not run. If the
+    /// request's timeout expires, the effect is the same. The deadline is the SLO or the timeout,
+    /// whichever is shorter. The request is counted when the delivery of its answer ends.
     pub async fn infer(
         &self,
         inputs: Vec<RequestInput>,
@@ -276,7 +277,8 @@ impl Pipeline {
             arrived,
             deadline: arrived,
             level: options.level(),
-            // Other requests have other values of optional inputs, or their defaults.
+            // Optional inputs apply to the whole batch, and other requests may have different
+            // values for them.
             alone: inputs.len() > metadata.inputs.len(),
             item: PendingRequest {
                 memory: Arc::new(memory),
@@ -333,7 +335,8 @@ impl Pipeline {
         Ok(memory)
     }
 
-    /// Reserves memory for these inputs. If it is full, settled requests are removed first.
+    /// Reserves memory for these inputs. If the memory is full, first removes settled requests from
+    /// the queue.
     fn reserve(&self, inputs: &[RequestInput]) -> Option<Reservation> {
         let lengths = || inputs.iter().map(|input| input.data.len() as u64);
         self.memory.reserve(lengths()).or_else(|| {
@@ -342,8 +345,8 @@ impl Pipeline {
         })
     }
 
-    /// Changes the state, and brings the alarm forward if needed. An alarm that could be later is
-    /// not moved: an early alarm costs less than a new one for each request.
+    /// Changes the state, and sets the alarm to an earlier time if necessary. Never sets the alarm
+    /// to a later time, because an early alarm costs less than a new alarm for each request.
     fn change<T>(&self, change: impl FnOnce(&mut PipelineState) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -358,7 +361,7 @@ impl Pipeline {
         result
     }
 
-    /// Sends batches that are due, and reports workers that hang. Never returns.
+    /// Sends batches when they are due, and reports workers that hang. Never returns.
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {

@@ -1,5 +1,5 @@
-//! The occupancy of a GPU across the models that share it. A batch that executes beside others may
-//! take longer, and counts as hung later.
+//! The occupancy of a GPU by all models that share it. A batch may take longer if other batches
+//! execute at the same time, and its time limit for a hang is longer too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-/// The shares that execute on a GPU at present, over all models.
+/// The shares of all models that execute on a GPU at present.
 ///
-/// Its pace is 1 while they add up to at most the whole GPU, and 1/n while they add up to n times
-/// the GPU. Progress is the pace summed over time: the time that a batch would have executed on an
-/// uncrowded GPU.
+/// The pace is 1 if the shares add up to at most the whole GPU, and 1/n if they add up to n times
+/// the GPU. The progress is the pace summed over time. It is the time for which a batch would have
+/// executed on a GPU that is not oversubscribed.
 #[derive(Debug)]
 pub struct Occupancy {
-    /// True if a batch is confined to its model's share.
+    /// True if each batch is confined to its model's share.
     divides: bool,
     state: Mutex<OccupancyState>,
 }
 
 #[derive(Debug, Default)]
 struct OccupancyState {
-    /// The sum of the executing shares.
+    /// The sum of the executing shares, in percent.
     percent: u32,
     progress: Duration,
-    /// The time up to which the progress is known.
+    /// The time of the last update of `progress`.
     at: Timestamp,
 }
 
-/// A share that executes until this is dropped.
+/// A share that counts as executing until this guard is dropped.
 #[derive(Debug)]
 pub struct OccupancyGuard {
     on: Arc<Occupancy>,
@@ -52,7 +52,7 @@ impl Occupancy {
         Arc::new(Self { divides, state: Mutex::default() })
     }
 
-    /// Counts a share as executing.
+    /// Counts a share as executing until the returned guard is dropped.
     pub fn occupy(self: &Arc<Self>, share: Percent) -> OccupancyGuard {
         let percent = if self.divides { share.get() } else { Percent::WHOLE.get() };
         self.state.lock().percent += percent;
@@ -68,7 +68,7 @@ impl Occupancy {
     }
 
     /// Returns the time until the progress since `from` reaches `span`, if the load on the GPU does
-    /// not change; zero once it has.
+    /// not change. Returns zero if the progress has already reached `span`.
     pub(crate) fn time_left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);

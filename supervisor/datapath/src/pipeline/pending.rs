@@ -13,7 +13,7 @@ use super::request::RequestFailure;
 use super::streams::WorkerAnswer;
 use crate::trace::Journal;
 
-/// The shape of each input without the batch axis. Requests with equal shapes can share a batch.
+/// The shapes of all inputs without the batch axis. Requests with equal shapes can share a batch.
 pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
 pub(crate) type WaitingRequest = QueuedRequest<Shapes, PendingRequest>;
@@ -25,13 +25,13 @@ pub(crate) struct PendingRequest {
     pub(crate) memory: Arc<Reservation>,
     pub(crate) reply_tx: oneshot::Sender<Result<WorkerAnswer, RequestFailure>>,
     pub(crate) claim: Claim,
-    /// The time at which the whole request had been received.
+    /// The time at which the last byte of the request was received.
     pub(crate) received: Timestamp,
     pub(crate) copy_in: Duration,
     /// The number of workers that died while they executed the request.
     pub(crate) deaths: u8,
     pub(crate) journal: Option<Journal>,
-    /// The stream whose next answer this step requests.
+    /// The id of a stream if this request is a step: a request for the stream's next answer.
     pub(crate) stream: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Bytes in several pieces, as they were received or will be sent, which avoids a copy into one
-//! piece.
+//! Bytes in several pieces, in the form in which they were received or will be sent. This avoids a
+//! copy into one contiguous buffer.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -9,10 +9,10 @@ use bytes::{Buf, Bytes, BytesMut};
 /// Bytes in one or more pieces.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
-    /// The first piece. It is stored apart from the rest because mostly there is a single piece,
-    /// which then needs no allocation. It is empty only if all pieces are empty.
+    /// The first piece. It is stored separately because there is usually only one piece, which then
+    /// needs no allocation. It is empty only if all pieces are empty.
     first: Bytes,
-    /// The other pieces, each of at least one byte.
+    /// The other pieces. Each has at least one byte.
     rest: VecDeque<Bytes>,
     len: usize,
 }
@@ -39,7 +39,7 @@ impl Pieces {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Splits off the first `len` bytes, or all if there are fewer.
+    /// Splits off the first `len` bytes, or all bytes if there are fewer.
     #[must_use]
     pub fn split_to(&mut self, len: usize) -> Self {
         let mut taken = Self::default();
@@ -52,13 +52,13 @@ impl Pieces {
         taken
     }
 
-    /// Returns the only piece, or the pieces if there are several.
+    /// Returns the bytes if there is only one piece. Otherwise returns the pieces unchanged.
     pub fn into_one(self) -> Result<Bytes, Self> {
         if self.rest.is_empty() { Ok(self.first) } else { Err(self) }
     }
 
-    /// Returns all bytes in one piece. Copies them if they were in several, so use this for few
-    /// bytes only.
+    /// Returns all bytes in one piece. If there are several pieces, this copies them, so use it
+    /// only for small amounts of data.
     pub fn into_bytes(self) -> Bytes {
         self.into_one().unwrap_or_else(|pieces| {
             let mut whole = BytesMut::with_capacity(pieces.len);
@@ -67,7 +67,7 @@ impl Pieces {
         })
     }
 
-    /// Moves to the next piece if the first is used up.
+    /// Moves to the next piece if the first piece is empty.
     fn advance_piece(&mut self) {
         if self.first.is_empty() {
             self.first = self.rest.pop_front().unwrap_or_default();
@@ -93,7 +93,7 @@ impl From<String> for Pieces {
     }
 }
 
-/// Compares the bytes, regardless of how they are split.
+/// Compares the bytes, regardless of how they are split into pieces.
 impl PartialEq for Pieces {
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && self.iter().flatten().eq(other.iter().flatten())
@@ -102,7 +102,7 @@ impl PartialEq for Pieces {
 
 impl Eq for Pieces {}
 
-/// Writes the pieces with as few system calls as possible.
+/// Provides all pieces for vectored writes, which need few system calls.
 impl Buf for Pieces {
     fn remaining(&self) -> usize {
         self.len

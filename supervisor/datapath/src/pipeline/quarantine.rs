@@ -1,5 +1,5 @@
-//! The quarantine of inputs that are known to kill workers. Requests with equal inputs are refused
-//! for a while, and then one of them is tried alone.
+//! The quarantine of inputs that are known to kill workers. Requests with these inputs are refused
+//! for a while. After this time, one such request runs alone as a trial.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,22 +9,21 @@ use shadowslice_shared::units::Timestamp;
 
 use super::memory::Reservation;
 
-/// The most inputs that are kept, the newest ones.
+/// The largest number of inputs in the quarantine. If there are more, the oldest are removed.
 const MAX_KEPT: usize = 16;
-/// The most bytes of inputs that are kept. Larger inputs are not kept.
+/// The largest size of all inputs in the quarantine, in bytes. Larger inputs are not stored.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The pause before the first trial, and the longest pause between trials. The pause doubles with
-/// each failed trial.
+/// The pause before the first trial. Each failed trial doubles the pause, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
-    /// The inputs in quarantine, the newest last.
+    /// The inputs in quarantine. The newest are last.
     quarantined: VecDeque<QuarantinedInputs>,
-    /// The inputs of streams in which workers died lately, with the number of deaths; the newest
-    /// last.
+    /// The inputs of streams during which workers recently died, with the number of deaths. The
+    /// newest are last.
     suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
 }
 
@@ -35,13 +34,13 @@ struct QuarantinedInputs {
     pause: Duration,
 }
 
-/// The decision on a request with certain inputs.
+/// The decision about a request, which depends on its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     Free,
-    /// The request is on trial: a death of its worker confirms the quarantine.
+    /// The request is a trial. If its worker dies, the quarantine is renewed.
     OnTrial,
-    /// The request is refused, and this time is left.
+    /// The request is refused. The quarantine ends after this time.
     Refused(Duration),
 }
 
@@ -57,7 +56,7 @@ impl Quarantine {
         }
     }
 
-    /// Puts inputs into quarantine, with twice the pause if they were there before.
+    /// Puts inputs into quarantine. If they were in quarantine before, the pause doubles.
     pub(crate) fn add(&mut self, inputs: &Reservation, now: Timestamp) {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
@@ -68,8 +67,8 @@ impl Quarantine {
         }
     }
 
-    /// Notes that a worker died in a step of a stream with these inputs. A step cannot be tried
-    /// again. Returns whether this proves that the inputs kill workers.
+    /// Records that a worker died in a step of a stream with these inputs. The step cannot be
+    /// retried. Returns whether this death proves that the inputs kill workers.
     pub(crate) fn record_death_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
         let before = self.take_suspect(inputs).map_or(0, |(_, deaths)| deaths);
         let known = self.quarantined.iter().any(|proved| inputs.holds(&proved.tensors));
@@ -84,7 +83,8 @@ impl Quarantine {
         false
     }
 
-    /// Lifts the quarantine: a request with these inputs was answered completely.
+    /// Removes inputs from the quarantine, because a request with these inputs was answered
+    /// completely.
     pub(crate) fn lift(&mut self, inputs: &Reservation) {
         self.take(inputs);
         self.take_suspect(inputs);

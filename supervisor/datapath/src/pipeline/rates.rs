@@ -1,4 +1,4 @@
-//! The request rates of the last ten seconds. `status`, `plan`, `top` and the page show the same
+//! The request rates of the last ten seconds. `status`, `plan`, `top` and the web page show these
 //! rates.
 
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::units::Timestamp;
 
-/// The number of whole seconds that rates cover, besides the current second.
+/// The number of full seconds that the rates cover, in addition to the current second.
 const SECONDS: usize = 10;
 
-/// The shortest period over which a rate is taken, in s.
+/// The shortest period over which a rate is calculated, in seconds.
 const SHORTEST_S: f64 = 1.0;
 
-/// The requests that ended, per second, without `invalid` ones.
+/// The number of requests that ended per second. Requests that count as `invalid` are not included.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Rates {
-    /// The period that the rates cover: 10 s and the current second, or less after a start.
+    /// The period that the rates cover: 10 s plus the current second, or less after a start.
     pub window_s: f64,
-    /// All requests, including refused ones.
+    /// The rate of all requests, including refused requests.
     pub requests: f64,
     pub refused: f64,
     pub failed: f64,
@@ -44,7 +44,7 @@ pub(super) struct RateMeter {
     began: Timestamp,
     /// The number of the current second, counted from `began`.
     now: u64,
-    /// A ring, by second.
+    /// A ring buffer with one element per second.
     seconds: [Second; SECONDS + 1],
 }
 
@@ -80,7 +80,7 @@ impl RateMeter {
         }
     }
 
-    /// Returns the current second, and forgets those that are too old.
+    /// Returns the element for the current second, and clears elements that are too old.
     fn second(&mut self, at: Timestamp) -> &mut Second {
         let now = at.since(self.began).as_secs().max(self.now);
         let size = self.seconds.len() as u64;

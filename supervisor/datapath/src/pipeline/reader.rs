@@ -1,4 +1,4 @@
-//! The reader of a lane, which receives a worker's answers and notices its death.
+//! The reader of a lane receives a worker's answers and notices the worker's death.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -26,7 +26,7 @@ use crate::pipeline::BatchSocket;
 use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
 
-/// The reader of one worker's lane.
+/// The reader of a lane, which belongs to one worker.
 #[derive(Debug)]
 pub struct LaneReader {
     pipeline: Arc<Pipeline>,
@@ -37,7 +37,7 @@ pub struct LaneReader {
 }
 
 impl LaneReader {
-    /// Attaches a warm worker. Nothing is routed to it yet.
+    /// Attaches a warm worker. No requests are routed to this worker yet.
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
@@ -54,7 +54,7 @@ impl LaneReader {
         Self { pipeline, metadata, worker, socket, slab }
     }
 
-    /// Reads until the worker has ended, and then removes its lane.
+    /// Reads messages until the worker has ended, and then removes the worker's lane.
     pub async fn run(self) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         loop {
@@ -64,7 +64,7 @@ impl LaneReader {
                     if let Err(why) = self.handle_message(&message[..length]) {
                         self.report_invalid(why);
                         // The worker may read its requests until it ends, so their memory stays
-                        // reserved. Its further messages are ignored.
+                        // reserved. Further messages from this worker are ignored.
                         while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
                         break;
                     }
@@ -79,8 +79,8 @@ impl LaneReader {
         self.pipeline.change(|state| state.remove_dead(self.worker, now));
     }
 
-    /// Reports an invalid message. The worker gets no more work, and its requests are served
-    /// elsewhere.
+    /// Reports an invalid message. The worker receives no more requests, and another worker serves
+    /// its requests.
     fn report_invalid(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
@@ -133,9 +133,9 @@ impl LaneReader {
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {
-        // A worker's report of its own speed is limited by the time that the supervisor measured.
-        // The worker may have begun a batch before the supervisor read that the previous one was
-        // finished; predictions do not use such a time.
+        // The time that the worker reports is limited to the time that the supervisor measured. The
+        // worker may have begun this batch before the supervisor read the answer to the previous
+        // one. `execution`, which the predictions use, excludes that part of the time.
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);
@@ -164,7 +164,8 @@ impl LaneReader {
                 state.scheduler.open_stream(self.worker);
             }
             for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
-                // Its client cancelled it while it ran, and it is counted as cancelled.
+                // The client cancelled the request while it ran, so the request has been counted as
+                // cancelled.
                 if delivery.is_none() {
                     continue;
                 }
@@ -212,8 +213,8 @@ impl LaneReader {
         Ok(())
     }
 
-    /// Returns a delivery for each request that is not settled yet. Later answers of streams and
-    /// failures get the default.
+    /// Returns a delivery for each request that is not settled yet, and `None` for the others. A
+    /// failure or a later answer of a stream gets the default delivery.
     fn deliveries(
         &self,
         batch: &InFlightBatch,
@@ -249,8 +250,8 @@ impl LaneReader {
         OpenStream { pipeline, worker: self.worker, id, inputs }
     }
 
-    /// Handles a failed batch. A request that was alone in it gets the engine's error; several
-    /// requests are tried again one by one.
+    /// Handles a failed batch. If the batch had only one request, the client receives the engine's
+    /// error. Otherwise each request is retried alone.
     fn handle_failure(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);

@@ -1,4 +1,4 @@
-//! Requests that enter a pipeline, and answers that leave it.
+//! The requests that enter a pipeline, and the answers that leave it.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,32 +10,32 @@ use shadowslice_shared::tensor::TensorSpec;
 use super::pieces::Pieces;
 use crate::trace::Journal;
 
-/// A model's description, as its workers found it.
+/// The description of a model, as its workers reported it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metadata {
     pub name: String,
     /// The software that runs the model, in Triton's terms: `onnxruntime_onnx`, or `emulated`.
     pub platform: &'static str,
-    /// The largest batch; 0 for a model without a batch axis.
+    /// The largest batch in rows; 0 for a model without a batch axis.
     pub max_batch: u32,
-    /// The number of streams that a worker generates at once, if the model gives many answers to a
-    /// request.
+    /// The number of streams that a worker generates concurrently. `None` if the model gives one
+    /// answer to a request.
     pub streams: Option<u32>,
-    /// The inputs that every request has, with whole shapes.
+    /// The required inputs. Their shapes include the batch axis.
     pub inputs: Vec<TensorSpec>,
-    /// The inputs that a request may leave out. They have no batch axis.
+    /// The inputs that a request may omit. They have no batch axis.
     pub optional: Vec<TensorSpec>,
-    /// The outputs, with whole shapes.
+    /// The outputs. Their shapes include the batch axis.
     pub outputs: Vec<TensorSpec>,
 }
 
 impl Metadata {
-    /// Returns a whole shape without its batch axis.
+    /// Returns a shape without the batch axis.
     pub fn tail<'s>(&self, shape: &'s [i64]) -> &'s [i64] {
         if self.max_batch == 0 { shape } else { shape.get(1..).unwrap_or_default() }
     }
 
-    /// Returns the shapes of checked inputs without their batch axis.
+    /// Returns the shapes of checked inputs without the batch axis.
     pub(crate) fn shapes(&self, inputs: &[RequestInput]) -> Arc<[Vec<i64>]> {
         let tail = |(place, input): (usize, &RequestInput)| match place < self.inputs.len() {
             true => self.tail(&input.shape).to_vec(),
@@ -44,7 +44,8 @@ impl Metadata {
         inputs.iter().enumerate().map(tail).collect()
     }
 
-    /// Returns the size of checked inputs along the batch axis; 1 for a model without a batch axis.
+    /// Returns the size of checked inputs along the batch axis. Returns 1 for a model without a
+    /// batch axis.
     pub fn rows(&self, inputs: &[RequestInput]) -> u32 {
         let batched = inputs[..self.inputs.len().min(inputs.len())].first().filter(|_| self.max_batch > 0);
         let first = batched.and_then(|input| input.shape.first());
@@ -55,40 +56,44 @@ impl Metadata {
 /// An input of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInput {
-    /// Its whole shape.
+    /// The shape, including the batch axis.
     pub shape: Vec<i64>,
-    /// The elements, row-major and little-endian. Each BYTES element follows its length.
+    /// The elements in row-major order and little-endian format. The length of each BYTES element
+    /// precedes it.
     pub data: Pieces,
 }
 
 impl RequestInput {
-    /// Returns a placeholder for an optional input that a request leaves out while it has others.
+    /// Returns a placeholder for an optional input that a request omits although it has other
+    /// optional inputs.
     pub fn left_out() -> Self {
         Self { shape: LEFT_OUT.to_vec(), data: Pieces::default() }
     }
 }
 
-/// The shape of an optional input that a request leaves out. No tensor has this shape.
+/// The shape of an optional input that a request omits. No tensor has this shape.
 pub(crate) const LEFT_OUT: &[i64] = &[-1];
 
-/// An output of an answer.
+/// An output in an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestOutput {
-    /// Its whole shape.
+    /// The shape, including the batch axis.
     pub shape: Vec<i64>,
-    /// The elements, as in [`RequestInput::data`].
+    /// The elements in the same format as [`RequestInput::data`].
     pub data: Bytes,
 }
 
 /// The arrival of a request.
 #[derive(Debug, Clone)]
 pub struct RequestArrival {
-    /// The time at which the request's first part was read: over HTTP its head, over gRPC the
-    /// call's headers, in a call with many messages the message's first byte. The SLO and a timeout
-    /// start then, however slowly the rest arrives. If the connection was busy, the time in which
-    /// the kernel held that part is not measured.
+    /// The time at which the first part of the request was read. Over HTTP, this part is the head.
+    /// Over gRPC, it is the headers of the call. In a gRPC call with many messages, it is the first
+    /// byte of the message. The SLO and the timeout start at this time, however slowly the rest of
+    /// the request arrives. If the connection was busy, the time for which the kernel buffered this
+    /// part is not measured.
     pub began: Instant,
-    /// The part of the time since then in which the request waited here, during an outage.
+    /// The part of the time since `began` for which the request waited in this process during an
+    /// outage.
     pub waited: Duration,
     pub journal: Option<Journal>,
 }
@@ -103,14 +108,15 @@ impl RequestArrival {
 /// The options that a request sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RequestOptions {
-    /// The priority: lower numbers are served first; 0 means [`RequestOptions::DEFAULT_PRIORITY`].
+    /// The priority. Lower numbers are served first, and 0 means
+    /// [`RequestOptions::DEFAULT_PRIORITY`].
     pub priority: u64,
-    /// The time after the request's arrival at which an answer is of no use any more.
+    /// The time after the arrival at which the client no longer needs an answer.
     pub timeout: Option<Duration>,
 }
 
 impl RequestOptions {
-    /// The priority of requests that name none. There is room before and behind it.
+    /// The priority of requests that set none. It leaves room for higher and lower priorities.
     pub const DEFAULT_PRIORITY: u64 = 100;
 
     pub(crate) fn level(&self) -> u64 {
@@ -118,31 +124,32 @@ impl RequestOptions {
     }
 }
 
-/// The identity of the files that a model is served from.
+/// The identity of the files from which a model is served.
 #[derive(Debug, Default)]
 pub struct ModelContent {
-    /// The time at which the files were loaded; `None` for a model without files.
+    /// The time at which the files were loaded, or `None` for a model without files.
     pub loaded_at: Option<SystemTime>,
-    /// The SHA-256 of the model's own file in hexadecimal digits, once it is computed.
+    /// The SHA-256 hash of the model's own file in hexadecimal digits. It is set as soon as it is
+    /// computed.
     pub sha256: OnceLock<String>,
 }
 
 /// The reason why a request got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum RequestFailure {
-    /// The model cannot serve the request now; a retry may succeed. UNAVAILABLE, 503.
+    /// The model cannot serve the request now, but a retry may succeed. UNAVAILABLE, 503.
     #[error("{0}")]
     Unavailable(String),
-    /// There is not enough memory for it now. RESOURCE_EXHAUSTED, 503.
+    /// There is currently not enough memory for the request. RESOURCE_EXHAUSTED, 503.
     #[error("{0}")]
     Exhausted(String),
-    /// The model cannot serve the request. INVALID_ARGUMENT, 400.
+    /// The request is not valid for this model. INVALID_ARGUMENT, 400.
     #[error("{0}")]
     Invalid(String),
-    /// Its own timeout ended first. DEADLINE_EXCEEDED, 504.
+    /// The request's own timeout expired first. DEADLINE_EXCEEDED, 504.
     #[error("{0}")]
     TimedOut(String),
-    /// The model failed on it. INTERNAL, 500.
+    /// The model failed to execute the request. INTERNAL, 500.
     #[error("{0}")]
     Internal(String),
 }

@@ -1,6 +1,6 @@
-//! The execution times of batches by shape, for a model whose inputs have axes of any size. A large
-//! shape may take a thousand times as long as the shapes that were warmed up, and the first batch
-//! of each shape may build kernels for it.
+//! The execution times of batches by shape, for models whose inputs have axes of any size. A large
+//! shape may take a thousand times as long as the warmed-up shapes. The engine may also build
+//! kernels for the first batch of each shape.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use shadowslice_shared::units::Sms;
 use super::pending::Shapes;
 use super::request::Metadata;
 
-/// The most shapes that are kept for a worker; a further shape replaces the oldest.
+/// The largest number of shapes that are stored for a worker. A new shape then replaces the oldest
+/// one.
 const MAX_SHAPES: usize = 64;
 
 #[derive(Debug)]
@@ -21,8 +22,8 @@ pub(crate) struct ShapeTimes {
 }
 
 impl ShapeTimes {
-    /// Creates the times for a worker with `sms` SMs. Returns `None` if all requests of the model
-    /// have the same shape.
+    /// Creates an empty table for a worker with `sms` SMs. Returns `None` if all requests of the
+    /// model have the same shape.
     pub(crate) fn of(metadata: &Metadata, sms: Sms) -> Option<Self> {
         let open = metadata.inputs.iter().any(|input| metadata.tail(&input.shape).contains(&-1));
         open.then(|| Self { sms, seen: VecDeque::new() })
@@ -39,8 +40,8 @@ impl ShapeTimes {
         self.seen.push_front((shape.clone(), predictor));
     }
 
-    /// Returns the time after which a batch counts as hung. A shape that was never executed has the
-    /// limit of a model without a profile.
+    /// Returns the time after which a batch is considered hung. A shape that was never executed has
+    /// the same limit as a model without a profile.
     pub(crate) fn hang_limit(&self, shape: &Shapes, rows: u32) -> Duration {
         match self.seen.iter().find(|(known, _)| known == shape) {
             Some((_, predictor)) => predictor.hang_limit(rows),

@@ -1,5 +1,6 @@
-//! The supervisor's end of a worker's batch socket, and descriptors in the reactor.
-#![allow(unsafe_code)] // adopting a descriptor into the reactor
+//! The supervisor's end of a worker's batch socket, and the registration of file descriptors with
+//! the async reactor.
+#![allow(unsafe_code)] // registering a descriptor with the reactor is unsafe
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -9,13 +10,13 @@ use nix::sys::socket::{AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, re
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A socket on which batches are sent to a worker.
+/// A socket over which the supervisor sends batches to a worker.
 #[derive(Debug)]
 pub struct BatchSocket(AsyncFd<OwnedFd>);
 
 impl BatchSocket {
-    /// Creates a connected pair: the supervisor's end, and the blocking end that the worker
-    /// inherits.
+    /// Creates a connected pair of sockets: the supervisor's end, and the blocking end that the
+    /// worker inherits.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
@@ -29,18 +30,18 @@ impl BatchSocket {
         self.0.async_io(Interest::READABLE, receive).await
     }
 
-    /// Shuts the socket down for writing. The worker then finishes its batches, answers, and exits;
-    /// this end reads the end of file.
+    /// Shuts the socket down for writing. The worker then completes its batches, sends the answers
+    /// and exits. Afterwards this end reads the end of file.
     pub fn close(&self) {
-        // An error means that the worker has already ended, so there is nothing to do.
+        // An error means that the worker has already ended, so the error is ignored.
         shutdown(self.0.as_raw_fd(), Shutdown::Write).ok();
     }
 }
 
-/// Registers a non-blocking descriptor with the reactor, for reading.
+/// Registers a non-blocking descriptor with the reactor for reading.
 pub(crate) fn adopt(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` names the same open file for as long as it lives, and the reactor's
-    // registration ends before it does.
+    // SAFETY: an `OwnedFd` refers to the same open file during its whole lifetime, and the
+    // reactor's registration ends before the `OwnedFd` is dropped.
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 

@@ -1,10 +1,11 @@
-//! The stall of a model: the time in which a batch was ready and a slot free, but no lane took it.
+//! The stall of a model: the time in which a batch was ready and a slot was free, but no lane took
+//! the batch.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// The stall in a window.
+/// The stall within a measurement window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stall {
     pub total: Duration,
@@ -19,19 +20,20 @@ pub(crate) struct StallMeter {
 }
 
 impl StallMeter {
-    /// Starts a new window at `now`.
+    /// Starts a new measurement window at `now`.
     pub(crate) fn begin(&mut self, now: Timestamp) {
         self.begin_at_outage();
         self.since = self.since.map(|_| now);
     }
 
-    /// Starts a new window. A stall in progress counts from its start.
+    /// Starts a new measurement window. If a stall is in progress, the whole stall counts, from its
+    /// start.
     pub(crate) fn begin_at_outage(&mut self) {
         self.seen = Stall::default();
     }
 
-    /// Updates the stall after an attempt to dispatch. `stalled` means that a ready batch is left
-    /// though no lane was full.
+    /// Updates the stall after an attempt to send batches. `stalled` is true if a ready batch was
+    /// not sent although no lane was full.
     pub(crate) fn update(&mut self, stalled: bool, now: Timestamp) {
         match (self.since, stalled) {
             (None, true) => self.since = Some(now),

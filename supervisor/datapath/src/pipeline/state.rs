@@ -1,7 +1,8 @@
-//! The state of a pipeline, under one lock: the queue, the lanes, and the lane that serves.
+//! The state of a pipeline, protected by one lock: the queue, the lanes, and the lane that serves.
 //!
-//! Everything here is short and never blocks. A request that finds a free slot is sent to the
-//! worker before its client's task releases the lock, so no other task has to wake up for it.
+//! All functions in this module are short and never block. If a request finds a free slot, the
+//! client's task sends the request to the worker before it releases the lock. No other task has to
+//! wake up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,13 +31,13 @@ use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use super::trace_event;
 use crate::trace::{LostReason, RouteChange};
 
-/// The number of ended workers that are remembered. A model has fewer at a time, but several may
-/// end at once.
+/// The largest number of ended workers that are remembered. A model has fewer workers at a time,
+/// but several may end together.
 const MAX_IDLE_ENDED: usize = 8;
 
-/// The delay after which a batch that an idle worker did not take, though it had room, is sent
-/// again. An idle worker has no pending answer that would start another attempt. Memory for the
-/// message may be free by then, and a worker that has ended is noticed earlier.
+/// The delay after which a batch is sent again to an idle worker whose socket did not accept it.
+/// Normally an answer triggers the next attempt, but an idle worker has no pending answer. After
+/// the delay, memory for the message may be free. If the worker has ended, this is noticed earlier.
 const RESEND_DELAY: Duration = Duration::from_millis(5);
 
 type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
@@ -46,18 +47,18 @@ pub(crate) struct PipelineState {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
     pub(crate) scheduler: Scheduler<Shapes, PendingRequest>,
-    /// The links, one for each of the scheduler's lanes.
+    /// The links. There is one link for each lane of the scheduler.
     pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
     pub(crate) events_tx: mpsc::Sender<LaneEvent>,
-    /// The time of the next check, even if nothing happens before.
+    /// The time of the next check, if no event causes an earlier one.
     pub(crate) alarm: Option<Timestamp>,
-    /// The time for which the alarm is set, which may be too early.
+    /// The time for which the alarm is set. It may be earlier than necessary.
     pub(crate) armed: Option<Timestamp>,
-    /// The last change of the lane that serves.
+    /// The most recent route change.
     pub(crate) routed: Option<RouteChange>,
-    /// The last ended workers that were idle when they ended.
+    /// The most recently ended workers that were idle when they ended.
     pub(crate) idle_ended: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
 }
@@ -114,7 +115,7 @@ impl PipelineState {
     }
 
     pub(crate) fn count_refusal(&mut self, why: CountedRefusal, rows: u32, now: Timestamp) {
-        // The other reasons say nothing about the model's load.
+        // Only a full memory says something about the model's load.
         if why == CountedRefusal::MemoryFull {
             self.scheduler.record_refused_arrival(rows);
         }
@@ -133,8 +134,8 @@ impl PipelineState {
         self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
     }
 
-    /// Sends batches until the scheduler has none to send, and returns why. Returns `None` if a
-    /// batch was ready and its worker did not take it.
+    /// Sends batches until the scheduler has no more to send, and returns the reason. Returns
+    /// `None` if a batch was ready but the worker's socket did not accept it.
     fn send_all(&mut self, now: Timestamp) -> Option<SchedulerWait> {
         loop {
             match self.scheduler.next(now) {
@@ -149,7 +150,7 @@ impl PipelineState {
         }
     }
 
-    /// Sends one batch. Returns false if the worker did not take it.
+    /// Sends one batch. Returns false if the worker's socket did not accept it.
     fn send(&mut self, sending: PipelineBatch, now: Timestamp) -> bool {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
@@ -172,7 +173,7 @@ impl PipelineState {
         }
     }
 
-    /// Refuses an accepted request that is too late now.
+    /// Refuses an accepted request that has become too late.
     pub(crate) fn reject(&mut self, SchedulerRefusal { request, why }: SchedulerRefusal, now: Timestamp) {
         let waited = now.since(request.arrived);
         let failure = match why {
@@ -189,23 +190,23 @@ impl PipelineState {
         reply(request, Err(failure));
     }
 
-    /// Counts a request that was not answered within its own timeout, `waited` after its arrival.
-    /// The policy counts it as a miss: a client with a timeout shorter than the SLO must not hide
-    /// misses.
+    /// Counts a request that was not answered within its own timeout. `waited` is the time since
+    /// its arrival. The policy counts this as a miss, so that a client with a timeout shorter than
+    /// the SLO cannot hide misses.
     pub(crate) fn count_timeout(&mut self, waited: Duration, now: Timestamp) {
         self.scheduler.record_miss();
         self.stats.count_failure(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a request that its client cancelled, `waited` after its arrival. It is a miss if the
-    /// SLO had passed.
+    /// Counts a waiting request that its client cancelled. `waited` is the time since its arrival.
+    /// The request counts as a miss if the SLO has passed.
     pub(crate) fn cancel_waiting(&mut self, waited: Duration, now: Timestamp) {
         self.count_cancellation(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a request as cancelled that no longer waits, `waited` after its arrival.
+    /// Counts a cancelled request that no longer waits. `waited` is the time since its arrival.
     pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
             self.scheduler.record_miss();
@@ -213,7 +214,7 @@ impl PipelineState {
         self.stats.count_cancellation(waited, now);
     }
 
-    /// Takes an answered batch off its lane. Returns `None` if the worker had no such batch.
+    /// Removes an answered batch from its lane. Returns `None` if the worker had no such batch.
     pub(crate) fn take_answered(
         &mut self,
         worker: WorkerId,
@@ -264,15 +265,15 @@ impl PipelineState {
         self.report(LaneEvent::Gone(worker));
     }
 
-    /// Returns whether the worker is idle. For an ended worker it returns whether the worker was
-    /// idle then, if that is remembered.
+    /// Returns whether the worker is idle. If the worker has ended and is still remembered, returns
+    /// whether it was idle when it ended.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
         self.scheduler.lane(worker).map_or(self.idle_ended.contains(&worker), PipelineLane::is_idle)
     }
 
-    /// Treats a worker as dead. The requests that it executed are blamed and tried again if they
-    /// may; the requests behind them are tried again without blame. Nothing more is sent to the
-    /// worker.
+    /// Treats a worker as dead, and sends it no more batches. The requests that it executed are
+    /// blamed, and retried unless they have caused too many deaths. The requests behind them are
+    /// retried without blame.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
         let AbandonedRequests { executing, behind } = self.take_back(worker);
@@ -288,8 +289,8 @@ impl PipelineState {
         self.dispatch(now);
     }
 
-    /// Takes a worker's requests back. Their memory stays reserved, because the worker may still
-    /// read it.
+    /// Takes a worker's requests back. The requests' memory stays reserved, because the worker may
+    /// still read it.
     pub(crate) fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<Shapes, PendingRequest> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
@@ -299,7 +300,8 @@ impl PipelineState {
         scheduler.take_back(worker)
     }
 
-    /// Counts a death against requests that were executing. Returns the requests to try again.
+    /// Counts a worker's death against the requests that were executing. Returns the requests that
+    /// should be retried.
     pub(crate) fn blame(&mut self, requests: Vec<WaitingRequest>, now: Timestamp) -> Vec<WaitingRequest> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
@@ -312,8 +314,8 @@ impl PipelineState {
                 continue;
             }
             request.item.deaths += 1;
-            // A suspect runs first, so that no other request kills workers before this one is
-            // proven.
+            // A suspect runs first. Otherwise other requests could kill workers before the suspect
+            // is confirmed or cleared.
             request.level = SUSPECT_LEVEL;
             match blame::after_death(request.item.deaths, was_alone) {
                 blame::Blame::Again => again.push(request),
@@ -332,7 +334,7 @@ impl PipelineState {
         again
     }
 
-    /// Puts inputs into quarantine, and refuses equal requests that wait.
+    /// Puts inputs into quarantine, and refuses waiting requests with equal inputs.
     fn quarantine(&mut self, inputs: &Reservation, now: Timestamp) {
         self.quarantine.add(inputs, now);
         let Self { scheduler, quarantine, .. } = self;
@@ -349,7 +351,7 @@ impl PipelineState {
         }
     }
 
-    /// Queues requests that failed together to run one by one, so that only the request at fault
+    /// Queues the requests of a failed batch so that each runs alone. Only the faulty request then
     /// fails.
     pub(crate) fn try_alone(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for request in &mut requests {
@@ -358,7 +360,8 @@ impl PipelineState {
         self.put_back(requests, now);
     }
 
-    /// Queues requests again that ran without an answer, unless the model is shut.
+    /// Queues requests that ran without an answer again. If the model is shut, refuses them
+    /// instead.
     pub(crate) fn put_back(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
             self.fail(step, broken_off(), now);
@@ -385,7 +388,7 @@ impl PipelineState {
         reply(request, Err(failure));
     }
 
-    /// Refuses accepted requests because the model no longer serves.
+    /// Refuses accepted requests, because the model no longer serves.
     pub(crate) fn refuse(&mut self, requests: Vec<WaitingRequest>, why: &str, now: Timestamp) {
         for request in requests {
             trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::NotReady);
@@ -396,10 +399,10 @@ impl PipelineState {
         }
     }
 
-    /// Reports an event to the controller without blocking.
+    /// Reports an event to the controller. Never blocks.
     pub(crate) fn report(&self, event: LaneEvent) {
-        // A closed channel needs no report: when a model is removed, its controller ends before its
-        // last lane.
+        // If the channel is closed, no report is needed. When a model is removed, its controller
+        // ends before its last lane.
         if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
             tracing::error!(
                 ?event,
@@ -427,7 +430,8 @@ fn too_late(model: &str, request: &WaitingRequest) -> RequestFailure {
     ))
 }
 
-/// Sends the outcome of a request to its client. If the client has disconnected, nobody needs it.
+/// Sends the result of a request to its client. If the client has disconnected, the result is
+/// dropped.
 pub(crate) fn reply(request: WaitingRequest, outcome: Result<WorkerAnswer, RequestFailure>) {
     drop(request.item.reply_tx.send(outcome));
 }

@@ -13,30 +13,30 @@ use super::load::LoadMeter;
 use super::rates::{End, RateMeter};
 use super::totals::Totals;
 
-/// The length of a window of latencies; percentiles cover one to two windows.
+/// The length of a window of latencies. Percentiles cover one to two windows.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The shortest period over which a rate is taken.
+/// The shortest period over which a rate is calculated.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The longest latency in the histograms, in µs: an hour.
+/// The longest latency that the histograms can represent, in µs: one hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// The latencies over the last one to two minutes.
+/// The latencies of the last one to two minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latencies {
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// The latency at the SLO's percentile, in ms; `None` if no request was answered.
+    /// The latency at the SLO's percentile, in ms. `None` if no request was answered.
     pub slo_percentile_ms: Option<f64>,
-    /// The requests answered within the SLO, as a part of all offered requests; 1 if none were
-    /// offered.
+    /// The fraction of offered requests that were answered within the SLO. It is 1 if no requests
+    /// were offered.
     pub attainment: f64,
-    /// The offered requests per second.
+    /// The number of offered requests per second.
     pub rate: f64,
 }
 
-/// The latencies of the requests answered since the previous read, in ms.
+/// The latencies of the requests that were answered since the previous call, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RecentLatencies {
     pub p50_ms: f64,
@@ -48,12 +48,12 @@ pub(crate) struct Stats {
     pub(crate) counts: RequestCounts,
     pub(crate) totals: Totals,
     pub(crate) slo: SloTarget,
-    /// The start of the previous window; the start of the current one at first.
+    /// The start of the previous window. Initially it equals the start of the current window.
     previous_began: Timestamp,
     began: Timestamp,
     current: Window,
     previous: Window,
-    /// The latencies since the previous read.
+    /// The latencies since the previous call of `take_recent_latencies`.
     unseen_us: Histogram<u32>,
     pub(super) load: LoadMeter,
     pub(super) rates: RateMeter,
@@ -116,7 +116,7 @@ impl Stats {
         }
     }
 
-    /// Counts an accepted request that failed, `waited` after its arrival.
+    /// Counts an accepted request that failed. `waited` is the time since its arrival.
     pub(crate) fn count_failure(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);
@@ -135,13 +135,14 @@ impl Stats {
         }
     }
 
-    /// Counts an accepted request that is invalid, so that no SLO covers it.
+    /// Counts an accepted request that is invalid. The SLO does not apply to such a request.
     pub(crate) fn count_invalid(&mut self, waited: Duration) {
         self.counts.invalid += 1;
         self.totals.fail.add(waited);
     }
 
-    /// Counts a request that its client cancelled. It is a miss if the SLO had passed.
+    /// Counts a request that its client cancelled. The request counts as a miss if the SLO has
+    /// passed.
     pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         self.counts.cancelled += 1;
         self.rates.count(End::Other, now);
@@ -154,7 +155,7 @@ impl Stats {
     pub(crate) fn latencies(&mut self, now: Timestamp) -> Latencies {
         self.window(now);
         let (current, previous) = (&self.current.latency_us, &self.previous.latency_us);
-        // Most models are idle most of the time, and a merge of histograms is expensive.
+        // Most models are idle most of the time, and merging histograms is expensive.
         let both = match (current.is_empty(), previous.is_empty()) {
             (true, _) => Cow::Borrowed(previous),
             (_, true) => Cow::Borrowed(current),
@@ -176,7 +177,7 @@ impl Stats {
         }
     }
 
-    /// Returns the latencies since the previous call; `None` if no request was answered since.
+    /// Returns the latencies since the previous call, or `None` if no request was answered since.
     pub(crate) fn take_recent_latencies(&mut self) -> Option<RecentLatencies> {
         if self.unseen_us.is_empty() {
             return None;

@@ -1,7 +1,7 @@
-//! Streams: models that give many answers to a request, one after the other.
+//! Streams: requests to models that give many answers to one request, one after the other.
 //!
-//! The request's first answer arrives like any answer, and opens the stream in the worker. Each
-//! further answer is requested by a step, which is scheduled like a batch. So streams take turns, a
+//! The first answer arrives like any other answer, and opens the stream in the worker. A step
+//! requests the next answer, and is scheduled like a batch. Thus streams are served alternately, a
 //! slow reader delays no other client, and a change of share takes effect with the next answer. A
 //! hand-over ends the streams of the previous worker.
 
@@ -23,7 +23,7 @@ use super::request::{RequestArrival, RequestFailure, RequestInput, RequestOption
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
 
-/// An answer of a worker to one request.
+/// A worker's answer to one request.
 #[derive(Debug)]
 pub(crate) struct WorkerAnswer {
     pub(crate) outputs: Vec<RequestOutput>,
@@ -31,22 +31,22 @@ pub(crate) struct WorkerAnswer {
     pub(crate) delivery: Delivery,
 }
 
-/// The continuation after an answer.
+/// The state of a stream after an answer.
 #[derive(Debug)]
 pub(crate) enum Continuation {
-    /// It was the only answer, or the end of a stream, which has no outputs.
+    /// This was the only answer, or the end of a stream. The end of a stream has no outputs.
     End,
-    /// The first answer of a stream.
+    /// This is the first answer of a stream.
     Opened(OpenStream),
     More,
 }
 
-/// A stream that is open in a worker. Dropping this closes the stream there.
+/// A stream that is open in a worker. Dropping this closes the stream in the worker.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) worker: WorkerId,
-    /// The id of the batch that opened it.
+    /// The id of the batch that opened the stream.
     pub(crate) id: u64,
     /// The inputs of the request.
     pub(crate) inputs: Arc<Reservation>,
@@ -68,14 +68,14 @@ impl Drop for OpenStream {
     }
 }
 
-/// The answers to a request. Dropping them cancels the answers that have not arrived.
+/// The answers to a request. Dropping this cancels the answers that have not arrived.
 #[derive(Debug)]
 pub struct Answers {
     first: Option<Vec<RequestOutput>>,
     /// The delivery of the first answer.
     delivery: Delivery,
     rest: FurtherAnswers,
-    /// The hold that keeps the model's workers until the stream ends.
+    /// The hold that keeps the model's workers running until the stream ends.
     route_hold: Option<RouteHold>,
 }
 
@@ -91,8 +91,8 @@ enum FurtherAnswers {
 }
 
 impl Answers {
-    /// Creates the answers to a relayed request. `further` is a stream that continues; `None` at
-    /// its end, and for a model that gives one answer.
+    /// Creates the answers to a relayed request. `further` is the rest of the stream. It is `None`
+    /// if the stream has ended or the model gives one answer.
     pub(crate) fn from_relay(
         first: Vec<RequestOutput>,
         further: Option<RelayedStream>,
@@ -107,12 +107,13 @@ impl Answers {
         Self { route_hold: Some(route_hold), ..self }
     }
 
-    /// Returns the delivery of the last answer. Only the first answer of a request counts.
+    /// Returns the delivery of the most recent answer. Only the first answer of a request is
+    /// counted.
     pub fn delivery(&mut self) -> Delivery {
         std::mem::take(&mut self.delivery)
     }
 
-    /// Returns the next answer; `None` after the last one, and after a failure.
+    /// Returns the next answer. Returns `None` after the last answer and after a failure.
     pub async fn next(&mut self) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
@@ -175,7 +176,8 @@ impl OpenStream {
     }
 }
 
-/// A step whose claim is taken on drop, so that it does not run after its client has disconnected.
+/// A guard that takes the claim of a step when dropped, so that the step does not run after its
+/// client has disconnected.
 struct StepGuard(Claim);
 
 impl Drop for StepGuard {
@@ -190,15 +192,15 @@ pub(crate) fn died_in_step() -> RequestFailure {
     RequestFailure::Unavailable(why.to_owned())
 }
 
-/// Returns the failure of a stream whose worker cannot continue. No other worker could continue it
-/// either.
+/// Returns the failure of a stream whose worker cannot continue. No other worker can continue the
+/// stream either.
 pub(crate) fn broken_off() -> RequestFailure {
     RequestFailure::Unavailable("the worker of this stream has exited; send the request again".to_owned())
 }
 
 impl Pipeline {
-    /// Runs a request of any model, like [`Self::infer`], and returns when the first answer is
-    /// there. A model that does not stream gives one answer.
+    /// Runs a request of any model, like [`Self::infer`], and returns when the first answer has
+    /// arrived. If the model does not stream, this is the only answer.
     pub async fn stream(
         &self,
         inputs: Vec<RequestInput>,
@@ -208,7 +210,7 @@ impl Pipeline {
         let WorkerAnswer { outputs, then, mut delivery } = self.submit(inputs, options, arrival).await?;
         let (first, rest) = match then {
             Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, options)),
-            // The end of a stream has no answer, so nothing will be written.
+            // The end of a stream has no answer, so there is nothing to write.
             Continuation::End | Continuation::More => {
                 ((!self.streams()).then_some(outputs), FurtherAnswers::None)
             }

@@ -1,4 +1,4 @@
-//! Tests of a pipeline with simulated workers: honest, faulty and dying ones.
+//! Tests a pipeline with simulated workers. Some of these workers are faulty or die.
 
 mod admission;
 mod blocked;
@@ -35,20 +35,20 @@ use self::delivery::written;
 use super::*;
 use crate::pipeline::BatchSocket;
 
-/// The time since the supervisor's start.
+/// The time since the start of the supervisor.
 const UPTIME: Duration = Duration::from_secs(30);
 
 const SLAB_BYTES: u64 = 4096;
 const MEMORY_BYTES: usize = 1 << 16;
 
-/// The worker's side of a lane.
+/// The worker's end of a lane.
 struct Actor {
     socket: OwnedFd,
     slab: AnswerWriter,
 }
 
 impl Actor {
-    /// Receives the next command, on a thread that may block.
+    /// Receives the next command on a thread that may block.
     async fn command(&self) -> Command {
         let socket = self.socket.try_clone().unwrap();
         let received = tokio::task::spawn_blocking(move || {
@@ -59,7 +59,7 @@ impl Actor {
         tokio::time::timeout(Duration::from_secs(10), received).await.unwrap().unwrap()
     }
 
-    /// Receives the next command, which must be a batch.
+    /// Receives the next command. Panics if it is not a batch.
     async fn batch(&self) -> Batch {
         match self.command().await {
             Command::Run(batch) => batch,
@@ -184,13 +184,13 @@ impl Stage {
         })
     }
 
-    /// Returns the numbers of queued requests and of requests in flight.
+    /// Returns the number of queued requests and the number of requests in flight.
     fn pending(&self) -> (usize, usize) {
         let report = self.pipeline.report();
         (report.queued, report.in_flight)
     }
 
-    /// Waits until `pending` requests are queued and in flight.
+    /// Waits until [`Self::pending`] returns `pending`.
     async fn until(&self, pending: (usize, usize)) {
         while self.pending() != pending {
             tokio::task::yield_now().await;
@@ -202,7 +202,7 @@ impl Stage {
     }
 }
 
-/// Runs the pipeline's alarms.
+/// Starts the task that handles the pipeline's alarms.
 fn watch(stage: &Stage) -> JoinHandle<()> {
     let pipeline = Arc::clone(&stage.pipeline);
     tokio::spawn(async move { pipeline.watch().await })
@@ -274,7 +274,7 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     let other = |content| stage.request_with(Bytes::from_static(content));
     let (two, three) = (other(&[2, 0, 0, 0]), other(&[3, 0, 0, 0]));
     stage.until((1, 2)).await;
-    // One request waits in the worker's socket, another in the queue: neither is blamed.
+    // One request waits in the worker's socket and another waits in the queue. Neither is blamed.
     drop(first);
     stage.until((3, 0)).await;
     let second = stage.enter(2);
@@ -342,7 +342,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     assert_eq!(stage.event().await, LaneEvent::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, sms: Sms(24), times: Vec::new(), max_rows: None };
     stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
-    // The batch that was sent before runs on the SMs that it was sent for. It does not count as the
+    // The batch that was sent earlier still runs on the old SMs. Its answer does not count as the
     // first answer on the new SMs.
     let second = stage.request();
     worker.answer_well(&batch);
@@ -392,8 +392,8 @@ async fn requests_taken_back_are_served_elsewhere_and_late_answers_are_ignored()
     assert_eq!(again.await.unwrap(), Ok(good()), "its slot is free again");
 }
 
-/// Returns a profile in which any batch takes 1 s on 60 SMs, and longer on fewer, in inverse
-/// proportion.
+/// Returns a profile in which any batch takes 1 s on 60 SMs. On fewer SMs, the time is longer in
+/// inverse proportion.
 fn slow_profile() -> Profile {
     let row = |batch| ExecutionRow { batch, ms: vec![1000.0] };
     Profile {
@@ -424,8 +424,8 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
         let new = stage.enter_with(2, Sms(new_sms));
         let second = stage.request();
         let behind = new.batch().await;
-        // The limit is twenty times the 30 s that a batch takes on two SMs, whichever worker has
-        // them.
+        // The limit is 20 times the 30 s that a batch takes on two SMs. It applies to whichever
+        // worker has the two SMs.
         assert!(longest(&stage) >= Some(began + Duration::from_secs(600)));
         old.answer_well(&batch);
         assert_eq!(first.await.unwrap(), Ok(good()));

@@ -1,4 +1,4 @@
-//! Totals of one model's requests and batches since the start, over all workers.
+//! The totals of a model's requests and batches since the start, over all workers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use super::durations::{Durations, RequestTimes};
 use super::histogram::LatencyHistogram;
 
-/// The number of events, and their total time.
+/// The number of events and their total time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Total {
     pub count: u64,
@@ -20,46 +20,50 @@ impl Total {
     }
 }
 
-/// The totals of the stages of batches.
+/// The total times of batches in each stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchStageTotals {
-    /// The copy of all requests' inputs into the model's slab.
+    /// The copy of the inputs of all requests into the model's slab.
     pub input: Total,
-    /// The execution as the worker reports it.
+    /// The execution time that the worker reports.
     pub infer: Total,
     /// The check of the answer, and the copy of the outputs out of the worker's slab.
     pub output: Total,
 }
 
-/// Histograms and sums of a model, which only grow.
+/// The histograms and sums of a model. They never decrease.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
     /// The time from the head to the end of each request that reached the model.
     pub receiving: Total,
-    /// The latency of each answered request, from its first byte to the answer's last byte.
+    /// The latency of each answered request, from the request's first byte to the answer's last
+    /// byte.
     pub latency: LatencyHistogram,
     /// The time of each answered request from its last byte until its batch was sent.
     pub queue_wait: Total,
-    /// The time of each answered request from its worker's answer until the client's socket had it.
+    /// The time of each answered request from the worker's answer until the client's socket
+    /// accepted it.
     pub writing: Total,
-    /// The execution time of each answered batch, as its worker reported it.
+    /// The execution time of each answered batch, as the worker reported it.
     pub batch_execution: Total,
     pub durations: Durations,
-    /// The time of requests that were refused, failed, timed out or cancelled, from arrival to that
-    /// end.
+    /// The time from the arrival to the end of requests that were refused, failed, timed out or
+    /// cancelled.
     pub fail: Total,
-    /// The rows of the answered requests.
+    /// The number of rows in all answered requests.
     pub rows: u64,
     pub last: Option<SystemTime>,
-    /// The execution time of answers after the first of their stream, as their workers reported it.
+    /// The execution time of each answer in a stream after the first one, as the worker reported
+    /// it.
     pub stream_steps: Total,
-    /// Streams that broke off after their first answer.
+    /// The number of streams that failed after their first answer.
     pub streams_failed: u64,
-    /// The totals of batches by their rows; there are at most `batch.max` different sizes.
+    /// The totals of batches for each number of rows. There are at most `batch.max` different
+    /// numbers of rows.
     pub by_rows: BTreeMap<u32, BatchStageTotals>,
 }
 
-/// The times of one batch's stages.
+/// The time of a batch in each stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchTimes {
     pub(crate) input: Duration,
@@ -75,7 +79,7 @@ impl Totals {
         self.durations.add(spent);
     }
 
-    /// Counts an answered batch of `rows`; clients still waited for `wanted` of them.
+    /// Counts an answered batch of `rows` rows. Clients still waited for `wanted` of these rows.
     pub(crate) fn add_batch(&mut self, rows: u32, wanted: u32, took: BatchTimes, at: SystemTime) {
         self.batch_execution.add(took.infer);
         self.rows += u64::from(wanted);

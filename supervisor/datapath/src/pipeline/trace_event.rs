@@ -1,4 +1,4 @@
-//! Records of traced requests' steps. Requests that are not traced have no journal.
+//! Records the steps of traced requests. Requests that are not traced have no journal.
 
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ pub(super) fn record_loss(requests: &[WaitingRequest], why: LostReason, at: Time
     journals(requests).for_each(|journal| journal.record_end(RunEnd::Lost { at, why }));
 }
 
-/// Records `end`, the answer of a batch. `routed` is the last route change.
+/// Records `end`, the end of a batch's run, for each request. `routed` is the most recent route
+/// change.
 pub(super) fn record_answer(batch: &InFlightBatch, end: RunEnd, routed: Option<RouteChange>) {
     for request in &batch.requests {
         let Some(journal) = &request.item.journal else { continue };

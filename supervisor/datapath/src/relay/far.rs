@@ -15,11 +15,12 @@ use crate::pipeline::{RequestArrival, RequestFailure, RequestInput, RequestOutpu
 use crate::router::Router;
 use crate::sockets::SocketFile;
 
-/// The pause after a failed accept: a failure such as too many open files lasts for a while.
+/// The pause after a failed accept. The cause of the failure, such as too many open files, may last
+/// for a while.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The server for requests that the previous supervisor relays. Its socket's file is removed with
-/// it.
+/// The server for requests that the previous supervisor relays. Dropping the server removes its
+/// socket file.
 #[derive(Debug)]
 pub struct RelayServer {
     listener: UnixListener,
@@ -27,8 +28,8 @@ pub struct RelayServer {
 }
 
 impl RelayServer {
-    /// Creates a server on a listening socket. The socket must be in a folder that no other user
-    /// may enter, because clients are not authenticated.
+    /// Creates a server on a listening socket. Clients are not authenticated, so the socket must be
+    /// in a folder that no other user can enter.
     pub fn listen(socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -37,7 +38,7 @@ impl RelayServer {
         Ok(Self { listener: UnixListener::from_std(listener)?, _file: file })
     }
 
-    /// Answers requests, and never returns. Dropping the future abandons the requests in flight.
+    /// Answers requests. Never returns. Dropping the future abandons the requests in flight.
     pub async fn run(&self, router: Arc<Router>) {
         let mut connections = JoinSet::new();
         loop {
@@ -60,7 +61,7 @@ impl RelayServer {
 async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
-            // A connection normally ends this way.
+            // This is the normal end of a connection.
             return tracing::debug!(%error, "a connection of the other supervisor ended");
         }
     }
@@ -85,7 +86,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
         Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
     };
     let streams = route.streams();
-    // A stream must not keep a model from stopping in time.
+    // Dropping the route here ensures that a stream cannot delay the stop of a model.
     drop(route);
     loop {
         let (outputs, more) = match unless_closed(stream, answers.next()).await? {
@@ -105,8 +106,8 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     }
 }
 
-/// Waits for an answer, and fails if the other side closes the connection first. It sends nothing
-/// in the meantime.
+/// Waits for an answer. Fails if the other side closes the connection first. The other side sends
+/// nothing while it waits.
 async fn unless_closed<T>(stream: &mut UnixStream, answer: impl Future<Output = T>) -> io::Result<T> {
     tokio::select! {
         answer = answer => Ok(answer),

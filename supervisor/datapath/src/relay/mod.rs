@@ -1,11 +1,11 @@
-//! The relay between two supervisors of an upgrade. Clients may still be connected to the
-//! supervisor whose models have moved: it sends their requests to the other one, whose workers
-//! serve the models.
+//! Relays requests between the two supervisors of an upgrade. Some clients may still be connected
+//! to the old supervisor when its models have moved. The old supervisor then relays their requests
+//! to the new supervisor, whose workers serve the models.
 //!
-//! A connection of a Unix socket carries one request at a time, and its answer. Each is a frame of
-//! at most `MAX_HEAD` bytes after its length, with the tensors' bytes behind it. If a stream has
-//! more answers, the byte `NEXT` requests the next one. A client that abandons its request closes
-//! the connection.
+//! A Unix socket connection carries one request and its answer at a time. A request or an answer is
+//! a frame: its length, a head of at most `MAX_HEAD` bytes, and the tensors' bytes. If a stream has
+//! more answers, the byte `NEXT` requests the next answer. To abandon a request, the client side
+//! closes the connection.
 
 mod far;
 mod near;
@@ -25,7 +25,7 @@ use tokio::net::UnixStream;
 
 use crate::pipeline::{RequestFailure, RequestOptions, RequestOutput};
 
-/// The largest head of a request or an answer, in bytes: its description without the tensors'
+/// The largest head of a request or an answer, in bytes. The head does not include the tensors'
 /// bytes.
 const MAX_HEAD: u32 = 1 << 20;
 
@@ -33,7 +33,7 @@ const MAX_HEAD: u32 = 1 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 struct RelayRequest {
     model: String,
-    /// The time since the request's head was read.
+    /// The time since the head of the original request was read.
     elapsed: Duration,
     options: RequestOptions,
     inputs: Vec<TensorHead>,
@@ -48,11 +48,11 @@ type RelayReply = Result<AnswerHead, RequestFailure>;
 #[derive(Debug, Serialize, Deserialize)]
 struct AnswerHead {
     outputs: Vec<TensorHead>,
-    /// True if more answers follow; the end of a stream has no outputs.
+    /// True if more answers follow. The end of a stream has no outputs.
     more: bool,
 }
 
-/// The description of a tensor, whose bytes follow.
+/// The description of a tensor. The bytes of the tensor follow the head.
 #[derive(Debug, Serialize, Deserialize)]
 struct TensorHead {
     shape: Vec<i64>,
@@ -76,7 +76,7 @@ async fn read_head<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T
     postcard::from_bytes(&head).map_err(io::Error::other)
 }
 
-/// Reads the bytes of these tensors. Fails if they are longer than `max_bytes` together.
+/// Reads the bytes of these tensors. Fails if all tensors together are longer than `max_bytes`.
 async fn read_parts(
     stream: &mut UnixStream,
     parts: Vec<TensorHead>,

@@ -16,11 +16,12 @@ use crate::pipeline::{
 };
 use crate::router::Route;
 
-/// Returns whether the supervisor at `socket` replies or closes the connection within that time.
+/// Returns whether the supervisor at `socket` replies or closes the connection within the time
+/// `within`.
 pub async fn is_responding(socket: &Path, within: Duration) -> bool {
     let exchange = async {
         let mut stream = UnixStream::connect(socket).await?;
-        // No model has an empty name.
+        // No model has an empty name, so this request has no effect.
         let (model, options) = (String::new(), RequestOptions::default());
         write_head(
             &mut stream,
@@ -38,15 +39,16 @@ pub async fn is_responding(socket: &Path, within: Duration) -> bool {
 pub struct Relay {
     model: String,
     socket: Arc<Path>,
-    /// The connections without a request.
+    /// The connections that carry no request at present.
     idle: Mutex<Vec<UnixStream>>,
-    /// The route to the model's own workers, once they have returned.
+    /// The route to this supervisor's own workers. It is set if the model returns to this
+    /// supervisor.
     returned_rx: watch::Receiver<Option<Route>>,
 }
 
 impl Relay {
-    /// Creates a relay through the other supervisor's `socket`. If that supervisor ends, requests
-    /// wait for the route from `returned_rx`.
+    /// Creates a relay through the other supervisor's `socket`. If the other supervisor exits,
+    /// requests wait for a route from `returned_rx`.
     pub fn new(model: String, socket: Arc<Path>, returned_rx: watch::Receiver<Option<Route>>) -> Self {
         Self { model, socket, idle: Mutex::default(), returned_rx }
     }
@@ -83,7 +85,8 @@ impl Relay {
         }
     }
 
-    /// Sends a request to the other supervisor. An error means that it does not run, or has ended.
+    /// Sends a request to the other supervisor. An error means that the other supervisor does not
+    /// run or has exited.
     async fn send(
         self: &Arc<Self>,
         inputs: &[RequestInput],
@@ -91,7 +94,7 @@ impl Relay {
         elapsed: Duration,
     ) -> io::Result<Result<(Vec<RequestOutput>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
-        // A cancelled request drops its connection, as an answer may still arrive on it.
+        // If a request is cancelled, its connection is closed, because an answer may still arrive.
         let mut stream = match idle {
             Some(stream) => stream,
             None => UnixStream::connect(&self.socket).await?,
@@ -119,7 +122,7 @@ impl Relay {
     ) -> Result<Route, RequestFailure> {
         let mut returned_rx = self.returned_rx.clone();
         let back = async {
-            // The sender is dropped if the model does not return.
+            // If the model does not return, the sender is dropped.
             returned_rx.wait_for(Option::is_some).await.ok().and_then(|route| route.clone())
         };
         let back = match timeout {
@@ -133,7 +136,7 @@ impl Relay {
     }
 }
 
-/// A connection with a request that has more answers.
+/// A connection whose request has more answers.
 #[derive(Debug)]
 pub(crate) struct RelayedStream {
     relay: Arc<Relay>,
@@ -155,7 +158,7 @@ impl RelayedStream {
         }
     }
 
-    /// Reads the first answer. Returns it with the stream if there are more.
+    /// Reads the first answer. If more answers follow, also returns the stream.
     async fn answer(mut self) -> io::Result<Result<(Vec<RequestOutput>, Option<Self>), RequestFailure>> {
         let answer = read_answer(&mut self.stream).await?;
         if let Ok((outputs, true)) = answer {
@@ -166,7 +169,7 @@ impl RelayedStream {
     }
 }
 
-/// Reads an answer. The flag is true if more answers follow.
+/// Reads an answer. The returned flag is true if more answers follow.
 async fn read_answer(
     stream: &mut UnixStream,
 ) -> io::Result<Result<(Vec<RequestOutput>, bool), RequestFailure>> {

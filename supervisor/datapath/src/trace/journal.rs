@@ -1,5 +1,5 @@
-//! The steps of one traced request. Each part of the supervisor that handles the request records
-//! them.
+//! The recorded steps of one traced request. Each part of the supervisor that handles the request
+//! adds its steps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
-/// The most attempts that are recorded of one request; further attempts are only counted.
+/// The largest number of attempts that are recorded for a request. Further attempts are only
+/// counted.
 const MAX_ATTEMPTS: usize = 16;
 
-/// A request's trace while it is recorded. Its clones write to the same trace; they hold its lock
-/// only for moments and never block.
+/// The trace of a request while it is recorded. All clones write to the same trace. They hold its
+/// lock only briefly and never block.
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Mutex<RequestTrace>>);
 
@@ -19,28 +20,28 @@ pub struct Journal(Arc<Mutex<RequestTrace>>);
 #[derive(Debug, Clone, Default)]
 pub struct RequestTrace {
     pub model: Option<String>,
-    /// The id that the client gave the request.
+    /// The request id that the client set.
     pub id: Option<String>,
-    /// The length of the request's batch axis.
+    /// The size of the request along the batch axis.
     pub rows: Option<u32>,
     pub copy_in: Duration,
-    /// The request's waits in the queue, each with its result.
+    /// The attempts: each is a wait in the queue and the run that followed.
     pub attempts: Vec<RequestAttempt>,
     /// The number of times that the request was put back into the queue.
     pub retries: u32,
     /// The reason for a refusal, as the metrics name it.
     pub refusal: Option<&'static str>,
-    /// The error that the client reads instead of an answer.
+    /// The error that the client receives instead of an answer.
     pub why: Option<String>,
-    /// The last route change, if it happened while the request was in flight.
+    /// The most recent route change, if it happened while the request was in flight.
     pub route_change: Option<RouteChange>,
 }
 
-/// One wait of a request in the queue, and the run that followed.
+/// A wait of a request in the queue, and the run that followed.
 #[derive(Debug, Clone)]
 pub struct RequestAttempt {
     pub queued: Timestamp,
-    /// The run on a worker. `None` while the request waits, and if it never ran.
+    /// The run on a worker. `None` if the request still waits or never ran.
     pub run: Option<WorkerRun>,
 }
 
@@ -48,9 +49,9 @@ pub struct RequestAttempt {
 #[derive(Debug, Clone)]
 pub struct WorkerRun {
     pub sent: Timestamp,
-    /// The batch's number, over all batches of the model.
+    /// The number of the batch, which is unique within the model.
     pub batch: u64,
-    /// The rows of all requests of the batch.
+    /// The number of rows in all requests of the batch.
     pub rows: u32,
     pub requests: usize,
     pub location: Arc<RunLocation>,
@@ -60,11 +61,11 @@ pub struct WorkerRun {
 /// The worker of a run, and the part of the GPU that it used.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RunLocation {
-    /// The worker's id, unique while the supervisor runs.
+    /// The worker's id. It is unique while the supervisor runs.
     pub worker: u64,
     pub share: Percent,
     pub sms: Sms,
-    /// The GPU: its UUID, or its name in the configuration.
+    /// The UUID of the GPU, or the GPU's name in the configuration.
     pub device: Arc<str>,
 }
 
@@ -74,13 +75,13 @@ pub enum RunEnd {
     Open,
     Answered {
         received: Timestamp,
-        /// The execution time that the worker reports, at most the length of the run.
+        /// The execution time that the worker reports, limited to the duration of the run.
         execution: Duration,
-        /// The time at which the outputs had been copied.
+        /// The time at which the supervisor had copied the outputs.
         copied: Timestamp,
     },
     Lost {
-        /// The time at which the supervisor knew of the loss.
+        /// The time at which the supervisor noticed the loss.
         at: Timestamp,
         why: LostReason,
     },
@@ -89,7 +90,7 @@ pub enum RunEnd {
 /// The reason why a run ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LostReason {
-    /// The worker died, or hung and was condemned.
+    /// The worker died, or it hung and was stopped.
     Died,
     /// A hand-over took the request back.
     TakenBack,
@@ -103,18 +104,17 @@ pub enum LostReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteChange {
     pub at: Timestamp,
-    /// The worker that served before; `None` after a death.
+    /// The worker that served before, or `None` if that worker died.
     pub from: Option<u64>,
     pub to: u64,
 }
 
 impl Journal {
-    /// Records the model's name.
     pub fn set_model(&self, model: &str) {
         self.0.lock().model = Some(model.to_owned());
     }
 
-    /// Records the client's id of the request, unless it is empty.
+    /// Records the id that the client gave the request. Ignores an empty id.
     pub fn set_id(&self, id: &str) {
         if !id.is_empty() {
             self.0.lock().id = Some(id.to_owned());
@@ -127,7 +127,7 @@ impl Journal {
         trace.copy_in = copy_in;
     }
 
-    /// Records that the request waits in the queue, for the first time or again.
+    /// Records that the request waits in the queue, either for the first time or again.
     pub fn record_queued(&self, at: Timestamp) {
         let mut trace = self.0.lock();
         if !trace.attempts.is_empty() {
@@ -160,12 +160,13 @@ impl Journal {
         self.0.lock().refusal = Some(reason);
     }
 
-    /// Records the error that the client reads.
+    /// Records the error that the client receives.
     pub fn record_failure(&self, why: String) {
         self.0.lock().why = Some(why);
     }
 
-    /// Returns the trace up to now. All but the attempts are kept for the access log.
+    /// Returns the trace recorded so far. The attempts move to the returned trace. All other data
+    /// stay in the journal for the access log.
     pub fn take(&self) -> RequestTrace {
         let mut trace = self.0.lock();
         RequestTrace { attempts: std::mem::take(&mut trace.attempts), ..trace.clone() }
@@ -173,7 +174,7 @@ impl Journal {
 }
 
 impl RequestTrace {
-    /// Returns the number of spans that the trace is exported as, with the request's own span.
+    /// Returns the number of spans in the exported trace, including the request's own span.
     pub fn spans(&self) -> u64 {
         let of = |one: &RequestAttempt| match &one.run {
             None => 1,

@@ -1,11 +1,12 @@
-//! Traces of requests: the choice of traced requests, their trace ids, and the steps of each.
+//! Traces requests: selects the requests to trace, sets their trace ids, and records their steps.
 //!
 //! ```text
 //! headers ─ Tracer::begin ─▶ RequestSpan ─ Journal ─▶ ingress, pipeline: steps of the request
-//!                             └─ dropped ─▶ TracedRequest ─▶ a bounded queue for the exporter
+//!  └─ dropped ─▶ TracedRequest ─▶ a bounded queue for the exporter
 //! ```
 //!
-//! Nothing here blocks. A request that is not traced is not recorded, and needs no clock reading.
+//! No function in this module blocks. If a request is not traced, nothing is recorded and the clock
+//! is not read.
 
 mod journal;
 mod parent;

@@ -1,4 +1,4 @@
-//! The trace that a client's request belongs to: W3C Trace Context, level 1.
+//! The trace to which a client's request belongs, according to W3C Trace Context, level 1.
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -10,10 +10,10 @@ const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// fields.
 const LENGTH: usize = 55;
 
-/// The only flag of level 1: the caller traces the request.
+/// The only flag that level 1 defines: the caller traces the request.
 const SAMPLED: u8 = 1;
 
-/// The longest state that is kept, in bytes.
+/// The longest `tracestate` that is kept, in bytes.
 const MAX_STATE_BYTES: usize = 512;
 
 /// The caller's span, which is the parent of a request's span.
@@ -25,8 +25,8 @@ pub struct TraceParent {
 }
 
 impl TraceParent {
-    /// Returns the parent that the headers name. A missing, malformed or repeated header counts as
-    /// no parent.
+    /// Returns the parent that the headers specify. Returns `None` if the header is missing,
+    /// malformed or repeated.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         match (values.next(), values.next()) {
@@ -35,7 +35,7 @@ impl TraceParent {
         }
     }
 
-    /// Parses `00-TRACE-SPAN-FLAGS`. Fields that a later version appends are ignored.
+    /// Parses `00-TRACE-SPAN-FLAGS`. Ignores fields that a later version appends.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let (known, rest) = text.split_at_checked(LENGTH)?;
         let dashes = [2, 35, 52].into_iter().all(|place| known[place] == b'-');
@@ -59,8 +59,8 @@ fn hex(digits: &[u8]) -> Option<u128> {
     u128::from_str_radix(digits, 16).ok()
 }
 
-/// Returns the vendors' state of a trace as one list. Members at its end that exceed
-/// [`MAX_STATE_BYTES`] are left out. The collector interprets it.
+/// Returns the vendors' state of a trace (`tracestate`) as one list. Removes members from the end
+/// until the list fits into [`MAX_STATE_BYTES`]. Only the collector interprets the list.
 pub(super) fn state(headers: &HeaderMap) -> String {
     let lists = headers.get_all(TRACESTATE).iter().filter_map(|value| value.to_str().ok());
     let mut state = lists.collect::<Vec<_>>().join(",");

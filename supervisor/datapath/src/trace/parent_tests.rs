@@ -10,7 +10,7 @@ fn parsed(text: &str) -> Option<TraceParent> {
     TraceParent::parse(text.as_bytes())
 }
 
-/// Returns the specification's example with a part replaced.
+/// Returns the specification's example with one part replaced.
 fn with(place: usize, part: &str) -> String {
     let mut text = GOOD.to_owned();
     text.replace_range(place..place + part.len(), part);

@@ -9,28 +9,28 @@ use super::tracer::Tracer;
 /// The protocol of a traced request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpanProtocol {
-    /// A request over HTTP, with its path.
+    /// An HTTP request with this path.
     Http(String),
     Grpc,
 }
 
-/// The status of a request, as its protocol reports it.
+/// The status of a request in the terms of its protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanStatus {
     /// The client disconnected before the status was known.
     Cancelled,
     Http(u16),
-    /// A gRPC status; 0 is OK.
+    /// The gRPC status code; 0 is OK.
     Grpc(i32),
 }
 
-/// The span of a traced request. Dropping it exports the request. If it was not ended, it counts as
-/// cancelled by its client.
+/// The span of a traced request. Dropping the span exports the request. If no status was set, the
+/// request counts as cancelled by its client.
 #[derive(Debug)]
 pub struct RequestSpan<'t> {
     pub(super) tracer: &'t Tracer,
     pub(super) journal: Journal,
-    /// The request as it is exported, except for its end and steps.
+    /// The data of the request that are exported, except for its end and its steps.
     pub(super) traced: TracedRequest,
 }
 
@@ -40,7 +40,7 @@ pub struct TracedRequest {
     pub trace_id: u128,
     pub span_id: u64,
     pub parent: Option<TraceParent>,
-    /// The vendors' state of the trace; may be empty.
+    /// The vendors' state of the trace. It may be empty.
     pub state: String,
     pub protocol: SpanProtocol,
     pub began: Timestamp,
@@ -55,14 +55,14 @@ impl RequestSpan<'_> {
         &self.journal
     }
 
-    /// Replaces the journal, whose steps are exported with the span.
+    /// Replaces the journal. The journal's steps are exported with the span.
     #[must_use]
     pub fn of(mut self, journal: Journal) -> Self {
         self.journal = journal;
         self
     }
 
-    /// Ends the span with a status.
+    /// Ends the span with the given status.
     pub fn end(mut self, outcome: SpanStatus) {
         self.traced.outcome = outcome;
     }

@@ -1,4 +1,4 @@
-//! The tracer, which chooses the traced requests and queues them for the exporter.
+//! The tracer selects the requests to trace and queues them for the exporter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,18 +13,18 @@ use super::span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
 use crate::clock::Clock;
 use shadowslice_config::SampleRate;
 
-/// The most traced requests that wait for the exporter; more are dropped.
+/// The largest number of traced requests that wait for the exporter. Further requests are dropped.
 const MAX_QUEUED: usize = 4096;
 
-/// The number of spans by their end, since the start.
+/// The number of spans since the start, by what happened to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpanCounts {
     pub exported: u64,
-    /// Spans dropped because the queue was full.
+    /// The number of spans that were dropped because the queue was full.
     pub queue_full: u64,
-    /// Spans dropped because the collector was unreachable or refused them.
+    /// The number of spans that were dropped because the collector was unreachable or refused them.
     pub unsent: u64,
-    /// Spans that the collector received and rejected.
+    /// The number of spans that the collector received and rejected.
     pub rejected: u64,
 }
 
@@ -39,7 +39,7 @@ impl SpanCounts {
     }
 }
 
-/// Chooses the traced requests and takes their spans. It never blocks.
+/// A tracer, which selects the requests to trace and receives their spans. It never blocks.
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
@@ -67,7 +67,8 @@ impl Tracer {
         add(&mut self.counts.lock());
     }
 
-    /// Starts a span if the request is traced: like its parent, or by chance if it has no parent.
+    /// Starts a span if the request is traced. A request with a parent is traced if its parent is.
+    /// A request without a parent is selected at random.
     pub fn begin(
         &self,
         headers: &HeaderMap,
@@ -163,7 +164,7 @@ mod tests {
         let (tracer, _queue_rx) = tracer(SampleRate::ALL / 4);
         let traced =
             (0..20_000).filter(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_some()).count();
-        // Six standard deviations of 61.
+        // The range is 5000 plus or minus six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
         tracer.set_sample(SampleRate::new(0).unwrap());
         assert!((0..100).all(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_none()));

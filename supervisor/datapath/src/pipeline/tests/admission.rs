@@ -1,7 +1,7 @@
-//! Tests of admission control: the requests that a sharing policy refuses, and what the policy
-//! observes.
+//! Tests admission control: the requests that a sharing policy refuses, and the values that the
+//! policy observes.
 //!
-//! Profiled times differ so much from the SLOs that the duration of the test itself does not
+//! The times in the profile differ greatly from the SLOs, so the duration of the test does not
 //! matter.
 
 use shadowslice_policy::sharing::BatchStats;
@@ -22,10 +22,10 @@ fn stage(slo: Duration) -> Stage {
     })
 }
 
-/// An SLO that no request can meet, by the profile.
+/// An SLO that no request can meet according to the profile.
 const HOPELESS: Duration = Duration::from_millis(1);
 
-/// An SLO that two requests meet one after the other.
+/// An SLO that two requests can meet if one runs after the other.
 const EASY: Duration = Duration::from_secs(30);
 
 fn enter(stage: &Stage, worker: u64) -> Actor {
@@ -214,7 +214,7 @@ async fn its_turn_comes_by_itself_before_the_end() {
     worker.batch().await;
     let _second = stage.request();
     worker.batch().await;
-    // One row takes a second.
+    // The second batch was sent about one second later, because the profile gives one row 1 s.
     assert!(stage.pipeline.now().since(began) >= Duration::from_millis(990));
     assert_eq!(stage.pending(), (0, 2), "the first is still in flight");
     watch.abort();

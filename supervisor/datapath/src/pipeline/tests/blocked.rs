@@ -1,4 +1,4 @@
-//! Tests of workers whose sockets take nothing for a while.
+//! Tests workers whose sockets accept no data for a while.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of the bounds of queue and memory, and of the room that cancelled requests make.
+//! Tests the limits of the queue and of the request memory, and that cancelled requests free space.
 
 use super::*;
 
@@ -8,7 +8,7 @@ async fn the_queue_has_its_bound_and_cancelled_requests_make_room() {
     let worker = stage.enter(1);
     let running = stage.request();
     let batch = worker.batch().await;
-    // One more batch fits into the socket, and four requests wait.
+    // The socket has room for one more batch, and four more requests wait in the queue.
     let second = stage.request();
     stage.until((0, 2)).await;
     let waiting: Vec<_> = (0..4).map(|_| stage.request()).collect();
@@ -34,8 +34,8 @@ async fn the_queue_has_its_bound_and_cancelled_requests_make_room() {
     assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
 }
 
-/// Tests that a request which was cancelled while it executed, and then waits again, keeps no other
-/// request out.
+/// Tests that a cancelled request takes no other request's place in the queue. The request was
+/// cancelled while it executed, and then waits again.
 #[tokio::test]
 async fn the_queue_makes_room_when_a_cancelled_request_is_put_back() {
     let mut stage = Stage::new();
@@ -48,7 +48,7 @@ async fn the_queue_makes_room_when_a_cancelled_request_is_put_back() {
     while !leaves.is_finished() {
         tokio::task::yield_now().await;
     }
-    // A search while that request executes finds no settled request, so none is counted afterwards.
+    // This search finds no settled request, because the cancelled request still executes.
     stage.pipeline.state.lock().scheduler.forget_settled();
     drop(worker);
     assert_eq!(stage.event().await, LaneEvent::Gone(WorkerId(1)));

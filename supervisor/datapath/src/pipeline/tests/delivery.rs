@@ -1,5 +1,5 @@
-//! Tests of when requests count: a request's time starts with its first byte and ends when its
-//! client's socket has the answer.
+//! Tests when requests are counted. A request's time starts with its first byte. It ends when the
+//! client's socket has accepted the answer.
 
 use std::time::Instant;
 
@@ -8,13 +8,13 @@ use crate::pipeline::RequestCounts;
 
 type Answered = Result<(Vec<RequestOutput>, Delivery), RequestFailure>;
 
-/// Writes an answer as its client would take it at once.
+/// Marks an answer as written, like a client that accepts the answer immediately.
 pub(super) fn written((outputs, mut delivery): (Vec<RequestOutput>, Delivery)) -> Vec<RequestOutput> {
     delivery.mark_written();
     outputs
 }
 
-/// Sends a request whose first byte was read `took` ago.
+/// Sends a request whose first byte was read a time of `took` ago.
 fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
     let arrival =
@@ -25,7 +25,7 @@ fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle
     })
 }
 
-/// Returns the delivery of a request whose answer is not written yet.
+/// Returns the delivery of a request whose answer has not been written yet.
 async fn answered(stage: &Stage, worker: &Actor) -> Delivery {
     let reply = request(stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
@@ -34,7 +34,8 @@ async fn answered(stage: &Stage, worker: &Actor) -> Delivery {
     delivery
 }
 
-/// Returns the requests that succeeded, succeeded within the SLO, failed and were cancelled.
+/// Returns the numbers of requests that succeeded, succeeded within the SLO, failed and were
+/// cancelled.
 fn ends(stage: &Stage) -> [u64; 4] {
     let RequestCounts { succeeded, within_slo, failed, cancelled, .. } = stage.pipeline.report().counts;
     [succeeded, within_slo, failed, cancelled]
@@ -87,7 +88,7 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     let mut delivery = answered(&stage, &worker).await;
-    // A tiny SLO has the effect of a long delay.
+    // A tiny SLO has the same effect as a long delay.
     set_unreachable_slo(&stage);
     delivery.mark_written();
     assert_eq!(ends(&stage), [1, 0, 0, 0]);
@@ -128,7 +129,7 @@ async fn a_client_that_disconnects_as_its_answer_arrives_is_counted_once() {
     let reply = request(&stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
     reply.abort();
-    // The task ends with or without an answer, depending on which event was first.
+    // The task ends with or without an answer, depending on which event comes first.
     if let Ok(answered) = reply.await {
         drop(answered);
     }
@@ -192,7 +193,8 @@ async fn a_request_that_arrived_slowly_is_due_before_later_ones() {
     let batch = worker.batch().await;
     let second = stage.request();
     stage.until((0, 2)).await;
-    // Each request fills one batch, so that they are served in the order of their deadlines.
+    // Each request fills a whole batch, so that the requests are served in the order of their
+    // deadlines.
     let wide = |took: Duration| {
         let pipeline = Arc::clone(&stage.pipeline);
         let arrival =

@@ -1,4 +1,4 @@
-//! Tests of what is remembered of workers that have ended.
+//! Tests the records of workers that have ended.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of workers that hang, and of the requests that are served at the same time.
+//! Tests workers that hang, and the requests that other workers serve at the same time.
 
 use super::super::pending::Shapes;
 use super::super::shapes::ShapeTimes;
@@ -7,10 +7,12 @@ use super::*;
 /// A time longer than the interval between two checks.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The delay of the request behind the hung request, well below the interval between two checks.
+/// The delay of the request after the hung request. It is much shorter than the interval between
+/// two checks.
 const DELAY: Duration = Duration::from_millis(10);
 
-/// Attaches a worker whose batches should take 1 ms. Returns it with the request that it executes.
+/// Attaches a worker whose batches should take 1 ms, and sends a request that the worker does not
+/// answer. Returns the worker and the request.
 async fn stuck(
     stage: &Stage,
     worker: u64,
@@ -54,7 +56,7 @@ async fn each_of_two_workers_that_seem_to_hang_is_checked_again() {
     two.abort();
 }
 
-/// Tests the limits of shapes: a shape that was never executed may take long; a shape that was
+/// Tests the time limits of shapes. A shape that was never executed may take long. A shape that was
 /// executed may take about as long as before.
 #[tokio::test]
 async fn a_shape_that_was_never_executed_is_given_time() {
@@ -111,8 +113,8 @@ async fn due_batches_are_sent_before_a_worker_that_seems_to_hang_is_checked_agai
     stuck.abort();
 }
 
-/// Tests that a request which seemed to hang before gets twice the time, and that others do not
-/// wait for that long.
+/// Tests that a request which seemed to hang before gets twice the time, and that other requests do
+/// not wait for so long.
 #[tokio::test]
 async fn requests_behind_a_suspect_are_refused_after_their_deadline() {
     let mut stage = Stage::new();

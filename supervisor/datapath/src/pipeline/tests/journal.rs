@@ -1,4 +1,4 @@
-//! Tests of the recorded steps of traced requests.
+//! Tests the recorded steps of traced requests.
 
 use super::*;
 use crate::trace::{Journal, LostReason, RouteChange, RunEnd};

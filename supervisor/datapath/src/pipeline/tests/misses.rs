@@ -1,8 +1,9 @@
-//! Tests of the requests that count as misses, and those that do not.
+//! Tests which requests count as misses.
 
 use super::*;
 
-/// Returns the attainment of the model's SLO, and the misses that its sharing policy observes.
+/// Returns the attainment of the model's SLO, and the number of misses that the sharing policy
+/// observes.
 fn attainment_and_misses(stage: &Stage) -> (f64, u64) {
     (stage.pipeline.report().latencies.attainment, stage.pipeline.observe().missed())
 }

@@ -1,9 +1,9 @@
-//! Tests of priorities, timeouts and cancelled requests: which requests run, and how each counts.
+//! Tests priorities, timeouts and cancelled requests: which requests run, and how each is counted.
 
 use super::*;
 
-/// Keeps a worker busy: one request executes and another follows on the lane, so that all further
-/// requests wait.
+/// Keeps a worker busy: one request executes and another request waits on the lane, so that all
+/// further requests wait in the queue.
 async fn busy(stage: &Stage) -> (Actor, Batch) {
     let worker = stage.enter(1);
     stage.request();
@@ -49,8 +49,8 @@ async fn lower_priorities_are_served_first_and_share_no_batch_with_others() {
         reply.push(request(&stage, 1, priority(level)));
         stage.until((count + 1, 2)).await;
     }
-    // The requests in flight are answered first. Then follow 1 and 1, 0 and 100, which are equal,
-    // 300, and the rest.
+    // The two requests in flight are answered first. The next batches have the priorities 1 and 1,
+    // then 0 and 100 (which are equal), then 300, then the maximum.
     let mut sizes = Vec::new();
     for _ in 0..6 {
         sizes.push(batch.requests.len());
@@ -88,7 +88,7 @@ async fn within_a_priority_the_earlier_timeout_is_served_first() {
     stage.until((2, 2)).await;
     worker.answer_well(&first);
     worker.answer_well(&worker.batch().await);
-    // Each request fills a batch. Only the first is in the lane's first slot.
+    // Each request fills a batch. The error message shows which request ran first.
     worker.answer(worker.batch().await.id, Err(RunFailure::Engine("the first".into())));
     let failed = soon.await.unwrap();
     assert!(matches!(&failed, Err(RequestFailure::Internal(why)) if why.contains("the first")), "{failed:?}");
@@ -111,7 +111,7 @@ async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
             "{timed_out:?}"
         );
     }
-    // The batch is finished and its slot is free again. Its answer reaches no client.
+    // The batch is complete and its slot is free again. No client receives the answer.
     worker.answer_well(&batch);
     worker.answer_well(&worker.batch().await);
     assert_eq!(answered.await.unwrap(), Ok(good()));

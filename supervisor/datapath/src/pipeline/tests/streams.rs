@@ -1,10 +1,10 @@
-//! Tests of streams: requests for their answers, and the ends of workers, clients and streams.
+//! Tests streams: the requests for their answers, and the ends of workers, clients and streams.
 
 use shadowslice_policy::latency::BLIND_HANG_LIMIT;
 
 use super::*;
 
-/// Returns a model whose workers generate two streams at once.
+/// Returns a model whose workers generate two streams concurrently.
 fn streaming() -> Stage {
     let tensor =
         |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![1] };
@@ -27,7 +27,7 @@ fn request(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
     })
 }
 
-/// An answer, and the source of further ones.
+/// An answer, and the source of further answers.
 type Next = (Option<Result<Vec<RequestOutput>, RequestFailure>>, Answers);
 
 fn next(mut answers: Answers) -> JoinHandle<Next> {
@@ -35,7 +35,7 @@ fn next(mut answers: Answers) -> JoinHandle<Next> {
 }
 
 impl Actor {
-    /// Sends one answer of a stream, which more answers follow.
+    /// Sends one answer of a stream and announces further answers.
     fn answer_with_more(&self, id: u64) {
         self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
         let outputs = vec![BatchOutput { shape: vec![1], parts: vec![Extent { offset: 0, len: 4 }] }];
@@ -61,7 +61,7 @@ impl Actor {
         }
     }
 
-    /// Starts a stream and gives its first answer.
+    /// Starts a stream and sends the first answer.
     async fn begin(&self, reply: JoinHandle<Result<Answers, RequestFailure>>) -> (u64, Answers) {
         let batch = self.batch().await;
         self.answer_with_more(batch.id);
