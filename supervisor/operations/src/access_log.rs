@@ -1,8 +1,8 @@
-//! The access log: a line of JSON for each answered request, written by its own thread.
+//! The access log: one line of JSON for each answered request. A separate thread writes the lines.
 //!
 //! Lines wait in a bounded queue. If the queue is full or the file cannot be written, lines are
-//! dropped and counted. The file is reopened after SIGHUP, and when its name belongs to another
-//! file, as after a rotation.
+//! dropped and counted. The file is reopened after SIGHUP. It is also reopened when its name refers
+//! to another file, for example after a log rotation.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ use crate::log::finish;
 /// The largest number of lines in the queue.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// The size of collected lines, in bytes, from which they are written to the file.
+/// The size in bytes at which collected lines are written to the file.
 const WRITE_BYTES: usize = 64 << 10;
 
 /// The shortest time between two checks for a renamed file.
@@ -34,7 +34,8 @@ const RENAME_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log messages about dropped lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The mode of the file. Only the owner and the group can read it, as lines contain data about clients.
+/// The file mode. Only the owner and the group can read the file, because the lines contain data
+/// about clients.
 const MODE: u32 = 0o640;
 
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +45,7 @@ pub struct AccessLogError {
     source: io::Error,
 }
 
-/// The running access log.
+/// The access log and the thread that writes it.
 #[derive(Debug)]
 pub struct AccessLogWriter {
     log: Arc<AccessLog>,
@@ -54,7 +55,7 @@ pub struct AccessLogWriter {
 }
 
 impl AccessLogWriter {
-    /// Opens or creates the file, and starts the thread.
+    /// Opens or creates the file, and starts the thread that writes it.
     pub fn start(path: &Path) -> Result<Self, AccessLogError> {
         let file = open(path).map_err(|source| AccessLogError { path: path.to_owned(), source })?;
         let (reopen, drops) = (Arc::new(AtomicBool::new(false)), DropCounters::default());
@@ -71,7 +72,8 @@ impl AccessLogWriter {
         };
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (queue, guard) = queue.thread_name("access-log").finish(writer);
-        // An error would mean that the counter is set already, and this is the only place that sets it.
+        // An error would mean that the counter is already set, but this is the only place that sets
+        // it.
         drops.queue_full.set(queue.error_counter()).ok();
         let log = Arc::new(AccessLog::new(move |record| enqueue(&queue, record)));
         Ok(Self { log, guard, reopen, drops })
@@ -81,7 +83,8 @@ impl AccessLogWriter {
         Arc::clone(&self.log)
     }
 
-    /// Returns a function that makes the next line reopen the file.
+    /// Returns a function that requests a reopen. The file is then reopened before the next lines
+    /// are written.
     pub fn reopen(&self) -> impl Fn() + use<> {
         let reopen = Arc::clone(&self.reopen);
         move || reopen.store(true, Relaxed)
@@ -93,18 +96,18 @@ impl AccessLogWriter {
         move || drops.count()
     }
 
-    /// Stops the thread when all lines are written, or after 2 s.
+    /// Stops the thread when it has written all lines, or after 2 s.
     pub fn end(self) {
         finish(self.guard, "access-log-end");
     }
 }
 
-/// The lines that were dropped since the start.
+/// The numbers of lines that were dropped since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DroppedLines {
-    /// The lines that were dropped because the queue was full.
+    /// The number of lines that were dropped because the queue was full.
     pub queue_full: u64,
-    /// The lines that could not be written to the file.
+    /// The number of lines that could not be written to the file.
     pub unwritten: u64,
 }
 
@@ -126,11 +129,11 @@ impl DropCounters {
 fn enqueue(queue: &NonBlocking, record: &AccessRecord) {
     let mut line = line(record);
     line.push(b'\n');
-    // If the queue is full, it drops and counts the line, and returns no error.
+    // If the queue is full, it drops and counts the line, but returns no error.
     let _ = queue.clone().write(&line);
 }
 
-/// The fields of a line. Every line has all fields, so that readers need only one schema.
+/// The fields of a line. Every line has all fields, so that all lines have the same schema.
 #[derive(Debug, Serialize)]
 struct AccessLogLine<'r> {
     time: String,
@@ -163,7 +166,7 @@ fn line(record: &AccessRecord) -> Vec<u8> {
     let time = OffsetDateTime::from(record.time);
     let time = time.replace_nanosecond(time.microsecond() * 1000).unwrap_or(time);
     let line = AccessLogLine {
-        // Formatting fails only for years of five digits.
+        // Formatting fails only if the year has five digits.
         time: time.format(&Rfc3339).unwrap_or_default(),
         protocol: record.protocol.name(),
         method: &record.method,
@@ -185,17 +188,17 @@ fn line(record: &AccessRecord) -> Vec<u8> {
     serde_json::to_vec(&line).unwrap_or_default()
 }
 
-/// Opens the file. If it is a pipe, this does not wait for a reader.
+/// Opens the file. If the file is a named pipe, does not wait for a reader.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(MODE).custom_flags(OFlag::O_NONBLOCK.bits());
     let file = options.open(path)?;
-    // Writes may wait for a slow reader, as only this thread waits.
+    // From here on, writes may block on a slow reader, because only this thread waits.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
     Ok(file)
 }
 
-/// The file, with the lines to be written when the queue is empty.
+/// The open file, and the lines that have not been written yet.
 #[derive(Debug)]
 struct AccessLogSink {
     path: PathBuf,
@@ -203,13 +206,13 @@ struct AccessLogSink {
     lines: Vec<u8>,
     /// The number of lines in `lines`.
     count: u64,
-    /// True if the file's last line is incomplete.
+    /// True if the last line in the file is incomplete.
     is_torn: bool,
     reopen: Arc<AtomicBool>,
     /// The time of the last check for a renamed file.
     checked: Instant,
     drops: DropCounters,
-    /// The time of the last log message about dropped lines, and the counts in it.
+    /// The time of the last log message about dropped lines, and the counts in that message.
     logged: Option<(Instant, DroppedLines)>,
 }
 
@@ -223,7 +226,7 @@ impl Write for AccessLogSink {
         Ok(line.len())
     }
 
-    /// Writes the collected lines. Never fails, as the queue would discard an error.
+    /// Writes the collected lines. Never fails, because the queue would ignore an error.
     fn flush(&mut self) -> io::Result<()> {
         if !self.lines.is_empty() {
             self.reopen_if_needed();
@@ -235,7 +238,7 @@ impl Write for AccessLogSink {
 }
 
 impl AccessLogSink {
-    /// Reopens the file if this is requested, or if the file was renamed.
+    /// Reopens the file if this was requested or if the file was renamed.
     fn reopen_if_needed(&mut self) {
         let is_requested = self.reopen.swap(false, Relaxed);
         if !is_requested && self.checked.elapsed() < RENAME_CHECK_INTERVAL {
@@ -264,8 +267,8 @@ impl AccessLogSink {
         if self.is_torn {
             self.lines.insert(0, b'\n');
         }
-        // Whole lines go out in one write, as another supervisor can write to the same file during
-        // an upgrade.
+        // All lines go out in one write, because another supervisor may write to the same file
+        // during an upgrade.
         match self.file.write_all(&self.lines) {
             Ok(()) => self.is_torn = false,
             Err(error) => {

@@ -1,6 +1,6 @@
-//! Formats numbers for operators: rounded, and no wider than a column of a table.
+//! Formats numbers for operators. The numbers are rounded and fit into a column of a table.
 
-/// Formats a time with its unit, with two digits or as a whole number.
+/// Formats a time with its unit, either with two digits or as a whole number.
 pub fn span(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
@@ -17,7 +17,7 @@ fn whole(figure: String) -> String {
     figure.strip_suffix(".0").map(str::to_owned).unwrap_or(figure)
 }
 
-/// Formats milliseconds without their unit, in at most five characters for times below a day.
+/// Formats milliseconds without the unit. Times below one day have at most five characters.
 pub fn ms(ms: f64) -> String {
     match ms {
         ms if ms < 9.95 => format!("{ms:.1}"),
@@ -37,7 +37,7 @@ pub fn count(count: u64) -> String {
     }
 }
 
-/// Formats events per second, without the unit.
+/// Formats a rate in events per second, without the unit.
 pub fn rate(per_second: f64) -> String {
     if per_second > 0.0 && per_second < 9.95 {
         format!("{per_second:.1}")
@@ -46,7 +46,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// Formats a part of a whole in percent. Only the whole becomes 100 %.
+/// Formats a fraction as a percentage. Only a fraction of 1 or more becomes 100 %.
 pub fn percent(part: f64) -> String {
     let digits = match part {
         part if part >= 1.0 || part <= 0.0 => 0,
@@ -54,7 +54,7 @@ pub fn percent(part: f64) -> String {
         _ => 1,
     };
     let unit = 10_f64.powi(digits);
-    // The small addend keeps rounding errors from lowering an exact figure.
+    // Rounding errors could lower an exact figure, so a small number is added first.
     let cut = (part * 100.0 * unit + 1e-6).floor() / unit;
     format!("{cut:.*}%", usize::try_from(digits).unwrap_or(0))
 }

@@ -1,5 +1,5 @@
-//! The log. Lines go to standard error through a bounded queue, so a reader that stops reading
-//! stops only the log. If the queue is full, lines are dropped and counted.
+//! The log. Lines go to standard error through a bounded queue. If the reader of standard error
+//! stops reading, this blocks only the log. If the queue is full, lines are dropped and counted.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::sync_channel;
@@ -12,11 +12,11 @@ use tracing_subscriber::EnvFilter;
 /// The largest number of lines in the queue.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// The time within which the reader must take the last lines at the end.
+/// The time within which the reader must accept the last lines when the log ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the filter from RUST_LOG. Audit messages pass at every level, unless RUST_LOG has
-/// `audit=off`.
+/// Returns the log filter that RUST_LOG specifies. Audit messages pass the filter at every level,
+/// unless RUST_LOG contains `audit=off`.
 fn filter() -> EnvFilter {
     let level = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty());
     let wanted = level.and_then(|level| EnvFilter::try_new(format!("audit=info,{level}")).ok());
@@ -27,27 +27,29 @@ fn is_json() -> bool {
     std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json")
 }
 
-/// Reports a failure as [`exit::fail`] does, but in the log's form. Bypasses the queue and the level.
+/// Reports a failure like [`exit::fail`], but in the log's format. Bypasses the queue and the log
+/// level.
 pub fn fail(why: &str, code: u8) -> u8 {
     if !is_json() {
         return exit::fail(why, code);
     }
     let form = tracing_subscriber::fmt().json().with_target(false).with_writer(io::stderr).finish();
     tracing::subscriber::with_default(form, || {
-        // Each error in a configuration is a line.
+        // The text has one line for each error in a configuration.
         why.lines().for_each(|line| tracing::error!("{line}"));
     });
     code
 }
 
-/// The running log.
+/// The log, while it runs.
 #[derive(Debug)]
 pub struct Log {
     writer: WorkerGuard,
     dropped: ErrorCounter,
 }
 
-/// A writer that writes each event in one call, as one line whatever texts it contains.
+/// A writer that writes each event as one line, in one call. Line breaks inside an event become
+/// spaces.
 struct OneLine<W>(W);
 
 impl<W: Write> Write for OneLine<W> {
@@ -55,7 +57,8 @@ impl<W: Write> Write for OneLine<W> {
         let (text, end) = event.split_at(event.len() - usize::from(event.ends_with(b"\n")));
         let text = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte });
         let line: Vec<u8> = text.chain(end.iter().copied()).collect();
-        // One write for the whole line, as another supervisor can write to the same file.
+        // The whole line goes out in one write, because another supervisor may write to the same
+        // file.
         self.0.write_all(&line)?;
         Ok(event.len())
     }
@@ -66,27 +69,28 @@ impl<W: Write> Write for OneLine<W> {
 }
 
 impl Log {
-    /// Starts the log, once in a process. RUST_LOG sets the level, SHADOWSLICE_LOG=json the form.
+    /// Starts the log. Call this once per process. RUST_LOG sets the level, and
+    /// SHADOWSLICE_LOG=json selects the JSON format.
     pub fn start() -> Self {
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (queue, writer) = queue.finish(OneLine(io::stderr()));
         let dropped = queue.error_counter();
         let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(queue).with_target(false);
-        // Internal errors would bypass the queue and wait for the reader.
+        // Internal errors would bypass the queue and block if the reader is slow.
         let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
-        // An error means that the process has a log already.
+        // An error means that the process already has a log.
         if is_json() {
             log.json().try_init().ok()
         } else {
             log.try_init().ok()
         };
-        // Panics go through the queue as well.
+        // Panics also go through the queue.
         std::panic::set_hook(Box::new(|panic| tracing::error!("a thread panicked: {panic}")));
         Self { writer, dropped }
     }
 
-    /// Stops the log when its lines are written. Returns false if nobody reads standard error; then
-    /// the caller must write nothing more there.
+    /// Stops the log when all lines are written. Returns false if nobody reads standard error. In
+    /// that case the caller must not write to standard error.
     pub fn end(self) -> bool {
         finish(self.writer, "log-end")
     }
@@ -98,13 +102,14 @@ impl Log {
     }
 }
 
-/// Stops a writer when its lines are written. Returns true if they were written in time.
+/// Stops a writer when all its lines are written. Returns true if they were written in time.
 pub(crate) fn finish(writer: WorkerGuard, thread: &str) -> bool {
     let (done, flushed) = sync_channel(1);
-    // Without a reader the writer would report that to standard error, and so block forever.
+    // If nobody reads standard error, the writer reports its failure to standard error and blocks
+    // forever. A separate thread can block without consequences.
     let flush = move || {
         drop(writer);
-        // An error means that the time is over.
+        // An error means that the timeout has expired.
         done.send(()).ok();
     };
     let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(flush);

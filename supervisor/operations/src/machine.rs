@@ -1,4 +1,4 @@
-//! The load of the machine's CPUs and its memory, from `/proc`.
+//! Reads the machine's CPU load and memory from `/proc`.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The load of the machine. A field is `None` if `/proc` does not provide it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MachineUsage {
-    /// The part of the time in which the CPUs were busy, from 0 to 1, between the last two readings.
+    /// The fraction of the time between the last two readings in which the CPUs were busy, from 0
+    /// to 1.
     pub cpu_busy: Option<f64>,
     pub memory: Option<MachineMemory>,
 }
@@ -23,11 +24,11 @@ pub struct MachineUsage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineMemory {
     pub total: u64,
-    /// The memory that is not available without swapping.
+    /// The memory that is in use and cannot be made available without swapping.
     pub used: u64,
 }
 
-/// The reader of the machine's load, with the last reading.
+/// A reader of the machine's load, which stores the last reading.
 #[derive(Debug)]
 pub struct MachineMonitor {
     clock: Clock,
@@ -41,7 +42,7 @@ struct Last {
     usage: MachineUsage,
 }
 
-/// The times of all CPUs together since the machine started, in ticks.
+/// The times of all CPUs since the machine started, in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CpuTimes {
     idle: u64,
@@ -54,7 +55,7 @@ impl MachineMonitor {
         Self { clock, last: Mutex::new(Last { at: clock.now(), times: cpu_times(), usage }) }
     }
 
-    /// Returns the load. In the first second, the load of the CPUs is unknown.
+    /// Returns the load. In the first second, the CPU load is unknown.
     pub fn usage(&self) -> MachineUsage {
         let now = self.clock.now();
         let mut last = self.last.lock();
@@ -67,7 +68,8 @@ impl MachineMonitor {
     }
 }
 
-/// Reads the CPU times. Waiting for I/O counts as idle; user time includes the time of guests.
+/// Reads the CPU times. Waiting for I/O counts as idle. The time of guests is part of the user
+/// time.
 fn cpu_times() -> Option<CpuTimes> {
     let cpu = KernelStats::current().ok()?.total;
     let idle = cpu.idle + cpu.iowait.unwrap_or(0);
@@ -83,7 +85,7 @@ fn memory() -> Option<MachineMemory> {
     })
 }
 
-/// Returns the busy part of the time between two readings, or `None` if no time passed.
+/// Returns the fraction of busy time between two readings, or `None` if no time has passed.
 fn busy(before: CpuTimes, now: CpuTimes) -> Option<f64> {
     let all = now.all.checked_sub(before.all).filter(|all| *all > 0)?;
     let idle = now.idle.saturating_sub(before.idle).min(all);

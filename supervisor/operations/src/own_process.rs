@@ -1,4 +1,4 @@
-//! The CPU time, memory and open files of this process, from `/proc`.
+//! Reads the CPU time, memory and open files of this process from `/proc`.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,17 +8,17 @@ use procfs::process::{LimitValue, Process};
 /// The resources that this process uses. A field is `None` if `/proc` does not provide it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ProcessUsage {
-    /// The CPU time, in s.
+    /// The CPU time, in seconds.
     pub cpu_s: Option<f64>,
     /// The resident memory, in bytes.
     pub resident: Option<u64>,
     pub open_files: Option<u64>,
     pub max_open_files: Option<u64>,
-    /// The start time, in s since 1970.
+    /// The start time, in seconds since 1970.
     pub started: Option<f64>,
 }
 
-/// The reader of this process's usage, with the values that do not change.
+/// A reader of this process's resource usage. It stores the values that do not change.
 #[derive(Debug)]
 pub struct OwnProcess {
     started: Option<f64>,
@@ -55,7 +55,8 @@ impl Default for OwnProcess {
     }
 }
 
-/// Returns the number of open files without listing them. Linux provides it since 6.2, and 0 before.
+/// Returns the number of open files without listing them. Linux provides this number since version
+/// 6.2. Earlier versions return 0, which counts as unknown.
 fn open_files() -> Option<u64> {
     fs::metadata("/proc/self/fd").ok().map(|found| found.len()).filter(|count| *count > 0)
 }

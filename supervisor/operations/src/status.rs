@@ -1,4 +1,4 @@
-//! The content of `shadowslice status`, for the control socket and for scripts.
+//! The data of `shadowslice status`, for the control socket and for scripts.
 
 mod gpus;
 mod plan;
@@ -34,7 +34,7 @@ use shadowslice_datapath::readiness::HostState;
 /// The status of the supervisor, its models and its GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostStatus {
-    /// The supervisor that replies; `None` from a version that does not send this field.
+    /// The supervisor that replies. `None` if its version does not send this field.
     #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,
     #[serde(default)]
@@ -42,10 +42,10 @@ pub struct HostStatus {
     /// True if the host reports that it is ready.
     #[serde(default)]
     pub ready: bool,
-    /// True if the next supervisor starts or already serves.
+    /// True if the next supervisor is starting or already serves.
     #[serde(default)]
     pub upgrading: bool,
-    /// The models in the order of the configuration; unloaded models come last.
+    /// The models in the order of the configuration. Unloaded models come last.
     pub models: Vec<ModelStatus>,
     pub gpus: Vec<GpuStatus>,
 }
@@ -54,9 +54,9 @@ pub struct HostStatus {
 pub struct SupervisorStatus {
     pub version: String,
     pub pid: u32,
-    /// The time since the start, in seconds.
+    /// The time since the supervisor started, in seconds.
     pub age_s: f64,
-    /// The configuration file.
+    /// The path of the configuration file.
     pub config: PathBuf,
 }
 
@@ -74,43 +74,44 @@ impl SupervisorStatus {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStatus {
-    /// The index in the configuration.
+    /// The index of the GPU in the configuration.
     pub index: usize,
     pub device: String,
     pub uuid: Option<String>,
-    /// The way in which shares are enforced: `emulated`, `mps`, or `none` if they are not enforced.
+    /// The mechanism that enforces shares: `emulated`, `mps`, or `none` if shares are not enforced.
     pub backend: String,
     pub sms: u32,
-    /// The SMs of each group; partitions inside workers consist of groups. `None` without groups.
+    /// The number of SMs of each group. A partition inside a worker consists of groups. `None` if
+    /// the GPU has no groups.
     #[serde(default)]
     pub groups: Option<Vec<u32>>,
     /// The reason why the GPU has no groups.
     #[serde(default)]
     pub no_partitions: Option<String>,
-    /// The process id of the MPS server, while it accepts clients.
+    /// The process id of the MPS server. `None` if the server does not accept clients.
     pub mps_server_pid: Option<i32>,
-    /// The reason why the GPU accepts no workers at the moment.
+    /// The reason why the GPU accepts no workers at present.
     pub why: Option<String>,
-    /// The readings of NVML; `None` for an emulated GPU and for a GPU that NVML does not know.
+    /// The readings from NVML. `None` for an emulated GPU, and for a GPU that NVML does not know.
     pub nvml: Option<NvmlStatus>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelStatus {
     pub name: String,
-    /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading`, `unloaded` or
-    /// `moved`.
+    /// The state: `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading`, `unloaded`
+    /// or `moved`.
     pub state: String,
-    /// The time in this state, in seconds.
+    /// The time since the model entered this state, in seconds.
     #[serde(default)]
     pub state_age_s: f64,
-    /// True if an operator drained the model. A drained model still serves.
+    /// True if an operator drained the model. A drained model still serves requests.
     #[serde(default)]
     pub drained: bool,
     /// The reason why the model is unready, or why its worker cannot start.
     pub why: Option<String>,
-    /// The time until an unready model is tried again, in seconds, and 0 during a try. `None` if
-    /// its files or its configuration must change first.
+    /// The time until an unready model is tried again, in seconds. It is 0 during a try. `None` if
+    /// the model's files or its configuration must change first.
     #[serde(default)]
     pub next_try_s: Option<f64>,
     pub gpu: usize,
@@ -120,58 +121,63 @@ pub struct ModelStatus {
     /// The resources that a copy of the model needs on a GPU.
     #[serde(default)]
     pub need: Option<NeedStatus>,
-    /// The share in force, in percent.
+    /// The current share, in percent.
     pub share_percent: u32,
-    /// The time since the last change of the share, in seconds; `None` for the first share.
+    /// The time since the last change of the share, in seconds. `None` if the share has not
+    /// changed.
     #[serde(default)]
     pub share_age_s: Option<f64>,
     pub sms: u32,
-    /// The way in which the share changes: `in-process`, `shadow`, `restart` or `never`.
+    /// The mechanism that changes the share: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
     /// The reason why the share cannot change inside the worker.
     #[serde(default)]
     pub no_partition: Option<String>,
-    /// The groups of SMs of a partition inside the worker, as `0-4`; `all` for the whole GPU.
+    /// The groups of SMs in the worker's partition, for example `0-4`, or `all` for the whole GPU.
     #[serde(default)]
     pub groups: Option<String>,
     pub held: bool,
-    /// The share that the policy wants, in percent; `None` without a policy or before its first
-    /// decision.
+    /// The share that the policy has chosen, in percent. `None` without a policy or before its
+    /// first decision.
     pub wanted_percent: Option<u32>,
-    /// The policy's reason for the share that it wants.
+    /// The policy's reason for the share that it has chosen.
     pub verdict: Option<String>,
     pub queue: usize,
     pub in_flight: usize,
     pub workers: Vec<WorkerStatus>,
-    /// The deaths of workers that served or were about to serve, since the start.
+    /// The number of workers that died since the start while they served or prepared to serve.
     pub worker_deaths: u64,
     /// The cause of the last death.
     #[serde(default)]
     pub last_death: Option<String>,
-    /// The workers started to replace a dead worker when no standby was ready.
+    /// The number of workers that were started to replace a dead worker because no standby was
+    /// ready.
     pub worker_restarts: u64,
     pub requests: RequestCounts,
-    /// The batches answered since the start.
+    /// The number of batches answered since the start.
     pub batches: u64,
-    /// The sum of the queue waits of all answered requests, until their batches were sent, in seconds.
+    /// The sum of the queue waits of all answered requests, in seconds. A queue wait ends when the
+    /// request's batch is sent.
     #[serde(default)]
     pub queue_wait_s: f64,
-    /// The execution time of a batch at the share in force, in ms, by its rows: a mean that gives
-    /// recent batches more weight.
+    /// The execution time of a batch at the current share, in ms, for each number of rows. It is a
+    /// mean in which recent batches have more weight.
     pub execution_ms: BTreeMap<u32, f64>,
-    /// The latency from acceptance to answer, over the last minute or two.
+    /// The latencies from acceptance to answer in the last minute or two.
     pub latency_ms: Latency,
     pub slo: SloStatus,
-    /// The rates over the last 10 s; `None` while the model does not run.
+    /// The request rates over the last 10 s. `None` if the model does not run.
     #[serde(default)]
     pub rates: Option<Rates>,
-    /// The reason why no share is enough, if more requests arrive than a copy can answer.
+    /// The reason why no share is sufficient. It is set if more requests arrive than a copy of the
+    /// model can answer.
     #[serde(default)]
     pub overload: Option<String>,
-    /// The reason why the GPU's memory has no room for a second worker.
+    /// The reason why the GPU does not have enough memory for a second worker.
     pub cannot_resize: Option<String>,
-    /// The files of the loaded model; `None` for a model without files, and before it is loaded.
+    /// The files from which the model was loaded. `None` for a model without files, and before the
+    /// model is loaded.
     #[serde(default)]
     pub loaded: Option<LoadedStatus>,
     /// True if the model's files changed after it was loaded.
@@ -183,7 +189,7 @@ pub struct ModelStatus {
     /// The description of a batch that has executed for longer than expected.
     #[serde(default)]
     pub stalled: Option<String>,
-    /// The reason why a wanted standby is missing.
+    /// The reason why a standby is missing although the configuration asks for one.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
 }
@@ -191,16 +197,17 @@ pub struct ModelStatus {
 /// The files from which a model was loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadedStatus {
-    /// The path in the configuration.
+    /// The path that the configuration gives.
     pub path: PathBuf,
-    /// The SHA-256 of the model's own file, in hexadecimal digits; `None` until it is computed.
+    /// The SHA-256 of the model's own file in hexadecimal digits. `None` until it has been
+    /// computed.
     pub sha256: Option<String>,
-    /// The time of loading, in seconds of Unix time.
+    /// The time at which the files were loaded, in seconds since 1970.
     pub at_s: f64,
 }
 
 impl LoadedStatus {
-    /// Returns `None` for a model without files.
+    /// Describes the loaded files. Returns `None` for a model without files.
     pub fn of(files: &LoadedFiles) -> Option<Self> {
         let at = files.content.loaded_at?.duration_since(UNIX_EPOCH).unwrap_or_default();
         let sha256 = files.content.sha256.get().cloned();
@@ -211,20 +218,23 @@ impl LoadedStatus {
 /// The resources that a copy of a model needs on a GPU.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NeedStatus {
-    /// The fewest SMs that meet the SLO at `rate`; `None` if they are unknown, for the reason in `why`.
+    /// The smallest number of SMs that meets the SLO at `rate`. If it is unknown, this is `None`
+    /// and `why` contains the reason.
     pub sms: Option<u32>,
     pub why: Option<String>,
-    /// The most rows per second that a copy can serve within the SLO, if more are offered.
+    /// The largest number of rows per second that a copy can serve within the SLO. It is set if
+    /// more rows are offered.
     pub most: Option<f64>,
-    /// The rows offered per second, over the last minute or two.
+    /// The number of rows offered per second in the last minute or two.
     pub rate: f64,
-    /// The part of the time in which the copy would execute on these SMs, 0 to 1.
+    /// The fraction of the time for which the copy would execute on these SMs, from 0 to 1.
     pub busy: Option<f64>,
-    /// The memory including weights, in MiB: measured, or from the profile.
+    /// The memory including weights, in MiB. It is measured or taken from the profile.
     pub memory_mib: Option<u64>,
-    /// The memory that a second worker takes beside the first, in MiB.
+    /// The additional memory that a second worker needs, in MiB.
     pub shadow_mib: Option<u64>,
-    /// The part of the GPU's memory bandwidth, 0 to 1; 0 without a profile.
+    /// The fraction of the GPU's memory bandwidth that the copy needs, from 0 to 1. It is 0 without
+    /// a profile.
     pub bandwidth: f64,
 }
 
@@ -259,19 +269,19 @@ pub struct Latency {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SloStatus {
     pub latency_ms: f64,
-    /// The percentage of requests that must meet the latency.
+    /// The percentage of requests that must be answered within the latency.
     pub percentile: f64,
-    /// The requests answered within the latency / the requests offered, over the last minute or
-    /// two; `None` while the model accepts no requests.
+    /// The fraction of offered requests that were answered within the latency in the last minute or
+    /// two. `None` while the model accepts no requests.
     pub attainment: Option<f64>,
-    /// The unused part of the SLO's latency at its percentile, over the same time. Negative if the
-    /// model violates its SLO; `None` while the model accepts no requests, and if no request was
-    /// answered.
+    /// The unused part of the SLO's latency at the SLO's percentile, over the same period. It is
+    /// negative if the model violates its SLO. `None` while the model accepts no requests, and if
+    /// no request was answered.
     pub slack: Option<f64>,
 }
 
 impl ModelStatus {
-    /// Returns true if the model accepts requests, has none, and was offered none in the last
+    /// Returns true if the model accepts requests, but has none and was offered none in the last
     /// minute or two.
     pub fn is_idle(&self) -> bool {
         let offered = self.slo.slack.is_some() || self.slo.attainment.is_none_or(|met| met < 1.0);

@@ -1,4 +1,4 @@
-//! The client of the control socket, for the command line.
+//! The client of the control socket. The command line uses it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,10 +21,11 @@ pub enum ControlClientError {
     Decode(#[source] serde_json::Error),
 }
 
-/// The time within which the supervisor must reply to a request that waits for nothing else.
+/// The time within which the supervisor must reply to a request that it can answer immediately.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Sends a request and waits for the reply. The reply to a change comes when the change has ended.
+/// Sends a request and waits for the reply. If the request changes something, the reply arrives
+/// when the change is complete.
 pub fn send(run_dir: &Path, request: &ControlRequest) -> Result<ControlReply, ControlClientError> {
     let socket = run_dir.join(SOCKET);
     let mut stream =

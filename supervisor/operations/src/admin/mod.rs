@@ -1,5 +1,5 @@
-//! The control socket, for `status`, `resize` and the other commands to a running supervisor. A
-//! request and its reply are one line of JSON each.
+//! The control socket, through which `status`, `resize` and other commands reach a running
+//! supervisor. A request is one line of JSON, and so is its reply.
 
 mod client;
 mod server;
@@ -30,21 +30,21 @@ pub enum ControlRequest {
         model: String,
         share_percent: u32,
     },
-    /// Keeps the policy from changing the share, or allows it again.
+    /// Prevents the policy from changing the share, or allows changes again.
     Hold {
         model: String,
         held: bool,
     },
     Plan,
     Reload,
-    /// Moves a model to a GPU, by the GPU's index in the configuration.
+    /// Moves a model to the GPU with this index in the configuration.
     Move {
         model: String,
         gpu: usize,
     },
-    /// Starts the installed binary, which takes over from this process.
+    /// Starts the installed binary, which then takes over from this process.
     Upgrade,
-    /// Reports the host, or one model, as not ready, or as ready again.
+    /// Reports the host or one model as not ready, or as ready again.
     Drain {
         model: Option<String>,
         drained: bool,
@@ -52,8 +52,8 @@ pub enum ControlRequest {
 }
 
 impl ControlRequest {
-    /// Returns the name of a changing request, and its model or `*` for the host. Returns `None`
-    /// for a request that only reads.
+    /// Returns the name of a request that changes something, and the request's model, or `*` for
+    /// the host. Returns `None` for a request that only reads.
     fn command(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Status | Self::Plan => None,
@@ -76,22 +76,22 @@ pub enum ControlReply {
     Status(HostStatus),
     Handover {
         report: HandoverReport,
-        /// True if the share is held from now on, so that the policy does not change it again.
+        /// True if the share is now held, so that the policy does not change it.
         held: bool,
     },
     Held {
         held: bool,
-        /// True if the request changed it.
+        /// True if the request changed `held`.
         news: bool,
     },
     Drained {
         drained: bool,
-        /// True if the request changed it.
+        /// True if the request changed `drained`.
         news: bool,
     },
     Placed {
         gpu: usize,
-        /// True if the request changed it.
+        /// True if the request changed `gpu`.
         news: bool,
     },
     Plan(PlanReport),
@@ -100,9 +100,9 @@ pub enum ControlReply {
         /// The process id of the supervisor that has taken over.
         pid: u32,
     },
-    /// The configuration's errors, one a line.
+    /// The errors in the configuration, one per line.
     Faulty(String),
-    /// The requested share was in force already.
+    /// The model already had the requested share.
     Unchanged {
         why: String,
         held: bool,

@@ -27,13 +27,14 @@ use shadowslice_datapath::repository::ModelCommandError;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
 
-/// The pause after a failed accept. The cause, such as too many open files, does not pass at once.
+/// The pause after a failed accept. The cause, such as too many open files, usually lasts for a
+/// while.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The number of connections that are served at a time.
+/// The largest number of connections that are served at the same time.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The number of connections that the kernel queues until they are accepted.
+/// The largest number of connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = MAX_CONNECTIONS as u32;
 
 /// The time within which a client must send its request.
@@ -45,7 +46,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The parts of the supervisor that commands read and change.
 #[derive(Debug)]
 pub struct AdminContext {
-    /// The time at which this process began to serve or to take over.
+    /// The time at which this process began to serve, or took over from another process.
     pub since: Instant,
     /// The absolute path of the configuration file.
     pub config: PathBuf,
@@ -53,20 +54,22 @@ pub struct AdminContext {
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub commands: mpsc::Sender<Command>,
     pub upgrades: mpsc::Sender<Upgrade>,
-    /// True while the next supervisor starts. It would not learn of changes that are made meanwhile.
+    /// True while the next supervisor starts. The next supervisor would miss any change that is
+    /// made during this time.
     pub upgrading: watch::Receiver<bool>,
     /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
     pub controller: ControllerConfig,
-    /// The policy's last decision; `None` without a policy.
+    /// The policy's last decision, or `None` without a policy.
     pub planned: Option<watch::Receiver<Planned>>,
 }
 
-/// A request to hand over to a new process.
+/// A request to hand over to a new supervisor process.
 #[derive(Debug)]
 pub struct Upgrade {
-    /// The sender for the new process's id, or for the reason why this process keeps serving.
+    /// The sender for the result: the new process's id, or the reason why this process continues to
+    /// serve.
     pub reply: oneshot::Sender<Result<u32, String>>,
 }
 
@@ -118,7 +121,8 @@ impl AdminContext {
 
 fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
     let mut report = served.report.borrow().clone();
-    // A worker that will take over is shown as a shadow, even if it has its own queue.
+    // The successor's worker will take over, so it is shown as a shadow, although its own pipeline
+    // calls it the incumbent.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
     report.workers.extend(successor.map(|worker| match worker.role.as_str() {
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
@@ -149,7 +153,7 @@ pub enum ControlSocketError {
     Admit(#[from] UnknownAccount),
 }
 
-/// The bound control socket. Dropping it removes its file.
+/// The control socket on which the supervisor listens. Dropping this removes the socket's file.
 #[derive(Debug)]
 pub struct Admin {
     listener: Arc<UnixListener>,
@@ -159,7 +163,7 @@ pub struct Admin {
 
 impl Admin {
     /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so an existing socket
-    /// belongs to a dead supervisor, unless it is `inherited`. Besides root and this user, `others`
+    /// is `inherited` or belongs to a dead supervisor. In addition to root and this user, `others`
     /// may send commands.
     pub fn bind(
         run_dir: &Path,
@@ -170,7 +174,8 @@ impl Admin {
         let path = run_dir.join(SOCKET);
         let guard = others.map(|others| Guard::only(others, refusals)).transpose()?;
         let guard = guard.unwrap_or_else(Guard::everybody);
-        // With lists, everybody can connect, and the guard then rejects those who are not listed.
+        // If the configuration lists accounts, everyone can connect, and the guard then rejects
+        // those that are not listed.
         let mode = if others.is_some() { 0o666 } else { 0o600 };
         let failed = |error| ControlSocketError::Bind(path.clone(), error);
         let (listener, file) = match inherited.take(SOCKET) {
@@ -184,7 +189,7 @@ impl Admin {
         Ok(Self { listener: Arc::new(listener), file: Arc::new(file), guard })
     }
 
-    /// Returns the socket for the next supervisor to listen on.
+    /// Returns the socket in a form that can be passed to the next supervisor.
     pub fn passable(&self) -> PassableSocket {
         PassableSocket::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
     }
@@ -195,7 +200,7 @@ impl Admin {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    // A connection without credentials is closed.
+                    // If the peer's credentials are unknown, the connection is closed.
                     let Ok(peer) = Peer::of_unix(&stream) else { continue };
                     if !self.guard.permits(&peer, "connect", SOCKET) {
                         continue;
@@ -210,7 +215,8 @@ impl Admin {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection to the control socket; trying again");
-                    // The process is probably out of descriptors. Connections that end free some.
+                    // The process has probably run out of file descriptors. Connections that end
+                    // will free some.
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
@@ -218,7 +224,7 @@ impl Admin {
     }
 }
 
-/// Creates the socket, and replaces a file with its name.
+/// Creates the socket. If a file with the socket's name exists, replaces it.
 fn listen(path: &Path, mode: u32) -> Result<UnixListener, ControlSocketError> {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
@@ -228,7 +234,7 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener, ControlSocketError> {
     let failed = |error| ControlSocketError::Bind(path.to_owned(), error);
     let socket = UnixSocket::new_stream().map_err(failed)?;
     socket.bind(path).map_err(failed)?;
-    // No client can connect before `listen`, so the permissions are set in time.
+    // No client can connect before `listen`, so no client connects before the permissions are set.
     protect(path, mode)?;
     socket.listen(BACKLOG).map_err(failed)
 }
@@ -254,14 +260,14 @@ async fn handle(stream: UnixStream, peer: &Peer, context: &AdminContext) -> io::
     tokio::time::timeout(WRITE_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Runs a request, and logs it if it changes something.
+/// Executes a request. Writes an audit message if the request changes something.
 async fn audited(request: ControlRequest, peer: &Peer, context: &AdminContext) -> ControlReply {
     let command = request.command().map(|(action, on)| (action, on.to_owned()));
     let reply = reply_to(request, context).await;
     if let Some((action, on)) = command {
         let outcome = match &reply {
             ControlReply::Refused(why) => AuditOutcome::Failed(why),
-            // The reload has logged each error.
+            // The reload has already logged each error.
             ControlReply::Faulty(_) => AuditOutcome::Failed("the configuration has errors"),
             ControlReply::Handover { report, .. } if report.outcome != "completed" => {
                 AuditOutcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))

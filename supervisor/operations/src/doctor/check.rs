@@ -1,4 +1,4 @@
-//! The findings about a host, as text and as JSON.
+//! The results of checking a host, as text and as JSON.
 
 use std::path::PathBuf;
 
@@ -22,11 +22,11 @@ pub(super) struct Check {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
-    /// The part works, or is not needed.
+    /// The checked part works or is not needed.
     Ok,
-    /// Models can be served, but less well or less safely.
+    /// The host can serve models, but with lower performance or less isolation.
     Warning,
-    /// Models cannot be served.
+    /// The host cannot serve models.
     Fault,
 }
 
@@ -86,7 +86,7 @@ impl Checks {
         self.checks.iter().map(Check::line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns the checks as one line of JSON.
+    /// Returns the results of all checks as one line of JSON.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
     }

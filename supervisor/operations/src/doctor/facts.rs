@@ -1,4 +1,4 @@
-//! The facts about a host, as plain data.
+//! The facts about a host, as plain data structures.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -16,21 +16,22 @@ pub(super) struct HostFacts {
     pub(super) mps: MpsFacts,
     pub(super) system: SystemFacts,
     pub(super) engine: EngineFacts,
-    /// The measured isolation of partitions inside processes; `None` without a measurement.
+    /// The measured isolation of partitions inside a process, or `None` if it was not measured.
     pub(super) partitions: Option<Vec<PartitionMeasurement>>,
 }
 
-/// A measurement, under MPS, of whether the partitions of a GPU are isolated from each other.
+/// The result of measuring, under MPS, whether the partitions of a GPU are isolated from each
+/// other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PartitionMeasurement {
-    /// The GPU, as the configuration names it.
+    /// The GPU's name in the configuration.
     pub(super) device: String,
     /// The SMs of each group, or the reason why partitions cannot be used. The outer error says why
-    /// nothing could be measured.
+    /// the measurement failed.
     pub(super) groups: Result<Result<Vec<u32>, String>, Problem>,
 }
 
-/// A part of the host that is missing or broken, and advice.
+/// A part of the host that is missing or broken, and the advice for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) finding: String,
@@ -38,8 +39,9 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Splits an error of this program into finding and advice. The text before the first semicolon
-    /// says what failed, the text after it what to do, and the causes say why.
+    /// Splits the text of an error into a finding and advice. The text before the first semicolon
+    /// says what failed, and the text after it says what to do. The error's causes are appended to
+    /// the finding.
     pub(super) fn of(error: &dyn Error) -> Self {
         let text = error.to_string();
         let (finding, advice) = text.split_once("; ").unwrap_or((&text, ""));
@@ -52,7 +54,7 @@ impl Problem {
 pub(super) struct DriverFacts {
     pub(super) nvml: Result<nvml::Host, Problem>,
     pub(super) files: Vec<DeviceFile>,
-    /// The processes on the GPUs that are neither workers nor of MPS.
+    /// The processes on the GPUs that are neither workers nor MPS processes.
     pub(super) foreign: Vec<ForeignProcess>,
 }
 
@@ -66,13 +68,13 @@ pub(super) struct ForeignProcess {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceFile {
     pub(super) name: String,
-    /// True if this user may read and write the file.
+    /// True if this user may read and write the device file.
     pub(super) open: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MpsFacts {
-    /// The program `nvidia-cuda-mps-control`, if it is in the PATH.
+    /// The program `nvidia-cuda-mps-control`, or `None` if it is not in a folder of `PATH`.
     pub(super) control: Option<MpsControlProgram>,
     /// True if `nvidia-cuda-mps-server` is in the same folder.
     pub(super) server: bool,
@@ -85,7 +87,8 @@ pub(super) struct MpsFacts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MpsControlProgram {
     pub(super) path: PathBuf,
-    /// The version, as 13000 for 13.0; or the output if it has no version.
+    /// The version, for example 13000 for 13.0. The error is the program's output if it contains no
+    /// version.
     pub(super) version: Result<u32, String>,
 }
 
@@ -94,7 +97,7 @@ pub(super) struct MpsProcess {
     pub(super) kind: MpsKind,
     pub(super) pid: i32,
     pub(super) uid: u32,
-    /// The pipe directory, if this user may read it.
+    /// The pipe directory, or `None` if this user may not read it.
     pub(super) pipes: Option<String>,
 }
 
@@ -116,13 +119,13 @@ pub(super) struct SystemFacts {
     /// The environment variables that CUDA or MPS reads.
     pub(super) variables: Vec<(String, String)>,
     pub(super) uid: u32,
-    /// True if a lowered CPU priority can be raised again.
+    /// True if this user may raise a CPU priority again after lowering it.
     pub(super) may_raise_priority: bool,
-    /// The limit on open files; `None` if unlimited.
+    /// The limit on open files, or `None` for unlimited.
     pub(super) open_files: Option<u64>,
-    /// The limit on locked memory, in bytes; `None` if unlimited.
+    /// The limit on locked memory in bytes, or `None` for unlimited.
     pub(super) locked_memory: Option<u64>,
-    /// The size of `/dev/shm`, in bytes; `None` if it cannot be written to.
+    /// The size of `/dev/shm` in bytes, or `None` if this user cannot write to it.
     pub(super) shared_memory: Option<u64>,
     pub(super) run_dir: RunDir,
     pub(super) worker: Result<PathBuf, Problem>,
@@ -132,18 +135,18 @@ pub(super) struct SystemFacts {
 pub(super) enum RunDir {
     /// Neither the configuration nor the environment names a directory.
     Unknown,
-    /// The directory is writable, or can be created.
+    /// This user can write to the directory, or can create it.
     Usable(PathBuf),
     /// A supervisor runs in the directory.
     Taken(PathBuf),
-    /// The directory cannot be used, for this reason.
+    /// The directory cannot be used. The text says why.
     Unusable(PathBuf, String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFacts {
-    /// The library of ONNX Runtime.
+    /// The path of the ONNX Runtime library.
     pub(super) library: Result<PathBuf, Problem>,
-    /// The libraries that a worker process could load; `None` without the worker program.
+    /// The libraries that a worker process could load, or `None` without a worker program.
     pub(super) loaded: Option<Result<Libraries, Problem>>,
 }

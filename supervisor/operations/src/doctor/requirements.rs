@@ -1,17 +1,17 @@
-//! The parts of a host that a configuration needs.
+//! The parts of a host that a configuration requires.
 
 use shadowslice_config::{
     Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning, ProviderKind,
 };
 
-/// The file descriptors that are assumed to be needed without a configuration, which would limit
-/// the connections.
+/// The number of file descriptors that is required without a configuration. A configuration would
+/// limit the number of connections.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
-/// The needed parts of a host. A missing part is a fault only if it is needed.
+/// The required parts of a host. If another part is missing, this is not a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Requirements {
-    /// The needed real GPUs; `None` for all GPUs of the host.
+    /// The required real GPUs, or `None` for all GPUs of the host.
     pub(super) gpus: Option<Vec<CudaDevice>>,
     pub(super) mps: bool,
     pub(super) onnxruntime: bool,
@@ -21,7 +21,7 @@ pub(super) struct Requirements {
 }
 
 impl Requirements {
-    /// Returns the parts that are needed to serve ONNX models on shares of real GPUs.
+    /// Returns the requirements for serving ONNX models on shares of real GPUs.
     pub(super) fn everything() -> Self {
         Self {
             gpus: None,
@@ -50,7 +50,7 @@ impl Requirements {
             gpus: Some(config.gpus.iter().filter_map(device).collect()),
             mps: config.gpus.iter().any(by_mps),
             onnxruntime: config.models.iter().any(is_onnx),
-            // The TensorRT provider uses the CUDA provider.
+            // The TensorRT provider also uses the CUDA provider.
             cuda: uses(ProviderKind::Cuda) || uses(ProviderKind::TensorRt),
             tensorrt: uses(ProviderKind::TensorRt),
             descriptors: config.own_descriptors() + config.limits.connections as u64,

@@ -1,4 +1,4 @@
-//! Tests of the checks of made-up hosts.
+//! Tests the checks with the facts of invented hosts.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,7 @@ fn problem(finding: &str) -> Problem {
     Problem { finding: finding.to_owned(), advice: "do something".to_owned() }
 }
 
-/// Returns a host with an H200 and no problem.
+/// Returns the facts of a host with an H200 and without problems.
 fn h200() -> HostFacts {
     let file = |name: &str| DeviceFile { name: name.to_owned(), open: true };
     let nvml = Host {
@@ -72,7 +72,7 @@ fn h200() -> HostFacts {
     }
 }
 
-/// Returns a fresh host without NVIDIA's driver and libraries.
+/// Returns the facts of a new host without NVIDIA's driver and libraries.
 fn plain() -> HostFacts {
     let mut facts = h200();
     facts.driver =
@@ -96,7 +96,7 @@ fn the_gpu(facts: &mut HostFacts) -> &mut Gpu {
     facts.driver.nvml.as_mut().unwrap().gpus[0].as_mut().unwrap()
 }
 
-/// Returns the warnings and faults, as `level name`.
+/// Returns the warnings and faults in the form `level name`.
 fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     let complaint = |check: Check| match check.level {
         Level::Ok => None,
@@ -106,7 +106,8 @@ fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     judge(facts, need).into_iter().filter_map(complaint).collect()
 }
 
-/// Returns the warnings and faults of a changed host, if everything is needed.
+/// Changes the facts of the H200 host, and returns the warnings and faults if every part is
+/// required.
 fn wrong(change: impl Fn(&mut HostFacts)) -> Vec<String> {
     let mut facts = h200();
     change(&mut facts);

@@ -1,4 +1,4 @@
-//! The events between two statuses, with their reasons.
+//! Finds the events between two statuses, and the reasons for these events.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::status::{HostStatus, ModelStatus, change_text};
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::readiness::HostState;
 
-/// The samples without a refusal after which the next refusal is an event again.
+/// The number of samples without a refusal after which the next refusal is reported as a new event.
 const QUIET_SAMPLES: u32 = 15;
 
 /// The longest text of an event, in characters.
@@ -29,18 +29,18 @@ pub(super) enum HistoryEventKind {
     State,
 }
 
-/// An event on the page.
+/// An event that the page shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct HistoryEvent {
     kind: HistoryEventKind,
-    /// The model; `None` for an event of a GPU or the host.
+    /// The model, or `None` for an event of a GPU or the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     text: String,
 }
 
 impl HistoryEvent {
-    /// Returns the event of this supervisor's start.
+    /// Returns the event that this supervisor has started.
     pub(super) fn begin() -> Self {
         let text =
             format!("supervisor {}, version {}, started", std::process::id(), env!("CARGO_PKG_VERSION"));
@@ -60,7 +60,7 @@ impl HistoryEvent {
     }
 }
 
-/// The number of samples since the last refusal, by model and reason.
+/// The number of samples since the last refusal, for each model and reason.
 #[derive(Debug, Default)]
 pub(super) struct RefusalTracker(BTreeMap<(String, &'static str), u32>);
 
@@ -84,7 +84,7 @@ pub(super) fn between(
     for model in &now.models {
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
         let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
-        // The counters of a replaced model start from zero.
+        // If a model was replaced, its counters start from zero.
         let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
         let counted = same.unwrap_or(&nothing);
         marks.extend(death(counted, model));
@@ -136,7 +136,8 @@ fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<
     Some(HistoryEvent::of(now, kind, text))
 }
 
-/// Returns the event of a changed state. Restarts have none, as the deaths before them are events.
+/// Returns an event if the model's state has changed. A restart is not an event, because the
+/// worker's death before it is one.
 fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
     let was = before.map_or("", |before| before.state.as_str());
     if now.state == was || matches!(now.state.as_str(), "restarting" | "stopping") {

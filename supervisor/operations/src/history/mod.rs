@@ -1,6 +1,6 @@
-//! The last hour of all models and GPUs, as samples for the page that draws them.
+//! The last hour of all models and GPUs, as samples that the web page draws.
 //!
-//! Each sample is stored as the message that open pages receive, so a page that opens later
+//! Each sample is stored as the message that open pages receive. A page that is opened later
 //! receives the same messages.
 
 mod events;
@@ -31,25 +31,27 @@ use shadowslice_datapath::pipeline::RecentLatencies;
 /// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// The number of stored samples: an hour of them.
+/// The largest number of stored samples: one hour.
 const MAX_SAMPLES: usize = 1800;
 
-/// The size of all stored samples, in bytes. With many models, less than an hour fits.
+/// The largest size of all stored samples, in bytes. If there are many models, less than one hour
+/// fits.
 const MAX_BYTES: usize = 16 << 20;
 
-/// The end of a message. No text inside a message contains it.
+/// The end of a message. No message contains these bytes elsewhere.
 const END: &[u8] = b"\n\n";
 
-/// The samples that are queued for a slow page. A page that falls further behind must reconnect.
+/// The number of samples that are queued for a slow page. If a page falls further behind, it must
+/// reconnect.
 const PAGE_CAPACITY: usize = 32;
 
-/// The state from which a sample is made.
+/// The state from which a sample is created.
 #[derive(Debug, Clone)]
 struct Snapshot {
     at: Instant,
     status: HostStatus,
     plan: PlanReport,
-    /// The latencies since the last sample, by the model's name.
+    /// The latencies since the last sample, by model name.
     latencies: BTreeMap<String, RecentLatencies>,
 }
 
@@ -70,7 +72,7 @@ impl Snapshot {
     }
 }
 
-/// The stored samples, and the channel of new ones.
+/// The stored samples, and the channel for new samples.
 #[derive(Debug)]
 pub struct History {
     stored: Mutex<StoredMessages>,
@@ -79,7 +81,7 @@ pub struct History {
 
 #[derive(Debug, Default)]
 struct StoredMessages {
-    /// The messages, the oldest first.
+    /// The messages in ascending order of time.
     messages: VecDeque<Bytes>,
     bytes: usize,
 }
@@ -89,21 +91,23 @@ impl History {
         Self { stored: Mutex::default(), sample_tx: broadcast::Sender::new(PAGE_CAPACITY) }
     }
 
-    /// Returns the stored samples and a receiver of later ones, each as a server-sent event.
+    /// Returns the stored samples and a receiver for new samples. Each sample is a server-sent
+    /// event.
     pub fn follow(&self) -> (Vec<Bytes>, broadcast::Receiver<Bytes>) {
-        // The lock makes sure that each sample is either stored or received.
+        // The lock ensures that each sample is either in the list or sent to the receiver, but not
+        // both.
         let stored = self.stored.lock();
         (stored.messages.iter().cloned().collect(), self.sample_tx.subscribe())
     }
 
-    /// Writes the samples to a file, for the next supervisor.
+    /// Writes the samples to a file for the next supervisor.
     pub fn leave(&self, file: &Path) -> io::Result<()> {
         let (stored, _) = self.follow();
         fs::write(file, stored.concat())
     }
 
-    /// Reads the samples of the previous supervisor from a file, and removes the file. This
-    /// supervisor's samples follow them.
+    /// Reads the samples of the previous supervisor from a file, and removes the file. New samples
+    /// are appended to them.
     pub fn take(&self, file: &Path) -> io::Result<()> {
         let mut left = Vec::new();
         File::open(file)?.take(MAX_BYTES as u64).read_to_end(&mut left)?;
@@ -128,7 +132,8 @@ impl History {
             ticks.tick().await;
             let now = Snapshot::now(&context);
             if now.status.models.iter().any(|model| model.state == "moved") {
-                // This supervisor has no figures of models that moved to the next one.
+                // The models have moved to the next supervisor, so this supervisor has no figures
+                // about them.
                 continue;
             }
             let mut sample = HistorySample::between(&before, &now, SystemTime::now(), &mut refusing);
@@ -152,7 +157,7 @@ impl History {
             let Some(oldest) = stored.messages.pop_front() else { break };
             stored.bytes -= oldest.len();
         }
-        // An error means that no page is open.
+        // An error means that no page is open, so it is ignored.
         self.sample_tx.send(message).ok();
     }
 }

@@ -1,11 +1,11 @@
-//! The division of a GPU's SMs among its models, for a chart that adds up to the whole GPU.
+//! Divides a GPU's SMs among its models, for a chart whose parts add up to the whole GPU.
 
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_shared::groups::Groups;
 
-/// Returns, for each model, the SMs that it would get if all models were busy. SMs that several
-/// models can use are divided evenly. A share without groups can use any SMs, so it counts as a
-/// part of each SM.
+/// Returns, for each model, the number of SMs that it would get if all models were busy. If several
+/// models can use the same SMs, these are divided evenly. A share without groups is not bound to
+/// particular SMs, so it counts as a fraction of each SM.
 pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     let whole = [gpu.sms];
     let sizes = gpu.groups.as_deref().unwrap_or(&whole);
@@ -18,7 +18,7 @@ pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     parts
 }
 
-/// Returns the part of a group's SMs that the model can use.
+/// Returns the fraction of a group's SMs that the model can use.
 fn use_of(model: &ModelStatus, group: usize) -> f64 {
     if model.workers.is_empty() {
         return 0.0;

@@ -1,4 +1,4 @@
-//! A sample: the state of models and GPUs, and the events since the previous sample.
+//! A sample contains the state of all models and GPUs, and the events since the previous sample.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_shared::rounding::round;
 
-/// A sample as the page receives it. Empty and zero fields are left out.
+/// A sample in the form in which the page receives it. Empty and zero fields are omitted.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct HistorySample {
     /// The time of the sample, in ms since 1970.
@@ -50,7 +50,7 @@ struct ModelSample {
     state: String,
     share_percent: u32,
     sms: u32,
-    /// The model's part of the GPU's SMs; see [`even_parts`].
+    /// The number of SMs that the model gets if all models are busy; see [`even_parts`].
     part_sms: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,
@@ -63,7 +63,7 @@ struct ModelSample {
     p50_ms: Option<f64>,
     #[serde(skip_serializing_if = "is_nothing")]
     p99_ms: Option<f64>,
-    /// The requests per second that were answered within the SLO.
+    /// The number of requests per second that were answered within the SLO.
     #[serde(skip_serializing_if = "is_nothing")]
     in_time: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -74,7 +74,7 @@ struct ModelSample {
     failed: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     queue: usize,
-    /// The requests per second over the last 10 s, as in `status`.
+    /// The number of requests per second in the last 10 s, as in `status`.
     #[serde(skip_serializing_if = "is_nothing")]
     rate: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -151,7 +151,7 @@ impl ModelSample {
         part_sms: f64,
         span: Duration,
     ) -> Self {
-        // The counters of a replaced model start from zero.
+        // If a model was replaced, its counters start from zero.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));

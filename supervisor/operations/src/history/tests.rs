@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::status::ModelStatus;
 
-/// Returns the state `second` seconds after the first, with an emulated GPU of 132 SMs in groups of 44.
+/// Returns the state `second` seconds after the first state, with an emulated GPU of 132 SMs in
+/// groups of 44.
 fn seen(second: u64, models: Vec<Value>) -> Snapshot {
     let gpu = json!({"index": 0, "device": "emulated", "uuid": null, "backend": "emulated", "sms": 132,
         "groups": [44, 44, 44], "mps_server_pid": null, "why": null, "nvml": null});
@@ -141,7 +142,7 @@ fn refusals_are_an_event_at_first_and_again_after_half_a_minute_without() {
     let mut refusing = RefusalTracker::default();
     let mut before = seen(0, vec![model("m", json!({}))]);
     let mut all = Vec::new();
-    // Refusals come in samples 1, 2, 6 and 40.
+    // Requests are refused in samples 1, 2, 6 and 40.
     for second in 1..=50 {
         let late = [1, 2, 6, 40].iter().filter(|at| **at <= second).count() as u64;
         let now = seen(second, vec![model("m", json!({"requests": counts(0, 0, late)}))]);

@@ -1,4 +1,5 @@
-//! The metrics of real GPUs. NVML gives no values for an emulated GPU.
+//! The metrics of real GPUs. There are no values for an emulated GPU, because NVML does not know
+//! it.
 
 use super::table::one;
 use super::text::{Metric, MetricSample, counter, gauge};

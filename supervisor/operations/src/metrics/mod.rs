@@ -1,4 +1,4 @@
-//! The metrics, in the text format of Prometheus. Pure: turns a status into a text.
+//! Converts a status into metrics in the Prometheus text format. This module is pure.
 
 mod gpus;
 mod table;
@@ -15,7 +15,7 @@ use shadowslice_datapath::pipeline::{Total, Totals};
 use shadowslice_datapath::trace::SpanCounts;
 use text::{escaped, write_all};
 
-/// The measurements of a model. Totals and changes count from the start.
+/// The measurements of a model. All totals count from the start.
 #[derive(Debug)]
 pub struct ModelMetrics {
     pub status: ModelStatus,
@@ -29,9 +29,9 @@ pub struct ModelMetrics {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
     pub file: String,
-    /// The kind: `certificate` or `client_ca`.
+    /// The kind of the certificate: `certificate` or `client_ca`.
     pub kind: &'static str,
-    /// The time at which the first certificate expires, in s since 1970.
+    /// The time at which the first certificate in the file expires, in seconds since 1970.
     pub expires: u64,
 }
 
@@ -39,24 +39,24 @@ pub struct Certificate {
 #[derive(Debug)]
 pub struct PolicyMetrics {
     pub name: String,
-    /// The time that decisions took since the start.
+    /// The number of decisions since the start, and the time that they took.
     pub took: Total,
 }
 
 /// The measurements of the supervisor and of its host.
 #[derive(Debug, Clone)]
 pub struct SupervisorMetrics {
-    /// The lines of the log that were dropped because the queue was full.
+    /// The number of log lines that were dropped because the queue was full.
     pub log_dropped: u64,
-    /// The lines of the access log that were dropped; `None` without an access log.
+    /// The number of access log lines that were dropped, or `None` without an access log.
     pub access_log_dropped: Option<DroppedLines>,
-    /// The memory of requests and answers.
+    /// The memory that is reserved for requests and answers.
     pub request_memory: MemoryReservation,
-    /// The responses to clients, and the requests that limits refused.
+    /// The counts of responses to clients and of requests that limits refused.
     pub host: HostCounts,
-    /// The last reload of the configuration.
+    /// The last reload of the configuration, or `None`.
     pub last_reload: Option<ReloadOutcome>,
-    /// The connections and calls of peers without permission.
+    /// The number of connections and calls that were refused because the peer had no permission.
     pub peers_refused: u64,
     /// The certificates of all listeners.
     pub certificates: Vec<Certificate>,
@@ -64,7 +64,7 @@ pub struct SupervisorMetrics {
     pub process: ProcessUsage,
 }
 
-/// A reservation of memory with its limit, in bytes.
+/// An amount of reserved memory and its limit, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryReservation {
     pub reserved: u64,
@@ -74,13 +74,13 @@ pub struct MemoryReservation {
 /// The outcome of a reload of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReloadOutcome {
-    /// The time of the reload, in s since 1970.
+    /// The time of the reload, in seconds since 1970.
     pub at: f64,
-    /// True if all changes are in force.
+    /// True if all changes were applied.
     pub succeeded: bool,
 }
 
-/// Renders all metrics: the supervisor's own, then those with Triton's names.
+/// Renders all metrics: first the supervisor's own metrics, then those with Triton's names.
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&PolicyMetrics>,

@@ -1,4 +1,4 @@
-//! Tests over all metrics: each is introduced once, and documented.
+//! Tests that each metric is declared once and documented.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::tests::{NOTHING, model, policy};
 use super::text::Metric;
 use super::*;
 
-/// Returns the name and kind of every metric, in order.
+/// Returns the name and kind of every metric in the order of the output.
 fn all() -> Vec<(&'static str, &'static str)> {
     fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, &'static str)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))

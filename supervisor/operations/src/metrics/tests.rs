@@ -10,7 +10,7 @@ use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, W
 use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram};
 
-/// Returns counts that are zero except for the one at `at`.
+/// Returns an array of counts that are zero except for the count at index `at`.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
     let mut counts = [0; N];
     counts[at] = count;
@@ -94,7 +94,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
     ModelMetrics { status, totals: Totals::default(), changes: Changes::default(), waits: Vec::new() }
 }
 
-/// Records an answered batch.
+/// Records a batch that was answered.
 fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.by_rows.entry(rows).or_default().infer.count += 1;
     model.totals.batch_execution.add(took);
@@ -248,7 +248,7 @@ fn a_models_name_cannot_break_out_of_its_quotes() {
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
 }
 
-/// Returns a model with a value for every metric, all of them large.
+/// Returns a model with a large value for every metric.
 fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let mut model = model(&format!("resnet50-v1.5-{index}"));
     let count = 123_456_789;
@@ -269,7 +269,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
     [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
     *stall = total;
-    // Workers wait rarely, and the metric is absent otherwise.
+    // Workers rarely wait, and the metric is absent if no worker waits.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);
     let latency = latency.clone();

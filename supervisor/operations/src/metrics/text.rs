@@ -1,10 +1,10 @@
-//! The text format of Prometheus, version 0.0.4.
+//! Writes the Prometheus text format, version 0.0.4.
 
-/// A metric: its description, and the function from a subject `S` to its samples.
+/// A metric: its description, and the function that returns the samples of a subject `S`.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
     pub(super) kind: &'static str,
-    /// The help text. It is not escaped, so it must contain no backslash and no line end.
+    /// The help text. It must not contain a backslash or a line break, because it is not escaped.
     pub(super) help: &'static str,
     pub(super) samples: fn(&S) -> Vec<MetricSample>,
 }
@@ -33,7 +33,7 @@ pub(super) const fn histogram<S>(
     Metric { name, kind: "histogram", help, samples }
 }
 
-/// Defines a summary with a sum and a count, without quantiles.
+/// Defines a summary that has a sum and a count, but no quantiles.
 pub(super) const fn summary<S>(
     name: &'static str,
     help: &'static str,
@@ -43,7 +43,7 @@ pub(super) const fn summary<S>(
 }
 
 pub(super) struct MetricSample {
-    /// The text after the metric's name; empty except for histograms and summaries.
+    /// The text after the metric's name. It is empty except for histograms and summaries.
     pub(super) suffix: &'static str,
     pub(super) labels: Vec<(&'static str, String)>,
     pub(super) value: f64,

@@ -1,4 +1,4 @@
-//! The metrics under Triton's names, for dashboards made for Triton.
+//! The metrics with Triton's names, for dashboards that were made for Triton.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
 use shadowslice_datapath::pipeline::Durations;
 
-/// The version of every model.
+/// The value of the label for the model version. It is the same for every model.
 const VERSION: &str = "1";
 
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
@@ -102,8 +102,8 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
     write_all(text, MACHINE, &[machine], |_| String::new());
 }
 
-/// Returns the failed requests by Triton's reasons. Accepted requests that failed count as
-/// `BACKEND`: their worker failed or was missing, or their input was invalid.
+/// Returns the failed requests by Triton's reasons. If an accepted request failed, it counts as
+/// `BACKEND`: its worker failed or was missing, or its input was invalid.
 fn failures(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let reasons = [

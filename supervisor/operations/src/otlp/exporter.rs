@@ -23,10 +23,10 @@ use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{TracedRequest, Tracer};
 use shadowslice_shared::errors;
 
-/// The time within which the last traces are sent at the end.
+/// The time within which the last traces must be sent when the exporter stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time for which the first request of a message waits for more requests.
+/// The time for which the first request of a message waits for further requests.
 const GATHER_TIME: Duration = Duration::from_millis(200);
 
 /// The largest number of requests in a message.
@@ -49,7 +49,7 @@ pub enum ExporterError {
     Thread(#[source] io::Error),
 }
 
-/// The running thread.
+/// The exporter and its thread.
 #[derive(Debug)]
 pub struct Exporter {
     stop: oneshot::Sender<()>,
@@ -57,7 +57,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts the thread. The collector can be unreachable.
+    /// Starts the thread. The collector need not be reachable.
     pub fn start(tracing: &TracingConfig, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
@@ -78,14 +78,15 @@ impl Exporter {
                 let sender = Sender { endpoint, client, clock, tracer, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
             });
-            // An error means that the exporter was dropped, so nobody waits for the end.
+            // An error means that the exporter was dropped, so no task waits for the end of the
+            // thread.
             end.send(()).ok();
         };
         thread::Builder::new().name("traces".to_owned()).spawn(run).map_err(ExporterError::Thread)?;
         Ok((tracer, Self { stop, ended }))
     }
 
-    /// Stops the thread after it has sent the last traces, or after `FLUSH_TIMEOUT`.
+    /// Stops the thread after it has sent the last traces, but after at most `FLUSH_TIMEOUT`.
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_TIMEOUT, self.ended).await.is_err() {
@@ -111,7 +112,7 @@ struct Sender {
     resource: Resource,
     gathered: Vec<TracedRequest>,
     outage: Outage,
-    /// The dropped spans that have been reported to `outage`.
+    /// The number of dropped spans that have been reported to `outage`.
     dropped: u64,
 }
 
@@ -133,7 +134,8 @@ impl Sender {
         }
     }
 
-    /// Waits for the first request of a message, and then for more. Cancel-safe.
+    /// Waits for the first request of a message, and then for further requests. This function is
+    /// cancel-safe.
     async fn gather(&mut self, traced: &mut mpsc::Receiver<TracedRequest>) {
         let first = traced.recv().await;
         self.gathered.extend(first);
@@ -184,8 +186,8 @@ impl Sender {
             }
             Err(status) => {
                 self.tracer.count(|counts| counts.unsent += count);
-                // A dead connection would go unnoticed for minutes, and some servers reject
-                // keep-alive pings. So each failure leads to a new connection.
+                // Without a new connection, a dead connection would remain unnoticed for minutes,
+                // because some servers reject keep-alive pings.
                 self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
                 errors::chain(&status)
             }
@@ -193,7 +195,7 @@ impl Sender {
         self.report(&why);
     }
 
-    /// Logs dropped spans and the end of an outage.
+    /// Logs the number of dropped spans, and the end of an outage.
     fn report(&mut self, why: &str) {
         let dropped = self.tracer.counts().dropped();
         let now = dropped - std::mem::replace(&mut self.dropped, dropped);

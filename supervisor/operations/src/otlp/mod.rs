@@ -1,7 +1,7 @@
-//! Sends traces of requests to a collector, by OTLP over gRPC, from its own thread.
+//! Sends the traces of requests to a collector over gRPC (OTLP). A separate thread sends them.
 //!
 //! Requests never wait for this thread. While the collector is unreachable, spans are dropped and
-//! counted, and the log reports that once a minute.
+//! counted, and a log message reports the number once a minute.
 
 mod attributes;
 mod exporter;

@@ -1,33 +1,34 @@
-//! Decides when the log reports an outage of the collector: at its begin, once a minute, and at its
-//! end. Pure.
+//! Decides when to log an outage of the collector: at its start, once a minute, and at its end.
+//! This module is pure.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// The shortest time between two reports of dropped spans.
+/// The shortest time between two log messages about dropped spans.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The state of the current outage.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    /// The dropped spans that have not been reported.
+    /// The number of dropped spans that have not been reported yet.
     unreported: u64,
     last_report: Option<Timestamp>,
     failing: bool,
 }
 
-/// A line to log.
+/// A message to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutageNotice {
-    /// Spans were dropped: their number since the last report.
+    /// Spans were dropped. The value is their number since the last report.
     Dropped(u64),
-    /// The collector works again; the number of dropped spans that have not been reported.
+    /// The collector works again. The value is the number of dropped spans that have not been
+    /// reported yet.
     Over(u64),
 }
 
 impl Outage {
-    /// Adds dropped spans, and returns a report if one is due.
+    /// Adds a number of dropped spans. Returns a notice if a report is due.
     pub(super) fn dropped(&mut self, spans: u64, now: Timestamp) -> Option<OutageNotice> {
         self.unreported += spans;
         self.failing |= spans > 0;
@@ -38,8 +39,8 @@ impl Outage {
         })
     }
 
-    /// Records that the collector accepted spans and none was dropped. Returns a report at the end
-    /// of an outage.
+    /// Records that the collector accepted all spans. Returns a notice if this is the end of an
+    /// outage.
     pub(super) fn sent(&mut self) -> Option<OutageNotice> {
         std::mem::take(&mut self.failing).then(|| OutageNotice::Over(std::mem::take(&mut self.unreported)))
     }

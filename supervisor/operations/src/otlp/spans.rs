@@ -1,8 +1,8 @@
-//! Turns the steps of a request into spans. Pure.
+//! Converts the steps of a request into spans. This module is pure.
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
-//!            └─ a pair for each try                             └─ execution
+//!  └─ a pair for each try └─ execution
 //! ```
 
 use std::time::Duration;
@@ -18,16 +18,17 @@ use shadowslice_datapath::trace::{
     LostReason, RequestTrace, RouteChange, RunEnd, SpanProtocol, SpanStatus, TracedRequest, WorkerRun,
 };
 
-/// The flags of a span in a sampled trace: sampled (0x1), and remoteness of the parent known (0x100).
+/// The flags of a span in a sampled trace: the trace is sampled (0x1), and it is known whether the
+/// parent is remote (0x100).
 const SAMPLED: u32 = 0x101;
 
 /// The flag of a span whose parent is remote.
 const REMOTE: u32 = 0x200;
 
-/// A reading of the wall clock, to convert timestamps.
+/// A reading of the wall clock. It is used to convert timestamps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WallClock {
-    /// The time since 1970, at [`WallClock::at`].
+    /// The time since 1970 at the timestamp [`WallClock::at`].
     pub(super) since_epoch: Duration,
     pub(super) at: Timestamp,
 }
@@ -45,7 +46,8 @@ struct SpanBuilder<'t> {
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
-/// Returns the spans of a request: its own, then its children with ids from `next_id`.
+/// Returns the spans of a request. The first is the request's own span. Its child spans follow,
+/// with ids from `next_id`.
 pub(super) fn spans(traced: &TracedRequest, wall: WallClock, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
     let mut maker = SpanBuilder { traced, wall, next_id };
     let mut spans = vec![maker.request()];
@@ -181,8 +183,8 @@ fn of_journey(journey: &RequestTrace) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// Returns an error status for faults of the server only, as OpenTelemetry's conventions for
-/// servers require.
+/// Returns an error status if the server caused the failure. OpenTelemetry's conventions require
+/// servers to report no other errors.
 fn status(outcome: SpanStatus, journey: &RequestTrace) -> Option<Status> {
     let faulty = match outcome {
         SpanStatus::Cancelled => false,

@@ -15,7 +15,7 @@ fn at(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))
 }
 
-/// Converts ms on the monotonic clock to ns since 1970.
+/// Converts a time in ms on the monotonic clock to ns since 1970.
 fn unix(ms: u64) -> u64 {
     (990_000 + ms) * 1_000_000
 }
@@ -62,7 +62,7 @@ fn attribute_text(span: &Span, key: &str) -> Option<String> {
     })
 }
 
-/// Returns the name, the parent, and the begin and end in ms, of each span.
+/// Returns the name, the parent, the start and the end of each span. Times are in ms.
 fn outline(spans: &[Span]) -> Vec<(&str, u64, u64, u64)> {
     let ms = |ns: u64| ns / 1_000_000 - 990_000;
     let one =

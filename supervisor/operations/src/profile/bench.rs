@@ -1,5 +1,5 @@
-//! Measures a model: starts a worker as `serve` does, and runs batches on one partition after
-//! another, or at a single share.
+//! Measures a model. Starts a worker like `serve`, and runs batches either on several partitions,
+//! one after the other, or at a single share.
 
 use shadowslice_shared::rounding;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
-/// The capacity of the channel for a worker's events. A worker sends fewer than eight.
+/// The capacity of the channel for a worker's events. A worker sends fewer than eight events.
 const EVENT_CAPACITY: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,12 +46,14 @@ pub(super) enum BenchError {
     Spawn(#[from] SpawnError),
     #[error("cannot run the model: {0}")]
     Refused(String),
-    /// The CPU has no kernels for operators that the reference answers need.
+    /// The CPU has no kernels for some operators of the model, so it cannot compute the reference
+    /// answers.
     #[error("cannot run the model: {0}")]
     NoOperator(String),
     #[error("cannot run the model on partitions: {0}")]
     NoPartitions(String),
-    /// The worker found that the model must be loaded in another form, which the next worker does.
+    /// The worker found that the model must be loaded in another form. The next worker will load it
+    /// in that form.
     #[error("{0}")]
     OtherForm(String),
     #[error("the worker exited early: {0}")]
@@ -74,31 +76,31 @@ pub(super) enum BenchError {
     Receive(#[source] std::io::Error),
 }
 
-/// The model to measure, with everything that its workers need.
+/// A model to measure, with all data that its workers need.
 pub(super) struct Bench<'b> {
     pub(super) model: &'b ModelConfig,
-    /// The command line, for advice on missing options.
+    /// The command line. It is shown in the advice on missing options.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) programs: &'b Programs,
     pub(super) library: &'b std::path::Path,
-    /// The folder for engines that are built for a share.
+    /// The folder for engines that are built for a particular share.
     pub(super) engines: &'b std::path::Path,
-    /// The folder with a file for each running worker.
+    /// The folder that contains a file for each running worker.
     pub(super) register: &'b std::path::Path,
     pub(super) timeouts: Timeouts,
     pub(super) response_bytes: u64,
     pub(super) reference: ReferenceFile,
     pub(super) requests: WritableSlab,
-    /// The timed batches of each size; the same number runs before them, untimed.
+    /// The number of timed batches for each size. The same number of untimed batches runs first.
     pub(super) runs: u32,
-    /// The time after which no further batch of a size starts.
+    /// The time after which no further batch of the same size starts.
     pub(super) time_limit: Duration,
-    /// The function from a process id to the GPU memory of the process, in bytes.
+    /// A function that returns the GPU memory of the process with this id, in bytes.
     pub(super) all_memory: &'b dyn Fn(i32) -> u64,
 }
 
-/// The measured times and memory at one share.
+/// The measured times and memory at a single share.
 #[derive(Debug)]
 pub(super) struct ShareMeasurement {
     pub(super) sms: Sms,
@@ -109,7 +111,8 @@ pub(super) struct ShareMeasurement {
 }
 
 impl Bench<'_> {
-    /// Computes the reference answers: on the CPU, or on the GPU if the CPU cannot.
+    /// Computes the reference answers on the CPU. If the CPU cannot run the model, computes them on
+    /// the GPU.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
@@ -134,7 +137,8 @@ impl Bench<'_> {
         Ok(column)
     }
 
-    /// Measures every batch size on the partitions for these shares, all in one worker.
+    /// Measures every batch size on the partitions for these shares. One worker runs all
+    /// measurements.
     pub(super) async fn measure_inside(
         &self,
         division: &Division,
@@ -165,7 +169,7 @@ impl Bench<'_> {
         Ok(columns)
     }
 
-    /// Measures every batch size on these groups, which are ready.
+    /// Measures every batch size on these groups. The worker must have prepared the groups.
     async fn measure_groups(
         &self,
         WarmWorker { worker, loaded, warmed, .. }: &WarmWorker,
@@ -219,7 +223,7 @@ impl Bench<'_> {
             weights: &KeptWeights::default(),
             reference: &self.reference,
             cpus: &self.model.cpus,
-            // PYTHONPATH can name the folder of the model's packages.
+            // PYTHONPATH can name the folder of the model's Python packages.
             variables: &["PYTHONPATH".to_owned()],
             files: None,
             memory: None,
@@ -267,11 +271,12 @@ impl Bench<'_> {
             }
         }
         times.sort_unstable();
-        // A profile has no times of 0, so a batch takes at least a microsecond.
+        // A time of 0 is not valid in a profile, so a batch takes at least one microsecond.
         Ok(times[times.len() / 2].max(1) as f64 / 1e3)
     }
 
-    /// Writes the inputs of a batch of one request to the slab's start, and returns the batch.
+    /// Writes the inputs of a batch with one request to the start of the slab, and returns the
+    /// batch.
     fn batch(&self, inputs: &[TensorSpec], plan: &WarmUp, size: u32, run: u32) -> Result<Batch, BenchError> {
         let mut offset = 0_u64;
         let mut extents = Vec::with_capacity(inputs.len());
@@ -296,7 +301,7 @@ impl Bench<'_> {
     }
 }
 
-/// A worker that has warmed up.
+/// A worker that has completed its warm-up.
 struct WarmWorker {
     worker: Worker,
     events: mpsc::Receiver<WorkerEvent>,
@@ -357,7 +362,8 @@ async fn converse(
     Err(BenchError::Ended("no cause is known".to_owned()))
 }
 
-/// Returns the error for a worker's refusal. Its advice names configuration keys, which become options.
+/// Returns the error for a refusal by a worker. Replaces configuration keys in the worker's advice
+/// with command-line options.
 fn refused(why: &impl std::fmt::Display) -> BenchError {
     BenchError::Refused(advice(&why.to_string()))
 }
@@ -385,7 +391,7 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     }
 }
 
-/// Returns the execution time in µs.
+/// Runs a batch and returns its execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
     let WorkerMessage::Answer(answer) = report(socket).await? else {
@@ -398,9 +404,10 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
     Ok(answer.execution_us)
 }
 
-/// Makes up `count` elements that any model accepts: differing floats, and ones in all other types.
+/// Generates `count` elements that any model accepts: floats with different values, and ones for
+/// all other types.
 fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
-    // The values only need to differ.
+    // The values only need to differ, so they need not be random.
     let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;
     match datatype {
         Datatype::Fp32 => (0..count).flat_map(|index| unit(index).to_le_bytes()).collect(),

@@ -1,4 +1,4 @@
-//! The readings of NVIDIA's driver for the measured GPU.
+//! Reads the measured GPU's data from NVIDIA's driver.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,14 +9,14 @@ use shadowslice_control::nvml::Library;
 
 const SECONDS_A_DAY: u64 = 86_400;
 
-/// The driver and the measured GPU; `None` for an emulated device.
+/// The driver and the measured GPU, or `None` for an emulated device.
 #[derive(Debug)]
 pub(super) struct DriverView(Option<(Library, GpuConfig)>);
 
 impl DriverView {
     pub(super) fn of(gpu: &GpuConfig) -> Self {
         let real = matches!(gpu, GpuConfig::Cuda { .. });
-        // If the driver does not load, workers fail as well, and their error is reported.
+        // If the driver cannot be loaded, workers fail too, and the worker's error is reported.
         Self(real.then(Library::open).and_then(Result::ok).map(|library| (library, gpu.clone())))
     }
 
@@ -27,12 +27,13 @@ impl DriverView {
         Some((host.driver, found))
     }
 
-    /// Returns the GPU memory of a process, in bytes; 0 if it is unknown.
+    /// Returns the GPU memory of a process in bytes, or 0 if it is unknown.
     pub(super) fn memory_of(&self, pid: i32) -> u64 {
         self.gpu().and_then(|(_, gpu)| gpu.usage.bytes_of(pid)).unwrap_or(0)
     }
 
-    /// Returns the source of a measured profile; `None` for an emulated device.
+    /// Returns the source that the profile names for its measurements, or `None` for an emulated
+    /// device.
     pub(super) fn source(&self) -> Option<ProfileSource> {
         let (driver, gpu) = self.gpu()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -44,9 +45,9 @@ impl DriverView {
     }
 }
 
-/// Returns the UTC date, as ISO 8601, that is `days` days after 1970-01-01. Counts the civil
-/// calendar from March, so that the leap day comes last (Howard Hinnant, chrono-Compatible
-/// Low-Level Date Algorithms).
+/// Returns the UTC date that is `days` days after 1970-01-01, in ISO 8601 format. The calculation
+/// starts years in March, so that a leap day is the last day of its year (Howard Hinnant,
+/// chrono-Compatible Low-Level Date Algorithms).
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

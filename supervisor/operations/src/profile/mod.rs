@@ -1,5 +1,5 @@
-//! `shadowslice profile`: measures a model's times and memory on a device, over batch sizes and
-//! shares, with the workers that would serve it.
+//! `shadowslice profile` measures a model's times and memory on a device for several batch sizes
+//! and shares. It uses the same workers as `serve`.
 
 mod bench;
 mod driver_view;
@@ -74,7 +74,7 @@ impl ProfileError {
     }
 }
 
-/// Returns the exit code.
+/// Runs the command and returns its exit code.
 pub fn run(options: &ProfileOptions) -> u8 {
     let log = Log::start();
     let measured = measure(options);
@@ -119,8 +119,8 @@ fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
     put(options, &yaml::write(&profile, &comment))
 }
 
-/// Runs the measurement until it ends or a signal comes. A signal drops the measurement with its
-/// workers and files.
+/// Runs the measurement until it ends or the process receives a signal. On a signal, drops the
+/// measurement with its workers and files.
 async fn unless_interrupted(
     measuring: impl Future<Output = Result<Vec<ShareMeasurement>, ProfileError>>,
 ) -> Result<Vec<ShareMeasurement>, ProfileError> {
@@ -133,8 +133,8 @@ async fn unless_interrupted(
     }
 }
 
-/// Measures, and repeats the measurement if the first worker found that the model must be loaded in
-/// another form.
+/// Runs the measurement. If the first worker found that the model must be loaded in another form,
+/// runs it again.
 async fn measure_with_retry<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
     match measure().await {
         Err(BenchError::OtherForm(why)) => {
@@ -175,7 +175,7 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<ShareMea
             columns.push(measured.map_err(failed(share))?);
         }
     }
-    // Two shares can round to the same SMs.
+    // Two shares may be rounded to the same number of SMs.
     columns.dedup_by_key(|column| column.sms);
     Ok(columns)
 }
@@ -213,7 +213,7 @@ fn configuration(options: &ProfileOptions, scratch: &Path) -> Result<Config, Pro
     if let Some(library) = &options.library {
         document["onnxruntime"] = serde_json::json!({"library": json(library)?});
     }
-    // JSON is valid YAML, and configurations are read from files.
+    // The configuration is read from a file. JSON is valid YAML.
     let file = scratch.join("profile.yaml");
     std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
     let invalid = |why: &str| ProfileError::Options(options::with_options(why, &file));
@@ -235,10 +235,11 @@ fn assemble(
     let rows =
         sizes.iter().enumerate().map(|(index, &batch)| ExecutionRow { batch, ms: row(index) }).collect();
     let sms = columns.iter().map(|column| column.sms).collect();
-    // A start takes longest with the fewest SMs; the profile keeps this worst case.
+    // A start takes longest with the fewest SMs. The profile contains this worst case.
     let boots = columns.iter().map(|column| column.boot);
     let start = boots.map(start).reduce(longest).unwrap_or_default();
-    // The context and some workspaces grow with the share, so the largest measurement must fit.
+    // The context and some workspaces grow with the share. The profile contains the largest
+    // measurement, so that every share fits.
     let most_memory = columns.iter().map(|column| column.memory).reduce(largest).unwrap_or_default();
     let (source, memory, bandwidth) = match (measured, &model.profile) {
         (Some(measured), _) => (measured, most_memory, 0.0),

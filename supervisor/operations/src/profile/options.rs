@@ -1,4 +1,5 @@
-//! The command-line options of `shadowslice profile`, and messages in their terms.
+//! The command-line options of `shadowslice profile`. Error messages are rewritten to name these
+//! options.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use shadowslice_shared::units::Percent;
 /// The longest name of a model, in characters.
 const MAX_NAME: usize = 128;
 
-/// The options by the configuration keys that they set.
+/// The configuration keys, and the options that set them.
 const OPTIONS: [(&str, &str); 8] = [
     ("models[0].python.executable", "--python"),
     ("models[0].path", "MODEL"),
@@ -22,7 +23,7 @@ const OPTIONS: [(&str, &str); 8] = [
     ("onnxruntime.library", "--library"),
 ];
 
-/// The advice on options by the advice on configuration keys that it replaces.
+/// Pieces of advice on configuration keys, and the advice on options that replaces them.
 const ADVICE: [(&str, &str); 6] = [
     ("raise limits.response_bytes", "give a smaller --max-batch"),
     ("use a smaller batch.max", "give a smaller --max-batch"),
@@ -79,7 +80,7 @@ pub struct ProfileOptions {
 }
 
 impl ProfileOptions {
-    /// Returns the command line, reduced to the options that select the measured model.
+    /// Returns the command line with only the options that select the measured model.
     pub(super) fn command(&self) -> String {
         let shapes = self.shape.iter().map(|(input, axes)| {
             let axes: Vec<_> = axes.iter().map(i64::to_string).collect();
@@ -89,13 +90,14 @@ impl ProfileOptions {
         format!("shadowslice profile {} --device {}{shapes}", self.model.display(), self.device)
     }
 
-    /// Returns the engine: Python for a Python file or a folder, otherwise ONNX Runtime.
+    /// Returns the engine: Python for a Python file or a folder, and ONNX Runtime otherwise.
     pub(super) fn engine(&self) -> &'static str {
         let in_python = self.model.is_dir() || self.model.extension().is_some_and(|ending| ending == "py");
         if in_python { "python" } else { "onnxruntime" }
     }
 
-    /// Returns the model's name: the file's stem, with characters that names cannot have replaced.
+    /// Returns the model's name: the file's stem, in which characters that are not allowed in names
+    /// are replaced.
     pub(super) fn name(&self) -> String {
         let stem = self.model.file_stem().unwrap_or_default().to_string_lossy();
         let fits = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
@@ -105,11 +107,11 @@ impl ProfileOptions {
     }
 }
 
-/// Rewrites a message about the generated configuration file in terms of the options.
+/// Rewrites a message about the generated configuration file so that it names the options.
 pub(super) fn with_options(text: &str, made_up: &Path) -> String {
     let place = format!("{}:", made_up.display());
     let line = |line: &str| {
-        // The line and the column follow the file.
+        // The file name is followed by the line and the column.
         let fault = line.strip_prefix(&place).and_then(|rest| rest.split_once(": ")).map(|(_, fault)| fault);
         let Some(fault) = fault else { return line.to_owned() };
         let option = OPTIONS.iter().find_map(|(key, option)| Some((option, fault.strip_prefix(key)?)));
@@ -118,13 +120,14 @@ pub(super) fn with_options(text: &str, made_up: &Path) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Rewrites advice on configuration keys as advice on options.
+/// Rewrites advice on configuration keys into advice on options.
 pub(super) fn advice(text: &str) -> String {
     ADVICE.iter().fold(text.to_owned(), |text, (key, option)| text.replace(key, option))
 }
 
-/// Returns the inputs with dynamic axes other than the batch axis and without a given shape, with
-/// advice. The time of a batch depends on these axes, so their lengths cannot be made up.
+/// Returns the inputs that have dynamic axes other than the batch axis and no given shape, followed
+/// by advice. The time of a batch depends on the lengths of these axes, so the lengths must be
+/// given.
 pub(super) fn free_axes(
     inputs: &[TensorSpec],
     batched: bool,

@@ -1,18 +1,20 @@
-//! The check that a profile can be written, before the measurement takes minutes.
+//! Checks that a profile can be written before the measurement starts, because the measurement
+//! takes minutes.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Checks that a file could be written at this path. As the measurement may fail, an existing file
-/// stays unchanged, and no file is created.
+/// Checks that a file could be written at this path. Does not change an existing file and does not
+/// create one, because the measurement may still fail.
 pub(super) fn check_writable(path: &Path) -> io::Result<()> {
     if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(ErrorKind::IsADirectory.into());
     }
     match fs::metadata(path) {
         Ok(found) if found.is_file() || found.is_dir() => OpenOptions::new().write(true).open(path).map(drop),
-        // Opening and closing a pipe would signal the end of the file to its reader.
+        // This check must not open a pipe, because closing the pipe would signal the end of the
+        // file to its reader.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => tempfile::tempfile_in(folder(path)).map(drop),
         Err(error) => Err(error),

@@ -1,11 +1,11 @@
-//! The YAML format of profiles.
+//! Writes profiles in YAML.
 
 use shadowslice_shared::profile::{Profile, ProfileSource};
 
 use crate::status::MIB;
 
-/// Writes a profile as YAML. Reading it returns the same profile except for rounding: execution
-/// times to 1 µs, the start to 1 ms, memory up to the next MiB.
+/// Writes a profile as YAML. Reading the text returns the same profile except for rounding:
+/// execution times to 1 µs, start times to 1 ms, and memory up to the next MiB.
 pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let Profile { source, memory, start, bandwidth, shapes, execution } = profile;
     let source = match source {

@@ -1,4 +1,4 @@
-//! The status of GPUs, and of the memory that workers use on them.
+//! The status of GPUs, and of the memory that workers use on these GPUs.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,24 +9,25 @@ use shadowslice_control::nvml::{Memory, Reading, Watched};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// The readings of a GPU by NVML. A reading is `None` while NVML does not give it.
+/// The readings of a GPU from NVML. A reading is `None` if NVML does not provide it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlStatus {
-    /// The UUID, as `GPU-...`.
+    /// The UUID in the form `GPU-...`.
     pub uuid: String,
     pub name: String,
     pub memory: Option<GpuMemory>,
-    /// The part of the last sampling period in which any kernel ran, on however few SMs, in percent.
+    /// The percentage of the last sampling period in which at least one kernel ran, regardless of
+    /// the number of SMs.
     pub utilisation_percent: Option<u32>,
     pub power_mw: Option<u32>,
     pub power_limit_mw: Option<u32>,
-    /// The energy used since the driver was loaded, in mJ.
+    /// The energy that the GPU has used since the driver was loaded, in mJ.
     pub energy_mj: Option<u64>,
-    /// The XID errors that the driver reported since the supervisor's start.
+    /// The number of XID errors that the driver has reported since the supervisor started.
     pub xid_errors: u64,
 }
 
-/// A GPU's memory, in MiB. The driver's own memory is neither used nor free.
+/// The memory of a GPU, in MiB. The driver's own memory counts neither as used nor as free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuMemory {
     pub used_mib: u64,
@@ -38,8 +39,8 @@ pub struct GpuMemory {
 pub struct WorkerStatus {
     #[serde(flatten)]
     pub report: WorkerReport,
-    /// The GPU memory of the process, in MiB; `None` on an emulated GPU, and while NVML does not
-    /// give it.
+    /// The GPU memory of the process, in MiB. `None` on an emulated GPU, and if NVML does not
+    /// provide it.
     pub memory_mib: Option<u64>,
 }
 
@@ -51,14 +52,15 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Returns the reason if the GPU has too little memory for another worker of a model with these
-/// workers. A new worker takes as much as the serving worker has without weights, or `need` bytes
-/// if that is unknown. The standby would stop and give up its memory.
+/// Returns a reason if the GPU has too little memory for another worker of a model with these
+/// workers. The new worker needs as much memory as the serving worker uses without weights. If that
+/// is unknown, it needs `need` bytes. A standby's memory counts as free, because the standby would
+/// be stopped.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);
     let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
-    // The new worker shares the weights that the incumbent brought to the GPU.
+    // The new worker shares the weights that the incumbent has loaded onto the GPU.
     let brought =
         of("incumbent").and_then(|worker| worker.memory).map_or(0, |memory| memory.brought_mib * MIB);
     let needed = bytes("incumbent").map(|bytes| bytes.saturating_sub(brought)).or(need)?;

@@ -1,4 +1,4 @@
-//! `shadowslice plan`: the changes that the policy would make, as text of 80 columns.
+//! `shadowslice plan` shows the changes that the policy would make, as text of 80 columns.
 
 use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wrapped};
 use crate::figures;
@@ -25,7 +25,7 @@ pub fn plan(report: &PlanReport) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the policy's reason, and what prevents the change.
+/// Returns the policy's reason, and the reason why the change is not made.
 pub(crate) fn why(model: &ModelPlan) -> String {
     let mut text = model.why.clone();
     if let Some(obstacle) = &model.not_ordered {
@@ -40,7 +40,7 @@ pub(crate) fn why(model: &ModelPlan) -> String {
     text
 }
 
-/// Describes how the share changes, and the model's groups of SMs.
+/// Describes the mechanism of the change and the model's groups of SMs.
 fn place(model: &ModelPlan) -> String {
     let mut text = model.mechanism.clone();
     match model.groups.as_deref() {
@@ -80,7 +80,7 @@ fn idle(model: &ModelPlan) -> bool {
     model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.seen.queued == 0
 }
 
-/// Returns what prevents a wanted change, in a word.
+/// Returns one word for what prevents a wanted change.
 fn kept_by(model: &ModelPlan) -> &'static str {
     match (model.verdict.as_str(), &model.not_ordered) {
         (_, Some(_)) => "obstacle",

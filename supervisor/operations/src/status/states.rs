@@ -1,4 +1,4 @@
-//! The states of a model, as names, reasons and times.
+//! Formats a model's state as a name, a reason and times.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub(super) fn name_and_reason(state: &ModelState) -> (&'static str, Option<Strin
     }
 }
 
-/// Returns the progress of a model that loads, and why its last worker exited.
+/// Returns the progress of a model that is loading, and the reason why its last worker exited.
 pub(super) fn progress(report: &ModelReport, now: Instant) -> Option<String> {
     if !matches!(report.state, ModelState::Loading | ModelState::Restarting) {
         return None;
@@ -33,7 +33,7 @@ pub(super) fn progress(report: &ModelReport, now: Instant) -> Option<String> {
     (!known.is_empty()).then(|| known.join("; "))
 }
 
-/// Returns the time until the next try of an unready model.
+/// Returns the time until an unready model is tried again.
 pub(super) fn next_try(state: &ModelState, now: Instant) -> Option<Duration> {
     match state {
         ModelState::Unready { next: NextStart::UnderWay, .. } => Some(Duration::ZERO),

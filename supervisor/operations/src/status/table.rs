@@ -1,6 +1,6 @@
-//! Tables and sentences that fit a width.
+//! Formats tables and sentences for a given width.
 
-/// The width of text output, in columns: any terminal has as many.
+/// The width of text output, in columns. Any terminal has at least this width.
 pub(crate) const WIDTH: usize = 80;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,8 +9,9 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A column of a table of rows `R`: its head, and the function from a row to its cell. If the table
-/// is too wide, columns are left out, those of the highest rank first. Columns of rank 0 stay.
+/// A column of a table with rows of type `R`: its head, and the function that returns the cell of a
+/// row. If the table is too wide, columns are omitted, starting with the highest rank. Columns of
+/// rank 0 are never omitted.
 #[derive(Debug)]
 pub(crate) struct TableColumn<R> {
     pub(crate) rank: u8,
@@ -23,13 +24,13 @@ pub(crate) struct TableColumn<R> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LongCell {
     Cut,
-    /// The cell gets its own line, above the rest of its row.
+    /// The cell gets a separate line above the rest of its row.
     OwnLine,
 }
 
-/// The width to which the first column shrinks before other columns are left out.
+/// The width to which the first column shrinks before other columns are omitted.
 const NARROW: usize = 10;
-/// The width to which the first column shrinks when no other column can be left out.
+/// The width to which the first column shrinks when no other column can be omitted.
 const LEAST: usize = 4;
 
 pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> TableColumn<R> {
@@ -40,7 +41,8 @@ pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> Strin
     TableColumn { rank, head, align: Align::Right, cell }
 }
 
-/// Returns the head and each row as lines of at most `width`, unless the columns of rank 0 are wider.
+/// Returns the head and all rows as lines of at most `width` columns. If the columns of rank 0 are
+/// wider, the lines are longer.
 pub(crate) fn aligned<R>(
     columns: &[TableColumn<R>],
     rows: &[R],
@@ -99,7 +101,7 @@ fn line<R>(
     line.trim_end().to_owned()
 }
 
-/// Cuts a text to `width` characters; an ellipsis replaces the rest.
+/// Cuts a text to `width` characters. An ellipsis shows that the text was cut.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -108,8 +110,9 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     if width == 0 { kept } else { kept + "…" }
 }
 
-/// Wraps a text into lines of at most `width` and indents all but the first. Longer words are
-/// broken. Control characters are replaced, as parts of the text may come from clients or models.
+/// Wraps a text into lines of at most `width` characters, and indents all lines but the first.
+/// Breaks words that are longer than a line. Replaces control characters, because parts of the text
+/// may come from clients or models.
 pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     let plain = |letter: char| if letter.is_control() && !letter.is_whitespace() { '?' } else { letter };
     let text: String = text.chars().map(plain).collect();
@@ -141,7 +144,7 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     lines
 }
 
-/// Wraps a text as [`wrapped`] does, with all lines indented by two.
+/// Wraps a text like [`wrapped`], and indents all lines by two.
 pub(crate) fn block(text: &str, width: usize) -> Vec<String> {
     wrapped(text, width.saturating_sub(2), 0).iter().map(|line| format!("  {line}")).collect()
 }

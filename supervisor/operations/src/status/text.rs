@@ -1,4 +1,4 @@
-//! `shadowslice status` as text of 80 columns.
+//! Formats `shadowslice status` as text of 80 columns.
 
 use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
 use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
@@ -38,7 +38,7 @@ pub fn text(status: &HostStatus) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// The number of models that are named if the host is not ready.
+/// The largest number of models that are named if the host is not ready.
 const MAX_NAMED: usize = 5;
 
 fn unready_host(models: &[ModelStatus]) -> String {
@@ -65,7 +65,7 @@ pub(crate) fn supervisor(own: &SupervisorStatus) -> String {
     format!("supervisor {version}, pid {pid}, up {}, with {}", figures::span(*age_s), config.display())
 }
 
-/// Returns the problems of a model, and deviations from what the policy wants.
+/// Returns the problems of a model, and whether its share is held.
 pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
     let name = &model.name;
     let why = model.why.as_ref().map(|why| format!("{name} is {}{}: {why}", model.state, next_try(model)));
@@ -93,7 +93,7 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
         .collect()
 }
 
-/// Describes since when a model has been unready, and when it is tried again.
+/// Describes for how long a model has been unready, and when it is tried again.
 fn next_try(model: &ModelStatus) -> String {
     if model.state != "unready" {
         return String::new();
@@ -106,7 +106,7 @@ fn next_try(model: &ModelStatus) -> String {
     format!(" for {:.0} s ({next})", model.state_age_s)
 }
 
-/// Describes a completed or failed change of the share, with its reason.
+/// Describes a change of the share, whether completed or failed, and its reason.
 pub(crate) fn change_text(last: &HandoverReport, plan: Option<&ModelPlan>) -> String {
     let reason = match last.cause.as_str() {
         "hand" => "by hand".to_owned(),
@@ -127,18 +127,19 @@ pub(crate) fn state(model: &ModelStatus) -> String {
     if drained { "drained".to_owned() } else { model.state.clone() }
 }
 
-/// Returns the share in force; `h` marks a held share.
+/// Returns the current share. The suffix `h` marks a held share.
 pub(crate) fn share(model: &ModelStatus) -> String {
     format!("{}%{}", model.share_percent, if model.held { "h" } else { "" })
 }
 
-/// Returns the part of the requests that was answered within the SLO, or `-` without requests.
+/// Returns the percentage of requests that were answered within the SLO, or `-` if there were no
+/// requests.
 pub(crate) fn in_slo(model: &ModelStatus) -> String {
     let part = model.slo.attainment.filter(|_| !model.is_idle());
     part.map_or("-".to_owned(), figures::percent)
 }
 
-/// Returns a latency, or `-` if no request was answered.
+/// Returns a latency in ms, or `-` if no request was answered.
 pub(crate) fn latency(model: &ModelStatus, ms: f64) -> String {
     model.slo.slack.map_or("-".to_owned(), |_| figures::ms(ms))
 }

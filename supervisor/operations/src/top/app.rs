@@ -1,4 +1,4 @@
-//! The state of `top`: the last reply, the selected model, and the actions of keys.
+//! The state of `top`: the last reply, the selected model, and the effects of keys.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use super::snapshot::{PollResult, TopSnapshot};
 pub(super) struct App {
     pub(super) interval: Duration,
     pub(super) snapshot: Option<TopSnapshot>,
-    /// The outage, if the supervisor does not reply.
+    /// The outage, or `None` if the supervisor replies.
     pub(super) away: Option<Unreachable>,
     last: Option<PollResult>,
-    /// The name of the selected model. A name stays right when models are added or removed.
+    /// The name of the selected model. Unlike an index, the name stays valid when models are added
+    /// or removed.
     selected: Option<String>,
 }
 
@@ -41,7 +42,7 @@ impl App {
         Self { interval, ..Self::default() }
     }
 
-    /// Takes the supervisor's reply, or the reason why none came.
+    /// Processes the supervisor's reply, or the reason why no reply arrived.
     pub(super) fn update(&mut self, reply: Result<PollResult, String>, now: Duration) {
         match reply {
             Ok(result) => {
@@ -50,8 +51,8 @@ impl App {
                 self.away = None;
             }
             Err(why) => {
-                // The counters of the next supervisor start from zero, so a difference to these is
-                // meaningless.
+                // The next supervisor's counters start from zero, so a difference to the current
+                // counters would be meaningless.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
                 self.away = Some(Unreachable { why, since, now });
@@ -73,7 +74,7 @@ impl App {
         KeyAction::Redraw
     }
 
-    /// Returns the index of the selected model, or 0 if that model does not exist any more.
+    /// Returns the index of the selected model, or 0 if that model no longer exists.
     pub(super) fn selected(&self) -> usize {
         let models = self.snapshot.iter().flat_map(|snapshot| &snapshot.models);
         let chosen = |name: &String| models.clone().position(|model| model.status.name == *name);

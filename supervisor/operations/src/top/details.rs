@@ -1,11 +1,12 @@
-//! The details of the selected model.
+//! Formats the details of the selected model.
 
 use super::snapshot::TopModel;
 use crate::figures::{self, span};
 use crate::status::table::wrapped;
 use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
 
-/// Returns the lines, the most important first, as a small screen shows only some.
+/// Returns the lines. The most important lines come first, because a small screen shows only some
+/// of them.
 pub(super) fn lines(model: &TopModel, width: usize) -> Vec<String> {
     let status = &model.status;
     let mut lines = vec![head(model)];
@@ -62,7 +63,7 @@ fn head(model: &TopModel) -> String {
     text
 }
 
-/// Describes the last change of the share, with its reason.
+/// Describes the last change of the share and its reason.
 fn last_change(model: &TopModel) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {

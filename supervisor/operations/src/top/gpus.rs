@@ -1,4 +1,4 @@
-//! The GPUs: their models by SMs, memory by kind, and power.
+//! Formats the GPUs: their models by SMs, their memory by kind, and their power.
 
 use super::snapshot::{TopModel, TopSnapshot};
 use crate::figures;
@@ -6,10 +6,10 @@ use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
 use shadowslice_shared::groups::Groups;
 
-/// The width, in columns, from which a GPU's single line has room for several letters in a group.
+/// The width, in columns, at which the single line of a GPU has room for several letters per group.
 const WIDE: usize = 130;
 
-/// Returns all lines of one GPU.
+/// Returns the complete description of one GPU, in several lines.
 pub(super) fn full(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
     let name = gpu.nvml.as_ref().map_or(gpu.device.as_str(), |nvml| nvml.name.as_str());
     let backend = if gpu.backend == name { String::new() } else { format!(" {},", gpu.backend) };
@@ -32,7 +32,7 @@ pub(super) fn full(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec
     lines
 }
 
-/// Returns a single line about one GPU.
+/// Returns a description of one GPU in a single line.
 pub(super) fn short(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> String {
     let models: Vec<_> = snapshot.on(gpu.index).collect();
     let grouped = models.iter().all(|model| groups_of(model).is_some());
@@ -54,8 +54,8 @@ fn groups_of(model: &TopModel) -> Option<Groups> {
     model.status.groups.as_ref()?.parse().ok()
 }
 
-/// Draws a cell for each group, with the letters of its models: `.` for none, and their number if
-/// the letters do not fit.
+/// Draws a cell for each group with the letters of its models. If a group has no models, the cell
+/// is `.`. If the letters do not fit, the cell shows the number of models.
 fn map(models: &[&TopModel], groups: usize, room: usize) -> String {
     let width = (room / groups.max(1)).clamp(1, 6);
     let has = |group: usize| {
@@ -65,7 +65,7 @@ fn map(models: &[&TopModel], groups: usize, room: usize) -> String {
     (0..groups).map(|group| format!("{:<width$}", cell(&has(group), width))).collect()
 }
 
-/// Returns the text of a cell. A cell of two columns or more keeps the last one free.
+/// Returns the text of a cell. If a cell has at least two columns, the last column stays empty.
 fn cell(letters: &str, width: usize) -> String {
     let room = width.saturating_sub(1).max(1);
     match letters.len() {
@@ -81,8 +81,8 @@ fn cut_letters(letters: &str, count: usize) -> String {
     letters.chars().take(count).collect()
 }
 
-/// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the
-/// shares if that is larger.
+/// Draws the shares next to each other. The length of the bar represents the whole GPU. If the sum
+/// of the shares is larger, it represents that sum.
 fn bar(models: &[&TopModel], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
     let text = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
@@ -107,8 +107,8 @@ fn power(gpu: &GpuStatus) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are
-/// contexts, kernels, recordings, and the memory of other programs.
+/// Describes the GPU's memory by kind. All workers of a model share one copy of its weights.
+/// `other` includes contexts, kernels, recordings, and the memory of other programs.
 fn memory(snapshot: &TopSnapshot, gpu: &GpuStatus) -> String {
     let of_model = |model: &TopModel| {
         let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);

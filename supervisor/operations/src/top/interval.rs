@@ -5,16 +5,16 @@ use shadowslice_datapath::pipeline::RequestCounts;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Interval {
-    /// The mean time that answered requests waited in the queue, in ms; `None` without answered
-    /// requests.
+    /// The mean time that answered requests waited in the queue, in ms. `None` if no requests were
+    /// answered.
     pub(super) wait_ms: Option<f64>,
-    /// True if no request ended, none came, and none is queued or in flight.
+    /// True if no request arrived or ended, and no request is queued or in flight.
     pub(super) idle: bool,
 }
 
 impl Interval {
-    /// Compares two statuses. Returns `None` if the counters restarted in between, as after a model
-    /// is replaced.
+    /// Compares two statuses. Returns `None` if the counters were reset in between, for example
+    /// because the model was replaced.
     pub(super) fn between(before: &ModelStatus, after: &ModelStatus) -> Option<Self> {
         let counts = after.requests.since(&before.requests)?;
         let RequestCounts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;

@@ -1,5 +1,5 @@
-//! `shadowslice top`: models and GPUs, live in a terminal. `run` polls the supervisor, reads keys
-//! and draws; the other modules turn replies into lines and do no I/O.
+//! `shadowslice top` shows models and GPUs live in a terminal. `run` polls the supervisor, reads
+//! keys and draws. The other modules convert replies into lines and do no I/O.
 
 mod app;
 mod details;

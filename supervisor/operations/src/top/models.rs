@@ -1,4 +1,4 @@
-//! The table of models.
+//! Formats the table of models.
 
 use super::snapshot::TopModel;
 use crate::figures;
@@ -6,7 +6,7 @@ use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
 use shadowslice_datapath::pipeline::Rates;
 
-/// Returns the table's head, and a row for each model. Columns that do not fit are left out by
+/// Returns the table's head and a row for each model. Omits columns that do not fit, according to
 /// their rank.
 pub(super) fn table(models: &[TopModel], width: usize) -> Vec<String> {
     aligned(&COLUMNS, models, width, LongCell::Cut)
@@ -35,7 +35,7 @@ const COLUMNS: [TableColumn<TopModel>; 18] = [
     right(13, "DEATHS", |model| figures::count(model.status.worker_deaths)),
 ];
 
-/// Returns the way in which the share changes.
+/// Returns the mechanism that changes the share.
 fn by(model: &TopModel) -> String {
     match model.status.mechanism.as_str() {
         "in-process" => "inside",
@@ -62,7 +62,8 @@ fn busy(model: &TopModel, figure: impl Fn() -> String) -> String {
     if model.is_idle() { "-".to_owned() } else { figure() }
 }
 
-/// Describes the last change: its age if its share is in force, otherwise its outcome.
+/// Describes the last change. If the share that it set is the current one, shows the age of the
+/// change. Otherwise shows its outcome.
 fn last_change(model: &TopModel) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {

@@ -1,44 +1,45 @@
-//! The distribution of a screen's lines among its parts.
+//! Distributes the lines of the screen among the parts of the screen.
 
-/// The lines that each part would fill.
+/// The number of lines that each part needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LineNeeds {
     pub(super) models: usize,
-    /// The lines of the GPUs in full.
+    /// The number of lines if every GPU is described completely.
     pub(super) full_gpus: usize,
-    /// The lines of the GPUs with one line each.
+    /// The number of lines if every GPU gets one line.
     pub(super) short_gpus: usize,
     pub(super) details: usize,
 }
 
-/// The lines that each part gets.
+/// The number of lines that each part gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LineBudget {
-    /// The rows of the table of models, without its head.
+    /// The number of rows in the table of models, without the table's head.
     pub(super) models: usize,
     pub(super) gpus: usize,
     pub(super) full_gpus: bool,
     pub(super) details: usize,
 }
 
-/// The rows of the table that come before all lines of the GPUs.
+/// The number of table rows that take precedence over the lines of the GPUs.
 const FIRST_MODELS: usize = 5;
-/// The lines of the details that come before all lines of the GPUs.
+/// The number of detail lines that take precedence over the lines of the GPUs.
 const FIRST_DETAILS: usize = 7;
 
-/// Distributes `lines`, which excludes the title, the table's head and the last line.
+/// Distributes the lines. `lines` does not include the title, the table's head and the last line.
 pub(super) fn distribute(lines: usize, needs: LineNeeds) -> LineBudget {
     let models = needs.models.min(FIRST_MODELS);
     let details = needs.details.min(FIRST_DETAILS);
     let full_gpus = models + details + needs.full_gpus <= lines;
     let gpus = if full_gpus { needs.full_gpus } else { needs.short_gpus };
-    // If not everything fits, models come first, then details, then GPUs.
+    // If there are too few lines, the models have priority over the details, and the details over
+    // the GPUs.
     let models = models.min(lines);
     let gpus = gpus.min(lines.saturating_sub(models + details));
     let details = needs.details.min(lines - models - gpus);
     let spare = lines - models - gpus - details;
     let models = needs.models.min(models + spare);
-    // The rows of models take precedence over more than the first details.
+    // Further rows of models take precedence over details after the first `FIRST_DETAILS` lines.
     let more = (needs.models - models).min(details.saturating_sub(FIRST_DETAILS));
     LineBudget { models: models + more, gpus, full_gpus, details: details - more }
 }

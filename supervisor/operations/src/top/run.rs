@@ -1,4 +1,5 @@
-//! The loop of `top`: polls the supervisor, reads keys, draws, and restores the terminal at the end.
+//! The main loop of `top`. It polls the supervisor, reads keys and draws, and restores the terminal
+//! at the end.
 
 use std::any::Any;
 use std::io::{self, IsTerminal};
@@ -23,7 +24,7 @@ use shadowslice_shared::exit::{self, fail};
 /// The shortest interval between two polls.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The width of a page without a terminal, in columns.
+/// The width of the output without a terminal, in columns.
 const PAGE_WIDTH: u16 = 80;
 
 /// The capacity of the channel for keys, replies and other events.
@@ -109,14 +110,14 @@ fn poll(run_dir: &Path) -> Result<PollResult, String> {
     }
 }
 
-/// The terminal in raw mode. Dropping it restores the terminal.
+/// A terminal in raw mode. Dropping it restores the terminal.
 struct Screen(DefaultTerminal);
 
 impl Screen {
     fn take() -> io::Result<Self> {
         let screen = ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore());
-        // The hook of ratatui restores the terminal and prints. The panics of other threads arrive
-        // as events, and are printed after the terminal is restored.
+        // ratatui's panic hook restores the terminal and prints the message. A panic in another
+        // thread arrives as an event. Its message is printed after the terminal has been restored.
         let restoring_hook = panic::take_hook();
         let drawing = thread::current().id();
         panic::set_hook(Box::new(move |info| {
@@ -138,7 +139,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The terminal may be closed; then nothing can be restored.
+        // The terminal may be closed. In that case nothing can be restored.
         self.0.show_cursor().ok();
         ratatui::try_restore().ok();
     }
@@ -146,8 +147,8 @@ impl Drop for Screen {
 
 fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, TopError> {
     let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
-    // The signals are blocked before other threads start, so that only the waiting thread receives
-    // them.
+    // Signals are blocked before other threads start, so that only the thread that waits for
+    // signals receives them.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
     signals.thread_block().map_err(io::Error::from)?;
     let mut screen = Screen::take()?;
@@ -183,7 +184,7 @@ fn serve(
     Ok(0)
 }
 
-/// Starts a thread that sends an event if it fails or panics.
+/// Starts a thread. The thread sends an event if it fails or panics.
 fn start(
     name: &str,
     event_tx: &SyncSender<TopEvent>,
@@ -197,7 +198,7 @@ fn start(
             Ok(Err(error)) => TopError::Terminal(error),
             Err(panicked) => TopError::Panicked(thread_name, message(&*panicked)),
         };
-        // An error means that `top` ends already.
+        // An error means that `top` is already exiting.
         event_tx.send(TopEvent::Failed(broken)).ok();
     };
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
@@ -208,7 +209,7 @@ fn message(panicked: &(dyn Any + Send)) -> String {
     text.or_else(|| panicked.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// Sends keys and changes of the terminal's size, until nobody receives them.
+/// Sends key presses and changes of the terminal's size until the receiver is dropped.
 fn keys(event_tx: &SyncSender<TopEvent>) -> io::Result<()> {
     loop {
         let next = match event::read()? {

@@ -1,4 +1,5 @@
-//! The data on the screen: one reply of the supervisor, and the difference to the reply before it.
+//! The data that the screen shows: a reply of the supervisor, and its difference from the previous
+//! reply.
 
 use super::interval::Interval;
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
@@ -12,7 +13,7 @@ pub(crate) struct PollResult {
     pub(super) plan: PlanReport,
 }
 
-/// The data from which a screen is drawn.
+/// The data from which the screen is drawn.
 #[derive(Debug, Clone)]
 pub(super) struct TopSnapshot {
     pub(super) supervisor: Option<SupervisorStatus>,
@@ -26,18 +27,18 @@ pub(super) struct TopSnapshot {
 
 #[derive(Debug, Clone)]
 pub(super) struct TopModel {
-    /// The letter of the model in the maps of GPUs.
+    /// The letter that represents the model in the maps of GPUs.
     pub(super) key: char,
     pub(super) status: ModelStatus,
-    /// The policy's plan; `None` without a policy or before its first decision.
+    /// The policy's plan. `None` without a policy or before its first decision.
     pub(super) plan: Option<ModelPlan>,
-    /// The time since the previous reply; `None` after a single reply.
+    /// The changes since the previous reply. `None` if there is only one reply.
     pub(super) since: Option<Interval>,
 }
 
 impl TopModel {
-    /// Returns true if no request came in the last interval, or in the last minute or two after a
-    /// single reply.
+    /// Returns true if no request arrived in the last interval. If there is only one reply, the
+    /// last minute or two count instead.
     pub(super) fn is_idle(&self) -> bool {
         self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
     }
@@ -72,7 +73,7 @@ impl TopSnapshot {
         }
     }
 
-    /// Returns the models with workers on a GPU, by the GPU's index in the configuration.
+    /// Returns the models with workers on the GPU that has this index in the configuration.
     pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &TopModel> {
         self.models.iter().filter(move |model| model.status.gpu == gpu && !model.status.workers.is_empty())
     }
@@ -83,7 +84,7 @@ fn since(model: &ModelStatus, before: &PollResult) -> Option<Interval> {
     Interval::between(earlier, model)
 }
 
-/// Returns a letter for each of the first 52 models, and `#` for the others.
+/// Returns a different letter for each of the first 52 models, and `#` for all others.
 fn key(place: usize) -> char {
     ('a'..='z').chain('A'..='Z').nth(place).unwrap_or('#')
 }

@@ -1,4 +1,4 @@
-//! The whole screen, as styled lines.
+//! Formats the whole screen as styled lines.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
@@ -17,7 +17,7 @@ const KEYS: &str = "q quits, j/k or arrows select a model";
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const PLAIN: Style = Style::new();
 
-/// Returns the screen of a terminal of this size.
+/// Returns the content of the screen for a terminal of this size.
 pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     let (width, height) = (usize::from(width), usize::from(height));
     if width == 0 {
@@ -50,7 +50,7 @@ pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     filled(lines, last, height)
 }
 
-/// Returns everything as a page of any length, for output without a terminal.
+/// Returns all content as a page of any length, for output without a terminal.
 pub(super) fn page(app: &App, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
     let Some(snapshot) = &app.snapshot else { return Vec::new() };
@@ -93,7 +93,8 @@ fn title(app: &App, snapshot: &TopSnapshot, (first, shown): (usize, usize), widt
     Line::styled(cut(&text, width), BOLD)
 }
 
-/// Returns the rows around the selected one, with the table's head, and the index of the first row.
+/// Returns the table's head, the rows around the selected row, and the index of the first of these
+/// rows.
 fn window(snapshot: &TopSnapshot, selected: usize, rows: usize, width: usize) -> (usize, Vec<Line<'static>>) {
     let first = selected.saturating_sub(rows / 2).min(snapshot.models.len().saturating_sub(rows));
     let mut table = models::table(&snapshot.models, width).into_iter();
@@ -116,7 +117,8 @@ fn style(model: &TopModel) -> Style {
     }
 }
 
-/// Returns the lines of the GPUs. If they do not all fit, they start with the selected model's GPU.
+/// Returns the lines of the GPUs. If there are too few lines for all GPUs, starts with the selected
+/// model's GPU.
 fn gpu_lines(
     snapshot: &TopSnapshot,
     full: Vec<Vec<String>>,
@@ -135,7 +137,7 @@ fn gpu_lines(
     lines.into_iter().take(room.gpus).map(|line| Line::styled(cut(&line, width), style(&line))).collect()
 }
 
-/// Cuts the lines to the room; the last line tells the reader that there are more.
+/// Cuts the lines to the available room. If lines are cut, the last line says so.
 fn shortened(mut lines: Vec<String>, room: usize, width: usize) -> Vec<Line<'static>> {
     if lines.len() > room && room > 1 {
         lines.truncate(room - 1);

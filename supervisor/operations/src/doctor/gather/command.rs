@@ -1,4 +1,4 @@
-//! Runs other programs, with a time limit.
+//! Runs other programs with a time limit.
 
 use std::ffi::OsStr;
 use std::io;

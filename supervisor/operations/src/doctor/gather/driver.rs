@@ -1,4 +1,4 @@
-//! The facts about NVIDIA's driver and the GPUs.
+//! Collects the facts about NVIDIA's driver and the GPUs.
 
 use std::path::Path;
 
@@ -31,14 +31,14 @@ fn files() -> Vec<DeviceFile> {
     names.into_iter().map(file).collect()
 }
 
-/// Checks if CUDA opens a device file of this name: the control file, unified memory, or a GPU by
-/// its number.
+/// Returns whether CUDA opens a device file with this name: the control file, the file for unified
+/// memory, or the file of a GPU.
 fn is_device(name: &str) -> bool {
     let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// Returns the unexpected processes on the GPUs. A process that this user cannot see is named
+/// Returns the unexpected processes on the GPUs. A process that this user cannot see has the name
 /// `unknown`.
 fn foreign(host: &Host, processes: &ProcessTable) -> Vec<ForeignProcess> {
     let gpus = host.gpus.iter().flatten();

@@ -1,4 +1,4 @@
-//! The facts about ONNX Runtime and the libraries that it needs.
+//! Collects the facts about ONNX Runtime and the libraries that it needs.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! Collects facts about the host. Nothing is changed. Only a measurement of partitions starts
-//! processes, among them an MPS daemon. This process loads NVML; a worker process loads the other
-//! libraries, as a vendor's library may run code when it is loaded.
+//! Collects facts about the host without changing it. Only the measurement of partitions starts an
+//! MPS daemon. This process loads NVML. A worker process loads the other libraries, because a
+//! vendor's library may run code when it is loaded.
 
 mod command;
 mod driver;

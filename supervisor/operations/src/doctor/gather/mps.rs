@@ -1,4 +1,4 @@
-//! The facts about CUDA MPS: its programs, and the processes that run them.
+//! Collects the facts about CUDA MPS: its programs, and the processes that run these programs.
 
 use std::ffi::OsStr;
 use std::os::fd::AsRawFd;
@@ -16,7 +16,7 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// The pipe directories that the versions of CUDA and of the control program use by default.
+/// The default pipe directories of different versions of CUDA and of the control program.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
 pub(super) fn facts(processes: &ProcessTable) -> MpsFacts {
@@ -38,9 +38,10 @@ fn control(path: PathBuf) -> MpsControlProgram {
     MpsControlProgram { version, path }
 }
 
-/// Returns the number in a line such as `... Binary version: 13000`.
+/// Returns the number in a line that ends with, for example, `Binary version: 13000`.
 fn version(output: &str) -> Option<u32> {
-    // The years of a copyright also look like versions, so the search starts at the word.
+    // The years in a copyright notice look like versions, so the search starts after the word
+    // "version".
     let after = output.rsplit_once("ersion:").map_or(output, |(_, after)| after);
     let mut numbers = after.split(|letter: char| !letter.is_ascii_digit());
     numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
@@ -67,14 +68,14 @@ fn pipes() -> Vec<PipeDirectory> {
     there.map(|path| PipeDirectory { alive: has_listener(&path.join("control")), path }).collect()
 }
 
-/// Checks if a process listens on the socket, without sending anything.
+/// Returns whether a process listens on the socket. Sends nothing to that process.
 fn has_listener(path: &Path) -> bool {
     let tried = UnixAddr::new(path).and_then(|address| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(socket.as_raw_fd(), &address)
     });
-    // Other failures (another kind of socket, no permission, a full backlog) mean that a process
+    // Any other failure, such as a missing permission or a full backlog, means that a process
     // listens.
     !matches!(tried, Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::ENOTSOCK))
 }

@@ -1,5 +1,5 @@
-//! The measurement of whether partitions inside processes are isolated. It runs as in `serve`,
-//! under an MPS daemon that ends with the measurement.
+//! Measures whether partitions inside a process are isolated. The measurement runs under an MPS
+//! daemon, like a worker of `serve`. The daemon stops at the end of the measurement.
 
 use std::path::Path;
 

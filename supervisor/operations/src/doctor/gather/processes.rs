@@ -1,4 +1,4 @@
-//! The processes that this user can see in `/proc`.
+//! Lists the processes that this user can see in `/proc`.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ const MAX_ANCESTORS: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProcessEntry {
-    /// The file name of the program, from its arguments.
+    /// The program's file name, taken from the process's arguments.
     pub(super) name: String,
     pub(super) uid: u32,
     parent: i32,
 }
 
-/// The processes by their ids.
+/// All visible processes by process id.
 pub(super) type ProcessTable = BTreeMap<i32, ProcessEntry>;
 
 pub(super) fn all() -> ProcessTable {
@@ -29,13 +29,13 @@ fn entry(process: &procfs::process::Process) -> Option<ProcessEntry> {
     Some(ProcessEntry { name, uid: process.uid().ok()?, parent: stat.ppid })
 }
 
-/// Returns the file name of the program. `short`, the name in `/proc/PID/stat`, is cut, and serves
+/// Returns the program's file name. `short` is the truncated name in `/proc/PID/stat`. It is used
 /// only for kernel threads, which have no arguments.
 fn name<'n>(program: &'n str, short: &'n str) -> &'n str {
     program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short)
 }
 
-/// Checks if a running supervisor started the process, directly or through others.
+/// Returns whether a running supervisor is an ancestor of the process.
 pub(super) fn is_our_own(pid: i32, processes: &ProcessTable) -> bool {
     let parent = |pid: &i32| processes.get(pid).map(|process| process.parent);
     let line = std::iter::successors(Some(pid), parent).skip(1).take(MAX_ANCESTORS);

@@ -1,4 +1,4 @@
-//! The facts about the host other than its GPUs.
+//! Collects the facts about the host that do not concern its GPUs.
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use shadowslice_control::host;
 use shadowslice_control::host::unsafe_because;
 use shadowslice_control::process::may_raise_priority;
 
-/// The variables that CUDA and MPS read, besides those with the prefix CUDA_MPS_.
+/// The variables that CUDA and MPS read, in addition to those with the prefix CUDA_MPS_.
 const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"];
 
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -27,7 +27,7 @@ pub(super) fn facts(config: Option<&Config>) -> SystemFacts {
         variables: variables(std::env::vars_os()),
         uid: geteuid().as_raw(),
         may_raise_priority: may_raise_priority(),
-        // The supervisor raises its soft limit to the hard limit.
+        // The supervisor raises its own soft limit to the hard limit.
         open_files: limit(Resource::RLIMIT_NOFILE, |(_, hard)| hard),
         locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
         shared_memory: shared_memory(),
@@ -61,7 +61,8 @@ fn run_dir(config: Option<&Config>) -> RunDir {
     path.map_or(RunDir::Unknown, inspect)
 }
 
-/// Checks if a run directory can be created, or used if it exists.
+/// Returns whether a run directory can be used. If it does not exist, returns whether it can be
+/// created.
 fn inspect(path: PathBuf) -> RunDir {
     if UnixStream::connect(path.join(SOCKET)).is_ok() {
         return RunDir::Taken(path);

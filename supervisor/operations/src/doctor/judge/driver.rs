@@ -1,4 +1,4 @@
-//! The checks of NVIDIA's driver and its GPUs.
+//! Checks NVIDIA's driver and its GPUs.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{DriverFacts, EngineFacts, ForeignProcess, MIB};
@@ -6,16 +6,17 @@ use crate::doctor::requirements::Requirements;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
 
-/// The lowest compute capability for which MPS limits the SMs: Volta's.
+/// The lowest compute capability for which MPS limits the SMs: that of Volta GPUs.
 const MIN_CAPABILITY: (i32, i32) = (7, 0);
 
-/// The number of other processes on a GPU that are named.
+/// The largest number of other processes on a GPU that are named in a finding.
 const MAX_NAMED: usize = 5;
 
 pub(super) fn checks(driver: &DriverFacts, engine: &EngineFacts, need: &Requirements) -> Vec<Check> {
     let host = match &driver.nvml {
         Ok(host) => host,
-        // Without a driver, its device files are missing as well, so there is nothing more to report.
+        // If the driver is missing, its device files are missing too, so a second check would
+        // report nothing new.
         Err(problem) if driver.files.is_empty() => return vec![Check::of_problem("driver", problem)],
         Err(problem) => return vec![Check::of_problem("driver", problem), files(driver)],
     };
@@ -156,7 +157,7 @@ fn others(index: u32, gpu: &Gpu, driver: &DriverFacts) -> Check {
     )
 }
 
-/// Checks a GPU's compute mode. Under MPS, the MPS server is the only process with contexts on the GPU.
+/// Checks a GPU's compute mode. Under MPS, only the MPS server has contexts on the GPU.
 fn compute_mode(index: u32, mode: ComputeMode, mps: bool) -> Check {
     let name = format!("gpu {index} compute mode");
     let set = |mode: &str| format!("as root, run `nvidia-smi -i {index} -c {mode}`");

@@ -1,4 +1,4 @@
-//! The checks of ONNX Runtime and its providers.
+//! Checks ONNX Runtime and its providers.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{DriverFacts, EngineFacts};
@@ -14,13 +14,14 @@ impl EngineFacts {
         self.loaded.as_ref()?.as_ref().ok()
     }
 
-    /// Returns the loaded ONNX Runtime, or `None` if it was not found or no worker reported it.
+    /// Returns the loaded ONNX Runtime. Returns `None` if ONNX Runtime was not found or no worker
+    /// reported its libraries.
     fn onnxruntime(&self) -> Option<&Result<OnnxRuntime, String>> {
         self.loaded()?.onnxruntime.as_ref()
     }
 }
 
-/// Returns a fault if no worker reported which libraries it can load.
+/// Returns a fault if no worker could report its libraries.
 pub(super) fn answer(engine: &EngineFacts) -> Vec<Check> {
     let problem = engine.loaded.as_ref().and_then(|loaded| loaded.as_ref().err());
     problem.map(|problem| Check::of_problem("libraries", problem)).into_iter().collect()
@@ -69,14 +70,15 @@ fn provider(loaded: &Result<Option<u32>, String>, driver: &DriverFacts) -> Check
     }
 }
 
-/// Checks if the provider itself is broken, absent or not built, rather than a library that it needs.
+/// Returns whether the provider itself is broken, absent or not included in the build. If not, a
+/// library that the provider needs is the cause.
 fn is_of_the_build(why: &str) -> bool {
     let is_at_fault = |word: &str| word.contains("libonnxruntime_providers_") && word.ends_with(".so:");
     why.contains("not enabled in this build") || why.split_whitespace().any(is_at_fault)
 }
 
-/// Checks cuDNN. Newer providers load cuDNN when a model first needs it; older providers need it to
-/// be loaded.
+/// Checks cuDNN. Newer providers load cuDNN when a model first needs it. Older providers need cuDNN
+/// when they are loaded.
 fn cudnn(loaded: &Result<(), String>, provider: &Result<Option<u32>, String>) -> Check {
     let name = "cudnn";
     let Err(why) = loaded else { return Check::ok(name, "can be loaded") };

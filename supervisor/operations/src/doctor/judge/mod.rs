@@ -1,4 +1,4 @@
-//! Turns the facts about a host into checks. Pure.
+//! Converts the facts about a host into checks. This module is pure.
 
 mod driver;
 mod engine;
@@ -10,7 +10,7 @@ use super::check::Check;
 use super::facts::HostFacts;
 use super::requirements::Requirements;
 
-/// Returns all checks. A check comes before the checks that depend on it.
+/// Returns all checks. Each check comes before the checks that depend on it.
 pub(super) fn judge(facts: &HostFacts, need: &Requirements) -> Vec<Check> {
     let HostFacts { driver, mps, system, engine, partitions } = facts;
     [

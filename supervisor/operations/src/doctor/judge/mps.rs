@@ -1,4 +1,4 @@
-//! The checks of CUDA MPS.
+//! Checks CUDA MPS.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{DriverFacts, MpsFacts, MpsKind, MpsProcess, SystemFacts};

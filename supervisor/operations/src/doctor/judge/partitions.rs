@@ -1,13 +1,14 @@
-//! The checks of partitions, with which shares change inside the worker, and of half precision.
+//! Checks partitions, which allow the share to change inside the worker, and half precision.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{DriverFacts, PartitionMeasurement};
 use shadowslice_control::nvml::CudaVersion;
 
-/// The first version of CUDA with which the driver divides a GPU's SMs inside a process.
+/// The first version of CUDA whose driver can divide a GPU's SMs inside a process.
 const MIN_CUDA: CudaVersion = CudaVersion { major: 12, minor: 4 };
 
-/// The compute capability of Hopper GPUs, which compute half precision wrongly at an MPS percentage.
+/// The compute capability of Hopper GPUs. These GPUs compute half precision wrongly if MPS limits
+/// the share by a percentage.
 const HOPPER: (i32, i32) = (9, 0);
 
 pub(super) fn checks(measured: Option<&[PartitionMeasurement]>, driver: &DriverFacts) -> Vec<Check> {

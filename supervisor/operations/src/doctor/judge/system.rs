@@ -1,4 +1,4 @@
-//! The checks of the host other than its GPUs.
+//! Checks the parts of the host that do not concern its GPUs.
 
 use std::path::Path;
 
@@ -6,19 +6,19 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::{MIB, RunDir, SystemFacts};
 use crate::doctor::requirements::Requirements;
 
-/// The size of `/dev/shm` in a Docker container by default, in bytes. It is hardly enough for CUDA
+/// The default size of `/dev/shm` in a Docker container, in bytes. It is hardly enough for CUDA
 /// itself.
 const SMALL_SHARED_MEMORY: u64 = 64 * MIB;
 
-/// The variable that workers inherit. The supervisor sets the variables for GPUs and shares for
-/// each worker.
+/// The variable that workers inherit. The supervisor sets all other variables for GPUs and shares
+/// itself.
 const INHERITED: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// The longest path of a pipe directory that MPS is known to accept, in bytes. It contains MPS's
-/// sockets.
+/// The longest path of a pipe directory that MPS is known to accept, in bytes. MPS creates its
+/// sockets in this directory.
 const MAX_PIPE_DIRECTORY: usize = 75;
 
-/// The longest path from the run directory to a pipe directory.
+/// The longest path of a pipe directory relative to the run directory.
 const PIPES: &str = "private/mps63/pipe";
 
 pub(super) fn of_gpus(system: &SystemFacts) -> Vec<Check> {

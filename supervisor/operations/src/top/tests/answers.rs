@@ -1,4 +1,4 @@
-//! Made-up replies of a supervisor.
+//! Invented replies of a supervisor.
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ pub(super) fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// Returns what a model's status has after `requests` requests.
+/// Returns the fields of a model's status after `requests` requests.
 pub(super) fn busy(requests: u64) -> Value {
     json!({
         "queue": 7, "in_flight": 4, "groups": "0-8", "share_percent": 60, "sms": 72, "share_age_s": 12.0,

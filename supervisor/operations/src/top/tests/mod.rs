@@ -1,4 +1,4 @@
-//! Tests of the screen at the usual and at other sizes of a terminal.
+//! Tests the screen at the usual size of a terminal and at other sizes.
 
 mod answers;
 
@@ -17,7 +17,7 @@ use answers::{boot, busy, gpu, merge, model, seen};
 const USUAL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (120, 40);
 
-/// Creates the state after two replies, a second apart.
+/// Returns the state after two replies that are one second apart.
 fn app(models: impl Fn(u64) -> Vec<Value>, gpus: &[Value]) -> App {
     let mut app = App::new(Duration::from_secs(1));
     for second in [1, 2] {
@@ -26,7 +26,7 @@ fn app(models: impl Fn(u64) -> Vec<Value>, gpus: &[Value]) -> App {
     app
 }
 
-/// Returns the screen of a terminal of this size.
+/// Returns the content of the screen for a terminal of this size.
 fn shown(app: &App, (width, height): (u16, u16)) -> String {
     let lines = view::screen(app, width, height);
     assert!(lines.len() <= usize::from(height), "{} lines at {width}x{height}", lines.len());
