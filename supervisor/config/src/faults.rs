@@ -19,7 +19,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The position that faults of the whole file have.
+    /// The position of faults that concern the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 

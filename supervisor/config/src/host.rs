@@ -28,10 +28,12 @@ pub(super) trait HostLookup {
     /// Returns the ranges of online cores in ascending order, or `None` if they are unknown.
     fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
 
-    /// Returns the reason why a supervisor cannot use this run directory, or `None` if it can.
+    /// Returns the reason why a supervisor cannot use this run directory, or `None` for a usable
+    /// one.
     fn refuses_run_dir(&self, path: &Path) -> Option<String>;
 
-    /// Returns the reason why the supervisor cannot write a log to this file, or `None` if it can.
+    /// Returns the reason why the supervisor cannot write a log to this file, or `None` for a
+    /// writable file.
     fn refuses_log(&self, path: &Path) -> Option<String>;
 }
 

@@ -129,7 +129,7 @@ fn usable(path: &Path) -> Result<(), io::Error> {
 }
 
 /// Loads a configuration. Does not check that this host has the users, groups and cores that the
-/// configuration names; [`load_here`] does.
+/// configuration names. [`load_here`] also checks the host.
 ///
 /// # Errors
 ///

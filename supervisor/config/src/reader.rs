@@ -20,7 +20,8 @@ pub(super) struct Value<'a> {
 /// The entries of a map with known keys.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// The position of the map. `None` if the value is not a map; then no missing key is reported.
+    /// The position of the map, or `None` if the value is not a map. In that case no missing key is
+    /// reported.
     at: Option<Position>,
     path: String,
     entries: &'a [YamlEntry],

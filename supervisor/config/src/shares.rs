@@ -51,9 +51,9 @@ impl Config {
     }
 }
 
-/// Sets the initial share of each model for which the configuration gives none. These models get
-/// equal parts of the share that the other models on their GPU leave, within their own `min` and
-/// `max`.
+/// Sets the initial share of each model without an initial share in the configuration. These models
+/// get equal parts of the share that the other models on their GPU leave, within their own `min`
+/// and `max`.
 pub(super) fn set_initial_shares(models: &mut [ModelConfig]) {
     let parts: Vec<_> = models.iter().map(|model| equal_part(models, model.gpu)).collect();
     for (model, part) in models.iter_mut().zip(parts).filter(|(model, _)| !model.share.given) {

@@ -36,7 +36,7 @@ pub struct Config {
     /// The models. There is at least one model, and all names differ.
     pub models: Vec<ModelConfig>,
     /// The users and groups that may send commands to the control socket, in addition to root and
-    /// the supervisor's user. `None` if no other user may.
+    /// the supervisor's user. `None` if no other user may send commands.
     pub control: Option<Peers>,
     /// The clients that may load and unload models.
     pub model_control: AllowedClients,

@@ -55,8 +55,8 @@ impl Default for OwnProcess {
     }
 }
 
-/// Returns the number of open files without listing them. Linux provides this number since version
-/// 6.2. Earlier versions return 0, which counts as unknown.
+/// Returns the number of open files without listing them. Since Linux 6.2, the size of the
+/// directory is this number. Earlier versions return 0, which counts as unknown.
 fn open_files() -> Option<u64> {
     fs::metadata("/proc/self/fd").ok().map(|found| found.len()).filter(|count| *count > 0)
 }

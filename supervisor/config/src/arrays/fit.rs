@@ -32,7 +32,7 @@ pub enum ArrayMismatch {
         expected: Vec<i64>,
         /// The shape of the array.
         got: Vec<i64>,
-        /// True if the first axis is the batch.
+        /// True if the first axis is the batch axis.
         batched: bool,
     },
     /// The input's datatype cannot represent a value of the array.

@@ -185,7 +185,8 @@ pub struct BatchConfig {
 }
 
 impl BatchConfig {
-    /// The largest batch in rows if the configuration gives none and the model has a batch axis.
+    /// The largest batch in rows of a model with a batch axis for which the configuration sets no
+    /// `max`.
     pub const DEFAULT_MAX: u32 = 32;
 
     /// Returns the largest batch in rows (0 without a batch axis), and the batch sizes to warm up.
@@ -219,7 +220,7 @@ pub struct QueueConfig {
 pub enum OnLate {
     /// The supervisor rejects the request.
     Reject,
-    /// The model runs the request anyway.
+    /// The model runs the request despite the missed deadline.
     Serve,
 }
 

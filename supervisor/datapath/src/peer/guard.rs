@@ -99,7 +99,7 @@ impl Guard {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
-    /// Returns whether `peer` may do `action`. If not, counts the refusal, and logs at most one
+    /// Returns whether `peer` may do `action`. Otherwise counts the refusal, and logs at most one
     /// refusal per `LOG_INTERVAL`. A guard that permits nobody neither counts nor logs.
     pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
         let is_permitted = match (&self.permitted, peer) {

@@ -59,8 +59,8 @@ async fn fire(timer: &AsyncFd<OwnedFd>, after: Duration) -> io::Result<()> {
     let it_value = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
     let once = Itimerspec { it_interval: Timespec::default(), it_value };
     timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), &once)?;
-    // The file descriptor does not block; `async_io` waits until the timer fires. After an
-    // abandoned wait, the descriptor may be reported as readable although there is nothing to read.
+    // Reads do not block the thread, and `async_io` waits until the timer fires. After an abandoned
+    // wait, the descriptor may be reported as readable although there is nothing to read.
     timer.async_io(Interest::READABLE, |timer| Ok(rustix::io::read(timer, &mut [0; 8]).map(drop)?)).await
 }
 

@@ -9,9 +9,9 @@ use shadowslice_shared::units::{Percent, Timestamp};
 
 /// The shares of all models that execute on a GPU at present.
 ///
-/// The pace is 1 if the shares add up to at most the whole GPU, and 1/n if they add up to n times
-/// the GPU. The progress is the pace summed over time. It is the time for which a batch would have
-/// executed on a GPU that is not oversubscribed.
+/// The pace is 1 if the shares add up to at most the whole GPU. If they add up to n times the GPU,
+/// the pace is 1/n. The progress is the pace summed over time. It is the time for which a batch
+/// would have executed on a GPU that is not oversubscribed.
 #[derive(Debug)]
 pub struct Occupancy {
     /// True if each batch is confined to its model's share.

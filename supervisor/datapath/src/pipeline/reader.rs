@@ -213,7 +213,7 @@ impl LaneReader {
         Ok(())
     }
 
-    /// Returns a delivery for each request that is not settled yet, and `None` for the others. A
+    /// Returns a delivery for each unsettled request, and `None` for each settled request. A
     /// failure or a later answer of a stream gets the default delivery.
     fn deliveries(
         &self,

@@ -30,7 +30,7 @@ pub enum SpanStatus {
 pub struct RequestSpan<'t> {
     pub(super) tracer: &'t Tracer,
     pub(super) journal: Journal,
-    /// The data of the request that are exported, except for its end and its steps.
+    /// The exported data of the request, except for its end and its steps.
     pub(super) traced: TracedRequest,
 }
 

@@ -16,7 +16,7 @@ use shadowslice_config::SampleRate;
 /// The largest number of traced requests that wait for the exporter. Further requests are dropped.
 const MAX_QUEUED: usize = 4096;
 
-/// The number of spans since the start, by what happened to them.
+/// The number of spans since the start, by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpanCounts {
     pub exported: u64,
@@ -67,8 +67,8 @@ impl Tracer {
         add(&mut self.counts.lock());
     }
 
-    /// Starts a span if the request is traced. A request with a parent is traced if its parent is.
-    /// A request without a parent is selected at random.
+    /// Starts a span if the request is traced. A request with a parent is traced if its parent is
+    /// traced. A request without a parent is selected at random.
     pub fn begin(
         &self,
         headers: &HeaderMap,

@@ -1,5 +1,5 @@
-//! `shadowslice doctor`: checks a host and gives advice. `gather` collects
-//! `HostFacts`; `judge` turns them into checks and is pure.
+//! `shadowslice doctor` checks a host and gives advice. `gather` collects `HostFacts`, and `judge`
+//! converts them into checks. `judge` is pure.
 
 mod check;
 mod facts;

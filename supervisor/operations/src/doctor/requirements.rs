@@ -8,7 +8,7 @@ use shadowslice_config::{
 /// limit the number of connections.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
-/// The required parts of a host. If another part is missing, this is not a fault.
+/// The required parts of a host. A part that is missing is a fault only if it is required.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Requirements {
     /// The required real GPUs, or `None` for all GPUs of the host.

@@ -106,8 +106,8 @@ fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     judge(facts, need).into_iter().filter_map(complaint).collect()
 }
 
-/// Changes the facts of the H200 host, and returns the warnings and faults if every part is
-/// required.
+/// Applies `change` to the facts of the H200 host. Returns the warnings and faults that result if
+/// every part is required.
 fn wrong(change: impl Fn(&mut HostFacts)) -> Vec<String> {
     let mut facts = h200();
     change(&mut facts);

@@ -136,8 +136,8 @@ fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<
     Some(HistoryEvent::of(now, kind, text))
 }
 
-/// Returns an event if the model's state has changed. A restart is not an event, because the
-/// worker's death before it is one.
+/// Returns an event if the model's state has changed. A restart is not reported, because the
+/// worker's death has already been reported.
 fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
     let was = before.map_or("", |before| before.state.as_str());
     if now.state == was || matches!(now.state.as_str(), "restarting" | "stopping") {

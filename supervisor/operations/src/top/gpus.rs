@@ -81,8 +81,8 @@ fn cut_letters(letters: &str, count: usize) -> String {
     letters.chars().take(count).collect()
 }
 
-/// Draws the shares next to each other. The length of the bar represents the whole GPU. If the sum
-/// of the shares is larger, it represents that sum.
+/// Draws the shares next to each other. The length of the bar represents the whole GPU, or the sum
+/// of the shares if this sum is larger.
 fn bar(models: &[&TopModel], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
     let text = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };

@@ -137,7 +137,8 @@ fn gpu_lines(
     lines.into_iter().take(room.gpus).map(|line| Line::styled(cut(&line, width), style(&line))).collect()
 }
 
-/// Cuts the lines to the available room. If lines are cut, the last line says so.
+/// Cuts the lines to the available room. If lines are cut, the last line tells the reader that
+/// there are more.
 fn shortened(mut lines: Vec<String>, room: usize, width: usize) -> Vec<Line<'static>> {
     if lines.len() > room && room > 1 {
         lines.truncate(room - 1);

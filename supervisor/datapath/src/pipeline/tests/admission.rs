@@ -214,7 +214,7 @@ async fn its_turn_comes_by_itself_before_the_end() {
     worker.batch().await;
     let _second = stage.request();
     worker.batch().await;
-    // The second batch was sent about one second later, because the profile gives one row 1 s.
+    // The worker received the second batch after about one second, because one row takes 1 s.
     assert!(stage.pipeline.now().since(began) >= Duration::from_millis(990));
     assert_eq!(stage.pending(), (0, 2), "the first is still in flight");
     watch.abort();

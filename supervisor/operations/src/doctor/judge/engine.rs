@@ -70,7 +70,7 @@ fn provider(loaded: &Result<Option<u32>, String>, driver: &DriverFacts) -> Check
     }
 }
 
-/// Returns whether the provider itself is broken, absent or not included in the build. If not, a
+/// Returns whether the provider itself is broken, absent or not included in the build. Otherwise a
 /// library that the provider needs is the cause.
 fn is_of_the_build(why: &str) -> bool {
     let is_at_fault = |word: &str| word.contains("libonnxruntime_providers_") && word.ends_with(".so:");
