@@ -62,7 +62,7 @@ pub struct AccessRecord {
     pub code: u16,
     /// The reason for the refusal, as the metrics name it, or `CLIENT_LEFT`.
     pub reason: Option<&'static str>,
-    /// The error that the client receives, shortened.
+    /// The error text that the client receives, cut to `MAX_TEXT_BYTES`.
     pub error: Option<String>,
     /// The sizes of the request's body and of the response's body, in bytes.
     pub bytes: (u64, u64),

@@ -57,7 +57,7 @@ pub enum ModelCommandError {
     /// The client's command is malformed.
     #[error("{0}")]
     Invalid(String),
-    /// The command failed. The previous state of the model has been restored.
+    /// The command failed. The model's previous state is unchanged.
     #[error("failed to load '{0}': {1}")]
     Failed(String, String),
     #[error("the server is busy with other models, or stopping; try again later")]

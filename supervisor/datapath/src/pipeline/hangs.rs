@@ -30,8 +30,8 @@ pub struct StalledBatch {
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl WorkerLink {
-    /// Returns the time of the next check: when the worker may hang, or the second check if the
-    /// worker already seems to hang.
+    /// Returns the time of the next check of this worker. If the worker already seems to hang, this
+    /// is the time of the second check.
     fn next_check(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
         self.update_occupancy(lane, now);
         let left = self.time_until_hung(lane, now);
