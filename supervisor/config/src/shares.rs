@@ -31,7 +31,7 @@ pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig 
     ShareConfig { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
 }
 
-/// Returns the default of `share.min`: the share that corresponds to one group of SMs.
+/// Returns the default of `share.min`: the smallest share that gives [`Sms::STEP`] SMs.
 fn default_min(gpu: Option<&GpuConfig>) -> Percent {
     let total = match gpu {
         Some(GpuConfig::Emulated { sms }) => sms.0,
