@@ -73,8 +73,8 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Creates a predictor for `sms` SMs. If there is no profile, the predictor returns no prediction
-    /// until it has learnt from a batch or from the warm-up.
+    /// Creates a predictor for `sms` SMs. Without a profile, the predictor returns no prediction until
+    /// it has learnt from a batch or from the warm-up.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
         let profile = profile.map(|profile| profile.execution.clone());
         Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
@@ -154,8 +154,8 @@ impl Predictor {
         self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
 
-    /// Adds a time that the worker measured in its warm-up. The predictor uses it if there is no
-    /// profile, until it observes a batch of this row count.
+    /// Adds a time that the worker measured in its warm-up. Without a profile, the predictor uses this
+    /// time until it observes a batch of this row count.
     pub fn expect(&mut self, rows: u32, took: Duration) {
         if self.profile.is_none() && !self.observed.contains_key(&rows) {
             self.observe(rows, took);
