@@ -357,8 +357,8 @@ pub struct ProvenPartitions {
     /// The results, one for each number of groups.
     pub counts: Vec<PartitionProof>,
     /// The partition that is ready. Usually this is the partition in [`PartitionSpec`]. If the model
-    /// cannot use that partition, it is the largest part that the model can use, or the whole GPU if
-    /// there is no such part.
+    /// cannot use that partition, it is the largest part of that partition that the model can use. If
+    /// the model can use no partition, it is the whole GPU.
     pub ready: Groups,
 }
 

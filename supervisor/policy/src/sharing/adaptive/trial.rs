@@ -70,7 +70,7 @@ pub(super) struct LayoutTrial {
 pub(super) enum SwitchSpeed {
     /// All shares change inside their workers, immediately.
     AtOnce,
-    /// At least one share changes by a shadow, which takes seconds. Each layout is then measured only
+    /// One or more shares change by a shadow, which takes seconds. Each layout is then measured only
     /// once.
     Slow,
 }
@@ -122,7 +122,7 @@ impl Candidate {
 
 impl LayoutTrial {
     /// Creates a trial. The layout of `present` is in force. If it has no score, it is measured first.
-    /// Returns `None` if there is no other layout to try.
+    /// Returns `None` without another layout to try.
     pub(super) fn new(
         beneficiary: usize,
         present: Candidate,

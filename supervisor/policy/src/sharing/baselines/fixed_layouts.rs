@@ -88,8 +88,8 @@ mod tests {
 
     const SMS: Sms = Sms(132);
 
-    /// Returns three models on the first GPU, one of which has the highest priority, and one model on
-    /// the second GPU.
+    /// Returns four models. Three are on the first GPU, and one of these three has the highest
+    /// priority. The fourth is on the second GPU.
     fn models() -> Vec<ModelSpec> {
         let model = |(gpu, priority)| ModelSpec { gpu, priority, ..spec("model", 10) };
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()
