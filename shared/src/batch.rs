@@ -16,7 +16,8 @@ pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 pub const MAX_REQUESTS: usize = 1024;
 
 /// The maximum number of batches that a worker holds at a time. One batch runs while the next one
-/// waits, so that the worker can start it immediately. The response slab has a slot for each.
+/// waits, so that the worker can start the next one immediately. The response slab has one slot for
+/// each of these batches.
 pub const IN_FLIGHT: usize = 2;
 
 /// The batch id in a worker's answer to a message that the worker could not decode.

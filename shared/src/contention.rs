@@ -2,8 +2,8 @@
 //! down. Kernels that may use the same SMs take turns.
 //!
 //! A share does not reserve SMs. If no other worker may use a worker's SMs, the worker is nearly as
-//! fast as it would be alone. If other workers may use the same SMs, each of its kernels waits for one
-//! kernel of each other worker. This wait is proportional to the fraction of the SMs that the other
+//! fast as it would be alone. If other workers may use the same SMs, each of the worker's kernels waits
+//! for one kernel of each other worker. This wait is proportional to the fraction of the SMs that the other
 //! kernel fills. Therefore a model with many short kernels slows down most when it runs next to a model
 //! with few long kernels. A batch never takes longer than it would take alone on the SMs that no other
 //! worker uses.

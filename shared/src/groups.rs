@@ -277,8 +277,8 @@ impl Division {
         fitting.clamp(1, self.count() - 1)
     }
 
-    /// Returns the number of SMs of a share. Assumes groups of [`GROUP_SMS`] SMs, although the last
-    /// group can have a different size.
+    /// Returns the number of SMs in the groups of a share. Assumes that these groups have [`GROUP_SMS`]
+    /// SMs each, although the last group of the GPU can have another size.
     pub fn sms_of(&self, share: Percent) -> Sms {
         let groups = self.groups_of(share);
         if groups == self.count() { self.total() } else { self.sms(Groups::first(groups)) }

@@ -78,7 +78,7 @@ pub struct Profile {
 pub struct Execution {
     sms: Vec<Sms>,
     rows: Vec<ExecutionRow>,
-    /// The number of kernels that one batch launches, or `None` if nobody counted them.
+    /// The number of kernels that one batch launches, or `None` if they were not counted.
     kernels: Option<u32>,
 }
 

@@ -3,9 +3,9 @@
 //! Only the requests of the batch that was *executing* are blamed for the death. A worker executes
 //! batches in the order in which it receives them, so this is the oldest batch without an answer. A
 //! batch that still waits in the worker's socket cannot have killed the worker. Its requests return to
-//! the queue without a recorded death and without a call of [`after_death`]. The same applies to
-//! batches that are taken away from a live worker. If a worker is killed on purpose, or dies before its
-//! first batch, no request is blamed.
+//! the queue without a recorded death and without a call of [`after_death`]. Requests of a batch that
+//! is taken away from a live worker also return without blame. If a worker is killed on purpose, or
+//! dies before its first batch, no request is blamed.
 
 /// The maximum number of deaths after which a request is retried in a batch with other requests.
 /// Usually the request did not cause these deaths.

@@ -148,9 +148,9 @@ pub struct Cost {
     /// The number of copies that move: their GPU does not have the model at present, but another GPU
     /// does.
     pub moves: u32,
-    /// The imbalance of the GPUs under [`Objective::FewMoves`], otherwise 0. It is the sum of squares
-    /// over all GPUs of the number of SMs by which a GPU's free SMs fall below the size of the largest
-    /// GPU.
+    /// The imbalance of the GPUs under [`Objective::FewMoves`], otherwise 0. It is the sum of a square
+    /// for each GPU: the square of the difference between the SMs of the largest GPU and the free SMs
+    /// of this GPU.
     pub load_spread: u64,
 }
 

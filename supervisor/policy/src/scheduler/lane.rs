@@ -1,5 +1,5 @@
-//! A lane: the path over which a scheduler sends batches to one worker, with the state of the path and
-//! the batches that are on it.
+//! A lane: the path over which a scheduler sends batches to one worker. It contains the batches that
+//! were sent and have no answer yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -373,7 +373,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         lane.ends_draining()
     }
 
-    /// Returns requests to the head of the queue that were sent but not answered.
+    /// Returns requests that were sent but not answered to the head of the queue.
     pub fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>, now: Timestamp) {
         if !requests.is_empty() {
             self.admission.put_back(now);

@@ -72,7 +72,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The number of SMs of a model. If its share is a partition, also the groups.
+/// The share of a model under a layout: the number of SMs, and the groups if the share is a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LayoutShare {
     pub(super) sms: Sms,

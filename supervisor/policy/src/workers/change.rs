@@ -19,8 +19,8 @@ pub(super) enum OngoingChange {
         from: Percent,
         /// True if the shadow was already a warm standby when the change began.
         at_once: bool,
-        /// The next attempt to start the shadow, if the GPU has too little free memory for it at
-        /// present.
+        /// The next attempt to start the shadow. It is set while the GPU has too little free memory for
+        /// the shadow.
         retry: Option<MemoryRetry>,
     },
     /// A restart. The worker exits before the next one starts (`handover: restart`), or a model that is

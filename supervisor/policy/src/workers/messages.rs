@@ -322,7 +322,7 @@ pub enum Action {
         outage: bool,
     },
     /// Measures when this worker completes its first batch, which is when the change takes effect. The
-    /// request is `None` if the worker serves because another one died.
+    /// request is `None` if the worker replaces one that died.
     AwaitEffect(WorkerId, Option<ResizeRequest>),
     /// Counts this report, and answers the request that the report is about.
     Report(LifecycleReport),

@@ -1,4 +1,4 @@
-//! The randomly chosen behaviour of one worker.
+//! The fate of one worker: its random delays and faults.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) enum Boot {
     CannotKeep,
 }
 
-/// The randomly chosen behaviour of one worker, its fate.
+/// The random delays and faults of one worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Fate {
     pub(crate) not_started: Option<StartFailure>,

@@ -64,7 +64,7 @@ fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
         let gone = go(&mut model, at(now)).0;
         waits = waits && gone.iter().all(|(_, batch)| batch[0] < STEPS);
         sent.extend(gone);
-        // The stream's client requests one step at a time, and is slower than the next request.
+        // The stream's client requests its next step only after the next new request has arrived.
         if !waits {
             model.queue_step(WORKER, Asked::step(now as u32 + 1)).unwrap();
             waits = true;

@@ -82,7 +82,7 @@ pub(super) struct ChosenLayout {
     /// differ from `rates`, because the rate of clients that wait for each response depends on the
     /// layout.
     usual_rates: Option<RequestRates>,
-    /// The minimum time for which the layout stays.
+    /// The minimum time for which the layout stays in force.
     pause: Duration,
     retry_at: Timestamp,
     /// The time at which a model last violated its SLO.

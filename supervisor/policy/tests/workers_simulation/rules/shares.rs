@@ -15,7 +15,7 @@ pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
     pub(super) last: Option<ChangeReport>,
-    /// The share before a restart with another share.
+    /// The share before the last restart that changed it.
     before_restart: Percent,
     /// True if the stall measurement that starts in this step began with a death. `None` if no
     /// measurement starts.

@@ -1,5 +1,5 @@
-//! Rules about the standby. It must exist if the model should have one. Models that need its memory
-//! must be able to see it.
+//! Rules about the standby. It must exist if the model should have one. Other models that need its
+//! memory must know about it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// The state of the standby according to the rules.
 #[derive(Default)]
 pub(super) struct StandbyRules {
-    /// True if other models were told about a standby.
+    /// True if the state machine has reported a standby to other models.
     pub(super) on: bool,
     failures: u32,
     /// The time before which the next standby must not start.
