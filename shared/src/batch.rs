@@ -1,5 +1,6 @@
-//! The messages of the data path between supervisor and worker, one per packet on a `SOCK_SEQPACKET`
-//! socket. Tensors stay in the slabs; messages carry their offsets and lengths.
+//! The messages that the supervisor and a worker exchange to run batches. Each message is one packet on
+//! a `SOCK_SEQPACKET` socket. Tensors stay in shared memory (slabs), and messages carry their offsets
+//! and lengths.
 //!
 //! If the socket closes, the worker has no more work, and the supervisor treats the worker as dead.
 
@@ -7,17 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::groups::Groups;
 
-/// The largest message in either direction, in bytes. A batch has at most [`MAX_REQUESTS`] requests.
+/// The maximum size of a message in either direction, in bytes. A batch of [`MAX_REQUESTS`] requests
+/// fits into it.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 
-/// The largest number of requests in a batch.
+/// The maximum number of requests in a batch.
 pub const MAX_REQUESTS: usize = 1024;
 
-/// The number of batches that a worker has at once: one runs, and the next one is already there when
-/// it ends. The response slab has as many slots.
+/// The maximum number of batches that a worker holds at a time. One batch runs while the next one
+/// waits, so that the worker can start the next one immediately. The response slab has one slot for
+/// each of these batches.
 pub const IN_FLIGHT: usize = 2;
 
-/// The batch id in the answer to a message that the worker could not read.
+/// The batch id in a worker's answer to a message that the worker could not decode.
 pub const UNREADABLE: u64 = u64::MAX;
 
 /// A range of bytes in a slab.
@@ -34,13 +37,13 @@ pub struct Extent {
 pub enum Command {
     /// The worker runs a batch.
     Run(Batch),
-    /// The worker computes the next answer of a stream. The step counts as a batch of its own.
+    /// The worker computes the next answer of a stream. The supervisor treats this step like a batch.
     Next(StreamStep),
     /// The worker ends the stream with this id, because its client cancelled it or disconnected.
     Close(u64),
-    /// The worker prepares a partition while batches run, and replies when it is ready.
+    /// The worker prepares a partition while batches run, and replies when the partition is ready.
     Prepare(Groups),
-    /// The worker releases a partition. Later batches do not use it.
+    /// The worker releases a partition, which no later batch uses.
     Forget(Groups),
 }
 
@@ -58,61 +61,62 @@ pub enum WorkerMessage {
 pub struct PartitionReply {
     /// The groups of the partition.
     pub groups: Groups,
-    /// Success if the partition is ready, or the reason why the model cannot use it.
+    /// Success if the partition is ready, otherwise the reason why the model cannot use it.
     pub result: Result<(), String>,
 }
 
 /// A batch of requests that the model runs together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
-    /// The number of the batch, which its answer repeats.
+    /// The id of the batch, which the answer repeats.
     pub id: u64,
     /// The slot of the response slab for the answer, below [`IN_FLIGHT`].
     pub slot: u8,
-    /// The time at which the supervisor sent the batch, in ns of `CLOCK_MONOTONIC`, which both
+    /// The time at which the supervisor sent the batch, in ns of `CLOCK_MONOTONIC`, a clock that both
     /// processes read.
     pub sent_ns: u64,
-    /// The prepared partition that runs the batch, or [`Groups::WHOLE`] for all SMs of the process.
+    /// The prepared partition on which the batch runs, or [`Groups::WHOLE`] for all SMs of the process.
     pub groups: Groups,
-    /// The shape of each input, in the model's order and without the batch axis, for all requests. For
-    /// a model without a batch axis it is the whole shape.
+    /// The shape of each input, in the model's order. All requests of the batch have these shapes. If
+    /// the model has a batch axis, the shapes omit it.
     pub shapes: Vec<Vec<i64>>,
-    /// The requests, in the order in which their rows are stacked.
+    /// The requests. The worker stacks their rows in this order.
     pub requests: Vec<BatchRequest>,
-    /// The optional inputs of the request, if the batch has only one request; otherwise empty.
+    /// The request's optional inputs. Only a batch of one request has any.
     pub optional: Vec<OptionalTensor>,
 }
 
-/// A tensor for an optional input, which replaces the model's default.
+/// A tensor for one of the model's optional inputs. It replaces the model's default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OptionalTensor {
-    /// The index among the model's optional inputs.
+    /// The index of the input among the model's optional inputs.
     pub input: u32,
-    /// The whole shape, because optional inputs have no batch axis.
+    /// The shape of the tensor. Optional inputs have no batch axis.
     pub shape: Vec<i64>,
-    /// The tensor's bytes in the request slab.
+    /// The position of the tensor's bytes in the request slab.
     pub part: Extent,
 }
 
-/// The rows of a request in a batch.
+/// A request in a batch: the number and the position of its rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchRequest {
-    /// The length of the request's batch axis; 1 for a model without a batch axis.
+    /// The number of rows in the request, which is the length of its batch axis. It is 1 for a model
+    /// without a batch axis.
     pub rows: u32,
-    /// The bytes of each input in the request slab, in the model's order.
+    /// The position of each input's bytes in the request slab, in the model's order.
     pub inputs: Vec<Extent>,
 }
 
-/// A request for the next answer of a stream. Its first four fields are like those of a [`Batch`].
+/// A request for the next answer of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStep {
-    /// The number of the step, which its answer repeats.
+    /// The id of the step, which the answer repeats.
     pub id: u64,
     /// The slot of the response slab for the answer, below [`IN_FLIGHT`].
     pub slot: u8,
     /// The time at which the supervisor sent the step, in ns of `CLOCK_MONOTONIC`.
     pub sent_ns: u64,
-    /// The prepared partition that runs the step, or [`Groups::WHOLE`].
+    /// The prepared partition on which the step runs, or [`Groups::WHOLE`].
     pub groups: Groups,
     /// The id of the batch that opened the stream.
     pub stream: u64,
@@ -123,44 +127,46 @@ pub struct StreamStep {
 pub struct BatchAnswer {
     /// The id of the batch or step.
     pub id: u64,
-    /// The execution time in µs, without the time that the batch waited for the GPU.
+    /// The execution time in µs. It does not include the time for which the batch waited for the GPU.
     pub execution_us: u64,
-    /// The outputs, none at the end of a stream, or the reason why the batch failed.
+    /// The outputs, or the reason why the batch failed. At the end of a stream, the list of outputs is
+    /// empty.
     pub result: Result<Vec<BatchOutput>, RunFailure>,
-    /// True if the answer opens or continues a stream. [`Command::Next`] then requests the next answer.
+    /// True if the answer opens or continues a stream. The supervisor then requests the next answer
+    /// with [`Command::Next`].
     pub more: bool,
 }
 
-/// One output of a whole batch.
+/// One output of the model for a whole batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchOutput {
-    /// The shape without the batch axis, or the whole shape for a model without a batch axis.
+    /// The shape of the output. If the model has a batch axis, the shape omits it.
     pub shape: Vec<i64>,
-    /// The bytes for each request in the response slab.
+    /// The position of each request's bytes in the response slab.
     pub parts: Vec<Extent>,
 }
 
-/// The reason why a batch failed although its worker still runs.
+/// The reason why a batch failed. The worker still runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum RunFailure {
     /// The engine failed. The text is the engine's error.
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
-    /// An output does not have as many rows as its batch. The text names the output.
+    /// An output's number of rows differs from the batch's. The text names the output.
     #[error("the model could not be run on this input: {0}; set batch.max: 0 for this model")]
     NotBatched(String),
-    /// The input is invalid, for example because a token is not in the vocabulary.
+    /// The input is invalid, for example because it contains a token that is not in the vocabulary.
     #[error("the model refuses this input: {0}")]
     Input(String),
-    /// The outputs do not fit into the slot of the response slab.
+    /// The outputs do not fit into a slot of the response slab.
     #[error("the answer has {needed} bytes and only {room} fit; raise limits.response_bytes")]
     AnswerTooLarge {
         /// The size of the outputs in bytes.
         needed: u64,
-        /// The size of the slot in bytes.
+        /// The size of a slot in bytes.
         room: u64,
     },
-    /// The message was invalid, which is a bug in the supervisor.
+    /// The supervisor sent an invalid message. This is a bug in the supervisor.
     #[error("the worker could not use the batch: {0}")]
     BadBatch(String),
 }
@@ -168,19 +174,19 @@ pub enum RunFailure {
 /// The error of encoding or decoding a message.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
-    /// The message is too long for the buffer.
+    /// The encoded message does not fit into the buffer.
     #[error("a message does not fit into {MAX_MESSAGE_BYTES} bytes")]
     Encode(#[source] postcard::Error),
-    /// The bytes are not such a message.
+    /// The bytes are not a valid message.
     #[error("cannot decode a message")]
     Decode(#[source] postcard::Error),
 }
 
-/// Encodes a message into `buffer` and returns the bytes that it takes.
+/// Encodes a message into `buffer` and returns the encoded bytes.
 ///
 /// # Errors
 ///
-/// [`MessageError::Encode`] if the buffer is too small.
+/// Returns [`MessageError::Encode`] if the buffer is too small.
 pub fn encode<'b, M: Serialize>(message: &M, buffer: &'b mut [u8]) -> Result<&'b [u8], MessageError> {
     postcard::to_slice(message, buffer).map(|written| &*written).map_err(MessageError::Encode)
 }
@@ -189,7 +195,7 @@ pub fn encode<'b, M: Serialize>(message: &M, buffer: &'b mut [u8]) -> Result<&'b
 ///
 /// # Errors
 ///
-/// [`MessageError::Decode`] if the bytes are not a whole message of this type.
+/// Returns [`MessageError::Decode`] if the bytes are not a complete message of this type.
 pub fn decode<'b, M: Deserialize<'b>>(bytes: &'b [u8]) -> Result<M, MessageError> {
     postcard::from_bytes(bytes).map_err(MessageError::Decode)
 }

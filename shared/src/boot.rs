@@ -1,5 +1,5 @@
-//! The messages of a worker's start, on a socket that the worker inherits: from its first message until
-//! it is warm.
+//! The messages that the supervisor and a worker exchange from the start of the worker until it is
+//! warm. They use a socket that the worker inherits.
 //!
 //! ```text
 //! supervisor                         worker
@@ -11,9 +11,9 @@
 //!     │◀── Warmed ─────────────────────│  warm: batches may come
 //! ```
 //!
-//! At any point the worker may send `Refused` instead, and exit. The supervisor sends two messages, and
-//! the worker sends three besides `Warming`, so a faulty peer cannot fill the socket and block the
-//! other side.
+//! Instead of any of its messages, the worker may send `Refused` and exit. The supervisor sends only
+//! two messages, and the worker only three besides `Warming`. A faulty peer therefore cannot fill the
+//! socket and block the other side.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::profile::Profile;
 use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
-/// The version of these messages, which every change to them increments.
+/// The version of these messages. Every change to them increments it.
 pub const PROTOCOL: u32 = 13;
 
 /// The numbers of the file descriptors that a worker inherits.
@@ -38,44 +38,43 @@ pub mod descriptors {
     pub const REQUESTS: i32 = 4;
     /// The response slab, which the worker writes.
     pub const RESPONSES: i32 = 5;
-    /// The memory file for reference answers. A reference worker writes it; it is sealed for the
-    /// model's other workers.
+    /// The memory file for reference answers. A reference worker writes the file. For the model's other
+    /// workers, the file is sealed.
     pub const REFERENCE: i32 = 6;
     /// The [state](crate::pool) of an emulated GPU. Workers on a real GPU do not inherit it.
     pub const POOL: i32 = 7;
     /// The socket for [regions of weights](crate::weights). Reference workers do not inherit it.
     pub const WEIGHTS: i32 = 8;
-    /// The socket of these messages, each a [frame](crate::frame).
+    /// The socket for the messages of this module, each in a [frame](crate::frame).
     pub const BOOT: i32 = 9;
 }
 
-/// The environment variable with the worker's share in percent, which CUDA and the emulated device
-/// read.
+/// The environment variable for the worker's share in percent. CUDA and the emulated device read it.
 pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-/// The environment variable with the worker's
-/// [client priority](crate::contention::ClientPriority), which MPS reads.
+/// The environment variable for the worker's [client priority](crate::contention::ClientPriority). MPS
+/// reads it.
 pub const PRIORITY_VARIABLE: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
 /// A message from a starting worker to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum BootReply {
-    /// The worker runs.
+    /// The worker has started.
     Hello {
-        /// The worker's [`PROTOCOL`].
+        /// The version of the worker's messages, [`PROTOCOL`].
         protocol: u32,
     },
     /// The worker has loaded the model.
     Loaded(LoadedModel),
-    /// The worker starts to run batches of this size.
+    /// The worker starts to run batches of one batch size.
     Warming {
         /// The batch size in rows.
         rows: u32,
     },
-    /// The worker has run every batch size. Its answers match the reference answers; a reference worker
-    /// has written them.
+    /// The worker is warm: it has run every batch size. Its answers match the reference answers, unless
+    /// it is a reference worker, which has written them.
     Warmed(WarmUpReport),
-    /// The worker cannot start, and exits.
+    /// The worker cannot start. It exits after this message.
     Refused(BootRefusal),
 }
 
@@ -88,11 +87,11 @@ impl Message for BootReply {
 pub enum BootCommand {
     /// The worker loads the model.
     Load(Box<Assignment>),
-    /// The worker runs every batch size and checks the answers.
+    /// The worker runs every batch size and compares the answers with the reference.
     Warm(WarmUp),
 }
 
-/// Most of a command's bytes are arrays from files that the operator gives for the warm-up.
+/// Most of a command's bytes are arrays from files that the operator provides for the warm-up.
 impl Message for BootCommand {
     const MAX_BYTES: usize = 20 << 20;
 }
@@ -104,14 +103,14 @@ pub enum WorkerPurpose {
     Serve,
     /// The worker computes the reference answers on the CPU, then exits.
     Reference,
-    /// The worker computes the reference answers on the device, operator by operator and on all SMs,
-    /// then exits. This is for models with operators that the CPU does not have, such as those in
-    /// BF16. Other workers are then compared with the device's own answers.
+    /// The worker computes the reference answers on the device, then exits. It runs one operator at a
+    /// time, on all SMs. This purpose is for models with operators that the CPU does not support, such
+    /// as operators in BF16.
     DeviceReference,
 }
 
 impl WorkerPurpose {
-    /// Returns whether the worker exits once it has written the reference answers.
+    /// Returns whether the worker exits after it has written the reference answers.
     pub fn is_reference(self) -> bool {
         matches!(self, Self::Reference | Self::DeviceReference)
     }
@@ -125,21 +124,21 @@ impl WorkerPurpose {
 /// Everything that a worker needs to load its model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Assignment {
-    /// The model's name, for messages.
+    /// The name of the model, for error messages and logs.
     pub model: String,
     /// The purpose of the worker.
     pub purpose: WorkerPurpose,
     /// The engine that runs the model.
     pub engine: EngineSpec,
-    /// The device that the worker uses.
+    /// The device on which the worker runs.
     pub device: DeviceSpec,
-    /// The model's profile, which an emulated device needs.
+    /// The model's profile. Only emulated devices need it.
     pub profile: Option<Profile>,
     /// The size of the request slab in bytes.
     pub request_bytes: u64,
     /// The size of each slot of the response slab in bytes.
     pub response_slot_bytes: u64,
-    /// The worker's first partition, if its share is a partition inside the process.
+    /// The worker's first partition, or `None` if its share is not a partition inside the process.
     pub partition: Option<PartitionSpec>,
 }
 
@@ -153,45 +152,47 @@ impl Assignment {
 /// The first partition of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionSpec {
-    /// The division of the GPU that the supervisor expects. A worker that finds another one refuses.
+    /// The division of the GPU that the supervisor expects. If the worker finds another division, it
+    /// refuses to start.
     pub division: Division,
-    /// The groups of the partition, which must be ready when the worker is warm.
+    /// The groups of the partition. The worker prepares the partition before it reports that it is
+    /// warm.
     pub groups: Groups,
 }
 
-/// The engine of a model, and its settings.
+/// The engine that runs a model, and the engine's settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EngineSpec {
     /// ONNX Runtime.
     OnnxRuntime {
-        /// The path of ONNX Runtime's library.
+        /// The path of ONNX Runtime's shared library.
         library: PathBuf,
-        /// The path of the model's file.
+        /// The path of the model file.
         path: PathBuf,
-        /// The number of threads within one operator.
+        /// The number of threads that ONNX Runtime uses within one operator.
         threads: u32,
-        /// The execution providers, the preferred one first. The CPU runs operators that none of them
+        /// The execution providers, in order of preference. The CPU runs operators that no provider
         /// supports.
         providers: Vec<ProviderSpec>,
-        /// The folder for optimised forms of the model, if they are kept.
+        /// The directory for optimised forms of the model, or `None` to keep none.
         optimised: Option<PathBuf>,
     },
-    /// A class in a Python file. The worker is the process of the interpreter.
+    /// A class in a Python file. The worker process is a Python interpreter.
     Python {
         /// The path of the interpreter.
         interpreter: PathBuf,
-        /// The path of the file, or of a folder with `model.py`.
+        /// The path of the file, or of a directory with `model.py`.
         path: PathBuf,
         /// The number of threads that the model's libraries may use within one operator.
         threads: u32,
-        /// The only folder in which the model may write its own files, if there is one.
+        /// The only directory to which the model may write files, if there is one.
         cache: Option<PathBuf>,
     },
-    /// An engine that answers with its inputs.
+    /// The emulated engine, which returns the inputs as outputs.
     Emulated {
-        /// The inputs and the outputs that repeat them.
+        /// The inputs, each with the output that repeats it.
         tensors: Vec<EchoTensor>,
-        /// True if a batch axis precedes the tensors' shapes.
+        /// True if the tensors have a batch axis in front of the shapes given here.
         batched: bool,
     },
 }
@@ -201,23 +202,23 @@ pub enum EngineSpec {
 pub enum ProviderSpec {
     /// ONNX Runtime's CUDA provider, which uses cuDNN and cuBLAS.
     Cuda,
-    /// TensorRT, which builds its engines for one share of the GPU.
+    /// TensorRT. Each of its engines is built for one share of the GPU.
     TensorRt {
-        /// The folder that keeps the engines.
+        /// The directory in which the engines are cached.
         cache: PathBuf,
     },
 }
 
-/// One input of the emulated engine, and the output that repeats it.
+/// An input of the emulated engine, and the output that repeats it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EchoTensor {
-    /// The input. Its shape has no batch axis.
+    /// The input. The shape omits the batch axis.
     pub input: TensorSpec,
     /// The name of the output.
     pub output: String,
 }
 
-/// The device of a worker.
+/// The device on which a worker runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceSpec {
     /// An emulated GPU.
@@ -227,90 +228,90 @@ pub enum DeviceSpec {
         /// The worker's seat in the [pool](crate::pool).
         seat: u32,
     },
-    /// A real GPU. The environment selects the GPU and the share.
+    /// A real GPU. Environment variables select the GPU and the share.
     Cuda,
 }
 
-/// The worker's description of the model that it has loaded.
+/// The description of a loaded model that the worker sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadedModel {
-    /// The required inputs, with whole shapes.
+    /// The required inputs. Their shapes include the batch axis.
     pub inputs: Vec<TensorSpec>,
-    /// The inputs that a request may omit because the model has defaults for them. They have no batch
-    /// axis.
+    /// The optional inputs, which have defaults in the model and no batch axis.
     pub optional: Vec<TensorSpec>,
-    /// The outputs, with whole shapes.
+    /// The outputs. Their shapes include the batch axis.
     pub outputs: Vec<TensorSpec>,
-    /// The number of streams that the model can generate at once; 0 if it gives one answer per request.
+    /// The maximum number of streams that the model can generate at the same time. It is 0 if the model
+    /// gives one answer per request.
     pub streams: u32,
-    /// The number of SMs that the device reports for the process.
+    /// The number of SMs that the device reports to the process.
     pub sms: Sms,
-    /// The durations of loading.
+    /// The durations of the loading steps.
     pub took: LoadTimes,
-    /// The decrease of the GPU's free memory while the session was created, in bytes; 0 on other
-    /// devices.
+    /// The decrease of the GPU's free memory during the creation of the session, in bytes. It is 0 on
+    /// other devices.
     pub weights: u64,
 }
 
-/// The durations of the steps of loading a model.
+/// The durations of the steps in which a worker loads a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LoadTimes {
-    /// The time to load the libraries of engine and device.
+    /// The time to load the libraries of the engine and of the device.
     pub libraries: Duration,
-    /// The time to create the device's context, under the share.
+    /// The time to create the device's context with the worker's share.
     pub context: Duration,
     /// The time to read the model and copy its weights to the device.
     pub session: Duration,
 }
 
-/// The values that the operator gives for an input in the warm-up.
+/// The values of one input in the warm-up, as the operator configured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum InputValues {
-    /// A list of elements, which repeats from its start until the tensor is full.
+    /// A list of elements. The worker repeats the list until the tensor is full.
     Listed(Vec<ElementValue>),
-    /// Uniformly distributed random values; whole numbers for integer tensors.
+    /// Uniformly distributed random values. Integer tensors get whole numbers.
     Range {
         /// The smallest value.
         from: f64,
         /// The largest value.
         to: f64,
     },
-    /// The bytes of each row. A batch takes the rows in order. A model without a batch axis has one
-    /// row, which is the whole tensor.
+    /// The bytes of each row. A batch uses the rows in order. If the model has no batch axis, the only
+    /// row is the whole tensor.
     Rows(Arc<[RowBytes]>),
 }
 
-/// The bytes of a row, which serde writes as one byte string.
+/// The bytes of a row. Serde writes them as one byte string.
 pub type RowBytes = serde_bytes::ByteBuf;
 
-/// A value for one element of an input.
+/// The value of one element of an input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ElementValue {
     /// A whole number.
     Whole(i64),
-    /// Another number.
+    /// A number that is not whole.
     Number(f64),
-    /// A text, for BYTES tensors.
+    /// A string, for BYTES tensors.
     Text(String),
 }
 
 /// The settings of a worker's warm-up.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WarmUp {
-    /// True if the first axis of every tensor is the batch.
+    /// True if the first axis of every tensor is the batch axis.
     pub batched: bool,
-    /// The batch sizes in rows, ascending; `[1]` for a model without a batch axis.
+    /// The batch sizes in rows, in ascending order. For a model without a batch axis, this is `[1]`.
     pub sizes: Vec<u32>,
     /// The shape of each input without the batch axis. An axis is -1 if neither the model nor the
-    /// operator fixes its length.
+    /// operator gives its length.
     pub shapes: Vec<Vec<i64>>,
-    /// The values of each input, or `None` for values that the worker makes up.
+    /// The values of each input. If an entry is `None`, the worker generates values.
     pub values: Vec<Option<InputValues>>,
-    /// The longest useful time of a batch. A reference worker runs no batch size after the first one
-    /// that takes longer. If `None`, it runs every size.
+    /// The maximum useful time of a batch. A reference worker stops after the first batch size that
+    /// takes longer. If this is `None`, it runs all sizes.
     pub useful: Option<Duration>,
-    /// True if the configuration gives the batch size. Otherwise the model is not batched if an answer
-    /// may depend on the other rows of its batch.
+    /// True if the configuration sets the batch size. If not, and an answer may depend on the other
+    /// rows of its batch, the model runs without batching.
     pub batch_is_given: bool,
 }
 
@@ -318,42 +319,46 @@ pub struct WarmUp {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WarmUpReport {
     /// The time of each batch size. A reference worker reports the sizes up to the first one that takes
-    /// longer than is useful.
+    /// longer than [`WarmUp::useful`].
     pub times: Vec<WarmTime>,
-    /// The time to run every size for the first time, if first runs take longer.
+    /// The time of the first run of every batch size. It is zero if first runs do not take longer than
+    /// others.
     pub warmup: Duration,
-    /// The time to run every size once more and compare the answers.
+    /// The time to run every batch size again and compare the answers with the reference.
     pub proof: Duration,
-    /// The decrease of the GPU's free memory during the warm-up, in bytes; 0 on other devices.
+    /// The decrease of the GPU's free memory during the warm-up, in bytes. It is 0 on other devices.
     pub activations: u64,
-    /// The partitions that the worker can use, if its share is a partition.
+    /// The partitions that the worker can use, or `None` if its share is not a partition.
     pub partitions: Option<ProvenPartitions>,
-    /// The number of kernels of a recorded batch, if the worker recorded batches.
+    /// The number of kernels in a recorded batch (a CUDA graph), or `None` if the worker recorded none.
     pub kernels: Option<u32>,
     /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,
-    /// The reason why the worker does not share its weights on a GPU with other workers, if it does not.
+    /// The reason why the worker does not share its weights with other workers on the GPU. `None` if it
+    /// shares them or does not use a GPU.
     pub unshared: Option<String>,
 }
 
-/// The GPU memory of a worker in bytes, without contexts, kernels and recordings.
+/// The GPU memory of a worker in bytes, without contexts, kernels and recorded batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DeviceMemory {
-    /// The weights that all workers of the model share.
+    /// The size of the weights that all workers of the model share.
     pub weights: u64,
-    /// The part of `weights` that this worker allocated. The driver counts it as the worker's memory.
+    /// The size of the part of `weights` that this worker allocated. The driver attributes this part to
+    /// the worker.
     pub brought: u64,
-    /// The buffers for intermediate results.
+    /// The size of the buffers for intermediate results.
     pub scratch: u64,
 }
 
-/// The partitions in which the worker has run the model.
+/// The partitions on which the worker has run the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProvenPartitions {
-    /// The result for each number of groups.
+    /// The results, one for each number of groups.
     pub counts: Vec<PartitionProof>,
-    /// The partition that is ready: the one in [`PartitionSpec`], or the largest part of it that the
-    /// model can use, or the whole GPU if the model can use none.
+    /// The partition that is ready. Usually this is the partition in [`PartitionSpec`]. If the model
+    /// cannot use that partition, it is the largest part of that partition that the model can use. If
+    /// the model can use no partition, it is the whole GPU.
     pub ready: Groups,
 }
 
@@ -362,19 +367,19 @@ pub struct ProvenPartitions {
 pub struct PartitionProof {
     /// The number of groups.
     pub groups: usize,
-    /// The times of the batch sizes that fit on these groups, or the reason why none fits. Larger
-    /// batches run on the whole GPU.
+    /// The times of the batch sizes that the model can run on these groups, or the reason why it can
+    /// run none. Larger batches run on the whole GPU.
     pub result: Result<Vec<WarmTime>, String>,
 }
 
-/// The time of a batch in the warm-up.
+/// The measured time of a batch size in the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WarmTime {
     /// The batch size in rows.
     pub rows: u32,
     /// The execution time.
     pub took: Duration,
-    /// The largest difference from the reference answers, relative to their largest value.
+    /// The largest difference from the reference answers, relative to the largest value in them.
     pub error: f64,
 }
 
@@ -384,10 +389,11 @@ pub enum BootRefusal {
     /// ONNX Runtime's library is missing or unusable.
     #[error("ONNX Runtime's library cannot be used: {0}")]
     Library(String),
-    /// The model cannot be loaded, and a retry does not help.
+    /// The worker cannot load the model, and would fail again.
     #[error("the model cannot be loaded: {0}")]
     Model(String),
-    /// The device has no kernel for one of the model's operators. Another device may have one.
+    /// The device has no kernel for one of the model's operators. Another device may support the
+    /// operator.
     #[error("the model cannot be loaded: {0}")]
     NoOperator(String),
     /// A batch failed in the warm-up.
@@ -403,10 +409,10 @@ pub enum BootRefusal {
     Proof {
         /// The batch size in rows.
         size: u32,
-        /// The name of the output, and its difference from the reference.
+        /// The name of the output and its difference from the reference answer.
         why: String,
     },
-    /// An answer depends on the other rows of its batch. A reference worker finds this out.
+    /// An answer depends on the other rows of its batch. Only a reference worker sends this.
     #[error("{0}")]
     RowsDepend(String),
     /// The environment, a descriptor or a command is invalid.
@@ -415,11 +421,11 @@ pub enum BootRefusal {
     /// The device or the engine does not support partitions.
     #[error("the share cannot be a partition inside the worker process: {0}")]
     NoPartitions(String),
-    /// The model must be loaded in another form, which the next worker does.
+    /// The model must be loaded in another form. The supervisor starts another worker, which does that.
     #[error("the model must be loaded in another form: {0}")]
     OtherForm(String),
-    /// The model has free axes besides the batch. `shadowslice profile` refuses such a model, because
-    /// its times depend on those axes.
+    /// The model has free axes in addition to the batch axis. `shadowslice profile` refuses such a
+    /// model, because its times depend on the lengths of those axes.
     #[error("the model has free axes besides the batch: {0}")]
     FreeAxes(String),
 }

@@ -1,34 +1,39 @@
-//! The contention model: it computes how workers that execute at the same time slow each other down.
-//! Kernels that may use the same SMs take turns.
+//! A model of contention: the module computes how workers that execute at the same time slow each other
+//! down. Kernels that may use the same SMs take turns.
 //!
 //! A share does not reserve SMs. If no other worker may use a worker's SMs, the worker is nearly as
-//! fast as alone. On SMs that others may use too, each of its kernels waits for one kernel of each
-//! other worker, in proportion to the SMs that this kernel fills. A model with many short kernels
-//! therefore loses most beside a model with few long ones. A batch never takes longer than it would
-//! take alone on the SMs that no other worker uses.
+//! fast as it would be alone. If other workers may use the same SMs, each of the worker's kernels waits
+//! for one kernel of each other worker. This wait is proportional to the fraction of the SMs that the other
+//! kernel fills. Therefore a model with many short kernels slows down most when it runs next to a model
+//! with few long kernels. A batch never takes longer than it would take alone on the SMs that no other
+//! worker uses.
 //!
-//! The following rules use these symbols: `t(b, s)` is the time of a batch of `b` rows alone on `s` of
-//! the GPU's `G` SMs, `w(b)` is its least work in SM·s, and `k` is its number of kernels.
+//! The rules below use these symbols: `t(b, s)` is the time of a batch of `b` rows that runs alone on
+//! `s` of the GPU's `G` SMs. `w(b)` is the minimum work of this batch in SM·s. `k` is its number of
+//! kernels.
 //!
-//! * Another worker's **turn** on its `s` SMs is `w(b) / (s · k)`: the duration of a kernel times the
-//!   fraction of those SMs that it fills.
-//! * A batch takes `t(b, s) + k · c · Σ p · turn`, or `t(b, f)` if that is less. `f` is the number of
-//!   free SMs. `p` is the fraction of the worker's own SMs on which it meets the other worker. `c` is
-//!   1, plus `CROWD` for each worker beyond the first that it meets, where it meets `Σ p` workers.
+//! * The **turn** of another worker on its `s` SMs is `w(b) / (s · k)`. This is the duration of a
+//!   kernel, times the fraction of those SMs that the kernel fills.
+//! * A batch takes the lesser of `t(b, s) + k · c · Σ p · turn` and `t(b, f)`. `f` is the number of
+//!   free SMs. `p` is the fraction of the worker's own SMs that the other worker may also use. `Σ p` is
+//!   therefore the number of workers that the worker meets on an average SM. `c` is 1, plus `CROWD`
+//!   times the amount by which `Σ p` exceeds 1.
 //! * MPS has two client priorities. A kernel of normal priority waits for a kernel below normal only
 //!   until the running thread blocks end, for at most `BLOCK_S`. A worker below normal gets the time
-//!   that workers of normal priority leave: its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))` times
-//!   as long, at most `LONGEST_STRETCH` times. `T` is the whole time of the other worker's batch. `c`
-//!   counts only workers of the same priority.
-//! * Memory bandwidth, caches and power are not divided. A batch takes `ELSEWHERE` longer, times the
-//!   fraction of the GPU on which others execute outside its SMs.
-//! * For partitions, `p` is known. Under an MPS percentage only the number of SMs is known: workers
-//!   avoid each other if there is room, and otherwise are everywhere. Then `p` is the fraction of the
-//!   worker's own SMs that are not free, times the other worker's fraction of the GPU.
+//!   that workers of normal priority do not use. Its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))`
+//!   times as long, but at most `LONGEST_STRETCH` times as long. `T` is the total time of the other
+//!   worker's batch. `c` counts only workers of the same priority.
+//! * Workers on different SMs still share memory bandwidth, caches and power. A batch takes longer by
+//!   the factor `1 + ELSEWHERE · e`. `e` is the fraction of the GPU that other workers use outside the
+//!   batch's own SMs.
+//! * For partitions, `p` is known. Under an MPS percentage, only the number of SMs is known. The model
+//!   assumes that workers avoid each other if there are enough SMs, and that they otherwise use SMs
+//!   everywhere. In that case, `p` is the fraction of the worker's own SMs that are not free, times the
+//!   fraction of the GPU that the other worker uses.
 //!
-//! The constants fit measurements on an H200: two, three and five of ten models without idle time, in
-//! batches of 1 to 32 rows on the whole GPU, halves, thirds and fifths, with one and with two client
-//! priorities. See docs/development/measurements.md, *Contention*.
+//! The constants are fitted to measurements on an H200. In these, two, three or five of ten models ran
+//! without idle time, in batches of 1 to 32 rows. They ran on the whole GPU, halves, thirds and fifths,
+//! with one and with two client priorities. See docs/development/measurements.md, *Contention*.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -37,30 +42,31 @@ use crate::groups::{Division, Groups};
 use crate::profile::Execution;
 use crate::units::Sms;
 
-/// The increase of a batch's time while others execute on all other SMs, as a fraction of the time.
-/// Fitted to the measurements named above.
+/// The increase of a batch's time, as a fraction of that time, if other workers execute outside the
+/// batch's SMs. It is multiplied by the fraction of the GPU that they use there. The value is fitted to
+/// the measurements that the module's documentation describes.
 const ELSEWHERE: f64 = 0.2;
 
-/// The increase of each turn for each further worker on the same SMs, as a fraction of the turn. Fitted
-/// to the measurements named above.
+/// The increase of each turn for each further worker on the same SMs, as a fraction of the turn. It is
+/// fitted to the measurements that the module's documentation describes.
 const CROWD: f64 = 0.09;
 
-/// The longest time that a kernel waits for a worker below its own client priority, in s. Fitted to the
-/// measurements named above.
+/// The maximum time for which a kernel waits for a worker with a lower client priority, in s. It is
+/// fitted to the measurements that the module's documentation describes.
 const BLOCK_S: f64 = 5e-6;
 
-/// The fraction of the SM time of a worker of normal priority that workers below normal cannot use.
-/// Fitted to the measurements named above.
+/// The fraction of the SM time of a worker of normal priority that workers below normal cannot use. It
+/// is fitted to the measurements that the module's documentation describes.
 const LEADS: f64 = 0.93;
 
-/// The largest factor by which workers of normal priority stretch a batch below normal. In the
-/// measurements no batch starved.
+/// The maximum factor by which workers of normal priority prolong a batch of a worker below normal. In
+/// the measurements, no batch starved.
 const LONGEST_STRETCH: f64 = 10.0;
 
-/// The longest time of a batch under contention, in s, so that it fits into a `Duration`.
+/// The maximum time of a batch under contention, in s, so that the time fits into a `Duration`.
 const LONGEST_S: f64 = 1e6;
 
-/// The priority of a worker as a client of MPS, with the values of `CUDA_MPS_CLIENT_PRIORITY`.
+/// The priority of a worker as an MPS client. The values are those of `CUDA_MPS_CLIENT_PRIORITY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientPriority {
     /// The normal priority.
@@ -70,8 +76,8 @@ pub enum ClientPriority {
 }
 
 impl ClientPriority {
-    /// Returns the client priority of the workers of a model with this priority. It is normal for
-    /// priority 1, the highest, and below normal for all others.
+    /// Returns the client priority of the workers of a model with priority `model`. It is normal for
+    /// priority 1, the highest, and below normal for all other priorities.
     pub const fn of(model: u32) -> Self {
         if model > 1 { Self::Below } else { Self::Normal }
     }
@@ -82,34 +88,33 @@ impl ClientPriority {
 pub struct Occupant {
     /// The number of SMs that the worker may use.
     pub sms: Sms,
-    /// The groups of its partition, or [`Groups::NONE`] under an MPS percentage, which only limits the
-    /// number of SMs.
+    /// The groups of the worker's partition. [`Groups::NONE`] for a worker under an MPS percentage,
+    /// which limits only the number of SMs.
     pub groups: Groups,
     /// The client priority of the worker.
     pub priority: ClientPriority,
-    /// The time that each kernel of another worker waits for this worker, in s.
+    /// The time for which each kernel of another worker waits for this worker, in s.
     pub turn: f32,
-    /// The number of kernels of its current batch.
+    /// The number of kernels of the worker's current batch.
     pub kernels: f32,
-    /// The time of that batch alone on these SMs, in s.
+    /// The time that the current batch would take alone on these SMs, in s.
     pub alone: f32,
 }
 
 impl Occupant {
-    /// Returns a worker of normal priority that is idle, under an MPS percentage for this number of
-    /// SMs.
+    /// Returns an idle worker of normal priority with an MPS percentage that allows this number of SMs.
     pub const fn anywhere(sms: Sms) -> Self {
         let priority = ClientPriority::Normal;
         Self { sms, groups: Groups::NONE, priority, turn: 0.0, kernels: 0.0, alone: 0.0 }
     }
 
-    /// Returns the same worker with this client priority.
+    /// Returns the same occupant with this client priority.
     #[must_use]
     pub const fn with_priority(self, priority: ClientPriority) -> Self {
         Self { priority, ..self }
     }
 
-    /// Returns the same worker while it executes a batch of `rows` rows.
+    /// Returns the same occupant while it executes a batch of `rows` rows.
     #[must_use]
     pub fn executing(self, execution: &Execution, rows: u32) -> Self {
         let sms = f64::from(self.sms.0.max(1));
@@ -118,14 +123,14 @@ impl Occupant {
         Self { turn: turn as f32, kernels: kernels as f32, alone, ..self }
     }
 
-    /// Returns the same worker if it executes for this fraction of the time.
+    /// Returns the same occupant for a worker that executes during this fraction of the time.
     #[must_use]
     pub fn busy(self, part: f64) -> Self {
         Self { turn: self.turn * part as f32, ..self }
     }
 
-    /// Returns the time that a kernel of this worker waits for one of another worker on the same SMs,
-    /// in s.
+    /// Returns the time for which a kernel of this worker waits for a kernel of another worker on the
+    /// same SMs, in s.
     fn waits_for(self, other: Self) -> f64 {
         match self.priority.cmp(&other.priority) {
             Ordering::Less => f64::from(other.turn).min(BLOCK_S),
@@ -140,17 +145,17 @@ impl Occupant {
 pub struct SharedGpu {
     /// The number of SMs.
     pub sms: Sms,
-    /// The division of the SMs into groups, if the GPU has partitions.
+    /// The division of the SMs into groups, or `None` if the GPU has no partitions.
     pub division: Option<Division>,
 }
 
 impl SharedGpu {
-    /// Returns a GPU with the division that CUDA makes of this number of SMs.
+    /// Returns a GPU with this number of SMs, in CUDA's usual division into groups.
     pub fn new(sms: Sms) -> Self {
         Self { sms, division: Division::of(sms) }
     }
 
-    /// Returns an idle worker in a partition. If the GPU has no partitions, the worker may use all SMs.
+    /// Returns an idle worker on a partition. If the GPU has no partitions, the worker may use all SMs.
     pub fn occupant(&self, groups: Groups) -> Occupant {
         match &self.division {
             Some(division) => Occupant { groups, ..Occupant::anywhere(division.sms(groups)) },
@@ -162,8 +167,8 @@ impl SharedGpu {
         self.division.as_ref().map_or(0.0, |division| f64::from(division.sms(groups).0))
     }
 
-    /// Returns the number of SMs of `own` that the others leave free. Others without a partition use
-    /// SMs outside `own` first.
+    /// Returns the number of SMs of `own` that no other worker uses. Assumes that workers without a
+    /// partition use SMs outside `own` first.
     pub fn free(&self, own: Occupant, others: impl Iterator<Item = Occupant>) -> f64 {
         let (mut taken, mut counted) = (Groups::NONE, 0.0);
         for other in others {
@@ -180,7 +185,7 @@ impl SharedGpu {
         (room - (counted - elsewhere).max(0.0)).max(0.0)
     }
 
-    /// Returns the time of a batch of `rows` rows of `own` while these others execute.
+    /// Returns the time of a batch of `rows` rows that `own` runs while the others execute.
     pub fn time(
         &self,
         execution: &Execution,
@@ -198,7 +203,8 @@ impl SharedGpu {
         met.mul_f64(1.0 + ELSEWHERE * elsewhere)
     }
 
-    /// Returns the time of the batch of `own` if its kernels take turns with those of the others, in s.
+    /// Returns the time of `own`'s current batch in s, if its kernels take turns with those of the
+    /// others.
     fn in_turns(&self, own: Occupant, others: impl Iterator<Item = Occupant> + Clone) -> f64 {
         let free = self.free(own, others.clone());
         let met = |other: Occupant| self.met(own, other, free);
@@ -208,7 +214,7 @@ impl SharedGpu {
         f64::from(own.alone) + f64::from(own.kernels) * crowd * turns
     }
 
-    /// Returns the fraction of the time that workers of a higher priority leave to `own`.
+    /// Returns the fraction of the time that workers of a higher priority leave for `own`.
     fn left(&self, own: Occupant, others: impl Iterator<Item = Occupant> + Clone) -> f64 {
         let free = self.free(own, others.clone());
         let above = others.clone().enumerate().filter(|(_, other)| other.priority < own.priority);
@@ -221,8 +227,8 @@ impl SharedGpu {
         (1.0 - taken.sum::<f64>()).max(1.0 / LONGEST_STRETCH)
     }
 
-    /// Returns the fraction of its own SMs on which `own` meets the other worker, if `free` of them are
-    /// free.
+    /// Returns the fraction of the SMs of `own` that the other worker may also use. `free` is the
+    /// number of SMs of `own` that are free.
     fn met(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
         match (own.groups, other.groups) {
@@ -233,14 +239,14 @@ impl SharedGpu {
         }
     }
 
-    /// Returns the fraction of the GPU on which the other worker executes outside the SMs of `own`, if
-    /// `free` of those are free.
+    /// Returns the fraction of the GPU that the other worker uses outside the SMs of `own`. `free` is
+    /// the number of SMs of `own` that are free.
     fn beside(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
         match (own.groups, other.groups) {
             (Groups::NONE, _) | (_, Groups::NONE) => {
-                // Workers without partitions are all outside if there is room, and otherwise
-                // everywhere.
+                // Without partitions, all other workers are outside if there are enough SMs. Otherwise
+                // they are everywhere.
                 let outside = if free < sms { (all - sms) / all } else { 1.0 };
                 outside * f64::from(other.sms.0) / all
             }
@@ -260,15 +266,15 @@ mod tests {
         SharedGpu::new(Sms(128))
     }
 
-    /// Returns the times of a model whose row takes `ms` on 64 SMs or more, and twice that on 32. The
+    /// Returns a table in which a row takes `ms` on 64 or more SMs, and twice as long on 32 SMs. The
     /// time is proportional to the number of rows.
     fn profile(ms: f64) -> Execution {
         Execution::new(vec![Sms(32), Sms(64)], vec![ExecutionRow { batch: 1, ms: vec![2.0 * ms, ms] }])
             .unwrap()
     }
 
-    /// Returns the time of one row of 1 ms on `own` beside others with batches of these numbers of
-    /// rows.
+    /// Returns the time of a batch of one row (1 ms) of `own` while others execute batches of these
+    /// numbers of rows.
     fn beside(own: Occupant, others: &[(u32, Occupant)]) -> Duration {
         let executing = |&(rows, other): &(u32, Occupant)| other.executing(&profile(1.0), rows);
         gpu().time(&profile(1.0), 1, own, others.iter().map(executing))
@@ -303,8 +309,8 @@ mod tests {
 
     #[test]
     fn on_the_same_sms_each_kernel_waits_for_one_of_the_others() {
-        // One row of the other worker fills half of the GPU, so its turn is half a kernel. Eight rows
-        // make four kernels.
+        // One row of the other worker fills half of the GPU, so its turn is half the duration of a
+        // kernel. The turn of eight rows is four times the duration of a kernel.
         for own in [whole(), anywhere(128)] {
             assert_eq!(beside(own, &[(1, own)]), MS * 3 / 2);
             assert_eq!(beside(own, &[(8, own)]), 5 * MS);
@@ -331,11 +337,11 @@ mod tests {
     #[test]
     fn a_worker_of_normal_priority_hardly_waits_for_those_below_and_they_run_where_it_leaves_room() {
         let below = whole().with_priority(ClientPriority::Below);
-        // With 200 kernels, a turn of the other worker's eight rows is 20 µs.
+        // With 200 kernels per batch, the turn of the other worker's batch of eight rows is 20 µs.
         let normal_beside_below = beside(whole(), &[(8, below)]);
         assert_eq!(normal_beside_below, MS + Duration::from_micros(200 * 5));
         assert_eq!(beside(below, &[(8, below)]), beside(whole(), &[(8, whole())]), "peers take turns");
-        // The other worker's row takes 1 ms on half of the SMs, and waits 0.5 ms for ours.
+        // The other worker's row takes 1 ms on half of the SMs, and waits 0.5 ms for our kernels.
         let below_beside_normal = beside(below, &[(1, whole())]).as_secs_f64() * 1e3;
         assert!((below_beside_normal - 1.0 / (1.0 - 0.93 * 0.5 / 1.5)).abs() < 1e-3, "{below_beside_normal}");
         let full = Execution::new(vec![Sms(128)], vec![ExecutionRow { batch: 1, ms: vec![1e3] }]).unwrap();
@@ -368,7 +374,7 @@ mod tests {
     fn waiting_is_in_proportion_to_the_common_sms() {
         let (half, all) = (beside(on(0..8), &[(1, on(4..12))]), beside(on(0..8), &[(1, on(0..8))]));
         assert_eq!((half.div_f64(1.05) - MS) * 2, all - MS);
-        // Ten workers with a quarter each are met two and a half times, not ten times.
+        // Ten workers with a quarter of the GPU each add up to two and a half workers, not ten.
         let many = beside(anywhere(32), &[(1, anywhere(32)); 10]);
         let turn = 2.0;
         assert!(

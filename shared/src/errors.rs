@@ -1,10 +1,10 @@
-//! The text of an error with its causes, as operators read it.
+//! Formats an error and its causes for operators.
 
 use std::error::Error;
 use std::fmt::Write;
 
-/// Returns an error's text and those of all its causes, joined by colons. A cause is left out if the
-/// text before it already ends with it.
+/// Returns the texts of an error and of all its causes, joined by colons. Omits the text of a cause if
+/// the text so far already ends with it.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

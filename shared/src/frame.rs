@@ -1,25 +1,26 @@
-//! The framing of a worker's start-up messages on their socket: a little-endian length of four bytes,
-//! then the message. The receiver checks the length before it allocates memory.
+//! The framing of the messages that a worker exchanges with the supervisor during its start. A frame is
+//! a little-endian length of four bytes, followed by the message. The receiver checks the length before
+//! it allocates memory.
 
 use std::io::{self, Read, Write};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A type of messages that one side sends.
+/// A type of message that can be sent in a frame.
 pub trait Message: Serialize + DeserializeOwned {
-    /// The largest size of a message in bytes, without the length in front.
+    /// The maximum size of an encoded message in bytes, without the length prefix.
     const MAX_BYTES: usize;
 }
 
-/// The size of the length in front of a message, in bytes.
+/// The size of the length prefix in bytes.
 pub const HEAD: usize = 4;
 
-/// Returns the message's bytes with their length in front.
+/// Returns the encoded message with its length prefix.
 ///
 /// # Errors
 ///
-/// If the message is longer than [`Message::MAX_BYTES`].
+/// Returns an error if the encoded message is longer than [`Message::MAX_BYTES`].
 pub fn encode<M: Message>(message: &M) -> io::Result<Vec<u8>> {
     let mut frame = postcard::to_extend(message, vec![0; HEAD]).map_err(io::Error::other)?;
     let length = frame.len() - HEAD;
@@ -30,36 +31,36 @@ pub fn encode<M: Message>(message: &M) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Returns the number of bytes that follow the length in `head`.
+/// Returns the message length that the prefix `head` contains.
 ///
 /// # Errors
 ///
-/// If that is more than [`Message::MAX_BYTES`].
+/// Returns an error if the length exceeds [`Message::MAX_BYTES`].
 pub fn length<M: Message>(head: [u8; HEAD]) -> io::Result<usize> {
     let length = u32::from_le_bytes(head) as usize;
     if length > M::MAX_BYTES { Err(too_long::<M>(length)) } else { Ok(length) }
 }
 
-/// Decodes a message without its length.
+/// Decodes a message from bytes without the length prefix.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::InvalidData`] if the bytes are not a message of this type.
+/// Returns [`io::ErrorKind::InvalidData`] if the bytes are not a message of this type.
 pub fn decode<M: Message>(bytes: &[u8]) -> io::Result<M> {
     postcard::from_bytes(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Writes a message with its length.
+/// Writes a message with its length prefix.
 pub fn send(mut socket: impl Write, message: &impl Message) -> io::Result<()> {
     socket.write_all(&encode(message)?)
 }
 
-/// Reads a message, and blocks until it has arrived.
+/// Reads a message. Blocks until the message has arrived.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::UnexpectedEof`] if the peer has closed the socket, or
-/// [`io::ErrorKind::InvalidData`] for an invalid message.
+/// Returns [`io::ErrorKind::UnexpectedEof`] if the peer has closed the socket, and
+/// [`io::ErrorKind::InvalidData`] if the message is invalid.
 pub fn receive<M: Message>(mut socket: impl Read) -> io::Result<M> {
     let mut head = [0; HEAD];
     socket.read_exact(&mut head)?;

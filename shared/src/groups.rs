@@ -1,7 +1,7 @@
-//! Groups of SMs, the units of partitions inside a worker process.
+//! Groups of SMs: the smallest units of the partitions inside a worker process.
 //!
-//! Every process divides a GPU's SMs in the same way into groups of [`GROUP_SMS`] SMs. The SMs that
-//! are left over form one more group. Partitions without a common group have no common SM.
+//! All processes divide the SMs of a GPU in the same way into groups of [`GROUP_SMS`] SMs. The
+//! remaining SMs form one more group. Partitions without a common group have no common SM.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,17 +10,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Percent, Sms};
 
-/// The number of SMs in a group. CUDA divides a Hopper GPU into groups of 8 SMs, so that clusters of
-/// thread blocks fit into a group.
+/// The number of SMs in a group. CUDA divides a Hopper GPU into groups of 8 SMs, so that a cluster of
+/// thread blocks fits into one group.
 pub const GROUP_SMS: u32 = 8;
 
-/// The largest number of groups of a GPU: the bits of [`Groups`]. The largest GPUs have about twenty.
+/// The maximum number of groups of a GPU, because [`Groups`] has this number of bits. The largest GPUs
+/// have about 20 groups.
 pub const MAX_GROUPS: usize = 64;
 
-/// The largest number of partitions that a worker keeps ready at once, besides the whole GPU.
+/// The maximum number of partitions that a worker keeps ready at a time, in addition to the whole GPU.
 pub const READY_PARTITIONS: usize = 4;
 
-/// A partition: a set of a GPU's groups, one bit for each.
+/// A partition: a set of a GPU's groups, with one bit for each group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Groups(u64);
@@ -29,7 +30,7 @@ impl Groups {
     /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// All groups of any GPU: all SMs that the process may use.
+    /// All groups of any GPU. A process with this partition may use all of its SMs.
     pub const WHOLE: Self = Self(u64::MAX);
 
     /// Returns the first `count` groups.
@@ -49,7 +50,8 @@ impl Groups {
         Self(self.0 | (1 << (group % MAX_GROUPS)))
     }
 
-    /// Returns whether the groups are contiguous. A GPU of n groups has n (n + 1) / 2 such sets.
+    /// Returns whether the set is one contiguous run of groups. A GPU with n groups has n (n + 1) / 2
+    /// such sets.
     pub fn is_run(self) -> bool {
         let from_first = self.0.checked_shr(self.0.trailing_zeros()).unwrap_or(0);
         from_first != 0 && from_first & from_first.wrapping_add(1) == 0
@@ -66,7 +68,7 @@ impl Groups {
         Self(self.0 & other.0)
     }
 
-    /// Returns the groups that are in either set.
+    /// Returns the groups that are in at least one of the sets.
     #[must_use]
     pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -78,17 +80,17 @@ impl Groups {
         Self(self.0 & !other.0)
     }
 
-    /// Returns the numbers of the groups in ascending order.
+    /// Returns the indices of the groups in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..MAX_GROUPS).filter(move |&group| self.contains(group))
     }
 
-    /// Returns one bit for each group.
+    /// Returns the set as a bit mask. Bit `n` stands for group `n`.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Returns the set that [`bits`](Self::bits) describes.
+    /// Returns the set for a bit mask from [`bits`](Self::bits).
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
@@ -101,7 +103,7 @@ impl FromIterator<usize> for Groups {
 }
 
 impl fmt::Display for Groups {
-    /// Writes ranges such as `0-3,7`, `all` for the whole GPU or `none` for the empty set.
+    /// Writes ranges such as `0-3,7`. Writes `all` for the whole GPU, and `none` for the empty set.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::WHOLE => return f.write_str("all"),
@@ -129,7 +131,7 @@ impl fmt::Display for Groups {
 impl FromStr for Groups {
     type Err = ParseGroupsError;
 
-    /// Parses the text that [`Display`](fmt::Display) writes.
+    /// Parses the format of the [`Display`](fmt::Display) implementation.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "all" => return Ok(Self::WHOLE),
@@ -147,13 +149,13 @@ impl FromStr for Groups {
     }
 }
 
-/// The error for a text that does not describe a set of groups.
+/// The error for a text that is not a set of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a set of groups; use for example 0-3,7")]
 pub struct ParseGroupsError;
 
-/// A part of a GPU: contiguous pieces of a GPU that is divided into equal pieces. Layouts assign
-/// parts to models.
+/// A part of a GPU that a layout assigns to a model. The GPU is divided into equal pieces, and a part
+/// consists of one or more contiguous pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuPart {
     first: u8,
@@ -180,18 +182,19 @@ impl GpuPart {
     /// The whole GPU.
     pub const WHOLE: Self = Self { first: 0, count: 1, of: 1 };
 
-    /// Returns `count` of `of` equal pieces of a GPU, starting at the piece `first`.
+    /// Returns the part that consists of `count` of `of` equal pieces, from the piece with index
+    /// `first`.
     ///
     /// # Panics
     ///
-    /// If `count` is 0 or the part reaches beyond the last piece.
+    /// Panics if `count` is 0 or if the part extends past the last piece.
     pub const fn new(first: u8, count: u8, of: u8) -> Self {
         assert!(count > 0 && first + count <= of, "a part lies within its GPU");
         Self { first, count, of }
     }
 
-    /// Returns all parts that layouts use, except the whole GPU: halves, thirds, quarters, eighths,
-    /// and the rest beside a third or a quarter at an end of the GPU.
+    /// Returns all parts that layouts use, except the whole GPU. These are halves, thirds, quarters,
+    /// eighths, and what remains of a GPU without its first or last third or quarter.
     pub fn family() -> impl Iterator<Item = Self> {
         let pieces = [2, 3, 4, 8].into_iter();
         let pieces = pieces.flat_map(|of| (0..of).map(move |first| Self::new(first, 1, of)));
@@ -199,32 +202,33 @@ impl GpuPart {
         pieces.chain(rests)
     }
 
-    /// Returns the rest of the GPU beside a part that lies at an end of the GPU.
+    /// Returns the rest of the GPU. The part itself must lie at one end of the GPU.
     pub const fn rest(self) -> Self {
         let first = if self.first == 0 { self.count } else { 0 };
         Self { first, count: self.of - self.count, of: self.of }
     }
 
-    /// Returns the part's share of the GPU, above 0 and at most 1.
+    /// Returns the size of the part as a fraction of the GPU, above 0 and at most 1.
     pub fn fraction(self) -> f64 {
         f64::from(self.count) / f64::from(self.of)
     }
 }
 
-/// The size of each of a GPU's groups.
+/// The division of a GPU into groups: the number of SMs in each group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Division(Vec<Sms>);
 
 impl Division {
-    /// Returns a division into groups of these sizes, or `None` for more than [`MAX_GROUPS`] groups or
-    /// fewer than two, which cannot be shared.
+    /// Returns a division into groups of these sizes. Returns `None` for more than [`MAX_GROUPS`]
+    /// groups. Also returns `None` for fewer than two groups, because partitions need at least two.
     pub fn new(sizes: Vec<Sms>) -> Option<Self> {
         (2..=MAX_GROUPS).contains(&sizes.len()).then_some(Self(sizes))
     }
 
-    /// Returns the division that CUDA makes of `total` SMs. On a real GPU the last group can be larger
-    /// than the others: CUDA leaves out SMs that are not adjacent to others.
+    /// Returns the division of a GPU with `total` SMs into groups of [`GROUP_SMS`]. On a real GPU, the
+    /// last group can be larger than the others, because it also contains SMs that are not adjacent to
+    /// others.
     pub fn of(total: Sms) -> Option<Self> {
         let mut sizes = vec![Sms(GROUP_SMS); (total.0 / GROUP_SMS) as usize];
         sizes.extend(Some(Sms(total.0 % GROUP_SMS)).filter(|rest| rest.0 > 0));
@@ -236,17 +240,18 @@ impl Division {
         self.0.len()
     }
 
-    /// Returns the SMs of each group.
+    /// Returns the number of SMs in each group.
     pub fn sizes(&self) -> &[Sms] {
         &self.0
     }
 
-    /// Returns the SMs of all groups together.
+    /// Returns the total number of SMs in all groups.
     pub fn total(&self) -> Sms {
         Sms(self.0.iter().map(|sms| sms.0).sum())
     }
 
-    /// Returns the groups of a part: at least one, and [`Groups::WHOLE`] if the part has all of them.
+    /// Returns the groups of a part. The result has at least one group, and is [`Groups::WHOLE`] if the
+    /// part has all groups.
     pub fn groups_in(&self, part: GpuPart) -> Groups {
         let border = |piece: u8| self.count() * usize::from(piece) / usize::from(part.of);
         let first = border(part.first).min(self.count() - 1);
@@ -254,15 +259,15 @@ impl Division {
         if end - first == self.count() { Groups::WHOLE } else { (first..end).collect() }
     }
 
-    /// Returns the SMs of these groups together.
+    /// Returns the total number of SMs in these groups.
     pub fn sms(&self, groups: Groups) -> Sms {
         let sizes = self.0.iter().enumerate().filter(|(group, _)| groups.contains(*group));
         Sms(sizes.map(|(_, sms)| sms.0).sum())
     }
 
-    /// Returns the number of groups of a share: the whole groups that fit into it, at least one, and
-    /// all groups only for 100 %. Shares of at least one group that sum to at most 100 % therefore
-    /// fit on the GPU together.
+    /// Returns the number of whole groups that fit into a share. The result is at least one, and
+    /// includes all groups only for 100 %. If several shares have at least one group each and add up to
+    /// at most 100 %, their groups fit on the GPU together.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();
@@ -272,8 +277,8 @@ impl Division {
         fitting.clamp(1, self.count() - 1)
     }
 
-    /// Returns the SMs of a share whose groups have [`GROUP_SMS`] SMs each, which the group of
-    /// left-over SMs may not.
+    /// Returns the number of SMs in the groups of a share. Assumes that these groups have [`GROUP_SMS`]
+    /// SMs each, although the last group of the GPU can have another size.
     pub fn sms_of(&self, share: Percent) -> Sms {
         let groups = self.groups_of(share);
         if groups == self.count() { self.total() } else { self.sms(Groups::first(groups)) }
@@ -312,7 +317,7 @@ mod tests {
             for first in 1..100 {
                 let groups = |share| division.groups_of(percent(share));
                 let room = groups(first) + groups(100 - first);
-                // A share below a group still gets one group.
+                // A share smaller than one group still gets one group.
                 let small = total * first.min(100 - first) / 100 < GROUP_SMS;
                 assert!(room <= division.count() + usize::from(small), "{first} % of {total} SMs");
             }

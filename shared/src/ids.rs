@@ -1,5 +1,5 @@
-//! Identifiers that several crates use for the same thing.
+//! Identifiers that several crates use.
 
-/// The number of a worker, unique for the lifetime of the supervisor.
+/// The id of a worker, which is unique for the lifetime of the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);

@@ -1,7 +1,7 @@
-//! The types that shadowslice's supervisor and its workers share: units, tensors, the messages
-//! between the two processes, their shared memory, and profiles.
+//! The types that shadowslice's supervisor and its workers share: units, tensors, profiles, shared
+//! memory, and the messages between the two processes.
 //!
-//! Nothing in this crate reads a clock, runs an async runtime or calls a GPU.
+//! This crate reads no clock, runs no async code and calls no GPU.
 #![warn(missing_docs)]
 
 pub mod batch;

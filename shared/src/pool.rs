@@ -1,9 +1,11 @@
-//! The state of an emulated GPU in shared memory: the workers that execute now, and their SMs.
+//! The state of an emulated GPU in shared memory: which workers execute at the moment, and on which
+//! SMs.
 //!
-//! The supervisor gives each worker a *seat*. While a worker executes, its seat says what it occupies;
-//! otherwise the seat is all zeros. After each change the worker increments the generation, on which
-//! the other workers wait. If a worker dies, the supervisor clears its seat. The module
-//! [`contention`](crate::contention) computes how workers slow each other down.
+//! The supervisor gives each worker a *seat*, a fixed place in this memory. While a worker executes a
+//! batch, its seat contains the SMs that it occupies and the figures that the contention model needs.
+//! At other times the seat is all zeros. After each change, the worker increments the generation
+//! counter, on which the other workers wait. If a worker dies, the supervisor clears its seat. The
+//! module [`contention`](crate::contention) computes how workers slow each other down.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,14 +15,14 @@ use crate::groups::Groups;
 use crate::slab::{SharedWords, SlabError};
 use crate::units::Sms;
 
-/// The largest number of workers on one emulated GPU at a time.
+/// The maximum number of workers on one emulated GPU at a time.
 pub const SEATS: u32 = 1024;
 
-/// The 32-bit words of a seat: the SMs, the lower and the upper half of the groups, the priority, and
-/// as bits of an `f32` the turn, the kernels and the time alone.
+/// The number of 32-bit words in a seat. They are the number of SMs, the lower and the upper half of
+/// the groups, the priority, and the bits of three `f32` values: `turn`, `kernels` and `alone`.
 const SEAT_WORDS: u32 = 7;
 
-/// The 32-bit words of the pool: the generation, then the seats.
+/// The number of 32-bit words in the pool: one for the generation counter, and those of all seats.
 const WORDS: u32 = 1 + SEATS * SEAT_WORDS;
 
 /// The shared state of an emulated GPU.
@@ -40,13 +42,14 @@ impl Pool {
         SharedWords::adopt(file, WORDS).map(|words| Self { words })
     }
 
-    /// Returns the generation, which changes when a worker starts or stops executing.
+    /// Returns the generation counter, which changes when a worker starts or stops executing.
     pub fn generation(&self) -> &AtomicU32 {
         &self.words.words()[0]
     }
 
-    /// Writes what the worker with this seat occupies, or `None` when it stops executing. Afterwards
-    /// the caller wakes the workers that wait on the generation. Ignores a seat that does not exist.
+    /// Writes the occupant of this seat, or clears the seat if the worker stops executing (`None`). The
+    /// caller must then wake the workers that wait on the generation counter. Ignores seats that do not
+    /// exist.
     pub fn occupy(&self, seat: u32, occupant: Option<Occupant>) {
         let Occupant { sms, groups, priority, turn, kernels, alone } =
             occupant.unwrap_or(Occupant::anywhere(Sms(0)));
@@ -63,13 +66,13 @@ impl Pool {
         }
     }
 
-    /// Returns the sum of the SMs of all workers that execute now. Under contention that is more than
-    /// the GPU has.
+    /// Returns the sum of the SMs of all workers that execute at the moment. Under contention, this sum
+    /// exceeds the number of SMs of the GPU.
     pub fn sms_in_use(&self) -> u64 {
         self.occupants().map(|(_, occupant)| u64::from(occupant.sms.0)).sum()
     }
 
-    /// Returns what the other workers that execute now occupy.
+    /// Returns the occupants of all seats except `seat` whose workers execute at the moment.
     pub fn others(&self, seat: u32) -> impl Iterator<Item = Occupant> + Clone {
         self.occupants().filter(move |(other, _)| *other != seat).map(|(_, occupant)| occupant)
     }

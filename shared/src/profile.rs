@@ -1,5 +1,5 @@
 //! Profiles: the execution times, memory use and start-up times of a model on a device. The emulated
-//! device, the simulator and the policies use them.
+//! device, the simulator and the policies use profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub enum ProfileSource {
     Measured {
         /// The name of the device.
         device: String,
-        /// The version of its driver.
+        /// The version of the device's driver.
         driver: String,
         /// The date of the measurement, in ISO 8601.
         date: String,
@@ -31,53 +31,54 @@ impl ProfileSource {
     }
 }
 
-/// The GPU memory of one worker process of the model, in bytes.
+/// The GPU memory that one worker process of the model uses, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ProcessMemory {
-    /// The device context and libraries, in bytes.
+    /// The size of the device context and of the libraries, in bytes.
     pub context: u64,
-    /// The weights, in bytes.
+    /// The size of the weights, in bytes.
     pub weights: u64,
-    /// The activations and scratch buffers, in bytes.
+    /// The size of the activations and scratch buffers, in bytes.
     pub activations: u64,
 }
 
 /// The durations of the phases of a worker's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StartTimes {
-    /// The time from spawning the process to its first message.
+    /// The time from the start of the process until its first message.
     pub process: Duration,
     /// The time to load the model.
     pub load: Duration,
-    /// The time to run every batch size once.
+    /// The time to run one batch of every batch size.
     pub warm: Duration,
 }
 
-/// A model's cost on a device.
+/// The execution times, memory use and start-up times of a model on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// The origin of the figures.
     pub source: ProfileSource,
-    /// The GPU memory of a worker process.
+    /// The GPU memory that one worker process uses.
     pub memory: ProcessMemory,
-    /// The durations of a start.
+    /// The durations of the phases of a worker's start.
     pub start: StartTimes,
-    /// The fraction of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
+    /// The fraction of the GPU's memory bandwidth that the model uses, from 0 to 1, if it runs alone on
+    /// the whole GPU.
     pub bandwidth: f64,
-    /// The shapes at which the model was measured, without the batch axis. Only inputs with further
-    /// free axes have an entry.
+    /// The shapes with which the model was measured, by the name of the input and without the batch
+    /// axis. Only inputs that have other free axes than the batch have an entry.
     pub shapes: BTreeMap<String, Vec<i64>>,
     /// The execution times.
     pub execution: Execution,
 }
 
 /// A table of execution times by batch size (rows) and number of SMs (columns). The table has at least
-/// one row and one column, all times are positive and finite, and batch sizes and SM counts ascend.
+/// one row and one column. All times are positive and finite. Batch sizes and SM counts ascend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Execution {
     sms: Vec<Sms>,
     rows: Vec<ExecutionRow>,
-    /// The number of kernels of one batch, if they were counted.
+    /// The number of kernels that one batch launches, or `None` if they were not counted.
     kernels: Option<u32>,
 }
 
@@ -90,7 +91,7 @@ pub struct ExecutionRow {
     pub ms: Vec<f64>,
 }
 
-/// The faults of a table of execution times.
+/// A fault in a table of execution times.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TableError {
     /// The table has no SM counts.
@@ -99,23 +100,23 @@ pub enum TableError {
     /// The table has no batch sizes.
     #[error("no batch size; give `1: [..]` with a time in ms for each SM count")]
     NoRows,
-    /// The SM counts do not ascend, or one is 0.
+    /// The SM counts do not ascend, or an SM count is 0.
     #[error("SM counts must ascend and be at least 1")]
     ColumnsOutOfOrder,
-    /// A batch size appears twice, or is 0.
+    /// A batch size appears twice or is 0.
     #[error("batch sizes must differ and be at least 1")]
     RowsOutOfOrder,
-    /// The number of times differs from the number of SM counts.
+    /// A row does not have one time for each SM count.
     #[error("batch size {batch} has {got} times for {want} SM counts; give one time for each SM count")]
     Ragged {
         /// The batch size in rows.
         batch: u32,
-        /// The number of times.
+        /// The number of times in the row.
         got: usize,
-        /// The number of SM counts.
+        /// The number of SM counts in the table.
         want: usize,
     },
-    /// A time is not above 0 and below 1,000,000 ms.
+    /// A time is outside the valid range: above 0 and below 1,000,000 ms.
     #[error("batch size {batch}: invalid execution time {ms}; give milliseconds above 0 and below 1000000")]
     NotATime {
         /// The batch size in rows.
@@ -128,16 +129,16 @@ pub enum TableError {
 /// The upper bound of an execution time in a table, in ms.
 const MAX_MS: f64 = 1e6;
 
-/// The mean duration of a kernel of a batch of one row on all SMs, in s, for models whose kernels were
-/// not counted. Ten models on an H200 had 3 to 13 µs.
+/// The assumed duration of a kernel, in s, for models whose kernels were not counted. It is a mean for
+/// batches of one row on all SMs. Ten models on an H200 had mean durations of 3 to 13 µs.
 const KERNEL_S: f64 = 5e-6;
 
-/// The longest time that the table yields, in ms: about eleven days, so that sums and products in
+/// The maximum time that a table returns, in ms. It is about eleven days, so that sums and products in
 /// nanoseconds do not overflow.
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
-    /// Returns all faults of a table with these columns and rows. Rows may come in any order.
+    /// Returns all faults of a table with these columns and rows. The rows may be in any order.
     pub fn faults(sms: &[Sms], rows: &[ExecutionRow]) -> Vec<TableError> {
         let mut faults = Vec::new();
         match sms.first() {
@@ -165,11 +166,11 @@ impl Execution {
         faults
     }
 
-    /// Returns the table of these columns and rows. Rows may come in any order.
+    /// Returns the table with these columns and rows. The rows may be in any order.
     ///
     /// # Errors
     ///
-    /// The first of the [faults](Self::faults).
+    /// Returns the first of the table's [faults](Self::faults).
     pub fn new(sms: Vec<Sms>, mut rows: Vec<ExecutionRow>) -> Result<Self, TableError> {
         rows.sort_by_key(|row| row.batch);
         match Self::faults(&sms, &rows).into_iter().next() {
@@ -178,29 +179,30 @@ impl Execution {
         }
     }
 
-    /// Sets the number of kernels of a batch, which is the same for all batch sizes.
+    /// Sets the number of kernels that a batch launches. This number is the same for all batch sizes.
     #[must_use]
     pub fn with_kernels(mut self, kernels: u32) -> Self {
         self.kernels = Some(kernels);
         self
     }
 
-    /// Returns the number of kernels of a batch, at least 1. If the kernels were not counted, this is
-    /// the time of a batch of one row on the largest SM count, divided by the mean duration of a
-    /// kernel (5 µs).
+    /// Returns the number of kernels that a batch launches, at least 1. If the kernels were not
+    /// counted, estimates the number: the time of a batch of one row on the largest SM count, divided
+    /// by the usual duration of a kernel (5 µs).
     pub fn kernels(&self) -> f64 {
         let widest = self.sms.last().map_or(1.0, |sms| f64::from(sms.0));
         let usual = || self.ms(1, widest) / 1e3 / KERNEL_S;
         self.kernels.map_or_else(usual, f64::from).max(1.0)
     }
 
-    /// Returns the execution time of a batch of `batch` rows on `sms` SMs, which may be a fraction under
-    /// contention. The time is linear between the table's points.
+    /// Returns the execution time of a batch of `batch` rows on `sms` SMs. Under contention, the number
+    /// of SMs can be a fraction. The function interpolates linearly between the points of the table,
+    /// with these rules outside the table:
     ///
-    /// * Below the first SM count, the time grows in inverse proportion to the SMs.
-    /// * Above the last SM count, the time stays the same.
+    /// * Below the first SM count, the time is inversely proportional to the number of SMs.
+    /// * Above the last SM count, the time stays constant.
     /// * Batches smaller than the first row take as long as the first row.
-    /// * Batches larger than the last row take longer in proportion, up to 10⁹ ms.
+    /// * Above the last batch size, the time is proportional to the batch size, up to 10⁹ ms.
     pub fn time(&self, batch: u32, sms: f64) -> Duration {
         Duration::from_secs_f64(self.ms(batch, sms).min(LONGEST_MS) / 1e3)
     }
@@ -226,15 +228,15 @@ impl Execution {
             return row.ms[above - 1];
         }
         if above == 0 {
-            // A thousandth of an SM keeps the result finite if no SMs are left.
+            // The minimum of a thousandth of an SM keeps the result finite if no SMs are left.
             return row.ms[0] * column(0) / sms.max(1e-3);
         }
         let part = (sms - column(above - 1)) / (column(above) - column(above - 1));
         lerp(row.ms[above - 1], row.ms[above], part)
     }
 
-    /// Returns the least work of a batch in SM·s: the smallest product of SMs and time in the table's
-    /// columns.
+    /// Returns the minimum work of a batch in SM·s. This is the smallest product of SM count and time
+    /// over the columns of the table.
     pub fn work(&self, batch: u32) -> f64 {
         let columns = self.sms.iter().map(|sms| f64::from(sms.0));
         columns.map(|sms| sms * self.ms(batch, sms) / 1e3).fold(f64::INFINITY, f64::min)

@@ -1,9 +1,9 @@
-//! Rounding of figures for the log and for samples, to the precision that an operator reads.
+//! Functions that round figures in logs and samples to a precision that suits operators.
 
 use std::time::Duration;
 
-/// Rounds to three significant digits and at most three decimals. Digits before the decimal point
-/// stay as they are.
+/// Rounds to three significant digits and at most three decimals. Keeps all digits before the decimal
+/// point.
 pub fn round(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -13,17 +13,17 @@ pub fn round(value: f64) -> f64 {
     (value * unit).round() / unit
 }
 
-/// Rounds a fraction from 0 to 1 down to three decimals, so that only a whole gives 1.
+/// Rounds a fraction from 0 to 1 down to three decimals, so that only exactly 1 yields 1.
 pub fn fraction(part: f64) -> f64 {
     (part * 1e3 + 1e-6).floor() / 1e3
 }
 
-/// Returns the time in milliseconds, rounded like [`round`].
+/// Returns a duration in milliseconds, rounded with [`round`].
 pub fn ms(time: Duration) -> f64 {
     round(time.as_secs_f64() * 1e3)
 }
 
-/// Returns the time with its unit, such as "12.3 ms" or "15 s", rounded like [`round`].
+/// Returns a duration with its unit, such as "12.3 ms" or "15 s", rounded with [`round`].
 pub fn duration(time: Duration) -> String {
     let ms = ms(time);
     if ms < 1e3 { format!("{ms} ms") } else { format!("{} s", round(time.as_secs_f64())) }

@@ -1,9 +1,10 @@
-//! The memory that supervisor and worker share: memory files (`memfd`) of a fixed size, sealed so that
-//! neither side can shrink a file that the other has mapped.
+//! The shared memory of the supervisor and its workers. It consists of memory files (`memfd`) of a
+//! fixed size. Seals prevent either process from shrinking a file that the other process has mapped.
 //!
-//! By protocol, one side owns each part of a slab at a time, and passes it on with a message. The
-//! supervisor never holds a reference into memory that a worker can write; it copies the bytes.
-#![allow(unsafe_code)] // memory mappings
+//! By protocol, each part of a slab has one owner at a time, which transfers the ownership with a
+//! message. The supervisor never holds a reference into memory that a worker can write. It copies the
+//! bytes instead.
+#![allow(unsafe_code)] // Memory mappings need unsafe code.
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -47,7 +48,7 @@ pub enum SlabError {
     /// The kernel did not report the file's size.
     #[error("cannot read the size of a shared memory file")]
     Inspect(#[source] Errno),
-    /// The file from the other process is too small.
+    /// The memory file that the other process created is too small.
     #[error("a shared memory file has {got} bytes instead of {want}")]
     Size {
         /// The size of the file in bytes.
@@ -69,7 +70,7 @@ pub struct OutOfSlab {
 /// The error of copying bytes out of a slab.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
-    /// The bytes do not lie inside the slab.
+    /// The range does not lie inside the slab.
     #[error(transparent)]
     Outside(#[from] OutOfSlab),
     /// The process cannot allocate this number of bytes.
@@ -83,10 +84,10 @@ struct Mapping {
     bytes: u64,
 }
 
-// SAFETY: the mapping lives as long as the value and is not tied to a thread. The protocol defines
-// which side may access which part at a time; see the types below.
+// SAFETY: the mapping exists until the value is dropped, and any thread may use it. The protocol
+// defines which process may access which part at a time; see the types below.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` also apply to `Sync`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -95,7 +96,7 @@ impl Mapping {
         let length = usize::try_from(bytes).ok().and_then(NonZeroUsize::new);
         let length = length.ok_or(failed(Errno::EINVAL))?;
         // SAFETY: a new mapping at an address that the kernel chooses does not affect other mappings.
-        // The caller has checked or set the file's size and sealed it, so no access can fault.
+        // The caller has checked or set the file's size and sealed the file, so no access can fault.
         let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, 0) }.map_err(failed)?;
         Ok(Self { start: start.cast(), bytes })
     }
@@ -116,8 +117,8 @@ impl Mapping {
         let len = usize::try_from(len).expect("it lies inside the mapping");
         let mut bytes = Vec::<u8>::new();
         bytes.try_reserve_exact(len).map_err(|_| CopyError::NoMemory(len))?;
-        // SAFETY: `start` has `len` readable bytes, and `bytes` has room for them. The copy creates no
-        // reference to memory that another process may be writing, and any byte is a valid u8.
+        // SAFETY: `start` has `len` readable bytes, and `bytes` has the capacity for them. The copy
+        // creates no reference to memory that another process may write, and every byte is a valid u8.
         unsafe {
             std::ptr::copy_nonoverlapping(start.as_ptr(), bytes.as_mut_ptr(), len);
             bytes.set_len(len);
@@ -156,7 +157,7 @@ impl MemoryFile {
     }
 }
 
-/// Returns the seals that fix a file's size for good.
+/// Returns the seals that fix a file's size permanently.
 fn fixed_size() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
@@ -167,7 +168,7 @@ fn check_size(file: BorrowedFd<'_>, want: u64) -> Result<(), SlabError> {
     if got < want { Err(SlabError::Size { got, want }) } else { Ok(()) }
 }
 
-/// A slab that this process creates and writes, and that other processes can only read.
+/// A slab that this process creates and writes. Other processes can only read it.
 #[derive(Debug)]
 pub struct WritableSlab {
     file: MemoryFile,
@@ -175,12 +176,11 @@ pub struct WritableSlab {
 }
 
 impl WritableSlab {
-    /// Creates a slab of `bytes` bytes. The kernel allocates each page when it is first written.
+    /// Creates a slab of `bytes` bytes. The kernel allocates a page when the page is first written.
     pub fn create(name: &str, bytes: u64) -> Result<Self, SlabError> {
         let file = MemoryFile::create(name, bytes)?;
         let mapping = Mapping::new(file.fd.as_fd(), bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        // After this seal no process can create another writable mapping, even if it inherits the
-        // file.
+        // This seal prevents later writable mappings, even in a process that inherits the file.
         file.seal(fixed_size() | SealFlag::F_SEAL_FUTURE_WRITE)?;
         Ok(Self { file, mapping })
     }
@@ -190,17 +190,17 @@ impl WritableSlab {
         self.file.bytes
     }
 
-    /// Writes bytes into the slab. The caller must own that part of it: no other thread or process may
-    /// read or write it now.
+    /// Writes bytes into the slab. The caller must own that part of the slab: no other thread or
+    /// process may read or write the part during the call.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
-        // SAFETY: `start` has room for `bytes`, which cannot overlap the mapping because no caller gets
-        // a reference into it. A racing reader in another process sees torn bytes at worst.
+        // SAFETY: `start` has room for `bytes`. The two do not overlap, because no caller gets a
+        // reference into the mapping. A concurrent reader in another process sees torn bytes at worst.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies bytes out of the slab. The caller must own that part of it.
+    /// Copies bytes out of the slab. The caller must own that part of the slab.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }
@@ -208,8 +208,8 @@ impl WritableSlab {
     /// Returns whether the slab holds `bytes` at `offset`. The caller must own that part of the slab.
     pub fn holds(&self, offset: u64, bytes: &[u8]) -> bool {
         let Ok(start) = self.mapping.at(offset, bytes.len() as u64) else { return false };
-        // SAFETY: the bytes lie inside the mapping and are readable. Only this process can write
-        // there, and the caller is the only owner of that part.
+        // SAFETY: the bytes lie inside the mapping and are readable. Only this process can write to the
+        // slab, and the caller is the only owner of that part.
         let there = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.len()) };
         there == bytes
     }
@@ -234,22 +234,23 @@ impl ReadableSlab {
         Ok(Self { mapping: Mapping::new(file, bytes, ProtFlags::PROT_READ)? })
     }
 
-    /// Returns the start of the mapping and its size in bytes, for a device that reads it directly.
+    /// Returns the start of the mapping and its size in bytes. A device that reads the mapping directly
+    /// needs both.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// Returns bytes of the slab, which stay unchanged until the worker has answered the batch.
+    /// Returns bytes of the slab. They stay unchanged until the worker has answered the batch.
     pub fn bytes(&self, offset: u64, len: u64) -> Result<&[u8], OutOfSlab> {
         let start = self.mapping.at(offset, len)?;
         let len = usize::try_from(len).expect("it lies inside the mapping");
-        // SAFETY: the bytes lie inside the mapping and are readable. Only the supervisor writes there,
-        // and it leaves a request's part of the slab alone until it has the answer.
+        // SAFETY: the bytes lie inside the mapping and are readable. Only the supervisor writes to the
+        // slab, and it does not change a request's part until the worker has answered.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 }
 
-/// The supervisor's side of a slab that a worker writes.
+/// A slab that a worker writes and that the supervisor creates and reads.
 #[derive(Debug)]
 pub struct AnswerSlab {
     file: MemoryFile,
@@ -270,7 +271,7 @@ impl AnswerSlab {
         self.file.bytes
     }
 
-    /// Copies bytes out of the slab, at an offset that the worker sent.
+    /// Copies bytes out of the slab. The worker sent the offset, so the function checks it.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }
@@ -296,17 +297,18 @@ impl AnswerWriter {
         Ok(Self { mapping })
     }
 
-    /// Returns the start of the mapping and its size in bytes, for a device that writes it directly.
+    /// Returns the start of the mapping and its size in bytes. A device that writes to the mapping
+    /// directly needs both.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         (self.mapping.start, self.mapping.bytes)
     }
 
-    /// Returns the address at which a device writes `len` bytes.
+    /// Returns the address to which a device writes `len` bytes.
     pub fn place(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfSlab> {
         self.mapping.at(offset, len)
     }
 
-    /// Writes bytes into the slab. They must lie in the slot of the current batch.
+    /// Writes bytes into the slab. The range must lie in the slot of the current batch.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfSlab> {
         let start = self.mapping.at(offset, bytes.len() as u64)?;
         // SAFETY: `start` has room for `bytes`, and no caller gets a reference into the mapping.
@@ -315,7 +317,7 @@ impl AnswerWriter {
     }
 }
 
-/// Shared 32-bit words for state that several processes change concurrently.
+/// An array of 32-bit words that several processes read and write concurrently.
 #[derive(Debug)]
 pub struct SharedWords {
     file: OwnedFd,
@@ -346,8 +348,8 @@ impl SharedWords {
     /// Returns the words.
     pub fn words(&self) -> &[AtomicU32] {
         let count = usize::try_from(self.mapping.bytes / 4).expect("it was mapped");
-        // SAFETY: the mapping is page-aligned, readable, writable and has this number of words. Every
-        // process accesses them only as atomics.
+        // SAFETY: the mapping is page-aligned, readable and writable, and has this number of words. All
+        // processes access the words only through atomic operations.
         unsafe { std::slice::from_raw_parts(self.mapping.start.cast::<AtomicU32>().as_ptr(), count) }
     }
 }

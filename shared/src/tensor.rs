@@ -1,15 +1,16 @@
-//! Tensors: element types, the shapes that models declare, and the layout of BYTES tensors.
+//! Tensors: their element types, the inputs and outputs that models declare, and the format of BYTES
+//! tensors.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a tensor's elements, named as in the Open Inference Protocol.
+/// The type of a tensor's elements. The names are those of the Open Inference Protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Datatype {
-    /// A boolean of one byte, 0 or 1.
+    /// A boolean of one byte, which is 0 or 1.
     Bool,
     /// An unsigned integer of 8 bits.
     Uint8,
@@ -35,7 +36,7 @@ pub enum Datatype {
     Fp32,
     /// A float of IEEE 754 double precision (64 bits).
     Fp64,
-    /// A byte string: its length as a little-endian `u32`, then its bytes.
+    /// A byte string: the length as a little-endian `u32`, then the bytes.
     Bytes,
 }
 
@@ -58,8 +59,8 @@ impl Datatype {
         Self::Bytes,
     ];
 
-    /// Returns the size of an element in bytes, or `None` for [`Datatype::Bytes`], whose elements
-    /// differ in length.
+    /// Returns the size of an element in bytes. Returns `None` for [`Datatype::Bytes`], whose elements
+    /// vary in length.
     pub const fn size(self) -> Option<usize> {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
@@ -70,7 +71,7 @@ impl Datatype {
         }
     }
 
-    /// Returns the name in the Open Inference Protocol, such as "FP32".
+    /// Returns the name in the Open Inference Protocol, for example "FP32".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -97,7 +98,7 @@ impl fmt::Display for Datatype {
     }
 }
 
-/// The error for a name that no datatype has. It holds the name.
+/// The error for an unknown name of a datatype. It contains the name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown datatype {0:?}; use BOOL, UINT8..UINT64, INT8..INT64, FP16, BF16, FP32, FP64 or BYTES")]
 pub struct UnknownDatatype(pub String);
@@ -113,31 +114,33 @@ impl FromStr for Datatype {
     }
 }
 
-/// An input or output as the model declares it.
+/// The declaration of an input or output of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The name of the input or output.
     pub name: String,
     /// The type of the elements.
     pub datatype: Datatype,
-    /// The length of each axis, the batch axis included if the model has one. -1 allows any size.
+    /// The length of each axis, including the batch axis if the model has one. -1 stands for any
+    /// length.
     pub shape: Vec<i64>,
 }
 
-/// Returns the number of elements of a shape, or `None` if an axis is negative or the product
-/// overflows.
+/// Returns the number of elements in a tensor of this shape. Returns `None` if an axis is negative or
+/// the product overflows.
 pub fn elements(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, &axis| product.checked_mul(usize::try_from(axis).ok()?))
 }
 
-/// Returns the elements of a BYTES tensor, or `None` if a length exceeds the bytes that follow it.
+/// Returns the elements of a BYTES tensor. Returns `None` if a length exceeds the number of bytes that
+/// follow it.
 pub fn byte_strings(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut strings = Vec::new();
     each_byte_string(bytes, |string| strings.push(string)).then_some(strings)
 }
 
-/// Returns the number of elements of a BYTES tensor, or `None` if a length exceeds the bytes that
-/// follow it.
+/// Returns the number of elements in a BYTES tensor. Returns `None` if a length exceeds the number of
+/// bytes that follow it.
 pub fn count_byte_strings(bytes: &[u8]) -> Option<usize> {
     let mut count = 0;
     each_byte_string(bytes, |_| count += 1).then_some(count)
@@ -146,7 +149,7 @@ pub fn count_byte_strings(bytes: &[u8]) -> Option<usize> {
 fn each_byte_string<'b>(mut bytes: &'b [u8], mut each: impl FnMut(&'b [u8])) -> bool {
     while !bytes.is_empty() {
         let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return false };
-        // All supported systems have addresses of at least 32 bits.
+        // This cast is lossless, because all supported systems have addresses of at least 32 bits.
         let Some((string, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
             return false;
         };
@@ -156,11 +159,11 @@ fn each_byte_string<'b>(mut bytes: &'b [u8], mut each: impl FnMut(&'b [u8])) -> 
     true
 }
 
-/// Appends an element of a BYTES tensor: its length, then its bytes.
+/// Appends an element to a BYTES tensor: its length, then its bytes.
 ///
 /// # Panics
 ///
-/// If the string has 4 GiB or more. This does not happen, because slabs are smaller.
+/// Panics if the string has 4 GiB or more. Slabs are smaller, so this does not happen.
 pub fn push_byte_string(bytes: &mut Vec<u8>, string: &[u8]) {
     let length = u32::try_from(string.len()).expect("a request or answer is smaller than 4 GiB");
     bytes.extend_from_slice(&length.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Units: shares of a GPU, streaming multiprocessors (SMs), and points in time.
+//! Units: shares of a GPU, numbers of streaming multiprocessors (SMs), and points in time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A share of a GPU's SMs in whole percent, as `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` takes it.
+/// A share of a GPU's SMs in whole percent. `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` uses the same unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Percent(u32);
 
-/// The error for a number that is not a percentage from 1 to 100. It holds the number.
+/// The error for a number that is not a percentage from 1 to 100. It contains the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("invalid share {0}; give a whole percentage from 1 to 100")]
 pub struct InvalidShare(pub u32);
 
 impl Percent {
-    /// The share of a worker that may use the whole GPU: 100 %.
+    /// The share of a worker that may use the whole GPU, 100 %.
     pub const WHOLE: Self = Self(100);
 
-    /// Returns a share of `percent` percent, or an error if that is not from 1 to 100.
+    /// Returns a share of `percent` percent. Returns an error if the number is not from 1 to 100.
     pub const fn new(percent: u32) -> Result<Self, InvalidShare> {
         match percent {
             1..=100 => Ok(Self(percent)),
@@ -38,8 +38,9 @@ impl Percent {
         self.0
     }
 
-    /// Returns the number of SMs that MPS gives a process with this share: `total * share / 100`,
-    /// rounded down to a multiple of [`Sms::STEP`] as the hardware does, and at least one step.
+    /// Returns the number of SMs that MPS gives a process with this share. This is
+    /// `total * share / 100`, rounded down to a multiple of [`Sms::STEP`] as on the hardware, but at
+    /// least one step.
     pub fn sms_of(self, total: Sms) -> Sms {
         let exact = u64::from(total.0) * u64::from(self.0) / 100;
         let stepped = exact - exact % u64::from(Sms::STEP);
@@ -47,8 +48,8 @@ impl Percent {
         Sms(sms.max(Sms::STEP).min(total.0))
     }
 
-    /// Returns the smallest share that gives at least `wanted` of `total` SMs, or the whole GPU if no
-    /// share does.
+    /// Returns the smallest share that gives at least `wanted` of `total` SMs. If no share does,
+    /// returns the whole GPU.
     pub fn smallest_for(wanted: Sms, total: Sms) -> Self {
         (1..100).map(Self).find(|percent| percent.sms_of(total) >= wanted).unwrap_or(Self::WHOLE)
     }
@@ -62,7 +63,7 @@ impl TryFrom<u32> for Percent {
     }
 }
 
-/// Parses a whole percentage, with or without `%`.
+/// Parses a whole percentage, with or without the `%` sign.
 impl FromStr for Percent {
     type Err = String;
 
@@ -92,7 +93,7 @@ impl fmt::Display for Percent {
 pub struct Sms(pub u32);
 
 impl Sms {
-    /// The step in which MPS grants SMs: the two SMs of a texture processing cluster (TPC).
+    /// The granularity of MPS shares: the two SMs of a texture processing cluster (TPC).
     pub const STEP: u32 = 2;
 }
 
@@ -102,13 +103,13 @@ impl fmt::Display for Sms {
     }
 }
 
-/// A point in time, as the time since an origin that the caller chooses once. The policy takes
+/// A point in time, measured from an origin that the caller chooses once. The policy receives
 /// timestamps instead of reading a clock, so that a simulation can use virtual time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(Duration);
 
 impl Timestamp {
-    /// Returns the timestamp that is `since` after the origin.
+    /// Returns the timestamp at this duration after the origin.
     pub const fn after_origin(since: Duration) -> Self {
         Self(since)
     }
@@ -118,7 +119,8 @@ impl Timestamp {
         self.0
     }
 
-    /// Returns the time since `earlier`, or zero if `earlier` is later than this timestamp.
+    /// Returns the time from `earlier` until this timestamp. Returns zero if `earlier` is the later
+    /// one.
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -132,7 +134,7 @@ impl std::ops::Add<Duration> for Timestamp {
     }
 }
 
-/// Subtracts a duration. A result before the origin becomes the origin.
+/// Subtracts a duration. If the result would be before the origin, the result is the origin.
 impl std::ops::Sub<Duration> for Timestamp {
     type Output = Self;
 

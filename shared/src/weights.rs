@@ -1,11 +1,12 @@
-//! The messages by which supervisor and workers pass each other regions of GPU memory with weights.
+//! The messages with which the supervisor and its workers exchange regions of GPU memory that hold
+//! weights.
 //!
 //! ```text
 //! supervisor ── all regions that it keeps for the model ──▶ worker, before it starts
 //! supervisor ◀── a region that the worker has made ─────── worker, before it is warm
 //! ```
 //!
-//! A region is sent as a message with a file descriptor, over a socket that the worker inherits. The
+//! Each message carries a file descriptor of the region, over a socket that the worker inherits. The
 //! open descriptor keeps the memory allocated, so the supervisor does not need CUDA.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,16 +19,17 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The largest number of regions that the supervisor sends to a worker or takes from it.
+/// The maximum number of regions that the supervisor sends to a worker, and that it accepts from a
+/// worker.
 pub const MAX_REGIONS: usize = 16;
 
-/// The largest message in bytes, without the descriptor.
+/// The maximum size of a message in bytes, without the descriptor.
 const MESSAGE: usize = 64;
 
 /// The description of a region's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RegionContent {
-    /// The hash of the tensors in the region and of their order.
+    /// The hash of the region's tensors and of their order.
     pub fingerprint: [u8; 32],
     /// The size of the region in bytes.
     pub bytes: u64,
@@ -38,11 +40,11 @@ pub struct RegionContent {
 pub struct WeightRegion {
     /// The content of the region.
     pub content: RegionContent,
-    /// The descriptor that keeps the memory allocated.
+    /// The file descriptor, which keeps the memory allocated.
     pub file: OwnedFd,
 }
 
-/// Returns the two ends of a socket for regions.
+/// Returns the two ends of a socket over which regions are sent.
 pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -51,7 +53,7 @@ pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::WouldBlock`] if the socket is full, or another error of the socket.
+/// Returns [`io::ErrorKind::WouldBlock`] if the socket is full, or another error of the socket.
 pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) -> io::Result<()> {
     let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -62,12 +64,12 @@ pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) ->
     Ok(())
 }
 
-/// Receives a region without blocking. Returns `None` if there is none, or if the peer has closed the
-/// socket.
+/// Receives a region without blocking. Returns `None` if no region has arrived, or if the peer has
+/// closed the socket.
 ///
 /// # Errors
 ///
-/// If a message is not a region or has no descriptor.
+/// Returns an error if a message does not describe a region or has no descriptor.
 pub fn receive(socket: impl AsFd) -> io::Result<Option<WeightRegion>> {
     let mut message = [0; MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

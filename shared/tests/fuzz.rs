@@ -1,5 +1,5 @@
-//! Fuzz tests of the messages between supervisor and worker: any bytes are decoded or refused. `cargo
-//! bolero test NAME` runs one until it is stopped.
+//! Fuzz tests of the messages between the supervisor and a worker. The decoders must return a message
+//! or an error for any bytes. `cargo bolero test NAME` runs one test until you stop it.
 
 use shadowslice_shared::batch::{self, Command, WorkerMessage};
 use shadowslice_shared::boot::{BootCommand, BootReply};

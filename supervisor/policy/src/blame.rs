@@ -1,35 +1,37 @@
-//! The judgement of requests whose worker died.
+//! The decision whether a request is retried or fails after its worker died.
 //!
-//! Only the batch that was *executing* is blamed: the oldest batch without an answer, because a
-//! worker executes batches in the order in which they are sent. A batch that still waits in the
-//! worker's socket cannot have killed the worker. It returns to the queue without a recorded death
-//! and without a call of [`after_death`]; so do batches that are taken away from a live worker. If
-//! a worker is killed on purpose, or dies before its first batch, no request is blamed.
+//! Only the requests of the batch that was *executing* are blamed for the death. A worker executes
+//! batches in the order in which it receives them, so this is the oldest batch without an answer. A
+//! batch that still waits in the worker's socket cannot have killed the worker. Its requests return to
+//! the queue without a recorded death and without a call of [`after_death`]. Requests of a batch that
+//! is taken away from a live worker also return without blame. If a worker is killed on purpose, or
+//! dies before its first batch, no request is blamed.
 
-/// The number of deaths after which a request is still retried together with others: most deaths are
-/// not its fault.
+/// The maximum number of deaths after which a request is retried in a batch with other requests.
+/// Usually the request did not cause these deaths.
 const DEATHS_IN_COMPANY: u8 = 1;
 
-/// The number of deaths from which a request that ran alone is proved to kill its workers.
+/// The number of deaths after which a request fails, if it was alone in its batch at the last death.
+/// Then the request is proved to kill its workers.
 const DEATHS_THAT_PROVE: u8 = 3;
 
-/// The number of deaths after which one more death proves that a request kills its workers, if it
-/// runs alone then.
+/// The number of deaths after which one more death is the proof that a request kills its workers, if
+/// the request is alone in its batch.
 pub const ON_TRIAL: u8 = DEATHS_THAT_PROVE - 1;
 
-/// The fate of a request of the batch that was executing when its worker died.
+/// The decision about a request of the batch that was executing when its worker died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// The request is retried, in a batch with others if they fit.
+    /// The request is retried. Its batch may contain other requests.
     Again,
-    /// The request is retried in a batch that has no other request.
+    /// The request is retried in a batch without other requests.
     AgainAlone,
     /// The request fails.
     Fail,
 }
 
-/// Judges a request of the batch that was executing. `deaths` includes this death; `was_alone` is true
-/// if the batch had no other request.
+/// Decides about a request of the batch that was executing. `deaths` is the request's number of deaths,
+/// including this one. `was_alone` is true if the batch had no other request.
 pub fn after_death(deaths: u8, was_alone: bool) -> Blame {
     match deaths {
         ..=DEATHS_IN_COMPANY => Blame::Again,

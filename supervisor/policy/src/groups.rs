@@ -1,54 +1,57 @@
-//! The groups of SMs that each model gets if its share is a partition inside its worker.
+//! The groups of SMs of each model whose share is a partition inside its worker.
 //!
-//! Every model gets neighbouring groups. This keeps the number of different partitions small, because
-//! a worker creates the contexts of all of them before it serves. If the models do not fit side by
-//! side, they overlap where this harms least: with as few other models as possible, and with lower
-//! priorities before higher ones. Among equal placements, the one that moves the fewest groups wins.
+//! Every model gets contiguous groups. This keeps the number of different partitions small, which
+//! matters because a worker creates the contexts of all of them before it serves. If the models do not
+//! fit side by side, their partitions overlap where this does the least harm. An overlap involves as
+//! few models as possible, and lower priorities before higher ones. Among equally good placements, the
+//! one that moves the fewest groups is used.
 
 use shadowslice_shared::groups::Groups;
 
 /// A model that needs groups of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupTenant {
-    /// The number of groups. A model with all groups of the GPU has the whole GPU, and the others
-    /// don't make room for it.
+    /// The number of groups. If this is the number of groups of the GPU, the model gets the whole GPU,
+    /// and no other model makes room for it.
     pub count: usize,
     /// The model's priority; 1 is the highest.
     pub priority: u32,
-    /// The groups that the model has now.
+    /// The groups that the model has at present.
     pub now: Groups,
-    /// The groups that a layout assigns to the model, even if other models have them, too.
+    /// The groups that a layout assigns to the model. Other models may have the same groups.
     pub preferred: Option<Groups>,
-    /// The runs of groups that the model's worker cannot use.
+    /// The contiguous sets of groups that the model's worker cannot use.
     pub cannot: Vec<Groups>,
 }
 
 impl GroupTenant {
-    /// Returns the preferred groups if their number is right and the worker can use them.
+    /// Returns the preferred groups if their number equals `count` and the worker can use them.
     fn given(&self) -> Option<Groups> {
         self.preferred.filter(|groups| groups.count() == self.count && !self.cannot.contains(groups))
     }
 }
 
-/// The cost of a run of groups for a model. Costs compare field by field, in this order.
+/// The cost of a set of groups for a model. Costs are compared field by field, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// The number of groups that other models have, counted once for each of these models.
+    /// The number of groups shared with other models. A group counts once for each of these models.
     shared: usize,
-    /// A number that grows with the highest priority that has to share; 0 if no model has to.
+    /// A number that increases with the highest priority among the models that share groups. It is 0 if
+    /// no groups are shared.
     harm: u32,
-    /// The number of groups that the model does not have now.
+    /// The number of groups that the model does not have at present.
     moved: usize,
-    /// The distance from the nearer end of the GPU, in groups. It keeps free groups together.
+    /// The distance from the nearer end of the GPU, in groups. A small distance keeps free groups
+    /// contiguous.
     inside: usize,
 }
 
-/// The most attempts to reduce overlaps from a placement that was just found.
+/// The maximum number of attempts to reduce the overlaps of a new placement.
 const ROUNDS: usize = 8;
 
 /// Returns the groups of each model on a GPU with `total` groups. A model gets the whole GPU if its
-/// worker can use no run of the right length. A second call with the result and the same counts moves
-/// nothing.
+/// worker can use no contiguous set of the right size. A second call with the result and the same
+/// counts returns the same placement.
 pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let stays = |tenant: &GroupTenant| match (tenant.count < total, tenant.given()) {
         (true, Some(given)) => Some(given),
@@ -71,7 +74,8 @@ pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
         }
         placed = next;
     }
-    // The free groups may be scattered. If all models fit, they are then placed side by side.
+    // The free groups may not be contiguous. If all models fit on the GPU, this places them side by
+    // side.
     let parts = tenants.iter().filter(|tenant| tenant.count < total);
     let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
     if !fit || overlaps(tenants, &placed).0 == 0 {
@@ -82,13 +86,14 @@ pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     if possible { adjacent } else { placed }
 }
 
-/// Places one model after the other, higher priorities first, each on the run with the lowest cost.
+/// Places the models in the order of their priority, the highest first. Each model gets the set of
+/// groups with the lowest cost.
 fn place_in_turn(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let parts = (0..tenants.len()).filter(|&index| tenants[index].count < total);
     let (given, mut order): (Vec<usize>, Vec<usize>) =
         parts.partition(|&index| tenants[index].given().is_some());
-    // Among equal priorities, models with groups stay, and new models take free groups.
+    // Among equal priorities, models that have groups keep them, and new models get free groups.
     order.sort_by_key(|&index| (tenants[index].priority, tenants[index].now == Groups::WHOLE, index));
     let mut before: Vec<(Groups, u32)> = Vec::new();
     for (index, groups) in given.into_iter().filter_map(|index| Some((index, tenants[index].given()?))) {
@@ -116,7 +121,7 @@ fn place_in_turn(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     placed
 }
 
-/// Places the models in their present order, without gaps, from the first group on.
+/// Places the models in their present order without gaps, starting at the first group.
 fn side_by_side(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
@@ -137,9 +142,9 @@ fn first(groups: Groups) -> usize {
     groups.iter().next().unwrap_or(0)
 }
 
-/// Returns the number of groups that pairs of models share, and the same number weighted by the higher
-/// of the two priorities. Of two placements, the smaller value is the less harmful one. Models with
-/// the whole GPU don't count.
+/// Returns the number of groups that pairs of models share. Also returns that number weighted by the
+/// higher priority of each pair. A smaller result means a better placement. Ignores models with the
+/// whole GPU.
 fn overlaps(tenants: &[GroupTenant], placed: &[Groups]) -> (usize, u64) {
     let parts: Vec<(u32, Groups)> = tenants
         .iter()
@@ -229,7 +234,8 @@ mod tests {
         assert_ne!(place(&models, TOTAL)[0], run(4, 8));
     }
 
-    /// Draws mixes of up to four models on a small GPU, each from the placement of the one before.
+    /// Tests random mixes of up to four models on a small GPU. Each round starts from the placement of
+    /// the previous round.
     #[test]
     fn whatever_is_asked_for_each_gets_as_many_and_no_two_meet_that_fit() {
         let total = 6;

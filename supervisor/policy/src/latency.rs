@@ -1,8 +1,9 @@
-//! Predictions of how long a batch executes, from the model's profile and from observed batches.
+//! Predictions of a batch's execution time, from the model's profile and from observed batches.
 //!
-//! The ratios between batch sizes change slowly. The pace, a factor on the times of all sizes, changes
-//! as soon as neighbours start or stop executing. A [`Predictor`] keeps the two apart, so that a few
-//! batches of any size are enough to learn a new pace.
+//! The ratios between the times of different batch sizes change slowly. The pace, a factor on the times
+//! of all sizes, changes as soon as other workers on the GPU start or stop executing. A [`Predictor`]
+//! keeps the ratios and the pace separately, so that it learns a new pace from a few batches of any
+//! size.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,71 +11,70 @@ use std::time::Duration;
 use shadowslice_shared::profile::{Execution, Profile};
 use shadowslice_shared::units::Sms;
 
-/// The most row counts with their own observed time. A model warms up about a dozen batch sizes;
-/// further row counts are predicted from their neighbours.
+/// The maximum number of row counts with an observed time. A model warms up about a dozen batch sizes.
+/// The predictor estimates all other row counts from the nearest observed one.
 const MAX_ROW_COUNTS: usize = 64;
 
-/// The weight of a new observation in the mean of its row count.
+/// The weight of a new observation in the mean time of its row count.
 const OBSERVATION_WEIGHT: f64 = 0.125;
 
 /// The weight of a new observation in the pace.
 const PACE_WEIGHT: f64 = 0.5;
 
-/// The largest factor by which a single batch may differ from the pace. It limits the effect of an
-/// outlier.
+/// The maximum factor by which one batch may differ from the pace. It limits the effect of an outlier.
 const MAX_SURPRISE: f64 = 3.0;
 
-/// The largest pace; the smallest one is its inverse. Times beyond these bounds, for example when a
-/// worker reports zero, change the times of the row counts instead.
+/// The maximum pace. The minimum pace is its inverse. If observed times would need a pace outside these
+/// bounds, for example because a worker reports zero, they change the times of the row counts instead.
 const MAX_PACE: f64 = 64.0;
 
-/// The weight of a new observation in the mean error of predictions.
+/// The weight of a new observation in the mean error of the predictions.
 const ERROR_WEIGHT: f64 = 0.125;
 
-/// The number of mean errors that a cautious prediction adds.
+/// The multiple of the mean error that a cautious prediction adds.
 const CAUTION: f64 = 1.5;
 
 /// The weight of an observation in the times of other row counts. About a hundred batches of any size
 /// correct a wrong time.
 const AGING: f64 = 0.01;
 
-/// The multiple of its predicted time after which a batch counts as hung.
+/// The factor on the predicted time of a batch after which the batch counts as hung.
 const HANG_FACTOR: u32 = 20;
 
-/// The shortest time after which a batch counts as hung: a busy host can delay any batch.
+/// The minimum time after which a batch counts as hung, because a busy host can delay any batch.
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time after which a batch without a prediction counts as hung. The first execution may compile
-/// kernels.
+/// The time after which a batch without a prediction counts as hung. It is long, because the first
+/// execution may compile kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// The times of one row count, in seconds.
+/// The times of a row count, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Observed {
-    /// The mean time at a pace of 1; recent observations weigh more.
+    /// The mean time at a pace of 1, in which recent observations have a higher weight.
     mean: f64,
-    /// The time of the profile.
+    /// The time from the profile, if the model has one.
     profiled: Option<f64>,
 }
 
-/// Predicts how long batches of one model execute on one number of SMs.
+/// A predictor of how long a model's batches execute on a given number of SMs.
 #[derive(Debug, Clone)]
 pub struct Predictor {
     profile: Option<Execution>,
     sms: Sms,
-    /// The sizes that batches are padded to, in rows, ascending. A batch beyond the last size is not
-    /// padded.
+    /// The sizes to which batches are padded, in rows, ascending. A batch larger than the last size is
+    /// not padded.
     sizes: Vec<u32>,
     observed: BTreeMap<u32, Observed>,
-    /// The present factor on the observed times; never zero.
+    /// The current factor on the observed times, never zero.
     pace: f64,
-    /// The mean error of recent predictions, as a part of the prediction.
+    /// The mean error of recent predictions, as a fraction of the prediction.
     error: f64,
 }
 
 impl Predictor {
-    /// Creates a predictor for `sms` SMs. Without a profile, it predicts nothing until a batch is observed
-    /// or expected.
+    /// Creates a predictor for `sms` SMs. Without a profile, the predictor returns no prediction until
+    /// it has learnt from a batch or from the warm-up.
     pub fn new(profile: Option<&Profile>, sms: Sms) -> Self {
         let profile = profile.map(|profile| profile.execution.clone());
         Self { profile, sms, sizes: Vec::new(), observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
@@ -87,7 +87,7 @@ impl Predictor {
         Self { profile, sms, sizes, observed: BTreeMap::new(), pace: 1.0, error: 0.0 }
     }
 
-    /// Sets the sizes that batches are padded to, in rows.
+    /// Sets the sizes to which batches are padded, in rows.
     #[must_use]
     pub fn padded_to(mut self, mut sizes: Vec<u32>) -> Self {
         sizes.sort_unstable();
@@ -95,8 +95,8 @@ impl Predictor {
         self
     }
 
-    /// Returns the largest smaller batch that needs no padding, in rows. Returns `None` if a batch of
-    /// `rows` needs no padding itself.
+    /// Returns the size in rows of the largest batch below `rows` that needs no padding. Returns `None`
+    /// if a batch of `rows` rows needs no padding, or if no smaller size exists.
     pub(crate) fn unpadded_below(&self, rows: u32) -> Option<u32> {
         let above = self.sizes.partition_point(|&size| size < rows);
         if self.sizes.get(above)? == &rows {
@@ -110,7 +110,7 @@ impl Predictor {
         self.sizes.get(above).copied().unwrap_or(rows)
     }
 
-    /// Learns from a batch of `rows` rows that executed for `took`.
+    /// Updates the predictions with a batch of `rows` rows that executed for `took`.
     pub fn observe(&mut self, rows: u32, took: Duration) {
         let (rows, took) = (self.padded(rows), took.as_secs_f64());
         self.follow(rows, took);
@@ -124,8 +124,9 @@ impl Predictor {
         self.age(rows);
     }
 
-    /// Moves the times of the other row counts towards the times that this one implies. Otherwise a
-    /// wrong time that keeps batches of a size from being sent would never be corrected.
+    /// Moves the times of the other row counts towards the times that the observed row count implies.
+    /// Otherwise a time that is too long would never be corrected, because it prevents batches of its
+    /// size.
     fn age(&mut self, rows: u32) {
         let Some(&Observed { mean: seen, profiled: own }) = self.observed.get(&rows) else { return };
         for (&other, Observed { mean, profiled }) in &mut self.observed {
@@ -134,15 +135,15 @@ impl Predictor {
             }
             let implied = match (own, *profiled) {
                 (Some(own), Some(time)) => seen * time / own.max(1e-9),
-                // Without a profile, only an upper bound is known.
+                // Without a profile, the observation implies only an upper bound.
                 _ => mean.min(seen * (f64::from(other) / f64::from(rows.max(1))).max(1.0)),
             };
             *mean += AGING * (implied - *mean);
         }
     }
 
-    /// Updates the pace. Without a profile, a new row count does not change the pace, because its
-    /// expected time is a guess.
+    /// Updates the pace. Without a profile, the first batch of a row count does not change the pace,
+    /// because its expected time is only an estimate.
     fn follow(&mut self, rows: u32, took: f64) {
         let known = self.profile.is_some() || self.observed.contains_key(&rows);
         let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
@@ -153,31 +154,31 @@ impl Predictor {
         self.pace = pace.clamp(1.0 / MAX_PACE, MAX_PACE);
     }
 
-    /// Learns a time from the worker's warm-up. Without a profile, this is the prediction until a batch
-    /// of this row count is observed.
+    /// Adds a time that the worker measured in its warm-up. Without a profile, the predictor uses this
+    /// time until it observes a batch of this row count.
     pub fn expect(&mut self, rows: u32, took: Duration) {
         if self.profile.is_none() && !self.observed.contains_key(&rows) {
             self.observe(rows, took);
         }
     }
 
-    /// Returns the observed row counts and their times at the present pace.
+    /// Returns the observed row counts and their times at the current pace.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
         self.observed.iter().map(|(&rows, seen)| (rows, span(self.pace * seen.mean)))
     }
 
-    /// Predicts how long a batch of `rows` rows executes. Returns `None` while there is neither a profile
+    /// Predicts how long a batch of `rows` rows executes. Returns `None` if there is neither a profile
     /// nor an observation.
     ///
-    /// A row count without observations gets the time of the profile, corrected by the nearest observed
-    /// row count. Without a profile, more rows take proportionally longer than the nearest observed row
-    /// count, and fewer rows take as long.
+    /// For a row count without observations, the prediction is the time from the profile, corrected by
+    /// the nearest observed row count. Without a profile, the prediction is based on the nearest
+    /// observed row count: more rows take proportionally longer, and fewer rows take the same time.
     pub fn predict(&self, rows: u32) -> Option<Duration> {
         self.at_pace_1(self.padded(rows)).map(|seconds| span(self.pace * seconds))
     }
 
     /// Returns a time that a batch is unlikely to exceed. The margin grows with the error of recent
-    /// predictions, for example beside neighbours that start and stop.
+    /// predictions, for example when other workers on the GPU start and stop executing.
     pub fn cautious(&self, rows: u32) -> Option<Duration> {
         Some(span(self.predict(rows)?.as_secs_f64() * (1.0 + CAUTION * self.error)))
     }
@@ -200,7 +201,7 @@ impl Predictor {
         }
     }
 
-    /// Returns the time of the profile, in seconds.
+    /// Returns the time from the profile, in seconds.
     fn profiled(&self, rows: u32) -> Option<f64> {
         Some(self.profile.as_ref()?.time(rows, self.sms.0.into()).as_secs_f64())
     }
@@ -226,7 +227,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Returns a profile of 10 ms a row on 10 SMs, and 5 ms on 20.
+    /// Returns a profile in which a row takes 10 ms on 10 SMs, and 5 ms on 20 SMs.
     fn profile() -> Profile {
         let row =
             |batch: u32| ExecutionRow { batch, ms: vec![10.0 * f64::from(batch), 5.0 * f64::from(batch)] };
@@ -295,7 +296,7 @@ mod tests {
         for rows in 1..=8 {
             predictor.observe(rows, 5 * MS * rows);
         }
-        // Neighbours begin to execute; only batches of two run.
+        // Other workers start to execute, and this model runs only batches of two rows.
         for _ in 0..6 {
             predictor.observe(2, 20 * MS);
         }

@@ -1,8 +1,9 @@
-//! shadowslice's decisions, without their effects.
+//! The decisions of shadowslice, without their side effects.
 //!
-//! This crate reads no clock, does no I/O, draws no random numbers and never blocks. Its input is
-//! [`Timestamp`](shadowslice_shared::units::Timestamp)s and values; its output is decisions, which the
-//! caller carries out. Tests and simulations therefore run the same code as the supervisor.
+//! This crate reads no clock, does no I/O, draws no random numbers and never blocks. Its input consists
+//! of [`Timestamp`](shadowslice_shared::units::Timestamp)s and values. Its output consists of
+//! decisions, which the caller applies. Tests and simulations can therefore run the same code as the
+//! supervisor.
 
 #![warn(missing_docs)]
 

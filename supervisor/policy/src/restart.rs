@@ -1,44 +1,44 @@
-//! The delay before a failed worker's replacement starts, and the point from which its model refuses
-//! requests meanwhile.
+//! The delay before the supervisor replaces a failed worker, and the number of failures after which the
+//! model refuses requests in the meantime.
 
 use std::time::Duration;
 
-/// The delay after the first failure. A worker that dies at once does not keep the host busy, and a
-/// client hardly notices a single death, because the start itself takes longer.
+/// The delay after the first failure. It prevents a worker that dies immediately from keeping the host
+/// busy. Clients hardly notice it, because starting a worker takes longer.
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
 
-/// The longest delay. A model is back soon after the cause of the failures is gone, and failing
-/// starts cost its neighbours little.
+/// The maximum delay. It is short enough for a model to recover soon after the cause of the failures is
+/// gone. It is long enough that the failed starts hardly slow down other models.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// The number of failures in a row, without an answer between them, from which the model is unready
-/// until a worker is warm. Most accidents of a host are over after the 1.3 s of back-off and seven
-/// starts until then.
+/// The number of consecutive failures, without an answer between them, after which the model is unready
+/// until a worker is warm. By then, seven starts and 1.3 s of back-off have passed, and most temporary
+/// faults of a host are over.
 const MAX_FAILURES: u32 = 8;
 
-/// The number of requests in a row that may kill their workers without an answer between them. From
+/// The number of consecutive requests that may kill their workers, without an answer between them. From
 /// this number on, the cause is the model and not the requests.
 const MAX_POISONOUS: u32 = 8;
 
-/// The time after which a worker without work counts as stable: if it dies later, neither its start
-/// nor its work killed it.
+/// The time after which an idle worker counts as stable. If it dies later, neither its start nor its
+/// work was the cause.
 pub const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// The next start after a failure.
+/// The decision about the next start after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// The delay before the next worker starts.
     pub after: Duration,
-    /// The number of workers that failed in a row, once the model is unready. `None` while requests
-    /// still wait for the next worker.
+    /// The number of consecutive failures, if the model is unready. While requests still wait for the
+    /// next worker, this is `None`.
     pub unready: Option<u32>,
 }
 
-/// The failures of a model's workers since one of them answered a batch.
+/// The failures of a model's workers since the last answer to a batch.
 #[derive(Debug, Clone, Default)]
 pub struct Restarts {
     failures: u32,
-    /// The number of requests in a row that are proved to kill their workers.
+    /// The number of consecutive requests that are proved to kill their workers.
     poisonous: u32,
 }
 
@@ -48,8 +48,8 @@ impl Restarts {
         Self::default()
     }
 
-    /// Records that a worker died or did not start, and returns when the next one starts. The delay
-    /// doubles with each failure.
+    /// Records that a worker died or failed to start. Returns the delay before the next start. The
+    /// delay doubles with each failure.
     pub fn record_failure(&mut self) -> Retry {
         let doublings = self.failures.min(MAX_BACKOFF.as_millis().ilog2());
         self.failures = self.failures.saturating_add(1);
@@ -59,21 +59,21 @@ impl Restarts {
         }
     }
 
-    /// Records that a worker exits that was ready for this time without work. Call this before
-    /// [`Restarts::record_failure`]. After a long time, earlier failures no longer count: rare
-    /// accidents must not add up in a model without requests.
+    /// Records the exit of a worker that had been ready without work for `ready`. Call this before
+    /// [`Restarts::record_failure`]. If `ready` is long enough, earlier failures no longer count.
+    /// Otherwise rare faults would add up in a model that gets no requests.
     pub fn record_idle_exit(&mut self, ready: Duration) {
         if ready >= STABLE_AFTER {
             self.failures = 0;
         }
     }
 
-    /// Returns the number of failures in a row.
+    /// Returns the number of consecutive failures.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Records that a worker answered a batch: the cause of earlier failures is gone.
+    /// Records that a worker answered a batch, which means that the cause of earlier failures is gone.
     pub fn record_answer(&mut self) {
         self.reset();
     }
@@ -83,8 +83,8 @@ impl Restarts {
         *self = Self::default();
     }
 
-    /// Records that a request is proved to kill its workers. Their deaths count against the request
-    /// and not against the model, unless there are too many requests of this kind.
+    /// Records that a request is proved to kill its workers. The deaths of these workers then count
+    /// against the request instead of the model, unless there are too many requests of this kind.
     pub fn record_poison(&mut self) {
         self.poisonous = self.poisonous.saturating_add(1);
         if self.poisonous < MAX_POISONOUS {

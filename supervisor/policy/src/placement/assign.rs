@@ -1,7 +1,7 @@
-//! The assignment of models to the GPUs of one host, one copy each.
+//! The assignment of models to the GPUs of one host, with one copy of each model.
 //!
-//! Every model gets a GPU, even if none has room. Models that together use more SMs than a GPU has
-//! can still share it, and are slower then.
+//! Every model gets a GPU, even if no GPU has enough free resources. Models that together use more SMs
+//! than the GPU has can still share it, but run slower.
 
 use std::cmp::Reverse;
 
@@ -9,38 +9,38 @@ use shadowslice_shared::units::Sms;
 
 use super::{GpuCapacity, ModelCopies, Objective, Share, Shortage, place};
 
-/// A model of the host, and where it may be.
+/// A model of the host, and the GPUs on which it may run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostTenant {
-    /// A model that the operator put on a GPU.
+    /// A model for which the operator has chosen a GPU.
     Fixed {
-        /// The index of its GPU.
+        /// The index of the model's GPU.
         on: usize,
-        /// Its resources.
+        /// The resources that the model needs.
         share: Share,
     },
-    /// A model that may be on any GPU.
+    /// A model that may run on any GPU.
     Free {
-        /// The index of the GPU that has the model now.
+        /// The index of the GPU on which the model is at present, or `None` for a new model.
         on: Option<usize>,
-        /// Its resources.
+        /// The resources that the model needs.
         share: Share,
-        /// Its priority; 1 is the highest.
+        /// The model's priority. 1 is the highest.
         priority: u32,
     },
 }
 
-/// The GPU of a model.
+/// The GPU assigned to a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuAssignment {
     /// The index of the GPU.
     pub gpu: usize,
-    /// The reason why the model has less there than it needs.
+    /// The reason why the model gets less on this GPU than it needs, or `None` if it gets enough.
     pub shortage: Option<Shortage>,
 }
 
-/// Returns the GPU of each model. A model stays on its GPU unless its move lets more models have
-/// the resources that they need. `gpus` must not be empty.
+/// Returns the GPU of each model. A model moves to another GPU only if more models then get the
+/// resources that they need. `gpus` must not be empty.
 pub fn assign_gpus(gpus: &[GpuCapacity], tenants: &[HostTenant]) -> Vec<GpuAssignment> {
     let gpus: Vec<GpuCapacity> = gpus.iter().enumerate().map(|gpu| with_fixed(gpu, tenants)).collect();
     let placed = place(&gpus, &tenants.iter().map(copies_of).collect::<Vec<_>>(), Objective::FewMoves);
@@ -83,7 +83,7 @@ impl HostTenant {
     }
 }
 
-/// Returns the copies to place: none of a fixed model, because its GPU has it.
+/// Returns the copies that need a GPU. A model with a fixed GPU has none.
 fn copies_of(tenant: &HostTenant) -> ModelCopies {
     match tenant {
         HostTenant::Fixed { .. } => {
@@ -106,7 +106,8 @@ fn with_fixed((index, gpu): (usize, &GpuCapacity), tenants: &[HostTenant]) -> Gp
     GpuCapacity { taken: here.fold(gpu.taken, sum), ..gpu.clone() }
 }
 
-/// Returns the GPU with the most unused SMs, or the one that is oversubscribed least.
+/// Returns the GPU with the most unused SMs. If all GPUs are oversubscribed, returns the least
+/// oversubscribed one.
 fn roomiest(gpus: &[GpuCapacity], used: &[u32]) -> usize {
     let free = |&gpu: &usize| (i64::from(gpus[gpu].sms.0) - i64::from(used[gpu]), Reverse(gpu));
     (0..gpus.len()).max_by_key(free).unwrap_or(0)

@@ -1,13 +1,13 @@
 //! The placement of models on GPUs.
 //!
-//! A model needs a number of copies. Each copy needs SMs, memory and bandwidth of one GPU. Placement
-//! is therefore packing in three dimensions, with these constraints:
+//! A model needs a number of copies. Each copy needs SMs, memory and bandwidth of one GPU. Placement is
+//! therefore a packing problem in three dimensions, with these constraints:
 //!
-//! * A GPU's resources are not exceeded.
-//! * Each GPU keeps enough memory for the largest shadow of its models.
-//! * A host, which fails as a whole, has at most one copy of a model.
+//! * No GPU's resources are exceeded.
+//! * Each GPU keeps enough free memory for the largest shadow of its models.
+//! * Each host has at most one copy of a model, because all GPUs of a host can fail together.
 //!
-//! Among the placements that satisfy them, [`place`] returns the one with the least [`Cost`].
+//! [`place`] returns the placement with the lowest [`Cost`] among those that satisfy the constraints.
 
 mod assign;
 mod requirement;
@@ -25,39 +25,40 @@ pub use assign::{GpuAssignment, HostTenant, assign_gpus};
 pub use requirement::{CopyLoad, SmRequirement, UnmetLoad, sm_requirement};
 pub use search::place;
 
-/// The quantity that a placement minimises after missing copies.
+/// The quantity that a placement minimises after the number of missing copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
-    /// The number of GPUs, then moves: for hosts that each cost money.
+    /// The number of GPUs, then the number of moves. This objective suits a fleet, in which each host
+    /// costs money.
     FewGpus,
-    /// The number of moves, then the imbalance of the GPUs: for the GPUs of one host, which are
-    /// there anyway.
+    /// The number of moves, then the imbalance of the GPUs. This objective suits the GPUs of one host,
+    /// which cost the same whether they are used or not.
     FewMoves,
 }
 
 /// A GPU that can take copies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuCapacity {
-    /// The host's number, the same for all GPUs of one host.
+    /// The index of the host, which is the same for all GPUs of a host.
     pub host: usize,
     /// The number of SMs.
     pub sms: Sms,
     /// The memory, in bytes.
     pub memory: u64,
-    /// The resources that models outside of this placement use.
+    /// The resources that models outside this placement use.
     pub taken: Share,
 }
 
 /// A model to place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelCopies {
-    /// The number of copies, each on another host.
+    /// The number of copies, each on a different host.
     pub copies: u32,
-    /// The resources of each copy.
+    /// The resources that each copy needs.
     pub each: Share,
-    /// The priority; 1 is the highest. Models of a higher priority get their copies first.
+    /// The priority. 1 is the highest. Models with a higher priority get their copies first.
     pub priority: u32,
-    /// The indices of the GPUs that have the model now.
+    /// The indices of the GPUs on which the model is at present.
     pub on: Vec<usize>,
 }
 
@@ -68,33 +69,33 @@ pub struct Share {
     pub sms: Sms,
     /// The memory, in bytes.
     pub memory: u64,
-    /// The memory of a second worker while it replaces the first, in bytes.
+    /// The memory of a second worker that replaces the first one in a hand-over, in bytes.
     pub shadow: u64,
-    /// The part of the GPU's memory bandwidth, 0 to 1.
+    /// The fraction of the GPU's memory bandwidth, 0 to 1.
     pub bandwidth: f64,
 }
 
 impl Share {
-    /// A share without resources.
+    /// A share without any resources.
     pub const NOTHING: Self = Self { sms: Sms(0), memory: 0, shadow: 0, bandwidth: 0.0 };
 }
 
-/// A placement. The same input always has the same placement.
+/// A placement of models on GPUs. The same input always yields the same placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// The GPUs of each model, ascending.
+    /// The indices of each model's GPUs, ascending.
     pub models: Vec<Vec<usize>>,
-    /// The copies without a place, by model.
+    /// The copies that fit on no GPU, by model.
     pub missing: Vec<MissingCopies>,
     /// The cost of the placement.
     pub cost: Cost,
-    /// True if no placement costs less. Otherwise the search reached its bound, and a better one
-    /// may exist.
+    /// True if no other placement costs less. False if the search reached its limit, so that a better
+    /// placement may exist.
     pub is_best: bool,
 }
 
 impl Placement {
-    /// Returns the number of GPUs that have models.
+    /// Returns the number of GPUs that have at least one model.
     pub fn gpus_used(&self) -> usize {
         let used: BTreeSet<&usize> = self.models.iter().flatten().collect();
         used.len()
@@ -106,47 +107,50 @@ impl Placement {
 pub struct MissingCopies {
     /// The index of the model.
     pub model: usize,
-    /// The number of copies without a place.
+    /// The number of copies that fit on no GPU.
     pub copies: u32,
-    /// The reason.
+    /// The reason why they do not fit.
     pub shortage: Shortage,
 }
 
-/// The reason why no GPU on a host without a copy of the model can take one. `free` is the most
-/// that one of these GPUs has free.
+/// The reason why no GPU can take another copy of a model. It considers only GPUs on hosts without a
+/// copy of the model. `free` is the largest free amount on any of these GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortage {
     /// No GPU has enough free SMs.
     Sms {
-        /// The most free SMs of a GPU.
+        /// The largest number of free SMs on a GPU.
         free: Sms,
-        /// The SMs of a copy.
+        /// The number of SMs that a copy needs.
         needed: Sms,
     },
     /// No GPU with enough SMs has enough free memory.
     Memory {
-        /// The most free memory of a GPU, in bytes.
+        /// The largest amount of free memory on a GPU, in bytes.
         free: u64,
-        /// The memory of a copy and its shadow, in bytes.
+        /// The memory that a copy and its shadow need, in bytes.
         needed: u64,
     },
     /// No GPU with enough SMs and memory has enough bandwidth left.
     Bandwidth,
-    /// Every host has a copy.
+    /// Every host already has a copy.
     Host,
 }
 
-/// The cost of a placement. Costs compare field by field, in this order.
+/// The cost of a placement. Costs are compared field by field, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Cost {
-    /// The copies without a place: first copies by falling priority, then second copies, and so on.
+    /// The numbers of copies that fit on no GPU. The first copies of all models come first, in
+    /// descending order of priority. The second copies follow, and so on.
     pub missing: Vec<u32>,
-    /// The number of GPUs with models under [`Objective::FewGpus`]; else 0.
+    /// The number of GPUs with models under [`Objective::FewGpus`], otherwise 0.
     pub gpus: u32,
-    /// The copies on GPUs that do not have their model now, although another GPU has it.
+    /// The number of copies that move: their GPU does not have the model at present, but another GPU
+    /// does.
     pub moves: u32,
-    /// The imbalance of the GPUs under [`Objective::FewMoves`]; else 0. It is the sum of the
-    /// squares of the SMs that each GPU has free less than the largest GPU has.
+    /// The imbalance of the GPUs under [`Objective::FewMoves`], otherwise 0. It is the sum of a square
+    /// for each GPU: the square of the difference between the SMs of the largest GPU and the free SMs
+    /// of this GPU.
     pub load_spread: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The number of SMs that a copy needs, from the model's profile.
+//! The number of SMs that a copy of a model needs, computed from the model's profile.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use shadowslice_shared::groups::GROUP_SMS;
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::Sms;
 
-/// The load of one copy.
+/// The load on one copy of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CopyLoad {
     /// The time within which a request must be answered.
     pub slo: Duration,
-    /// The requests of one row per second.
+    /// The number of requests per second, each of one row.
     pub rate: f64,
-    /// The largest batch, in rows.
+    /// The maximum batch size, in rows.
     pub max_batch: u32,
 }
 
@@ -22,32 +22,33 @@ pub struct CopyLoad {
 pub struct SmRequirement {
     /// The number of SMs.
     pub sms: Sms,
-    /// The size of the batches that sustain the rate, in rows.
+    /// The batch size that sustains the rate, in rows.
     pub batch: u32,
-    /// The part of the time in which the copy executes, 0 to 1.
+    /// The fraction of the time during which the copy executes, 0 to 1.
     pub busy: f64,
 }
 
 /// The reason why one copy cannot serve the load, even on the whole GPU.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum UnmetLoad {
-    /// The SLO is too short.
+    /// The SLO is too short for the model.
     #[error("the SLO cannot be met: two batches of one row take {} ms on the whole GPU", two.as_secs_f64() * 1e3)]
     Slo {
         /// The time of two batches of one row on the whole GPU.
         two: Duration,
     },
-    /// The rate is too high.
+    /// The rate is too high for one copy.
     #[error("a copy serves at most {max:.0} requests/s within the SLO; use more copies")]
     Rate {
-        /// The most rows per second that a copy serves within the SLO.
+        /// The maximum number of rows per second that a copy can serve within the SLO.
         max: f64,
     },
 }
 
-/// Returns the fewest SMs on which a request is in time even if it arrives just after a batch was
-/// sent. It then waits for one batch and is in the next: `2 · t(b, s) ≤ SLO` and `b / t(b, s) ≥
-/// rate` for some batch size `b` (gpulet, ATC 2022; ParvaGPU, SC 2024).
+/// Returns the minimum number of SMs for the load. In the worst case, a request arrives just after a
+/// batch was sent. The request waits for that batch and is part of the next one. The conditions for
+/// some batch size `b` are therefore `2 · t(b, s) ≤ SLO` and `b / t(b, s) ≥ rate` (gpulet, ATC 2022;
+/// ParvaGPU, SC 2024).
 pub fn sm_requirement(execution: &Execution, gpu: Sms, load: &CopyLoad) -> Result<SmRequirement, UnmetLoad> {
     let step = GROUP_SMS;
     let sizes = (1..=gpu.0 / step).map(|groups| groups * step).filter(|&sms| sms < gpu.0).chain([gpu.0]);
@@ -71,7 +72,7 @@ pub fn sm_requirement(execution: &Execution, gpu: Sms, load: &CopyLoad) -> Resul
     }
 }
 
-/// Returns the batch sizes to consider: powers of two, and `max`.
+/// Returns the batch sizes to consider: the powers of two below `max`, and `max` itself.
 fn batches(max: u32) -> impl Iterator<Item = u32> {
     (0..u32::BITS).map(|power| 1 << power).take_while(move |&batch| batch < max).chain([max.max(1)])
 }

@@ -1,6 +1,6 @@
-//! The search for a placement: depth first, copy by copy, with the copies first that are hardest to
-//! place. Each copy goes to the most promising GPU first. Branches that cannot cost less than the
-//! best placement so far are skipped.
+//! A depth-first search for a placement. It places one copy after the other, starting with the copies
+//! that are hardest to place, and tries the most promising GPU first. It skips branches that cannot
+//! cost less than the best placement so far.
 
 use std::cmp::Reverse;
 
@@ -8,13 +8,15 @@ use shadowslice_shared::units::Sms;
 
 use super::{Cost, GpuCapacity, MissingCopies, ModelCopies, Objective, Placement, Share, Shortage};
 
-/// The most attempts to put a copy on a GPU. The search then ends with the best placement so far.
+/// The maximum number of attempts to place a copy on a GPU. The search then returns the best placement
+/// so far.
 const MAX_TRIALS: u32 = 200_000;
 
-/// The bandwidth of a GPU in integer units, so that sums do not depend on their order.
+/// The total bandwidth of a GPU in integer units. Unlike sums of floats, integer sums do not depend on
+/// the order.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
-/// Returns the placement of the models with the least cost.
+/// Returns the placement of the models with the lowest cost.
 pub fn place(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Placement {
     let copies = order(gpus, models);
     let levels = copies.last().map_or(0, |copy| copy.level + 1);
@@ -51,8 +53,9 @@ struct Copy {
     level: usize,
 }
 
-/// Returns the copies in the order of the search: first copies before second ones, then by
-/// priority, then those that fill the largest part of a GPU.
+/// Returns the copies in the order in which the search places them. First copies come before second
+/// copies, and higher priorities before lower ones. Among these, copies that need the largest fraction
+/// of a GPU come first.
 fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
     let largest = |of: fn(&GpuCapacity) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
     let (sms, memory) = (largest(|gpu| gpu.sms.0.into()), largest(|gpu| gpu.memory));
@@ -79,7 +82,7 @@ fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
     copies
 }
 
-/// The resources of a GPU that models use.
+/// The resources that models use on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct PackedGpu {
     models: u32,
@@ -91,7 +94,7 @@ struct PackedGpu {
 }
 
 impl PackedGpu {
-    /// Returns the resources that models outside of the placement use.
+    /// Returns the resources that models outside the placement use on this GPU.
     fn of(gpu: &GpuCapacity) -> Self {
         Self { models: 0, ..Self::default().with(&gpu.taken) }
     }
@@ -121,7 +124,7 @@ fn bandwidth(each: &Share) -> u64 {
     (each.bandwidth.clamp(0.0, 1.0) * WHOLE_BANDWIDTH as f64).round() as u64
 }
 
-/// Returns the imbalance of the GPUs before copies are placed.
+/// Returns the imbalance of the GPUs before any copy is placed.
 fn load_spread(gpus: &[GpuCapacity], largest_sms: Sms, objective: Objective) -> u64 {
     match objective {
         Objective::FewGpus => 0,
@@ -140,12 +143,12 @@ struct Search<'a> {
     gpus: &'a [GpuCapacity],
     models: &'a [ModelCopies],
     objective: Objective,
-    /// The SMs of the largest GPU.
+    /// The number of SMs of the largest GPU.
     largest_sms: Sms,
     copies: Vec<Copy>,
-    /// The used resources, by GPU.
+    /// The used resources of each GPU.
     taken: Vec<PackedGpu>,
-    /// The GPUs of each model.
+    /// The indices of each model's GPUs.
     placed: Vec<Vec<usize>>,
     cost: Cost,
     best: Option<(Cost, Vec<Vec<usize>>)>,
@@ -153,7 +156,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Places the copy at this index and those after it.
+    /// Places all copies from index `at` on.
     fn from(&mut self, at: usize) {
         if self.best.as_ref().is_some_and(|(best, _)| self.at_least(at) >= *best) {
             return;
@@ -192,12 +195,12 @@ impl Search<'_> {
         self.placed[model].push(gpu);
     }
 
-    /// Returns the SMs of a GPU that no model has.
+    /// Returns the number of SMs of a GPU that no model uses.
     fn free(&self, gpu: usize) -> u32 {
         self.taken[gpu].free(&self.gpus[gpu])
     }
 
-    /// Returns a lower bound of the cost with the copy at this index and those after it.
+    /// Returns a lower bound of the cost after all copies from index `at` on are placed.
     fn at_least(&self, at: usize) -> Cost {
         if self.objective == Objective::FewMoves {
             return self.cost.clone();
@@ -210,13 +213,14 @@ impl Search<'_> {
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
         let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
         let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
-        // A missing copy needs no GPU, but costs more than any number of GPUs.
+        // This is a lower bound even if copies are missing. They need no GPU, but cost more than any
+        // number of GPUs.
         let more = lacking.div_ceil(largest);
         Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
     }
 
-    /// Returns the GPUs that can take a copy, the most promising first. Of several GPUs that are
-    /// alike, only one is returned.
+    /// Returns the GPUs that can take a copy, with the most promising GPU first. If several GPUs are
+    /// equivalent, returns only one of them.
     fn choices(&self, model: usize) -> Vec<usize> {
         let ModelCopies { each, on, .. } = &self.models[model];
         let hosts: Vec<usize> = self.placed[model].iter().map(|&gpu| self.gpus[gpu].host).collect();
@@ -242,7 +246,7 @@ impl Search<'_> {
         choices
     }
 
-    /// Returns true if two GPUs are the same for every copy, including the next ones.
+    /// Returns true if the two GPUs are equivalent for this copy and all later ones.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         self.gpus[one] == self.gpus[other]
             && self.taken[one].models == 0
@@ -276,7 +280,7 @@ where
     }
     let with_sms = others().filter(|&both| free(both) >= each.sms.0);
     let needed = each.memory.saturating_add(each.shadow);
-    // The shadow of another model may be larger.
+    // The shadow of another model may be larger than this copy's.
     let room = |(gpu, taken): (&GpuCapacity, &PackedGpu)| {
         gpu.memory.saturating_sub(taken.memory.saturating_add(taken.shadow.saturating_sub(each.shadow)))
     };

@@ -22,7 +22,7 @@ fn few(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Placement {
     place(gpus, models, Objective::FewGpus)
 }
 
-/// xorshift64*.
+/// A random number generator (xorshift64*).
 struct Draws(u64);
 
 impl Draws {
@@ -34,7 +34,8 @@ impl Draws {
     }
 }
 
-/// Draws up to four GPUs on up to three hosts, and models with six copies at most.
+/// Returns a random problem: up to four GPUs on up to three hosts, and models with at most six copies
+/// in total.
 fn mix(seed: u64) -> (Vec<GpuCapacity>, Vec<ModelCopies>) {
     let mut draws = Draws(seed);
     let gpus: Vec<GpuCapacity> = (0..1 + draws.below(4))
@@ -61,8 +62,8 @@ fn mix(seed: u64) -> (Vec<GpuCapacity>, Vec<ModelCopies>) {
     (gpus, models)
 }
 
-/// Returns what a placement costs by the definition of [`Cost`], or `None` if it exceeds a
-/// resource.
+/// Returns the cost of a placement, computed from the definition of [`Cost`]. Returns `None` if the
+/// placement exceeds a resource.
 fn cost_of(
     gpus: &[GpuCapacity],
     models: &[ModelCopies],
@@ -109,7 +110,7 @@ fn cost_of(
     Some(cost)
 }
 
-/// Returns the least cost, by trying all placements.
+/// Returns the lowest cost of all possible placements.
 fn exhaustive(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Cost {
     let copies: Vec<usize> =
         models.iter().enumerate().flat_map(|(index, model)| (0..model.copies).map(move |_| index)).collect();

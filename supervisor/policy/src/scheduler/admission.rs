@@ -1,8 +1,9 @@
-//! Admission control: the batch size of a model and the requests that it refuses, as its sharing
-//! policy decided last.
+//! Admission control. It applies the sharing policy's latest decision on a model's batch size and on
+//! the refusal of late requests.
 //!
-//! Predictions are means of observed times, so admission refuses requests that are more likely late
-//! than not. The [deadline filter](super::deadline) checks again when a batch is sent.
+//! Predictions are means of observed times. Admission control therefore refuses requests that are more
+//! likely to be late than in time. The [deadline filter](super::deadline) checks each request again
+//! when its batch is sent.
 
 use std::time::Duration;
 
@@ -15,28 +16,29 @@ use super::queue::QueuedRequest;
 use super::write_time::WriteTime;
 use crate::sharing::AdmissionPolicy;
 
-/// The time after an outage in which no request is refused as late, as a multiple of the outage.
+/// The factor on the duration of an outage that gives the grace period after it. In the grace period,
+/// no request is refused as late.
 const FORGIVEN_PER_OUTAGE: u32 = 10;
 
-/// The longest time after an outage in which no request is refused as late.
+/// The maximum grace period after an outage.
 const MAX_FORGIVEN: Duration = Duration::from_secs(30);
 
-/// The time before the expected end of a batch at which the next one is sent: several times the
-/// transfer to the worker, and a small part of an execution. Requests that arrive after a batch was
-/// sent cannot join it, so a longer lead would make batches smaller.
+/// The time before the expected end of a batch at which the next batch is sent. It is several times the
+/// transfer time to the worker, and a small fraction of an execution. Requests that arrive after a
+/// batch was sent cannot join it, so a longer lead would make batches smaller.
 const LEAD: Duration = Duration::from_micros(500);
 
-/// Decides which requests of a model wait.
+/// The admission control of one model.
 #[derive(Debug)]
 pub(super) struct AdmissionControl {
     policy: AdmissionPolicy,
-    /// True for `on_late: serve`.
+    /// True if the configuration has `on_late: serve`.
     serves_late: bool,
-    /// The limits that the model and its configuration set.
+    /// The limits from the model and its configuration.
     model_limits: BatchLimits,
-    /// The start of the present outage: no lane serves, or the serving lane has stalled.
+    /// The start of the current outage. In an outage, no lane serves, or the serving lane has stalled.
     outage_since: Option<Timestamp>,
-    /// Requests that arrived before this time may be late without that being a sign of load.
+    /// The end of the grace period. Late requests that arrived earlier are not a sign of overload.
     forgiven_before: Timestamp,
     write_time: WriteTime,
 }
@@ -63,7 +65,7 @@ impl AdmissionControl {
         self.serves_late = serves_late;
     }
 
-    /// Learns how long writing an answer to its client's socket took.
+    /// Records how long it took to write an answer to the client's socket.
     pub(super) fn record_write_time(&mut self, took: Duration, slo: Duration) {
         self.write_time.observe(took, slo);
     }
@@ -73,16 +75,15 @@ impl AdmissionControl {
     }
 
     pub(super) fn limits(&self) -> BatchLimits {
-        // Zero means that the model has no batch axis, so that there is nothing to cap.
+        // The policy's limit cannot apply to a model without a batch axis, for which `max_rows` is 0.
         BatchLimits {
             max_rows: self.model_limits.max_rows.min(self.policy.max_batch.max(1)),
             ..self.model_limits
         }
     }
 
-    /// Returns true if a request that arrives now cannot be answered in time. `lane` is the lane
-    /// that serves. During an outage no request is refused, because the load is not the cause of
-    /// the delay.
+    /// Returns true if a request that arrives now cannot be answered in time. `lane` is the serving
+    /// lane. During an outage, no request is refused, because the load is not the cause of the delay.
     pub(super) fn refuses<K, T>(
         &self,
         request: &QueuedRequest<K, T>,
@@ -96,11 +97,11 @@ impl AdmissionControl {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// Predicts when the client of a request that arrives now has its answer: after full batches,
-    /// the request's own batch, and the writing of the answer.
+    /// Predicts when the client of a request that arrives now will have the answer. This is after the
+    /// full batches before it, its own batch, and the writing of the answer.
     ///
-    /// Returns `None` if no rows are before the request. Such a request is always tried, because
-    /// predictions that refuse every request would never be corrected.
+    /// Returns `None` if no rows are before the request. Such a request is always tried. Otherwise,
+    /// predictions by which every request is late would never be corrected.
     fn predict_answer<K, T>(
         &self,
         request: &QueuedRequest<K, T>,
@@ -123,13 +124,14 @@ impl AdmissionControl {
         Some(answered + self.write_time.mean())
     }
 
-    /// Returns true if requests are refused that cannot be answered in time. Otherwise only
-    /// requests whose deadline has passed are refused, under overload.
+    /// Returns true if requests are refused that cannot be answered in time. If false, requests are
+    /// refused only under overload, after their deadline has passed.
     pub(super) fn refuses_late(&self) -> bool {
         self.policy.refuse_late && !self.serves_late
     }
 
-    /// Returns the filter for the next batch of a lane, or `None` if no request is refused as late.
+    /// Returns the filter for the next batch of a lane. Returns `None` if no request is refused as
+    /// late.
     pub(super) fn deadline_filter<'l, K, T>(
         &self,
         lane: &'l Lane<K, T>,
@@ -145,8 +147,8 @@ impl AdmissionControl {
         })
     }
 
-    /// Returns the time until which the next batch waits although a slot is free, or `None` if it
-    /// may be sent.
+    /// Returns the time until which the next batch waits although a slot is free. Returns `None` if the
+    /// batch may be sent now.
     pub(super) fn hold_until<K, T>(&self, lane: &Lane<K, T>, now: Timestamp) -> Option<Timestamp> {
         if lane.is_idle() {
             return None;
@@ -154,7 +156,7 @@ impl AdmissionControl {
         Some(lane.free_at(now) - LEAD).filter(|&moment| moment > now)
     }
 
-    /// Updates the outage. `serves` is true if a lane serves and has not stalled.
+    /// Updates the state of the outage. `serves` is true if a lane serves and has not stalled.
     pub(super) fn update_outage(&mut self, serves: bool, now: Timestamp) {
         match (self.outage_since, serves) {
             (None, false) => self.outage_since = Some(now),
@@ -172,7 +174,7 @@ impl AdmissionControl {
         self.forgiven_before = self.forgiven_before.max(now);
     }
 
-    /// Records an empty queue: no request is left that an outage could have delayed.
+    /// Records that the queue is empty, so that no delay by an outage remains.
     pub(super) fn on_queue_emptied(&mut self, now: Timestamp) {
         self.forgiven_before = self.forgiven_before.min(now);
     }

@@ -1,4 +1,4 @@
-//! Batching: when a batch runs, and which requests it contains.
+//! The batcher: it decides when a batch runs and which requests the batch contains.
 
 use std::time::Duration;
 
@@ -8,23 +8,25 @@ use super::deadline::{DeadlineFilter, Selection};
 use super::queue::{QueueKey, QueuedRequest, RequestQueue};
 use crate::latency::Predictor;
 
-/// The limits of a batch.
+/// The limits on a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// The most rows; 0 if the model has no batch axis, so that every request runs by itself.
+    /// The maximum number of rows. It is 0 if the model has no batch axis. In this case, every request
+    /// runs alone.
     pub max_rows: u32,
-    /// The most requests.
+    /// The maximum number of requests.
     pub max_requests: usize,
-    /// The longest time that a batch waits for further requests, from the arrival of its oldest request.
+    /// The maximum time for which a batch waits for further requests, counted from the arrival of its
+    /// oldest request.
     pub max_delay: Duration,
 }
 
-/// The answer to whether a batch can run now.
+/// The next step of a lane with a free slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextBatch<K, T> {
-    /// This batch runs now.
+    /// The lane runs this batch now.
     Run(FormedBatch<K, T>),
-    /// All batches still wait for further requests until this time.
+    /// All batches wait for further requests. The first of them is due at this time.
     WaitUntil(Timestamp),
     /// The queue is empty.
     Idle,
@@ -33,20 +35,20 @@ pub enum NextBatch<K, T> {
 /// The requests that leave the queue together.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FormedBatch<K, T> {
-    /// The batch; empty if all requests are too late.
+    /// The requests of the batch. The list is empty if all requests are late.
     pub batch: Vec<QueuedRequest<K, T>>,
-    /// The refused requests, which cannot be answered in time any more.
+    /// The refused requests, which can no longer be answered in time.
     pub late: Vec<QueuedRequest<K, T>>,
 }
 
-/// Decides what runs next on a lane with a free slot.
+/// Decides which batch runs next on a lane with a free slot.
 ///
-/// A batch starts with the head of the queue. Other requests of its shape join in their order, up to
-/// the first one that does not fit. If the head's batch may still wait for further requests, the first
-/// other batch that is ready takes the slot: waiting should fill a slot better and not leave it idle.
-/// The head loses the execution of at most one batch, because it goes first once its wait is over.
+/// A batch starts with the request at the head of the queue. Other requests of the same shape join it
+/// in queue order, up to the first one that does not fit. If this batch may still wait for further
+/// requests, another batch that is ready takes the slot, so that the slot does not stay idle. The
+/// request at the head is delayed by at most one batch, because it goes first after its wait.
 ///
-/// Only a `deadline_filter`, which knows the lane of the batch, refuses late requests.
+/// Late requests are refused only if there is a `deadline_filter`, which knows the state of the lane.
 pub fn next<K: Ord + Clone, T>(
     queue: &mut RequestQueue<K, T>,
     limits: &BatchLimits,
@@ -72,9 +74,9 @@ pub fn next<K: Ord + Clone, T>(
     }
 }
 
-/// Returns how many rows of a batch are sent first. A batch that needs padding is split if its two
-/// parts, one after the other, take no longer than the whole. The first part is then answered sooner,
-/// no request is answered later, and requests that arrive meanwhile join the second part.
+/// Returns the number of rows that are sent first. A batch that needs padding is split if its two parts
+/// together take no longer than the whole batch. The first part is then answered earlier, and no
+/// request is answered later. Requests that arrive in the meantime can join the second part.
 pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
@@ -84,8 +86,8 @@ pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
 }
 
-/// Returns the time until which the batch that starts there waits for further requests, or `None` if it
-/// is ready.
+/// Returns the time until which the batch that starts at `start` waits for further requests. Returns
+/// `None` if the batch is ready.
 fn waits_until<K: Ord + Clone, T>(
     queue: &RequestQueue<K, T>,
     start: QueueKey,
@@ -100,7 +102,7 @@ fn waits_until<K: Ord + Clone, T>(
     if rows >= u64::from(limits.max_rows) || requests >= limits.max_requests {
         return None;
     }
-    // All of these requests fit into one batch, so this scan is short.
+    // This scan is short, because all of these requests fit into one batch.
     let closes =
         queue.members(&first.shape).map(|entry| entry.deadline.min(entry.arrived + limits.max_delay));
     closes.min().filter(|&moment| moment > now)
@@ -135,7 +137,7 @@ fn take_batch<K: Ord + Clone, T>(
     FormedBatch { batch: take(count), late }
 }
 
-/// Returns how many of the waiting requests fit into one batch; at least one.
+/// Returns the number of waiting requests that fit into one batch, at least one.
 fn joining<'e, K: 'e, T: 'e>(
     waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
     limits: &BatchLimits,

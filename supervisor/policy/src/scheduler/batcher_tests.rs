@@ -13,7 +13,7 @@ fn ms(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))
 }
 
-/// Returns a request that arrives at 0 and is due at 100 ms.
+/// Returns a request that arrives at 0 ms and has its deadline at 100 ms.
 fn request(item: u32, shape: u8, rows: u32) -> Request {
     QueuedRequest { shape, rows, arrived: ms(0), deadline: ms(100), level: 0, alone: false, item }
 }
@@ -97,7 +97,7 @@ fn a_batch_holds_no_more_requests_than_allowed() {
     assert_eq!(next(&mut queue, &limits, None, ms(0)), NextBatch::WaitUntil(ms(10)));
 }
 
-/// An event of a queue.
+/// An event in the random test of a queue.
 #[derive(Debug, Clone)]
 enum Step {
     Arrive {
@@ -109,7 +109,7 @@ enum Step {
     Ask {
         after: u64,
     },
-    /// The latest batch comes back.
+    /// The last batch is put back into the queue.
     Return,
 }
 
@@ -120,7 +120,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![4 => arrive, 3 => ask, 1 => Just(Step::Return)]
 }
 
-/// The same queue as a sorted list; `false` marks requests that were put back.
+/// A reference model of the queue as a sorted list. The `bool` is false for requests that were put
+/// back.
 #[derive(Default)]
 struct Model {
     waiting: Vec<(bool, Timestamp, Request)>,
@@ -137,14 +138,14 @@ impl Model {
         self.waiting.iter().map(|(_, _, request)| request).filter(joinable).collect()
     }
 
-    /// Returns true if a batch of this shape is closed.
+    /// Returns true if a batch of this shape does not wait for further requests.
     fn is_closed(&self, shape: u8, limits: &BatchLimits, now: Timestamp) -> bool {
         let joinable = self.of_shape(shape);
         joinable.iter().map(|request| request.rows).sum::<u32>() >= limits.max_rows
             || joinable.iter().any(|r| r.deadline <= now || r.arrived + limits.max_delay <= now)
     }
 
-    /// Checks that exactly this batch may run, and removes it.
+    /// Checks that exactly this batch may run next, and removes it.
     fn takes(
         &mut self,
         batch: &[Request],
@@ -228,7 +229,7 @@ proptest! {
 
 #[test]
 fn a_batch_is_parted_only_where_the_parts_take_no_longer() {
-    // Measured for VGG-19 on a whole H200, in microseconds.
+    // These times were measured for VGG-19 on a whole H200, in µs.
     let times = [(1, 828), (2, 1142), (4, 1607), (8, 2683), (16, 4643)];
     let mut predictor = Predictor::new(None, Sms(132)).padded_to(times.map(|(rows, _)| rows).to_vec());
     for (rows, took) in times {

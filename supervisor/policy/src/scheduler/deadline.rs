@@ -1,13 +1,13 @@
-//! The choice of the requests for the next batch when not all of them can be answered in time.
+//! The selection of requests for the next batch if not all of them can be answered in time.
 //!
-//! The more requests a batch has, the longer it takes. It may then end too late for its oldest
-//! request, and the requests behind it wait for all of it.
+//! A batch with more requests takes longer. It may then end too late for its oldest request, and all
+//! requests behind the batch wait longer.
 //!
-//! * If all requests are in time together, the batch takes all of them.
-//! * Otherwise the batch takes as many of the oldest requests as possible, provided that the others
+//! * If all requests are in time in one batch, the batch contains all of them.
+//! * Otherwise the batch contains as many of the oldest requests as possible, provided that the others
 //!   are still in time in the next batch.
-//! * If a request is late in any case, the batch size with the most rows per second is used: one late
-//!   request is lost once, but a slow batch makes the next ones late, too.
+//! * If at least one request will be late in any case, the filter chooses the batch with the most rows
+//!   per second. One late request is only one miss, but a slow batch also makes the next requests late.
 
 use std::time::Duration;
 
@@ -20,41 +20,41 @@ use crate::latency::Predictor;
 /// The number of full batches whose requests are considered together.
 const BATCHES: u32 = 2;
 
-/// Selects the requests of a batch by their deadlines.
+/// A filter that selects the requests of a batch by their deadlines.
 #[derive(Debug, Clone, Copy)]
 pub struct DeadlineFilter<'p> {
-    /// The time at which the lane should have finished its batches; not in the past.
+    /// The time at which the lane is expected to finish its batches. It is not in the past.
     pub free_at: Timestamp,
-    /// True if the lane has no batch. It then always gets a request: that delays no other request,
-    /// and predictions that refuse every request would never be corrected.
+    /// True if the lane has no batch. An idle lane always gets a request. This delays no other request,
+    /// and corrects predictions by which every request would be late.
     pub idle: bool,
-    /// Requests that arrived before this time are answered even if they are late.
+    /// The time before which requests must have arrived to be answered even if they are late.
     pub forgiven_before: Timestamp,
-    /// The mean time from the end of a batch until its clients have their answers.
+    /// The mean time from the end of a batch until its clients have received the answers.
     pub write_time: Duration,
-    /// The predictor of the lane's execution times.
+    /// The predictor of execution times on the lane.
     pub predictor: &'p Predictor,
 }
 
 /// The deadline and the size of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DueRequest {
-    /// The time by which its batch must have ended; `None` if the request is never too late.
+    /// The time by which the request's batch must end, or `None` if the request is never too late.
     by: Option<Timestamp>,
     rows: u32,
 }
 
-/// A split of the waiting requests, in their order.
+/// A selection from the waiting requests, which stay in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// The number of requests that are refused, from the first one.
+    /// The number of requests at the front that are refused.
     pub(crate) late: usize,
-    /// The number of requests after these that form the batch.
+    /// The number of requests behind the refused ones that form the batch.
     pub(crate) count: usize,
 }
 
 impl DeadlineFilter<'_> {
-    /// Returns the waiting requests to consider; all may share a batch.
+    /// Returns the waiting requests to consider. All of them may share a batch.
     pub(crate) fn due_requests<'e, K: 'e, T: 'e>(
         &self,
         waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
@@ -74,8 +74,8 @@ impl DeadlineFilter<'_> {
         DueRequest { by, rows: entry.rows }
     }
 
-    /// Splits the waiting requests. They should be ordered by deadline. Requests that were put back
-    /// may not be; the choice is then valid and only less good.
+    /// Selects the requests for the next batch. The waiting requests should be ordered by deadline. If
+    /// requests that were put back break this order, the selection is valid, but may not be the best.
     pub(crate) fn select(&self, waiting: &[DueRequest], limits: &BatchLimits) -> Selection {
         let queue = &WaitingRows::new(waiting, limits);
         let alone = |due: &DueRequest| self.in_time(due, self.predictor.predict(due.rows));
@@ -98,12 +98,14 @@ impl DeadlineFilter<'_> {
         )
     }
 
-    /// Returns true if the first request of a batch is in time. A single request is known to be.
+    /// Returns true if the first request of a batch is in time. A batch of one request is always in
+    /// time, because `select` has checked it.
     fn meets_deadline(&self, queue: &WaitingRows<'_>, first: usize, count: usize) -> bool {
         count == 1 || self.in_time(&queue.waiting[first], self.predictor.cautious(queue.rows(first, count)))
     }
 
-    /// Returns true if the batch after this one, of the requests left behind, is in time.
+    /// Returns true if the batch after this one is in time. That batch consists of the requests that
+    /// remain.
     fn next_batch_meets_deadline(&self, queue: &WaitingRows<'_>, first: usize, count: usize) -> bool {
         let next = first + count;
         let time = |first, count| self.predictor.cautious(queue.rows(first, count)).unwrap_or_default();
@@ -111,7 +113,7 @@ impl DeadlineFilter<'_> {
         self.in_time(&queue.waiting[next], Some(both))
     }
 
-    /// Returns the batch with the most rows per second.
+    /// Returns the selection whose batch has the most rows per second.
     fn with_highest_throughput(&self, queue: &WaitingRows<'_>, first: usize) -> Selection {
         let mut best = Selection { late: first, count: 1 };
         let mut throughput = self.throughput(queue, best);
@@ -141,12 +143,12 @@ impl DeadlineFilter<'_> {
     }
 }
 
-/// The waiting requests and the sums of their rows.
+/// The waiting requests and the cumulative sums of their rows.
 #[derive(Debug)]
 struct WaitingRows<'w> {
     waiting: &'w [DueRequest],
     limits: &'w BatchLimits,
-    /// The rows of the first 0, 1, 2, … requests of `waiting`.
+    /// The total rows of the first 0, 1, 2, … requests in `waiting`.
     sums: Vec<u64>,
 }
 
@@ -161,7 +163,7 @@ impl<'w> WaitingRows<'w> {
         Self { waiting, limits, sums }
     }
 
-    /// Returns how many requests fit into one batch, from `first` on; at least one.
+    /// Returns the number of requests from index `first` that fit into one batch, at least one.
     fn max_requests(&self, first: usize) -> usize {
         let full = self.sums[first] + u64::from(self.limits.max_rows);
         let fit = self.sums[first + 1..].partition_point(|&sum| sum <= full);
@@ -190,7 +192,7 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    /// Predicts 10 ms, and 1 ms more for each row.
+    /// Returns a predictor for batches that take 10 ms plus 1 ms per row.
     fn predictor() -> Predictor {
         let row = |batch: u32| ExecutionRow { batch, ms: vec![10.0 + f64::from(batch)] };
         let profile = Profile {
@@ -216,8 +218,8 @@ mod tests {
         (late, count)
     }
 
-    /// Returns how many requests of one row with these deadlines are late, and how many form the
-    /// batch.
+    /// Returns the number of late requests and the number of requests in the batch. All requests have
+    /// one row.
     fn select(deadlines: &[u64]) -> (usize, usize) {
         let waiting: Vec<DueRequest> =
             deadlines.iter().map(|&by| DueRequest { by: Some(ms(by)), rows: 1 }).collect();

@@ -1,4 +1,5 @@
-//! A lane: the state of the path to one worker, and the batches on it.
+//! A lane: the path over which a scheduler sends batches to one worker. It contains the batches that
+//! were sent and have no answer yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,76 +13,78 @@ use super::queue::{QueuedRequest, SUSPECT_LEVEL};
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
-/// The multiple of its predicted time after which a batch has stalled. The load does not cause a
-/// stall.
+/// The factor on a batch's predicted time after which the lane counts as stalled. A high load alone
+/// does not prolong a batch this much.
 const STALLED_FACTOR: u32 = 5;
 
-/// The shortest time after which a batch has stalled.
+/// The minimum time after which a lane counts as stalled.
 const MIN_STALLED: Duration = Duration::from_millis(100);
 
-/// The state of a lane.
+/// The role of a lane in the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// The lane gets no batches.
+    /// The lane gets no new batches.
     Idle,
     /// The lane gets all new batches.
     Serving,
-    /// The worker finishes its batches; then the driver gets a report.
+    /// The lane gets no new batches, and its worker finishes those that it has. The scheduler then
+    /// reports that the lane is empty.
     Draining,
 }
 
-/// A batch that was sent and not answered.
+/// A batch that was sent to a worker and has no answer yet.
 #[derive(Debug)]
 pub struct BatchInFlight<K, T> {
-    /// The batch's number, unique among the model's batches.
+    /// The id of the batch, unique among the model's batches.
     pub id: u64,
-    /// The slot of the worker's response slab.
+    /// The slot of the worker's response slab in which the answer arrives.
     pub slot: u8,
     /// The number of rows.
     pub rows: u32,
-    /// True for a step of a stream instead of a batch.
+    /// True if this is a step of a stream instead of a batch.
     pub step: bool,
     /// The groups of SMs on which the batch executes.
     pub groups: Groups,
     /// The time at which the batch was sent.
     pub sent: Timestamp,
-    /// The time at which the batch began to execute: when it was sent to an idle lane, or came to
-    /// the front.
+    /// The time at which the batch started to execute. This is the time at which it was sent to an idle
+    /// lane, or at which the batch before it ended.
     pub executing_since: Option<Timestamp>,
-    /// The requests; empty once they were taken away to be served elsewhere.
+    /// The requests of the batch. The list is empty if the requests were taken away for another worker.
     pub requests: Vec<QueuedRequest<K, T>>,
 }
 
 /// The SMs on which a lane's batches run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slice {
-    /// The groups of SMs; the whole GPU if the share is not a partition inside the worker.
+    /// The groups of SMs, or the whole GPU if the share is not a partition inside the worker.
     pub groups: Groups,
     /// The number of SMs.
     pub sms: Sms,
-    /// The times of batches that the worker measured before it served, by rows; empty if unknown.
+    /// The times of batches by number of rows, which the worker measured before it served. The list is
+    /// empty if they are unknown.
     pub times: Vec<(u32, Duration)>,
-    /// The most rows of a batch that fits on these SMs; `None` if all sizes fit. A request with
-    /// more rows runs on the whole GPU.
+    /// The maximum number of rows in a batch on these SMs, or `None` if all batch sizes fit. A request
+    /// with more rows runs on the whole GPU.
     pub max_rows: Option<u32>,
 }
 
-/// The path to one worker, with the batches that were sent there.
+/// The path to one worker, with the batches that were sent to it.
 #[derive(Debug)]
 pub struct Lane<K, T> {
-    /// The worker.
+    /// The worker that executes the batches.
     pub worker: WorkerId,
     pub(super) duty: Duty,
     pub(super) groups: Groups,
     sms: Sms,
     max_rows: Option<u32>,
-    /// The predictor for the lane's present SMs.
+    /// The predictor for the SMs that the lane uses now.
     pub predictor: Predictor,
-    /// The predictors of the SMs that the lane used before.
+    /// The predictors for SMs that the lane used earlier.
     learnt: BTreeMap<Sms, Predictor>,
     /// A predictor without observations.
     blank: Predictor,
-    /// True if the worker answered a batch since traffic moved here.
+    /// True if the worker has answered a batch since it took the traffic over or moved to other SMs.
     pub(super) answered: bool,
     pub(super) in_flight: VecDeque<BatchInFlight<K, T>>,
     slots: u8,
@@ -89,19 +92,19 @@ pub struct Lane<K, T> {
     pub(super) streams: Streams<K, T>,
 }
 
-/// The open streams of a worker.
+/// The open streams of a worker: generations of several answers for one request.
 #[derive(Debug)]
 pub(super) struct Streams<K, T> {
-    /// The number of open streams, including those whose client is still reading the last answer.
+    /// The number of open streams, including streams whose client is still reading the last answer.
     pub(super) open: u32,
-    /// The requests for further answers.
+    /// The requests for the next answers of streams.
     pub(super) steps: VecDeque<QueuedRequest<K, T>>,
-    /// True if the worker can give no further answer.
+    /// True if the worker can no longer answer.
     pub(super) cut: bool,
 }
 
 impl<K, T> Lane<K, T> {
-    /// Creates an idle lane. The worker takes `slots` batches at a time.
+    /// Creates an idle lane. The worker accepts up to `slots` batches at a time.
     pub fn new(worker: WorkerId, slice: &Slice, blank: Predictor, slots: u8) -> Self {
         Self {
             worker,
@@ -120,8 +123,8 @@ impl<K, T> Lane<K, T> {
         }
     }
 
-    /// Moves to other SMs, from the next batch on. The times of one partition apply to each
-    /// partition with as many SMs.
+    /// Moves the lane to other SMs, starting with the next batch. Partitions with the same number of
+    /// SMs share their predictions.
     pub(super) fn move_to(&mut self, slice: &Slice) {
         let expecting = || expecting(&self.blank, slice);
         if slice.sms != self.sms {
@@ -133,7 +136,7 @@ impl<K, T> Lane<K, T> {
         self.max_rows = slice.max_rows;
     }
 
-    /// Returns the limits of a batch on this lane, within those of the model.
+    /// Returns the batch limits of this lane, which do not exceed those of the model.
     pub(super) fn limits(&self, model: BatchLimits) -> BatchLimits {
         let max_rows = self.max_rows.map_or(model.max_rows, |most| model.max_rows.min(most));
         BatchLimits { max_rows, ..model }
@@ -151,13 +154,14 @@ impl<K, T> Lane<K, T> {
         self.free_slots.push(slot);
     }
 
-    /// Returns true if all slots are free and no stream is open. Answers that are still being
-    /// copied occupy their slots.
+    /// Returns true if all slots are free and no stream is open. A slot stays occupied while its answer
+    /// is being copied.
     pub fn is_empty(&self) -> bool {
         self.free_slots.len() == usize::from(self.slots) && (self.streams.open == 0 || self.streams.cut)
     }
 
-    /// Returns true once when a draining lane is empty.
+    /// Returns true if the lane is draining and empty. Ends the draining in that case, so that later
+    /// calls return false.
     pub(super) fn ends_draining(&mut self) -> bool {
         let drained = self.duty == Duty::Draining && self.is_empty();
         if drained {
@@ -166,30 +170,30 @@ impl<K, T> Lane<K, T> {
         drained
     }
 
-    /// Returns true if no batch executes. Answers may still be being copied.
+    /// Returns true if no batch executes, even if answers are still being copied.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
 
-    /// Returns the batches on the lane; the executing one is first.
+    /// Returns the batches on the lane. The first one is executing.
     pub fn in_flight(&self) -> impl Iterator<Item = &BatchInFlight<K, T>> {
         self.in_flight.iter()
     }
 
-    /// Returns true if the lane may open another stream, with at most `max` at a time.
+    /// Returns true if the lane may open another stream. `max` is the maximum number of open streams.
     pub(super) fn has_room(&self, max: Option<u32>) -> bool {
         let begin = self.in_flight.iter().filter(|batch| !batch.step).count();
         max.is_none_or(|max| self.streams.open as usize + begin < max as usize)
     }
 
-    /// Returns true if the lane retries a request whose batch died with its worker. A batch behind
-    /// it would wait as long and might die with it.
+    /// Returns true if the lane is retrying a request whose batch died with its worker. A batch sent
+    /// after it would have to wait for it, and might die with the worker.
     pub(super) fn tries_suspect(&self) -> bool {
         let mut first = self.in_flight.iter().filter_map(|batch| batch.requests.first());
         first.any(|request| request.level == SUSPECT_LEVEL)
     }
 
-    /// Returns a free slot and the step to send in it.
+    /// Returns the next step of a stream, and a free slot for it.
     pub(super) fn next_step(&mut self) -> Option<(u8, QueuedRequest<K, T>)>
     where
         T: Ticket,
@@ -203,7 +207,7 @@ impl<K, T> Lane<K, T> {
         self.predictor.predict(rows).unwrap_or(Duration::ZERO)
     }
 
-    /// Removes from a batch the requests that should be sent after the others.
+    /// Removes the requests from a batch that are better sent in a second batch, and returns them.
     pub(super) fn split_off_rest(&self, batch: &mut Vec<QueuedRequest<K, T>>) -> Vec<QueuedRequest<K, T>> {
         let rows = batch.iter().map(|request| request.rows).sum();
         let mut left = batcher::rows_sent_first(rows, &self.predictor);
@@ -219,8 +223,8 @@ impl<K, T> Lane<K, T> {
         if first == 0 { Vec::new() } else { batch.split_off(first) }
     }
 
-    /// Returns the time at which the worker should have finished its batches; not in the past.
-    /// Steps of streams count as zero: they are short, and new streams should not wait for them.
+    /// Returns the time at which the worker is expected to finish its batches, at the earliest `now`.
+    /// Steps of streams count as zero. They are short, and new streams must not wait for them.
     pub(super) fn free_at(&self, now: Timestamp) -> Timestamp {
         let time = |batch: &BatchInFlight<K, T>| match batch.step {
             true => Duration::ZERO,
@@ -232,20 +236,21 @@ impl<K, T> Lane<K, T> {
         batches.fold(ends.max(now), |free, batch| free + time(batch))
     }
 
-    /// Returns true if the worker takes much longer than predicted, but does not count as hung yet.
+    /// Returns true if the worker takes much longer than predicted. This limit is lower than the one
+    /// from which the worker counts as hung.
     pub fn is_stalled(&self, now: Timestamp) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
-        // A first batch without a start was reported as hung.
+        // If the first batch has no start time, the driver has reported it as hung.
         let Some(since) = front.executing_since else { return true };
         if front.step {
-            // The time of a step cannot be predicted.
+            // The predictor has no times for steps.
             return false;
         }
         let spent = now.since(since);
         spent > MIN_STALLED && spent > self.time(front.rows).saturating_mul(STALLED_FACTOR)
     }
 
-    /// Takes a batch off the lane; its slot stays occupied.
+    /// Removes a batch from the lane. Its slot stays occupied.
     pub(super) fn take_batch(&mut self, id: u64, now: Timestamp) -> Option<BatchInFlight<K, T>> {
         let index = self.in_flight.iter().position(|batch| batch.id == id)?;
         let batch = self.in_flight.remove(index)?;
@@ -255,8 +260,8 @@ impl<K, T> Lane<K, T> {
         Some(batch)
     }
 
-    /// Takes all requests. The batches stay on the lane, their answers are ignored, and streams
-    /// end.
+    /// Takes all requests off the lane. The batches stay on the lane, but their answers are ignored.
+    /// Streams end.
     pub(super) fn abandon(&mut self) -> AbandonedRequests<K, T> {
         self.streams.cut = true;
         let mut batches = self.in_flight.iter_mut().map(|batch| std::mem::take(&mut batch.requests));
@@ -268,16 +273,16 @@ impl<K, T> Lane<K, T> {
     }
 }
 
-/// The requests that were taken from a lane.
+/// The requests that were taken off a lane.
 #[derive(Debug)]
 pub struct AbandonedRequests<K, T> {
-    /// The requests of the batch that executed.
+    /// The requests of the batch that was executing.
     pub executing: Vec<QueuedRequest<K, T>>,
-    /// The requests of the batches behind it, and the steps of streams.
+    /// The requests of the batches behind the executing one, and the steps of streams.
     pub behind: Vec<QueuedRequest<K, T>>,
 }
 
-/// Returns a predictor for a slice, with the times that the worker measured.
+/// Returns a predictor for a slice that includes the times that the worker measured.
 fn expecting(blank: &Predictor, slice: &Slice) -> Predictor {
     let mut predictor = blank.on(slice.sms);
     for &(rows, took) in &slice.times {

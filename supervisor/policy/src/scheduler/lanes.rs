@@ -1,4 +1,4 @@
-//! The lanes of a scheduler: adding and removing them, and moving traffic between them.
+//! Methods of the scheduler that add and remove lanes and move traffic between them.
 
 use shadowslice_shared::ids::WorkerId;
 
@@ -7,17 +7,18 @@ use super::lane::{AbandonedRequests, Duty, Lane, Slice};
 use super::messages::Ticket;
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
-    /// Adds a lane, without traffic.
+    /// Adds a lane. It gets no batches before [`route`](Self::route).
     pub fn attach(&mut self, lane: Lane<K, T>) {
         self.lanes.push(lane);
     }
 
-    /// Removes a lane. Its requests must have been [taken back](Self::take_back).
+    /// Removes a lane. Before this call, the driver must [take back](Self::take_back) its requests.
     pub fn detach(&mut self, worker: WorkerId) {
         self.lanes.retain(|lane| lane.worker != worker);
     }
 
-    /// Sends all further batches to this worker, or to none. The previous lane finishes its batches.
+    /// Sends all further batches to this worker, or to no worker. The lane that served until now
+    /// finishes its batches.
     pub fn route(&mut self, worker: Option<WorkerId>) {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
@@ -32,7 +33,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Sends further batches of `worker` to other SMs.
+    /// Moves the further batches of `worker` to other SMs.
     pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.move_to(slice);
@@ -41,22 +42,22 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Stops sending batches to `worker`. [`Scheduler::recycle`] and [`Scheduler::close_stream`] report
-    /// when its lane is empty. Returns true if the lane is empty already.
+    /// Stops sending batches to `worker`. Returns true if its lane is already empty. Otherwise
+    /// [`Scheduler::recycle`] or [`Scheduler::close_stream`] reports later that it is empty.
     pub fn drain(&mut self, worker: WorkerId) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };
         lane.is_empty()
     }
 
-    /// Stops sending batches to `worker`. Returns true if batches went there until now.
+    /// Stops sending batches to `worker`. Returns true if the worker was serving.
     pub fn stop_sending(&mut self, worker: WorkerId) -> bool {
         let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
         before == Some(Duty::Serving)
     }
 
-    /// Takes all requests of a worker's batches. The batches stay on the lane, and answers to them are
-    /// ignored.
+    /// Takes back all requests of a worker's batches. The batches stay on the lane, but their answers
+    /// are ignored.
     pub fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<K, T> {
         let none = AbandonedRequests { executing: Vec::new(), behind: Vec::new() };
         self.lane_mut(worker).map_or(none, Lane::abandon)
@@ -67,7 +68,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.lanes.iter().find(|lane| lane.worker == worker)
     }
 
-    /// Returns the lane that gets new batches.
+    /// Returns the lane that gets all new batches.
     pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
         self.serving().map(|lane| &self.lanes[lane])
     }

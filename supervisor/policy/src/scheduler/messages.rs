@@ -8,13 +8,14 @@ use shadowslice_shared::units::Timestamp;
 
 use super::queue::QueuedRequest;
 
-/// The driver's part of a queued request.
+/// A handle by which the caller of the scheduler (the driver) identifies a queued request.
 pub trait Ticket {
-    /// Returns true if the request needs no answer any more: its client has one, or left.
+    /// Returns true if the request no longer needs an answer, because its client already has an answer
+    /// or has disconnected.
     fn is_settled(&self) -> bool;
 
-    /// Returns true if this is a request for the next answer of a stream, which only the stream's worker
-    /// can give.
+    /// Returns true if this is a request for the next answer of a stream. Only the worker of the stream
+    /// can answer it.
     fn is_step(&self) -> bool {
         false
     }
@@ -29,11 +30,12 @@ impl Ticket for () {
 /// The configuration of a model's scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SchedulingRules {
-    /// The time within which a request must be answered, unless its own deadline is sooner.
+    /// The latency objective: the time within which a request must be answered, unless its own deadline
+    /// is earlier.
     pub slo: Duration,
-    /// The longest time that a batch waits for further requests.
+    /// The maximum time for which a batch waits for further requests.
     pub max_delay: Duration,
-    /// True for `on_late: reject`: late requests are refused under overload.
+    /// True if the configuration has `on_late: reject`. Under overload, late requests are then refused.
     pub reject_late: bool,
 }
 
@@ -44,7 +46,7 @@ pub enum RefusalReason {
     QueueFull,
     /// The request cannot be answered in time.
     TooLate,
-    /// The deadline has passed under overload.
+    /// The deadline of the request has passed, and the model is overloaded.
     Overdue,
 }
 
@@ -62,43 +64,43 @@ pub struct RefusedRequest<K, T> {
 pub struct OutgoingBatch<K, T> {
     /// The worker that gets the batch.
     pub worker: WorkerId,
-    /// The batch's number, unique among the model's batches.
+    /// The id of the batch, unique among the model's batches.
     pub id: u64,
     /// The slot of the worker's response slab that the batch occupies.
     pub slot: u8,
     /// The groups of SMs on which the batch executes.
     pub groups: Groups,
-    /// The requests, at least one and all of one shape.
+    /// The requests. There is at least one, and all have the same shape.
     pub requests: Vec<QueuedRequest<K, T>>,
 }
 
-/// The next action of a scheduler's driver.
+/// The next action of the scheduler's driver.
 #[derive(Debug)]
 pub enum NextAction<K, T> {
-    /// The driver refuses these requests and sends the batch. For the batch it then calls
+    /// The driver refuses these requests and sends the batch. It then calls
     /// [`confirm_sent`](super::Scheduler::confirm_sent) or
-    /// [`return_unsent`](super::Scheduler::return_unsent).
+    /// [`return_unsent`](super::Scheduler::return_unsent) for the batch.
     Act(Vec<RefusedRequest<K, T>>, Option<OutgoingBatch<K, T>>),
-    /// The driver does nothing for now.
+    /// The driver waits for an event.
     Wait(SchedulerWait),
 }
 
-/// The event that a scheduler waits for.
+/// The event for which a scheduler waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchedulerWait {
-    /// A request or an answer: the queue is empty, or the lane has no free slot.
+    /// A new request or an answer. Either the queue is empty, or the lane has no free slot.
     Idle,
-    /// This time, at which the next batch is due.
+    /// The time at which the next batch is due.
     Until(Timestamp),
-    /// A worker that serves: requests are queued, and no lane takes them.
+    /// A worker that serves. Requests are queued, but no lane accepts them.
     NoLane,
 }
 
 /// The effect of a completed batch on predictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompletedBatch {
-    /// True if the batch ran on the lane's present SMs, so that its time counts in predictions.
+    /// True if the batch ran on the SMs that the lane uses now, so that its time improves predictions.
     pub observed: bool,
-    /// True if this is the first answer on these SMs since traffic moved to the lane.
+    /// True if this is the first answer on these SMs since the lane took the traffic over.
     pub first: bool,
 }

@@ -1,5 +1,5 @@
-//! The scheduler of one model: it queues and refuses requests, forms batches, and chooses the lane and
-//! the time of each batch.
+//! The scheduler of one model. It queues and refuses requests, forms batches, and decides when each
+//! batch goes to which lane.
 //!
 //! ```text
 //! accept ─▶ admission ─▶ queues ─▶ next ─▶ confirm_sent ─▶ lane ─▶ take_batch, recycle
@@ -7,9 +7,10 @@
 //!                          └───── put_back ◀─ take_back ◀───┘
 //! ```
 //!
-//! A driver reports events with their time, and carries out the answers: the supervisor with sockets
-//! and slabs, the simulator with a virtual clock. After each event that may release a batch, the driver
-//! calls [`Scheduler::next`] until it returns [`NextAction::Wait`].
+//! The caller of the scheduler is called its driver. It reports events with their time and applies the
+//! scheduler's decisions. The supervisor's driver uses sockets and slabs, and the simulator's driver
+//! uses a virtual clock. After each event that may release a batch, the driver calls
+//! [`Scheduler::next`] until it returns [`NextAction::Wait`].
 
 mod admission;
 pub mod batcher;
@@ -46,31 +47,35 @@ use observe::Observer;
 use overload::OverloadDetector;
 use queues::PriorityQueues;
 
-/// The part of the queue, as a divisor, from which abandoned requests are removed from the queue. The
-/// scheduler thus inspects about this many requests for each abandoned one.
+/// The divisor of the queue length that gives the number of abandoned requests from which they are
+/// removed. A removal therefore inspects about this many requests for each abandoned one.
 const GIVEN_UP_ONE_IN: usize = 8;
 
-/// The queues, lanes and admission of one model. `K` is the shape of a request, `T` its ticket.
+/// The queues, lanes and admission of one model. `K` is the type of a request's shape, and `T` is its
+/// [`Ticket`].
 #[derive(Debug)]
 pub struct Scheduler<K, T> {
     slo: Duration,
     admission: AdmissionControl,
     queues: PriorityQueues<K, T>,
-    /// The number of requests that clients abandoned and that may be queued; some may execute.
+    /// The number of requests that clients abandoned and that may still be queued. Some of them may be
+    /// executing instead.
     given_up: usize,
     lanes: Vec<Lane<K, T>>,
-    /// The detector of overload; `None` for a model that serves late requests.
+    /// The overload detector, or `None` for a model that serves late requests.
     overload: Option<OverloadDetector>,
     observer: Observer,
     next_batch: u64,
-    /// The most streams of a lane at a time; `None` for a model that gives one answer to a request.
+    /// The maximum number of open streams of a lane, or `None` for a model that gives one answer per
+    /// request.
     streams: Option<u32>,
-    /// True if a new request went before the next step of a stream.
+    /// True if the next step of a stream has precedence over new requests, because the last batch
+    /// contained new requests.
     step_is_next: bool,
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
-    /// Creates a scheduler without lanes, whose queue holds at most `max_requests`.
+    /// Creates a scheduler without lanes. Its queue holds at most `max_requests` requests.
     pub fn new(rules: SchedulingRules, max_requests: usize, now: Timestamp) -> Self {
         let SchedulingRules { slo, max_delay, reject_late } = rules;
         let limits = BatchLimits { max_rows: 0, max_requests: 1, max_delay };
@@ -88,15 +93,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Sets the model's limits: the rows and requests of a batch, and the streams of a lane at a time.
-    /// `max_rows` is 0 if the model has no batch axis; `streams` is `None` if the model gives one answer to
-    /// a request.
+    /// Sets the limits of the model: the maximum rows and requests of a batch, and the maximum number
+    /// of open streams of a lane. `max_rows` is 0 if the model has no batch axis. `streams` is `None`
+    /// if the model gives one answer per request.
     pub fn set_model_limits(&mut self, max_rows: u32, max_requests: usize, streams: Option<u32>) {
         self.admission.set_model_limits(max_rows, max_requests);
         self.streams = streams;
     }
 
-    /// Replaces the configured rules. Queued requests keep their deadlines.
+    /// Replaces the configured rules. Requests in the queue keep their deadlines.
     pub fn set_rules(&mut self, rules: SchedulingRules) {
         let SchedulingRules { slo, max_delay, reject_late } = rules;
         if self.slo != slo || self.overload.is_some() != reject_late {
@@ -106,12 +111,12 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.admission.configure(max_delay, !reject_late);
     }
 
-    /// Sets the admission that the sharing policy decided.
+    /// Sets the admission limits that the sharing policy decided.
     pub fn set_admission(&mut self, admission: AdmissionPolicy) {
         self.admission.set_policy(admission);
     }
 
-    /// Returns true if requests are refused that cannot be answered in time.
+    /// Returns true if the model refuses requests that cannot be answered in time.
     pub fn refuses_late(&self) -> bool {
         self.admission.refuses_late()
     }
@@ -121,8 +126,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.slo
     }
 
-    /// Queues a request, or gives it back with the reason for its refusal. If the queue is full, settled
-    /// requests leave it first.
+    /// Queues a request. If the request is refused, returns it with the reason. If the queue is full,
+    /// first removes settled requests from it.
     pub fn accept(
         &mut self,
         request: QueuedRequest<K, T>,
@@ -152,24 +157,25 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.observer.record_refusal();
     }
 
-    /// Records an accepted request that missed its SLO without an answer.
+    /// Records an accepted request that exceeded its SLO without an answer.
     pub fn record_miss(&mut self) {
         self.observer.record_refusal();
     }
 
-    /// Records an answer that its client has, `latency` after the request's first byte arrived.
+    /// Records an answer that the client has received. `latency` is the time since the first byte of
+    /// the request arrived.
     pub fn record_answer(&mut self, latency: Duration) {
         self.observer.record_answer(latency, self.slo);
     }
 
-    /// Learns how long an answer took from its worker to its client's socket. Predictions add the mean of
-    /// these times.
+    /// Records the time that an answer took from its worker to the client's socket. Predictions include
+    /// the mean of these times.
     pub fn record_write_time(&mut self, took: Duration) {
         self.admission.record_write_time(took, self.slo);
     }
 
-    /// Returns what the driver does next. New requests go before steps of open streams, but at most one
-    /// batch at a time: requests without a stream would otherwise hold the streams up.
+    /// Returns the driver's next action. New requests have precedence over steps of open streams, but
+    /// only for one batch at a time. Otherwise a steady flow of new requests would block the streams.
     pub fn next(&mut self, now: Timestamp) -> NextAction<K, T> {
         self.update_outage(now);
         if self.step_is_next
@@ -242,7 +248,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         OutgoingBatch { worker, id: self.next_batch, slot, groups, requests }
     }
 
-    /// Removes settled requests from a batch, and refuses those that are too late under overload.
+    /// Removes settled requests from a batch. Under overload, also refuses the requests of the batch
+    /// that are too late.
     fn remove_unservable(
         &self,
         batch: &mut Vec<QueuedRequest<K, T>>,
@@ -257,8 +264,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         refused.extend(overdue.map(|request| RefusedRequest { request, why: RefusalReason::Overdue }));
     }
 
-    /// Records that the driver sent a batch. Returns true if the batch executes at once, because the lane
-    /// was idle.
+    /// Records that the driver sent a batch. Returns true if the batch executes immediately, because
+    /// the lane was idle.
     pub fn confirm_sent(&mut self, sending: OutgoingBatch<K, T>, now: Timestamp) -> bool {
         let OutgoingBatch { worker, id, slot, groups, requests } = sending;
         let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else {
@@ -276,7 +283,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         executes
     }
 
-    /// Records that the lane did not take the batch. Its requests return to the head of the queue.
+    /// Records that the driver could not send the batch. Its requests return to the head of the queue.
     pub fn return_unsent(
         &mut self,
         OutgoingBatch { worker, mut requests, .. }: OutgoingBatch<K, T>,
@@ -290,15 +297,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.update_queue_state(now);
     }
 
-    /// Records that a stream opened: its first answer arrived, and more follow.
+    /// Records that a stream opened: its first answer has arrived, and more answers follow.
     pub fn open_stream(&mut self, worker: WorkerId) {
         if let Some(lane) = self.lane_mut(worker) {
             lane.streams.open += 1;
         }
     }
 
-    /// Queues the request for the next answer of a stream. Gives it back if the stream's worker can no
-    /// longer answer.
+    /// Queues the request for the next answer of a stream. Returns the request if the stream's worker
+    /// can no longer answer.
     pub fn queue_step(
         &mut self,
         worker: WorkerId,
@@ -320,8 +327,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         lane.ends_draining()
     }
 
-    /// Takes a batch off a lane, as its worker answered it. The batch's slot stays occupied. Returns `None`
-    /// if the lane has no batch with this id.
+    /// Removes a batch from a lane, because its worker answered. The batch's slot stays occupied.
+    /// Returns `None` if the lane has no batch with this id.
     pub fn take_batch(
         &mut self,
         worker: WorkerId,
@@ -333,7 +340,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         taken
     }
 
-    /// Learns from the execution time of a batch that [`take_batch`](Self::take_batch) returned.
+    /// Updates predictions with the execution time of a batch that [`take_batch`](Self::take_batch)
+    /// returned.
     pub fn record_completion(
         &mut self,
         worker: WorkerId,
@@ -343,9 +351,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let Some(lane) = self.lane_mut(worker) else {
             return CompletedBatch { observed: false, first: false };
         };
-        // A time on other groups says nothing about the SMs that the lane uses now.
+        // A time on other groups does not predict times on the SMs that the lane uses now.
         let here = batch.groups == lane.groups;
-        // Only the times of a stream's first answers count, because the SLO applies to them.
+        // The steps of a stream do not count, because the SLO applies only to its first answer.
         let observed = here && !batch.step;
         if observed {
             lane.predictor.observe(batch.rows, execution);
@@ -357,14 +365,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         CompletedBatch { observed, first }
     }
 
-    /// Frees `slot`, whose answer was copied. Returns true if a draining lane is now empty.
+    /// Frees `slot` after the driver has copied its answer. Returns true if a draining lane is now
+    /// empty.
     pub fn recycle(&mut self, worker: WorkerId, slot: u8) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.recycle(slot);
         lane.ends_draining()
     }
 
-    /// Returns requests that were sent and not answered to the head of the queue.
+    /// Returns requests that were sent but not answered to the head of the queue.
     pub fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>, now: Timestamp) {
         if !requests.is_empty() {
             self.admission.put_back(now);
@@ -373,23 +382,23 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.put_back(requests);
     }
 
-    /// Records an outage. Until the queue is empty, late requests don't count as overload.
+    /// Records an outage. Until the queue is empty, late requests do not count as overload.
     pub fn record_disturbance(&mut self) {
         if let Some(overload) = &mut self.overload {
             overload.on_disturbance();
         }
     }
 
-    /// Sets when the first batch of a lane began to execute. `None` marks a batch that was reported as
-    /// hung, so that the driver reports it once.
+    /// Sets the time at which the first batch of a lane started to execute. The driver sets `None`
+    /// after it has reported the batch as hung, so that it reports each hung batch only once.
     pub fn set_executing_since(&mut self, worker: WorkerId, since: Option<Timestamp>) {
         if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
             front.executing_since = since;
         }
     }
 
-    /// Records that a client abandoned a request without an answer. The request leaves the queue soon, to
-    /// make room for others.
+    /// Records that a client abandoned a request that has no answer. The scheduler soon removes the
+    /// request from the queue, to make room for others.
     pub fn give_up(&mut self) {
         self.given_up += 1;
         if self.given_up * GIVEN_UP_ONE_IN >= self.queues.len() {
@@ -399,7 +408,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     /// Removes settled requests from the queue.
     pub fn forget_settled(&mut self) {
-        // Without abandoned requests, a scan of the whole queue would find nothing.
+        // If no request was abandoned, a scan of the whole queue would find nothing.
         if self.given_up == 0 {
             return;
         }
@@ -407,12 +416,13 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.take_if(|request| request.item.is_settled());
     }
 
-    /// Removes the queued requests that `gone` selects. Inspects every queued request.
+    /// Removes and returns the queued requests that `gone` selects. Inspects every queued request.
     pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<QueuedRequest<K, T>> {
         self.queues.take_if(|request| gone(&request.item))
     }
 
-    /// Removes the queued requests whose deadline has passed, if the rules refuse late requests.
+    /// Removes and returns the queued requests whose deadline has passed. Does nothing if the
+    /// configuration does not refuse late requests.
     pub fn take_overdue(&mut self, now: Timestamp) -> Vec<RefusedRequest<K, T>> {
         if self.overload.is_none() {
             return Vec::new();
@@ -425,7 +435,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         refused
     }
 
-    /// Removes all queued requests.
+    /// Removes and returns all queued requests.
     pub fn drain_queue(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.queues.drain_all()
     }
@@ -441,7 +451,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         batches.map(|batch| batch.requests.len()).sum()
     }
 
-    /// Returns what was observed since the last call.
+    /// Returns the observations since the last call.
     pub fn observe(&mut self, now: Timestamp) -> Observation {
         self.observer.take(self.queues.len(), now)
     }
@@ -461,7 +471,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             if !self.queues.is_empty() {
                 overload.on_queued(now);
             } else if serves {
-                // An empty queue during an outage doesn't count: new requests must wait anyway.
+                // A queue that becomes empty during an outage does not count, because new requests must
+                // wait anyway.
                 overload.on_emptied();
             }
         }

@@ -1,4 +1,4 @@
-//! The observation of a model in one interval, for its sharing policy.
+//! The collection of a model's statistics in each interval, for its sharing policy.
 
 use std::time::Duration;
 
@@ -7,29 +7,31 @@ use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{BatchStats, Observation, leaves_time_for_delivery};
 
-/// The most batch sizes of an interval; further sizes are left out.
+/// The maximum number of batch sizes in an interval. Further sizes are left out.
 const MAX_SIZES: usize = 256;
 
-/// The longest latency that is recorded, in µs: a minute.
+/// The maximum latency in the histogram, in µs, which is one minute. Longer latencies count as one
+/// minute.
 const LONGEST_US: u64 = 60_000_000;
 
-/// Collects the observation of the present interval.
+/// The collector of the observation of the current interval.
 #[derive(Debug)]
 pub(super) struct Observer {
     since: Timestamp,
-    /// The counts; `take` computes the rest.
+    /// The counts of the observation. `take` fills in the other fields.
     counts: Observation,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: BusyTime,
-    /// The batches of each row count: rows, number, total time; ascending by rows.
+    /// The executed batches by row count, ascending: the number of rows, the number of batches, and
+    /// their total time.
     executed: Vec<(u32, u64, Duration)>,
 }
 
-/// The time in which batches executed.
+/// The time during which batches executed.
 #[derive(Debug, Default)]
 struct BusyTime {
-    /// The start of the present execution.
+    /// The time at which the current execution started.
     since: Option<Timestamp>,
     total: Duration,
 }
@@ -76,7 +78,7 @@ impl Observer {
         }
     }
 
-    /// Forgets the executed batches, because the share changed.
+    /// Discards the executed batches, because the share changed.
     pub(super) fn forget_batches(&mut self) {
         self.executed.clear();
     }
@@ -92,7 +94,7 @@ impl Observer {
         }
     }
 
-    /// Returns the observation and starts a new interval.
+    /// Returns the observation of the current interval, and starts a new interval.
     pub(super) fn take(&mut self, queued: usize, now: Timestamp) -> Observation {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
@@ -118,7 +120,7 @@ impl Observer {
     }
 }
 
-/// Returns the mean; zero if there is nothing to count.
+/// Returns the mean, or zero if the count is zero.
 fn mean(sum: Duration, count: u64) -> Duration {
     sum / u32::try_from(count.max(1)).unwrap_or(u32::MAX)
 }

@@ -1,19 +1,20 @@
-//! The detector of overload, under which late requests are refused (`on_late: reject`).
+//! The detector of overload. Under overload, models with `on_late: reject` refuse late requests.
 //!
-//! A late answer is usually worth more than none, so a burst is served even if its requests are
-//! late. If the queue has not been empty for a long time, the load exceeds the lane's throughput.
-//! Serving late requests then makes all requests late. So late requests are refused until the queue
-//! is empty again, as in CoDel. A queue that grew while no worker served says nothing about the
-//! load and never causes refusals.
+//! A late answer is usually better than no answer, so the requests of a burst are served even if they
+//! are late. If the queue has not been empty for a long time, the load exceeds the lane's throughput.
+//! If the model then still serves late requests, all requests become late. Late requests are therefore
+//! refused until the queue is empty again, as in CoDel. A queue that grew while no worker served is not
+//! a sign of overload, and never causes refusals.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// The shortest backlog that counts as overload, whatever the SLO; a shorter one is a burst.
+/// The minimum duration of a backlog that counts as overload, for any SLO. A shorter backlog is a
+/// burst.
 const MIN_BACKLOG: Duration = Duration::from_secs(1);
 
-/// The shortest backlog that counts as overload, as a multiple of the SLO.
+/// The minimum duration of a backlog that counts as overload, as a multiple of the SLO.
 const BACKLOG_PER_SLO: u32 = 10;
 
 /// The state of the queue.
@@ -21,16 +22,16 @@ const BACKLOG_PER_SLO: u32 = 10;
 enum QueueState {
     /// The queue is empty.
     Empty,
-    /// The queue has not been empty since then.
+    /// The queue has not been empty since this time.
     Since(Timestamp),
-    /// There was an outage since the queue was last empty.
+    /// An outage occurred after the queue was last empty.
     Disturbed,
 }
 
-/// Decides whether late requests are refused.
+/// The decision whether late requests are refused.
 #[derive(Debug, Clone)]
 pub(super) struct OverloadDetector {
-    /// The longest backlog that is not overload.
+    /// The maximum duration of a backlog that does not count as overload.
     tolerated: Duration,
     queue: QueueState,
 }
@@ -41,13 +42,13 @@ impl OverloadDetector {
         Self { tolerated, queue: QueueState::Empty }
     }
 
-    /// Records that the lane took the last request. Don't call this if the queue is empty because
-    /// its clients left.
+    /// Records that the lane took the last request from the queue. Don't call this if the queue is
+    /// empty because clients disconnected.
     pub(super) fn on_emptied(&mut self) {
         self.queue = QueueState::Empty;
     }
 
-    /// Records that a request waits.
+    /// Records that at least one request is queued.
     pub(super) fn on_queued(&mut self, now: Timestamp) {
         if let QueueState::Empty = self.queue {
             self.queue = QueueState::Since(now);
@@ -59,7 +60,7 @@ impl OverloadDetector {
         self.queue = QueueState::Disturbed;
     }
 
-    /// Returns true if the next request, with this deadline, is refused.
+    /// Returns true if the next request must be refused. `deadline` is its deadline.
     pub(super) fn refuses(&self, deadline: Timestamp, now: Timestamp) -> bool {
         match self.queue {
             QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,

@@ -1,47 +1,49 @@
 //! A queue of one model's requests, ordered by deadline.
 //!
-//! Requests that return from a worker that died or drained too slowly go before all others, because
-//! they have waited once already.
+//! Some requests return to the queue because their worker died or drained too slowly. They go before
+//! all others, because they have already waited once.
 //!
-//! An operation on one request costs O(log n). Only [`RequestQueue::take_if`] inspects all requests.
+//! An operation on one request takes O(log n) time. Only [`RequestQueue::take_if`] inspects all
+//! requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shadowslice_shared::units::Timestamp;
 
-/// A request in a queue.
+/// A request in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedRequest<K, T> {
     /// The shape of the inputs. All requests of a batch have the same shape.
     pub shape: K,
-    /// The number of rows, at least 1.
+    /// The number of rows in the request, at least 1.
     pub rows: u32,
-    /// The arrival of the request's first byte.
+    /// The time at which the first byte of the request arrived.
     pub arrived: Timestamp,
     /// The time by which the client must have the answer.
     pub deadline: Timestamp,
-    /// The priority level. Lower levels go first; those of clients start at 1.
+    /// The priority level. Lower levels go first. Levels that clients can choose start at 1.
     pub level: u64,
-    /// True if the request must not share a batch.
+    /// True if the request must run in a batch without other requests.
     pub alone: bool,
-    /// The driver's part of the request.
+    /// The driver's handle for the request.
     pub item: T,
 }
 
-/// The level of a request whose batch died with its worker, while it is retried.
+/// The level of a request whose batch died with its worker. The request has this level while it is
+/// retried.
 pub const SUSPECT_LEVEL: u64 = 0;
 
-/// The place of a request in the queue; the smallest is the head.
+/// The position of a request in the queue. The request with the smallest key is at the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
-    /// False for a request that was put back, which goes first.
+    /// True for a new request, and false for a request that was put back, which goes first.
     fresh: bool,
     deadline: Timestamp,
-    /// A number that makes keys unique and keeps the order of arrival among equal deadlines.
+    /// A number that makes keys unique. Among equal deadlines, it preserves the order of arrival.
     sequence: u64,
 }
 
-/// The requests that may share a batch. A group is never empty.
+/// The requests of one shape that may share a batch. A group is never empty.
 #[derive(Debug, Default)]
 struct Group {
     places: BTreeSet<QueueKey>,
@@ -54,13 +56,13 @@ pub struct RequestQueue<K, T> {
     sequence: u64,
     rows: u64,
     entries: BTreeMap<QueueKey, QueuedRequest<K, T>>,
-    /// The places of the requests that may share a batch, by shape.
+    /// The positions of the requests that may share a batch, by shape.
     groups: BTreeMap<K, Group>,
-    /// The places of the requests that run alone.
+    /// The positions of the requests that must run alone.
     alone: BTreeSet<QueueKey>,
 }
 
-// A derived implementation would require that `K` and `T` have defaults.
+// A derived implementation would require `K` and `T` to implement `Default`.
 impl<K, T> Default for RequestQueue<K, T> {
     fn default() -> Self {
         let (entries, groups, alone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
@@ -74,23 +76,23 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.insert(entry, true);
     }
 
-    /// Returns a request to the queue, before all requests that were pushed. Among the requests that were
-    /// put back, the order is by deadline and then by call.
+    /// Returns a request to the queue, before all requests that were added with `push`. Requests that
+    /// were put back are ordered by deadline, and then by the order of these calls.
     pub fn put_back(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, false);
     }
 
-    /// Returns the number of rows of all requests.
+    /// Returns the total number of rows of all requests in the queue.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Returns true if the queue has no request.
+    /// Returns true if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Removes and returns all requests, in their order.
+    /// Removes and returns all requests in queue order.
     pub fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.groups.clear();
         self.alone.clear();
@@ -98,7 +100,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         std::mem::take(&mut self.entries).into_values().collect()
     }
 
-    /// Removes and returns the requests that `gone` selects, in their order. Inspects every request.
+    /// Removes and returns the requests that `gone` selects, in queue order. Inspects every request.
     pub fn take_if(
         &mut self,
         mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
@@ -115,7 +117,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         if entry.alone {
             self.alone.insert(place);
         } else {
-            // The lookup comes first, so that only new shapes are cloned.
+            // A lookup before the insertion avoids a clone of known shapes.
             if !self.groups.contains_key(&entry.shape) {
                 self.groups.insert(entry.shape.clone(), Group::default());
             }
@@ -152,7 +154,8 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.entries.keys().next().copied()
     }
 
-    /// Returns the first place of each shape, and the first place of a request that runs alone.
+    /// Returns the first position of each shape, and the first position of a request that must run
+    /// alone.
     pub(crate) fn starts(&self) -> impl Iterator<Item = QueueKey> {
         let grouped = self.groups.values().filter_map(|group| group.places.first());
         grouped.chain(self.alone.first()).copied()
@@ -166,7 +169,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.groups.get(shape).map_or((0, 0), |group| (group.rows, group.places.len()))
     }
 
-    /// Returns the requests of one shape that may share a batch, in their order.
+    /// Returns the requests of one shape that may share a batch, in queue order.
     pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &QueuedRequest<K, T>> {
         let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
         places.map(|&place| self.at(place))

@@ -1,4 +1,5 @@
-//! The queued requests: one queue by deadline for each priority. The highest priority goes first.
+//! The queued requests of a model. Each priority has a queue, ordered by deadline. The highest priority
+//! goes first.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +9,17 @@ use super::batcher::{self, BatchLimits, NextBatch};
 use super::deadline::DeadlineFilter;
 use super::queue::{QueuedRequest, RequestQueue};
 
-/// The number of priorities that keep their empty queues, because more requests of them are likely.
+/// The maximum number of priorities whose queues are kept when they are empty. Queues are kept because
+/// more requests of the same priority are likely.
 const KEPT_LEVELS: usize = 8;
 
-/// The queues of all priorities. All requests of a batch have one priority.
+/// The queues of all priorities. A batch contains only requests of one priority.
 #[derive(Debug)]
 pub(super) struct PriorityQueues<K, T> {
     max_requests: usize,
     waiting: usize,
-    /// The queues by level. Empty ones are removed, so that there are few more queues than requests.
+    /// The queues by priority level. Empty queues above the limit are removed, so that the number of
+    /// queues stays small.
     levels: BTreeMap<u64, RequestQueue<K, T>>,
 }
 
@@ -25,7 +28,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         Self { max_requests, waiting: 0, levels: BTreeMap::new() }
     }
 
-    /// Adds a new request, or gives it back if the queue is full.
+    /// Adds a new request. If the queue is full, returns the request as an error.
     pub(super) fn push(&mut self, request: QueuedRequest<K, T>) -> Result<(), QueuedRequest<K, T>> {
         if self.waiting >= self.max_requests {
             return Err(request);
@@ -35,7 +38,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         Ok(())
     }
 
-    /// Returns requests to their queues, even beyond the bound.
+    /// Returns requests to their queues, even if this exceeds the maximum number of requests.
     pub(super) fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>) {
         for request in requests {
             self.waiting += 1;
@@ -47,7 +50,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.levels.entry(level).or_default()
     }
 
-    /// Returns the next batch, from the highest priority that has one ready.
+    /// Returns the next batch. It comes from the highest priority that has a batch ready.
     pub(super) fn next(
         &mut self,
         limits: &BatchLimits,
@@ -101,7 +104,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.waiting == 0
     }
 
-    /// Returns the most rows that go before a new request of this level.
+    /// Returns the maximum number of rows that are served before a new request of this level.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

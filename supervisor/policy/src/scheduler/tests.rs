@@ -14,10 +14,10 @@ const WORKER: WorkerId = WorkerId(1);
 const OTHER: WorkerId = WorkerId(2);
 const SLO: Duration = Duration::from_millis(50);
 const SLOTS: u8 = 2;
-/// The number from which requests are steps of streams.
+/// The lowest number of a request that is a step of a stream.
 const STEPS: u32 = 1_000_000;
 
-/// A request of this number, and whether its client has left.
+/// A request's number, and a flag that is true if its client has disconnected.
 #[derive(Debug, Clone, Default)]
 struct Asked(u32, Rc<Cell<bool>>);
 
@@ -40,12 +40,12 @@ fn at(after: u64) -> Timestamp {
 }
 
 fn slice(groups: Groups, sms: u32) -> Slice {
-    // 10 ms, and 1 ms more for each row.
+    // A batch takes 10 ms plus 1 ms per row.
     let times = (1..=16).map(|rows| (rows, ms(10 + u64::from(rows)))).collect();
     Slice { groups, sms: Sms(sms), times, max_rows: None }
 }
 
-/// Returns a model with batches of 4 rows and one worker, which serves.
+/// Returns a scheduler for batches of up to 4 rows, with one serving worker.
 fn serving() -> Scheduler<(), Asked> {
     let rules = SchedulingRules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
     let mut model = Scheduler::new(rules, 100, at(0));
@@ -68,11 +68,11 @@ fn numbers<'a>(requests: impl IntoIterator<Item = &'a QueuedRequest<(), Asked>>)
     requests.into_iter().map(|request| request.item.0).collect()
 }
 
-/// The worker of a batch, and the requests in it.
+/// The worker that gets a batch, and the numbers of the batch's requests.
 type Sent = (WorkerId, Vec<u32>);
 
-/// Carries out all actions until the scheduler waits. Returns the sent batches and the refused
-/// requests.
+/// Applies all actions until the scheduler waits. Returns the sent batches and the numbers of the
+/// refused requests.
 fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, SchedulerWait) {
     let (mut sent, mut refused) = (Vec::new(), Vec::new());
     loop {
@@ -89,7 +89,8 @@ fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>,
     }
 }
 
-/// Answers the worker's first batch after this time. Returns true if that drained its lane.
+/// Answers the worker's first batch with the execution time `took`. Returns true if a draining lane is
+/// now empty.
 fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Timestamp) -> bool {
     let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
     let batch = model.take_batch(worker, id, now).unwrap();
@@ -120,8 +121,8 @@ fn admission_counts_full_batches_before_a_request_and_its_own() {
     model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
-    // The first batch ends after 11 ms, then four take 14 ms each. A request that is alone in its
-    // batch is first answered after 11 + 2 * 14 + 11 ms.
+    // The first batch ends after 11 ms, and each batch of four takes 14 ms. A request that starts a new
+    // batch behind two full ones is answered after 11 + 2 * 14 + 11 ms.
     let refused = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_err());
     assert_eq!(refused.collect::<Vec<_>>(), (10..=20).collect::<Vec<_>>(), "11 + 2 * 14 + 12 ms is too late");
     let seen = model.observe(at(1));
@@ -264,7 +265,7 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     go(&mut model, at(0));
     model.move_to(WORKER, &part);
     assert_eq!(time(&model), None);
-    // The batch ran on the whole GPU, and says nothing of the part.
+    // The batch ran on the whole GPU, so its time does not count for the partition.
     answer(&mut model, WORKER, ms(11), at(11));
     assert_eq!((time(&model), model.observe(at(11)).batches), (None, Vec::new()));
     model.accept(request(2, 20), at(20)).unwrap();
@@ -356,7 +357,7 @@ fn what_a_lane_does_not_take_is_next_again() {
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
 
-/// An event of the random test.
+/// An event in the random test.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Arrive { rows: u32, level: u64, alone: bool },
@@ -388,9 +389,9 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
 }
 
 proptest! {
-    /// Checks random sequences of events. Each accepted request waits, is on a lane, or was refused
-    /// or answered once. No batch is too large, mixes levels or joins a request that must run
-    /// alone; no slot is taken twice.
+    /// Checks random sequences of events. Each accepted request is queued, on a lane, or was refused or
+    /// answered exactly once. No batch is too large, mixes priority levels, or adds requests to one
+    /// that must run alone. No slot is used twice at a time.
     #[test]
     fn no_request_is_lost_or_served_twice(events in events()) {
         let mut model = serving();

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-/// The weight of the mean and a new answer together; the new answer has 1. The mean follows the
-/// last few dozen answers.
+/// The divisor of the exponential mean: a new answer has a weight of 1/16. The mean reflects the last
+/// few dozen answers.
 const WEIGHT: u32 = 16;
 
-/// The most that one answer counts, as a divisor of the SLO. A client that reads slowly must not
-/// cause refusals of other clients' requests.
+/// The divisor of the SLO that gives the maximum time that one answer adds to the mean. Without a
+/// maximum, a client that reads slowly would cause refusals of other clients' requests.
 const SLO_DIVISOR: u32 = 4;
 
-/// An exponential mean; zero before the first answer.
+/// An exponential mean of write times. It is zero before the first answer.
 #[derive(Debug, Default)]
 pub(super) struct WriteTime(Duration);
 

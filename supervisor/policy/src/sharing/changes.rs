@@ -1,4 +1,4 @@
-//! The changes that lead from the present shares to the wanted ones.
+//! The changes that turn the current shares into the target shares.
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
@@ -8,18 +8,18 @@ use super::{
     VerdictReason,
 };
 
-/// The share and the admission that a policy wants for a model.
+/// The share and the admission limits that a policy decides for a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShareTarget {
     pub(super) sms: Sms,
-    /// The groups, if the share is a partition and the policy chooses them.
+    /// The groups of the partition, if the share is a partition and the policy chooses its groups.
     pub(super) groups: Option<Groups>,
     pub(super) admission: AdmissionPolicy,
     pub(super) why: VerdictReason,
 }
 
 impl ShareTarget {
-    /// Returns a target without chosen groups, which refuses no late request.
+    /// Returns a target that chooses no groups and refuses no late requests.
     pub(super) fn plain(sms: Sms, max_batch: u32) -> Self {
         Self {
             sms,
@@ -30,8 +30,8 @@ impl ShareTarget {
     }
 }
 
-/// Returns the decision for these targets. A share that is held or already changing does not
-/// change. Changes that free SMs come first.
+/// Returns the decision for these targets. Shares that are held or already changing stay as they are.
+/// Changes that free SMs come first.
 pub(super) fn plan_changes(targets: &[ShareTarget], specs: &[ModelSpec], input: &PolicyInput) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();

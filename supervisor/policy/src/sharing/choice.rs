@@ -1,32 +1,33 @@
-//! The choice of a policy, and whether it refuses late requests.
+//! The configured choice of a sharing policy.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{PolicyName, UnknownPolicy};
 
-/// The suffix of a policy's name with which late requests are always refused.
+/// The suffix of a policy's name that makes it always refuse late requests.
 const ADMISSION_SUFFIX: &str = "+admission";
 
-/// A policy as operators write it, for example `gslice` or `half+admission`.
+/// A policy as operators configure it, for example `gslice` or `half+admission`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// The policy.
     pub kind: PolicyName,
-    /// True with `+admission`: requests that cannot be answered in time are always refused.
+    /// True if the name has the suffix `+admission`. Requests that cannot be answered in time are then
+    /// always refused.
     pub refuses_late: bool,
 }
 
 impl Choice {
-    /// The former suffix of a policy that always refuses late requests. It is still accepted.
+    /// The former name of the suffix `+admission`, which is still accepted.
     pub const FORMER_SUFFIX: &str = "+doors";
 
-    /// Returns the choice of a policy that does not always refuse late requests.
+    /// Returns the choice of a policy without `+admission`.
     pub const fn of(kind: PolicyName) -> Self {
         Self { kind, refuses_late: false }
     }
 
-    /// Returns true if the policy considers the models' priorities.
+    /// Returns true if the policy takes the priorities of models into account.
     pub fn heeds_priorities(self) -> bool {
         self.kind == PolicyName::Adaptive
     }

@@ -6,92 +6,94 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Profile};
 use shadowslice_shared::units::{Sms, Timestamp};
 
-/// The configuration of a model. If any of it changes, for example by a reload, the policy starts
-/// without memory on the model's GPU.
+/// The configuration of a model. If a model's spec changes, for example by a reload, the policy
+/// discards its state for the model's GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
-    /// The model's name.
+    /// The name of the model.
     pub name: String,
     /// The index of the model's GPU.
     pub gpu: usize,
-    /// The initial share.
+    /// The initial share, in SMs.
     pub initial: Sms,
-    /// True if an operator chose `initial`; otherwise the share is computed.
+    /// True if an operator chose `initial`. False if the share was computed.
     pub initial_given: bool,
-    /// The shares that the model may have, ascending. Not every number of SMs is possible.
+    /// The possible shares of the model, ascending. Not every number of SMs is a possible share.
     pub shares: Vec<Sms>,
-    /// The longest time from a request's first byte to its answer's last byte.
+    /// The latency objective: the maximum time from the first byte of a request to the last byte of its
+    /// answer.
     pub slo: Duration,
-    /// The percentage of requests that must meet the SLO; above 0, at most 100.
+    /// The percentage of requests that must meet the SLO, above 0 and at most 100.
     pub percentile: f64,
-    /// The priority; 1 is the highest.
+    /// The priority. 1 is the highest.
     pub priority: u32,
-    /// The largest batch, in rows; at least 1.
+    /// The maximum batch size in rows, at least 1.
     pub max_batch: u32,
     /// The model's profile, if it has one.
     pub profile: Option<Profile>,
 }
 
 impl ModelSpec {
-    /// Returns the smallest share that the model may have with at least `sms` SMs, or else its
-    /// largest share.
+    /// Returns the smallest possible share with at least `sms` SMs. If there is none, returns the
+    /// largest possible share.
     pub fn share_for(&self, sms: Sms) -> Sms {
         self.shares.iter().copied().find(|&share| share >= sms).unwrap_or(self.max_share())
     }
 
-    /// Returns the largest share that the model may have.
+    /// Returns the largest possible share.
     pub fn max_share(&self) -> Sms {
         self.shares.last().copied().unwrap_or(self.initial)
     }
 
-    /// Returns the part of the requests that may miss the SLO, 0 to 1.
+    /// Returns the fraction of the requests that may miss the SLO, 0 to 1.
     pub(super) fn allowed_miss_rate(&self) -> f64 {
         1.0 - self.percentile / 100.0
     }
 }
 
-/// The state of all GPUs and models at one time. It may be stale when the decision is carried out.
+/// The state of all GPUs and models at one point in time. The state may have changed when the decision
+/// is applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyInput {
-    /// The time of the input.
+    /// The time of this state.
     pub now: Timestamp,
-    /// The SMs of each GPU.
+    /// The number of SMs of each GPU.
     pub gpus: Vec<Sms>,
     /// The models, in the order of their [`ModelSpec`]s.
     pub models: Vec<ModelSnapshot>,
 }
 
-/// The state of a model.
+/// The state of one model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSnapshot {
-    /// The share in force.
+    /// The share in force, in SMs.
     pub share: Sms,
-    /// The time since which `share` is in force.
+    /// The time at which `share` came into force.
     pub share_since: Timestamp,
-    /// The share that a change under way will bring.
+    /// The share after the change in progress, or `None` if no change is in progress.
     pub pending_share: Option<Sms>,
-    /// The share of a worker that can take over at once: a parked one or a standby.
+    /// The share of a worker that can take over immediately, either a parked worker or a standby.
     pub standby_share: Option<Sms>,
-    /// The groups on which batches run, if the share is a partition inside the worker.
+    /// The groups on which batches run. `None` if the share is not a partition inside the worker.
     pub groups: Option<Groups>,
-    /// The times of batches on each number of SMs, as workers measured them before they served;
-    /// `None` if unknown.
+    /// The times of batches by number of SMs. Workers measured them before they served. `None` if they
+    /// are unknown.
     pub execution: Option<Execution>,
-    /// True if the share must not change: an operator holds it, or the model's answers are wrong
-    /// with another share.
+    /// True if the share must not change. Either an operator holds it, or the model's answers are wrong
+    /// at other shares.
     pub held: bool,
     /// The observation of the last interval.
     pub observation: Observation,
 }
 
-/// The requests and batches of a model in one interval.
+/// The statistics of a model's requests and batches in one interval.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Observation {
     /// The length of the interval.
     pub span: Duration,
-    /// The number of requests that arrived, including refused ones.
+    /// The number of requests that arrived, including those that were refused.
     pub arrived: u64,
-    /// The number of rows of these requests.
+    /// The total number of rows of the requests that arrived.
     pub rows: u64,
     /// The number of requests that were answered.
     pub answered: u64,
@@ -101,44 +103,47 @@ pub struct Observation {
     pub in_time_at_client: u64,
     /// The number of refused requests.
     pub refused: u64,
-    /// The number of queued requests at the end of the interval.
+    /// The number of requests in the queue at the end of the interval.
     pub queued: usize,
-    /// The mean time from a request's first byte to its answer's last byte; zero without answers.
+    /// The mean time from the first byte of a request to the last byte of its answer. It is zero if
+    /// there were no answers.
     pub mean_latency: Duration,
-    /// The 99th percentile of these times; zero without answers.
+    /// The 99th percentile of the time from the first byte of a request to the last byte of its answer.
+    /// It is zero if there were no answers.
     pub p99_latency: Duration,
-    /// The part of the interval in which a batch executed, 0 to 1.
+    /// The fraction of the interval during which a batch executed, 0 to 1.
     pub busy: f64,
-    /// The executed batches by size, all at the share in force and beside the neighbours of that
-    /// time.
+    /// The executed batches by size. All of them ran at the share in force, and under the contention of
+    /// that interval.
     pub batches: Vec<BatchStats>,
 }
 
 impl Observation {
-    /// Returns the number of requests that missed the SLO from the client's view: answered too late
-    /// for the client, or refused.
+    /// Returns the number of requests that missed the SLO from the client's point of view. These were
+    /// refused, or answered too late to reach the client in time.
     pub fn missed(&self) -> u64 {
         self.answered.saturating_sub(self.in_time_at_client) + self.refused
     }
 }
 
-/// The part of the SLO that is kept for what no server measures: the client, the network and the
-/// kernel's buffers. On H100s and an H200 this took 0.4 to 0.9 ms of SLOs of 4 to 8 ms, a tenth,
-/// including the writing of answers. The latency now includes writing, so half is kept.
+/// The fraction of the SLO that is reserved for delivery: for the client, the network and the kernel's
+/// buffers, which no server can measure. On H100s and an H200, delivery took 0.4 to 0.9 ms of SLOs of 4
+/// to 8 ms, which is a tenth. That time included the writing of answers. The latency now includes the
+/// writing, so half of a tenth is reserved.
 const DELIVERY_PART: f64 = 0.05;
 
-/// Returns true if the client has the answer within the SLO.
+/// Returns true if the client has the answer within the SLO, including the estimated time for delivery.
 pub fn leaves_time_for_delivery(latency: Duration, slo: Duration) -> bool {
     latency <= slo.mul_f64(1.0 - DELIVERY_PART)
 }
 
-/// The executed batches of one size.
+/// The statistics of executed batches of one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchStats {
     /// The number of rows of each batch.
     pub rows: u32,
     /// The number of batches.
     pub count: u64,
-    /// The mean time of a batch.
+    /// The mean execution time of a batch.
     pub mean: Duration,
 }

@@ -1,10 +1,10 @@
-//! Layouts: the part of a GPU's SMs that each of its models may use, and the layouts that are worth
-//! a try.
+//! Layouts define which part of a GPU's SMs each of its models may use. This module lists the layouts
+//! that are worth a trial.
 //!
-//! Kernels of models on the same SMs take turns. A model therefore loses by the number of batches
-//! that it meets on its SMs and by the length of their kernels, more than by its number of SMs. The
-//! family of layouts is small: a pattern says which models meet, and the models' work decides which
-//! model goes where.
+//! Kernels of models on the same SMs take turns. The slowdown of a model therefore depends less on its
+//! number of SMs than on the other batches on these SMs: their number, and the length of their kernels.
+//! The number of possible layouts is small. A pattern defines which models share SMs, and the models'
+//! work determines which model goes where.
 
 use std::fmt;
 
@@ -14,41 +14,43 @@ use shadowslice_shared::units::Sms;
 
 use super::ModelSpec;
 
-/// The least work, as a part of the GPU, of a model that matters. A model with less meets others
-/// too rarely.
+/// The minimum work of a model that is considered, as a fraction of the GPU. A model with less work
+/// rarely executes at the same time as others.
 const MATTERS: f64 = 0.02;
 
-/// The most models for which every distribution over two halves is listed: 31 for six models. More
-/// models are distributed by work alone.
+/// The maximum number of models for which all distributions over two halves are listed. For six models,
+/// there are 31. More models are distributed only by their work.
 const MAX_SPLIT_MODELS: usize = 6;
 
-/// The half that lower priorities share.
+/// The half of the GPU that models of lower priorities share.
 const HALF: GpuPart = GpuPart::new(1, 1, 2);
 
-/// The number of the smallest parts of a GPU that models can have to themselves.
+/// The number of the smallest parts into which layouts divide a GPU.
 const EIGHTHS: u8 = 8;
 
-/// The rule by which a layout divides a GPU. A model that the pattern doesn't mention may use all
-/// its possible SMs.
+/// The rule by which a layout divides a GPU. A model that the rule does not mention may use its largest
+/// possible share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// Every model has its initial share: the whole GPU unless the configuration says otherwise.
+    /// Every model has its initial share. By default, this is the whole GPU.
     AtRest,
-    /// Every model has its largest share, as under plain MPS.
+    /// Every model has its largest possible share, as under plain MPS.
     Everything,
-    /// The model that violates its objective has this part to itself; the others have the rest.
+    /// The model that violates its SLO has this part of the GPU alone, and the other models have the
+    /// rest.
     Apart(GpuPart),
-    /// The first priority has this part to itself; the others have the rest.
+    /// The models with the highest priority have this part of the GPU alone, and the other models have
+    /// the rest.
     FirstApart(GpuPart),
-    /// The priorities below the first are distributed over two halves.
+    /// The models below the highest priority are distributed over two halves.
     LowerHalves,
-    /// All priorities below the first share one half.
+    /// All models below the highest priority share one half.
     LowerHalf,
-    /// All models are distributed over two halves with about the same work.
+    /// All models are distributed over two halves with similar amounts of work.
     Halves,
-    /// All models are distributed over three thirds with about the same work.
+    /// All models are distributed over three thirds with similar amounts of work.
     Thirds,
-    /// Each model has a part to itself, by its work.
+    /// Each model has a part of the GPU alone. The size of the part depends on the model's work.
     OwnParts,
 }
 
@@ -70,7 +72,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The SMs of a model, and the groups if its share is a partition.
+/// The share of a model under a layout: the number of SMs, and the groups if the share is a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LayoutShare {
     pub(super) sms: Sms,
@@ -84,19 +86,19 @@ impl LayoutShare {
     }
 }
 
-/// A layout of one GPU. Models are indices.
+/// A layout of one GPU. It refers to models by their indices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) pattern: Pattern,
     parts: Vec<(usize, GpuPart)>,
 }
 
-/// The properties of a model that decide its place in a layout.
+/// The properties of a model that determine its part in a layout.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayoutTenant {
     pub(super) model: usize,
     pub(super) priority: u32,
-    /// The part of the GPU's time that the model's batches took recently, 0 to 1.
+    /// The recent work of the model: the fraction of the GPU that its batches used, 0 to 1.
     pub(super) work: f64,
 }
 
@@ -139,7 +141,7 @@ impl Layout {
         }
     }
 
-    /// Returns true if the first priority may not use the whole GPU.
+    /// Returns true if models with the highest priority may not use the whole GPU.
     pub(super) fn confines_first(&self) -> bool {
         use Pattern::{Apart, FirstApart, Halves, OwnParts, Thirds};
         matches!(self.pattern, Apart(_) | FirstApart(_) | Halves | Thirds | OwnParts)
@@ -156,19 +158,19 @@ impl Layout {
             && sorted(self) == sorted(other)
     }
 
-    /// Returns the same layout for models with other indices.
+    /// Returns the same layout with new model indices.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize>) -> Self {
         let parts = self.parts.iter().filter_map(|&(model, part)| Some((now(model)?, part)));
         Self { pattern: self.pattern, parts: parts.collect() }
     }
 }
 
-/// Returns the layouts of `tenants` that may help the model that violates its objective, gentle
-/// patterns first. `Everything` and `AtRest` are not among them.
+/// Returns the layouts that may help the model that violates its SLO (`beneficiary`). Patterns that
+/// restrict other models least come first. The result contains neither `Everything` nor `AtRest`.
 ///
-/// The first layout of a pattern separates that model from the others, or distributes models by
-/// work. Models of `all` that are not in `tenants` keep their shares. The first priority gets less
-/// than the whole GPU only if the violating model belongs to it.
+/// The first layout of a pattern separates the violating model from the others, or distributes models
+/// by their work. Models of `all` that are not in `tenants` keep their shares. The models with the
+/// highest priority get less than the whole GPU only if the violating model is one of them.
 pub(super) fn candidates(
     tenants: &[LayoutTenant],
     all: &[LayoutTenant],
@@ -215,7 +217,8 @@ pub(super) fn candidates(
     different
 }
 
-/// Gives `inside` a part at the start of the GPU to itself, and all others the rest.
+/// Assigns the part `own` at the start of the GPU to the models of `inside`, and the rest to all
+/// others.
 fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: GpuPart) -> Vec<(usize, GpuPart)> {
     let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
     let place =
@@ -223,16 +226,17 @@ fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: GpuPart) -> Vec<(us
     if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
 }
 
-/// Gives one model the first half to itself, and the others the second half.
+/// Assigns the first half to one model, and the second half to all others.
 fn one_alone(tenants: &[LayoutTenant], alone: Option<LayoutTenant>) -> Vec<(usize, GpuPart)> {
     let is_alone = |tenant: &LayoutTenant| alone.is_some_and(|alone| alone.model == tenant.model);
     tenants.iter().map(|tenant| (tenant.model, if is_alone(tenant) { HALF.rest() } else { HALF })).collect()
 }
 
-/// Distributes models over two halves: by work, and in each other way.
+/// Returns distributions of the models over two halves. The first one is by work. For a small number of
+/// models, all other distributions follow.
 fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, GpuPart)>> {
     let ways = if tenants.len() <= MAX_SPLIT_MODELS { 1_u8 << tenants.len().saturating_sub(1) } else { 0 };
-    // The last model is always in the first half, which excludes mirror images and an empty half.
+    // The last model is always in the first half. This excludes mirror images and an empty half.
     let way = |way: u8| {
         let place = |(at, tenant): (usize, &LayoutTenant)| (tenant.model, GpuPart::new(way >> at & 1, 1, 2));
         tenants.iter().enumerate().map(place).collect()
@@ -240,24 +244,24 @@ fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, GpuPart)>> {
     std::iter::once(balanced(tenants, 2)).chain((1..ways).map(way)).collect()
 }
 
-/// Distributes models over `of` equal pieces: the largest first, each to the piece with the least
-/// work.
+/// Distributes models over `of` equal pieces. The model with the most work comes first, and each model
+/// goes to the piece with the least work.
 fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, GpuPart)> {
     let mut loads = vec![0.0_f64; usize::from(of)];
     let place = |tenant: &LayoutTenant| {
         let least =
             (0..of).min_by(|&one, &other| loads[usize::from(one)].total_cmp(&loads[usize::from(other)]));
         let piece = least.unwrap_or(0);
-        // Models without work count a little, so that they don't all go to the same piece.
+        // A minimum for models without work prevents all of them from going to the same piece.
         loads[usize::from(piece)] += tenant.work.max(MATTERS / 10.0);
         (tenant.model, GpuPart::new(piece, 1, of))
     };
     by_work(tenants).iter().map(place).collect()
 }
 
-/// Divides the GPU by work. Each model starts with an eighth; the model with the most work for its
-/// part doubles it while there is room. The parts lie side by side, the largest first. Returns
-/// nothing if there are more models than eighths.
+/// Divides the GPU by work. Each model starts with an eighth. The model with the most work relative to
+/// its part gets a part of twice the size, until no part can be doubled. The parts lie side by side,
+/// with the largest first. Returns an empty list if there are more models than eighths.
 fn own_parts(active: &[LayoutTenant]) -> Vec<(usize, GpuPart)> {
     let order = by_work(active);
     let mut eighths = vec![1_u8; order.len()];
@@ -295,7 +299,7 @@ mod tests {
         LayoutTenant { model, priority, work }
     }
 
-    /// Returns the candidates that help the first model.
+    /// Returns the layouts that may help the first model.
     fn tried(tenants: &[LayoutTenant]) -> Vec<Layout> {
         candidates(tenants, tenants, tenants.first().copied())
     }

@@ -1,8 +1,8 @@
-//! Sharing policies: the number of SMs of each model.
+//! Sharing policies, which decide the number of SMs of each model.
 //!
-//! Once per interval, a policy gets a [`PolicyInput`] and returns a [`Decision`] with all changes
-//! and a reason for each model. Its input comes from the supervisor or from a simulated world. A
-//! policy has no clock and changes nothing itself.
+//! Once per interval, a policy gets a [`PolicyInput`]. It returns a [`Decision`], which contains all
+//! changes and a reason for each model. The input comes from the supervisor or from a simulation. A
+//! policy reads no clock and has no side effects.
 
 mod adaptive;
 mod baselines;

@@ -1,4 +1,4 @@
-//! The decisions of a sharing policy.
+//! The decision of a sharing policy.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use shadowslice_shared::units::Sms;
 
 use super::Pattern;
 
-/// A policy's decision. A policy with a memory, such as `adaptive`, may decide differently on the
-/// same input.
+/// The decision of a sharing policy. A policy with state, such as `adaptive`, may decide differently
+/// for the same input.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use = "a decision that is not carried out has changed nothing"]
 pub struct Decision {
-    /// The changes in their order: shares that shrink come first. The caller may skip a change, and
-    /// makes no others.
+    /// The changes in the order in which they should be applied. Shares that shrink come first. The
+    /// caller may skip a change, but must make no other changes.
     pub changes: Vec<ShareChange>,
-    /// The admission of each model, in the models' order.
+    /// The admission limits of each model, in the order of the models.
     pub admissions: Vec<AdmissionPolicy>,
-    /// The verdict on each model, in the models' order.
+    /// The verdict on each model, in the order of the models.
     pub report: Vec<Verdict>,
 }
 
@@ -26,43 +26,43 @@ pub struct Decision {
 pub struct ShareChange {
     /// The index of the model.
     pub model: usize,
-    /// The share now.
+    /// The current share, in SMs.
     pub from: Sms,
-    /// The new share.
+    /// The new share, in SMs.
     pub to: Sms,
-    /// The groups that the model should have, if its share is a partition and the policy chooses
-    /// them.
+    /// The new groups of the model, if its share is a partition and the policy chooses them.
     pub groups: Option<Groups>,
-    /// True if a worker with the new share can take over at once.
+    /// True if a worker with the new share is ready to take over immediately.
     pub at_once: bool,
 }
 
-/// The batch size of a model and whether it refuses late requests.
+/// The admission limits of a model: its batch size, and whether it refuses late requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdmissionPolicy {
-    /// The largest batch, in rows.
+    /// The maximum batch size, in rows.
     pub max_batch: u32,
-    /// True if requests are refused that cannot be answered in time.
+    /// True if the model refuses requests that cannot be answered in time.
     pub refuse_late: bool,
 }
 
 impl AdmissionPolicy {
-    /// Returns an admission that refuses no late request.
+    /// Returns limits under which no late request is refused.
     pub const fn accept_all(max_batch: u32) -> Self {
         Self { max_batch, refuse_late: false }
     }
 }
 
-/// The decision about one model, with its reason.
+/// The decision about one model's share, with its reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// The share now.
+    /// The current share, in SMs.
     pub from: Sms,
-    /// The share that the model should have; the same as `from` if no change is wanted.
+    /// The target share in SMs. It equals `from` if the share should not change.
     pub to: Sms,
-    /// The obstacle to a wanted change. `None` if no change is wanted, or it happens now.
+    /// The reason why the share cannot change now. `None` if the share should not change, or if it
+    /// changes now.
     pub blocked_by: Option<Blocker>,
-    /// The reason.
+    /// The reason for the decision.
     pub why: VerdictReason,
 }
 
@@ -73,10 +73,10 @@ impl Verdict {
     }
 }
 
-/// The obstacle to a change of share.
+/// The reason why a share cannot change now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocker {
-    /// A change is under way.
+    /// Another change is in progress.
     Handover,
     /// The share is held.
     Held,
@@ -85,71 +85,70 @@ pub enum Blocker {
 /// The reason for a verdict.
 #[derive(Debug, Clone, PartialEq)]
 pub enum VerdictReason {
-    /// The policy divides the GPU this way, and gives no further reason.
+    /// The policy always divides the GPU in this way, and gives no further reason.
     PolicyShare,
-    /// The model meets its objective.
+    /// The model meets its SLO.
     Met(MissRate),
-    /// The model violates its objective. Late requests are refused before layouts are tried.
+    /// The model violates its SLO. Before the policy tries layouts, late requests are refused.
     Violating(MissRate),
-    /// A layout is tried or was chosen.
+    /// A layout is being tried, or was chosen.
     Layout(LayoutReport),
-    /// The model could not meet its objective even alone on the GPU.
+    /// The model could not meet its SLO even if it ran alone on the GPU.
     Infeasible {
-        /// The requests that missed.
+        /// The model's miss rate.
         missed: MissRate,
-        /// The time of two batches of one row alone on the whole GPU.
+        /// The time of two batches of one row, alone on the whole GPU.
         two_batches: Duration,
     },
-    /// The model misses its objective for another reason than the time of its batches.
+    /// The model violates its SLO, but the execution time of its batches is not the cause.
     NotBatchTime {
-        /// The requests that missed.
+        /// The model's miss rate.
         missed: MissRate,
         /// The time of two of the model's longest batches.
         two_batches: Duration,
     },
 }
 
-/// The layout of a model's GPU, and how it was chosen.
+/// The layout of a model's GPU, and how the policy chose it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayoutReport {
-    /// The stage of the choice.
+    /// The stage of the trial.
     pub stage: LayoutStage,
     /// The pattern of the layout.
     pub pattern: Pattern,
-    /// The index of the model that violated its objective.
+    /// The index of the model whose SLO violation started the trial.
     pub beneficiary: usize,
-    /// The requests of this model that missed.
+    /// The miss rate of the model that the report is about.
     pub missed: MissRate,
     /// The results of the layouts that were tried.
     pub tried: Vec<LayoutResult>,
 }
 
-/// The stage of the choice of a layout.
+/// The stage of a trial of layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutStage {
     /// Layouts are being tried.
     Trying,
-    /// This layout missed the fewest requests.
+    /// The layout was chosen, because it had the fewest misses.
     Chosen,
 }
 
-/// The misses under a layout while it was tried.
+/// The misses under a layout during its trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayoutResult {
     /// The pattern of the layout.
     pub pattern: Pattern,
-    /// The part of all requests that missed, 0 to 1.
+    /// The fraction of all requests that missed, 0 to 1.
     pub missed: f64,
-    /// The part of the requests of the highest priority that missed, 0 to 1.
+    /// The fraction of the requests with the highest priority that missed, 0 to 1.
     pub missed_first_priority: f64,
 }
 
-/// The requests of a model that missed its SLO, over the last 10 s or since the present layout is
-/// in force.
+/// The miss rate of a model over the last 10 s, or since the current layout came into force.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MissRate {
-    /// The part of the requests that missed, 0 to 1.
+    /// The fraction of the requests that missed, 0 to 1.
     pub actual: f64,
-    /// The part of the requests that may miss, by the model's percentile.
+    /// The fraction of the requests that may miss according to the model's percentile.
     pub allowed: f64,
 }

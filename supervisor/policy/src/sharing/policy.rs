@@ -1,4 +1,4 @@
-//! The sharing policies behind one interface.
+//! A common interface to all sharing policies.
 
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
@@ -13,26 +13,27 @@ use super::{Choice, Decision, ModelSpec, Pattern, PolicyInput};
 /// The name of a sharing policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
-    /// This project's policy: plain MPS until a model violates its objective, then the best layout.
+    /// The policy of this project. It uses plain MPS until a model violates its SLO, and then looks for
+    /// the best layout.
     Adaptive,
     /// Every model may use the whole GPU.
     Unpartitioned,
     /// Every model has its configured share.
     Static,
-    /// The GPU is divided by the number of its models.
+    /// Every model has an equal share of the GPU.
     Equal,
-    /// Every model has twice the equal share, as NVIDIA advises.
+    /// Every model has twice the equal share, as NVIDIA recommends.
     Half,
-    /// The first priority has the whole GPU, every other model half of it.
+    /// Models with the highest priority have the whole GPU, and all other models half of it.
     PriorityHalf,
-    /// GSLICE's self-tuning (SoCC 2020).
+    /// The self-tuning shares of GSLICE (SoCC 2020).
     Gslice,
-    /// gpulet's partitions and epochs (USENIX ATC 2022).
+    /// The partitions and epochs of gpulet (USENIX ATC 2022).
     Gpulet,
 }
 
 impl PolicyName {
-    /// All policies; the adaptive policy is first.
+    /// All policies. The adaptive policy is the first.
     pub const ALL: [Self; 8] = [
         Self::Adaptive,
         Self::Unpartitioned,
@@ -44,7 +45,7 @@ impl PolicyName {
         Self::Gpulet,
     ];
 
-    /// Returns the name by which a configuration chooses the kind.
+    /// Returns the name of the policy in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
@@ -69,7 +70,7 @@ impl fmt::Display for PolicyName {
 #[error(
     "`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, priority-half, gslice or gpulet"
 )]
-/// The error for a name that is not a policy.
+/// The error for a name that is not a policy. It contains the name.
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyName {
@@ -81,10 +82,11 @@ impl FromStr for PolicyName {
     }
 }
 
-/// A sharing policy with its memory.
+/// A sharing policy with its state.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// True if requests that cannot be answered in time are refused, whatever the rule decides.
+    /// True if requests that cannot be answered in time are refused, even if the rule does not refuse
+    /// them.
     refuses_late: bool,
     gpus: Vec<SharedGpu>,
     specs: Vec<ModelSpec>,
@@ -123,8 +125,8 @@ impl Policy {
         Self { refuses_late: choice.refuses_late, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
-    /// Returns a policy that keeps one layout of the adaptive policy's family, with admission.
-    /// `work` is the part of its GPU that each model's requests take, 0 to 1.
+    /// Returns a policy that keeps one of the adaptive policy's layouts, with admission limits. `work`
+    /// is the fraction of its GPU that each model's requests need, 0 to 1.
     ///
     /// # Panics
     ///
@@ -134,15 +136,14 @@ impl Policy {
         Self { refuses_late: true, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
-    /// Returns the layouts of the adaptive policy that apply to these models, except the one at
-    /// rest.
+    /// Returns the layouts of the adaptive policy that apply to these models. Excludes the layout with
+    /// shares at rest.
     pub fn layouts(gpus: &[SharedGpu], specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
         FixedLayouts::patterns(gpus.len(), specs, work)
     }
 
-    /// Takes over the memory of an earlier policy for each GPU that still has the same models.
-    /// `places` is the index of each model in the earlier policy. The other GPUs start without
-    /// memory.
+    /// Copies the state of an earlier policy for each GPU that still has the same models. `places` is
+    /// the index of each model in the earlier policy. The other GPUs start without state.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {
@@ -164,7 +165,7 @@ impl Policy {
         self
     }
 
-    /// Returns the shares of the models' first workers, in the models' order.
+    /// Returns the shares of the models' first workers, in the order of the models.
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
@@ -175,7 +176,7 @@ impl Policy {
         wanted.iter().zip(&self.specs).map(|(&sms, spec)| spec.share_for(sms)).collect()
     }
 
-    /// Decides about all models. Call this once per interval.
+    /// Decides the shares and the admission of all models. Call this once per interval.
     pub fn decide(&mut self, input: &PolicyInput) -> Decision {
         let mut targets: Vec<ShareTarget> = match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.decide(&self.specs, input),

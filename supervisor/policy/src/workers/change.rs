@@ -1,40 +1,41 @@
-//! A change of share: its mechanism, the reasons for a refusal, and its outcome.
+//! A change of a model's share: its mechanism, its outcome, and the reasons for which it is refused.
 
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::messages::ResizeRequest;
 
-/// The explanation of wrong answers at a share below 100 %.
+/// The explanation that follows an error about wrong answers at a share below 100 %.
 pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so no further one is \
     started. Half precision (FP16, BF16) gives wrong results under MPS percentages below 100 % on Hopper GPUs \
     (cuBLAS); use `handover: in-process` or a share of 100 %";
 
-/// The change of share that is under way; there is at most one.
+/// The change of share that is in progress. A model has at most one at a time.
 #[derive(Debug)]
 pub(super) enum OngoingChange {
-    /// A hand-over to a shadow. The roles of its two workers show its phase.
+    /// A hand-over to a shadow. Its phase is derived from the roles of the two workers.
     Handover {
         request: ResizeRequest,
         from: Percent,
-        /// True if the shadow was a standby when the change began.
+        /// True if the shadow was already a warm standby when the change began.
         at_once: bool,
-        /// The next attempt to start the shadow, while the GPU has too little free memory for it.
+        /// The next attempt to start the shadow. It is set while the GPU has too little free memory for
+        /// the shadow.
         retry: Option<MemoryRetry>,
     },
-    /// The worker exits before the next one starts (`handover: restart`), or a model that is down
-    /// is restarted.
+    /// A restart. The worker exits before the next one starts (`handover: restart`), or a model that is
+    /// down starts again.
     Restart {
         request: ResizeRequest,
         from: Percent,
-        /// True if a worker served at the former share.
+        /// True if a worker served with the former share.
         served: bool,
     },
-    /// A change of the partition inside the worker.
+    /// A change to another partition inside the worker.
     Inside { request: ResizeRequest, from: Percent },
 }
 
-/// The next attempt to start a shadow. The shadow must have connected before `until`.
+/// The next attempt to start a shadow, at the time `at`. The shadow must connect before `until`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryRetry {
     pub(super) at: Timestamp,
@@ -58,140 +59,140 @@ impl OngoingChange {
 /// The mechanism of a change of share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeMechanism {
-    /// The worker moves to another partition of the GPU's SMs.
+    /// The worker's batches move to another partition of the GPU's SMs.
     InProcess,
-    /// Another worker takes over.
+    /// Another worker takes the traffic over.
     Shadow {
-        /// True if that worker was ready when the change began.
+        /// True if the other worker was already warm when the change began.
         at_once: bool,
     },
     /// The worker exits, and another one starts.
     Restart,
 }
 
-/// A change that is in force, or that failed.
+/// The details of a completed or failed change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeReport {
-    /// The request.
+    /// The request for the change.
     pub request: ResizeRequest,
-    /// The former share.
+    /// The share before the change.
     pub from: Percent,
-    /// The mechanism.
+    /// The mechanism of the change.
     pub mechanism: ChangeMechanism,
-    /// The SMs of the former and the new share.
+    /// The numbers of SMs before and after the change.
     pub sms: (Sms, Sms),
 }
 
-/// A failover: a standby serves in the place of a worker that died.
+/// A failover, in which a standby replaces a worker that died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failover {
-    /// The standby.
+    /// The id of the standby.
     pub worker: WorkerId,
-    /// The cause of the other worker's death.
+    /// The cause of the death of the other worker.
     pub why: String,
-    /// The former and the new share.
+    /// The shares before and after the failover.
     pub shares: (Percent, Percent),
-    /// The SMs of the former and the new share.
+    /// The numbers of SMs before and after the failover.
     pub sms: (Sms, Sms),
 }
 
 /// The outcome of a hand-over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HandoverOutcome {
-    /// The new share stays.
+    /// The new share stays in force.
     Completed,
-    /// The share was in force, and the incumbent took the traffic back.
+    /// The new share was in force, but the shadow failed and the incumbent took the traffic back.
     RolledBack(HandoverFailure),
-    /// The former share is in force. The incumbent serves, or will serve after its restart.
+    /// The former share stays in force. The incumbent serves, or will serve after its restart.
     Aborted(HandoverFailure),
 }
 
 /// The reason why a hand-over failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandoverFailure {
-    /// The worker cannot start, load or warm up, or failed the proof.
+    /// The shadow could not start, load the model, warm up or prove its answers.
     #[error("the new worker did not become ready: {0}")]
     BootFailed(String),
-    /// The worker did not connect within `timeouts.spawn`.
+    /// The shadow did not connect within `timeouts.spawn`.
     #[error("the new worker did not connect within timeouts.spawn; see the log, or raise timeouts.spawn")]
     SpawnTimedOut,
-    /// The worker was not warm within `timeouts.warm`.
+    /// The shadow was not warm within `timeouts.warm`.
     #[error("the new worker did not load and warm up in time (timeouts.warm)")]
     WarmTimedOut,
-    /// The worker died.
+    /// The shadow died.
     #[error("the new worker died")]
     Died,
-    /// The worker hung, broke the protocol, or does not have the promised properties.
+    /// The shadow hung, violated the protocol, or did not have the expected SMs or partition.
     #[error(
         "the new worker hung, broke the protocol, or does not have the SMs or partition that it promised"
     )]
     Misbehaved,
 }
 
-/// The reason why a request for another share is refused or fails.
+/// The reason why a request for a new share was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeRefused {
-    /// The share is already in force.
+    /// The requested share is already in force.
     #[error("{share} ({sms} SMs) is already in force; nothing was changed")]
     InForce {
         /// The requested share.
         share: Percent,
-        /// Its SMs.
+        /// The number of SMs of the share.
         sms: u32,
-        /// True if a worker serves.
+        /// True if a worker serves at present.
         serves: bool,
     },
-    /// The share is out of bounds.
+    /// The requested share is outside the configured limits.
     #[error("{share} is not between share.min {min} and share.max {max} of model '{model}'")]
     OutOfBounds {
-        /// The model's name.
+        /// The name of the model.
         model: String,
         /// The requested share.
         share: Percent,
-        /// The smallest share.
+        /// The minimum share.
         min: Percent,
-        /// The largest share.
+        /// The maximum share.
         max: Percent,
     },
-    /// The model has `handover: never`.
+    /// The model has `handover: never`, so its share cannot change.
     #[error("model '{0}' has `handover: never`; change its share in the configuration")]
     Never(String),
-    /// The share is held.
+    /// An operator holds the share, so the policy must not change it.
     #[error("the share of model '{0}' is held; run `shadowslice release {0}` to let the policy change it")]
     Held(String),
-    /// Another change is under way.
+    /// Another change is in progress.
     #[error("a change of model '{0}' is under way; try again when it has ended")]
     Busy(String),
-    /// The worker cannot have a partition of this size.
+    /// The worker cannot use a partition of this size.
     #[error("model '{model}' cannot have a partition of this size: {why}; it keeps its former share")]
     NoPartition {
-        /// The model's name.
+        /// The name of the model.
         model: String,
-        /// The reason.
+        /// The reason why the worker cannot use it.
         why: String,
     },
-    /// Workers answered wrongly at this share.
+    /// Several workers gave wrong answers at this share.
     #[error("model '{model}' answers wrongly at {share}. {WRONG_AT_A_SHARE}")]
     Wrong {
-        /// The model's name.
+        /// The name of the model.
         model: String,
         /// The requested share.
         share: Percent,
     },
-    /// No worker started at the new share.
+    /// No worker could start with the new share.
     #[error("no worker of model '{model}' starts at this share; the former share is restored: {why}")]
     NoWorker {
-        /// The model's name.
+        /// The name of the model.
         model: String,
-        /// The failure of the last worker.
+        /// The failure of the last worker that tried to start.
         why: String,
     },
-    /// The model has no worker that serves.
+    /// The model has no serving worker.
     #[error("model '{model}' does not serve: {why}")]
     NotServing {
-        /// The model's name.
+        /// The name of the model.
         model: String,
-        /// The reason.
+        /// The reason why no worker serves.
         why: String,
     },
     /// The model is stopping.

@@ -1,4 +1,4 @@
-//! The reactions to workers that take too long, hang, break the protocol or die.
+//! The handling of workers that exceed a time limit, hang, violate the protocol or die.
 
 use shadowslice_shared::ids::WorkerId;
 
@@ -40,8 +40,8 @@ impl Workers {
         }
     }
 
-    /// Kills a worker that did not exit. After a kill that had no effect, only starts of workers
-    /// that need its memory wait for it.
+    /// Kills a worker that has not exited. If the worker outlives a first kill, no change waits for it
+    /// any longer. Only starts of workers that need its memory still do.
     fn leaves_too_long(&mut self, worker: WorkerId, reason: ExitReason, killed: bool) {
         let why = if killed {
             "the worker is still running after a kill, probably blocked in the kernel"
@@ -49,7 +49,7 @@ impl Workers {
             "the worker did not exit in time (timeouts.stop)"
         };
         match reason {
-            // Another worker serves its requests as soon as one is ready.
+            // This returns its requests to the queue, so that another worker can serve them.
             ExitReason::Primary { why: cause, .. } => {
                 self.kill(worker, ExitReason::Unneeded, why);
                 self.act(Action::Condemn(worker));
@@ -104,7 +104,7 @@ impl Workers {
         }
     }
 
-    /// Handles the end of a lane. If another worker can serve, it does so before the exit. A
+    /// Handles the end of a lane. If another worker can serve, it does so before this worker exits. A
     /// standby without a lane no longer counts as ready.
     pub(super) fn lane_ended(&mut self, worker: WorkerId, idle: bool) {
         match self.role(worker).cloned() {
@@ -134,7 +134,7 @@ impl Workers {
         }
     }
 
-    /// Treats a worker that should have drained as dead. Returns what follows at its exit.
+    /// Treats a worker that was draining as dead. Returns the reason for its exit.
     fn cannot_drain(&mut self, then: AfterDrain) -> ExitReason {
         match then {
             AfterDrain::Park => {
@@ -145,7 +145,7 @@ impl Workers {
         }
     }
 
-    /// Kills a worker. If another worker can serve in its place, it takes over before the exit.
+    /// Kills a worker. If another worker can serve instead, it takes over before this worker exits.
     pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         let primary = |since| ExitReason::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {
@@ -169,7 +169,7 @@ impl Workers {
                 self.died(why.to_owned());
             }
             Some(Role::Serving { since }) => self.kill(worker, primary(Some(since)), why),
-            // A misbehaving incumbent must not get the traffic back.
+            // Traffic must not return to a misbehaving incumbent.
             Some(Role::Draining { then, .. }) => {
                 self.act(Action::Condemn(worker));
                 let reason = self.cannot_drain(then);

@@ -8,8 +8,9 @@
 //! | Retiring | the incumbent exits and frees its memory |
 //! | Aborting | the shadow exits; the incumbent serves |
 //!
-//! A hand-over skips the probation if it cannot fall back on the incumbent: if the incumbent does not
-//! serve when the shadow is warm, dies or hangs while it drains, or drains too slowly.
+//! A hand-over has no probation if the incumbent cannot take the traffic back. This happens if the
+//! incumbent does not serve when the shadow becomes warm. It also happens if the incumbent dies, hangs
+//! or takes too long while it drains.
 
 use std::time::Duration;
 
@@ -23,11 +24,11 @@ use super::change::{
 use super::messages::{Action, LifecycleReport, ResizeRequest, StartFailure};
 use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// The pause before a shadow is started again while memory is being freed for it.
+/// The time before another attempt to start a shadow, while memory for it is being freed.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Workers {
-    /// Begins a hand-over. The caller sets the role of a shadow that is already running.
+    /// Starts a hand-over. If the shadow is already running, the caller sets its role.
     pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
         let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standby { .. })));
         self.act(Action::MeasureStall { outage: false });
@@ -44,8 +45,8 @@ impl Workers {
         self.act(Action::AwaitEffect(shadow, Some(request)));
     }
 
-    /// Handles a shadow that did not start. If standbys are exiting to free memory, the shadow
-    /// waits for them, as long as half of the time for its start is left.
+    /// Handles a shadow that did not start. If standbys of other models are exiting to free memory, the
+    /// start is retried. It is retried only while at least half of the time limit for it is left.
     pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Timestamp) {
         let at = self.now + MEMORY_RETRY_INTERVAL;
         let in_time = at + self.settings.timeouts.spawn / 2 < until;
@@ -82,7 +83,7 @@ impl Workers {
         }
     }
 
-    /// Kills a shadow that has not served. The hand-over ends with its exit.
+    /// Kills a shadow that has not served. The hand-over ends when the shadow has exited.
     pub(super) fn give_up_shadow(&mut self, shadow: WorkerId, reason: HandoverFailure, why: &str) {
         self.kill(shadow, ExitReason::Handover(HandoverOutcome::Aborted(reason)), why);
     }
@@ -104,7 +105,7 @@ impl Workers {
         self.complete();
         let before = before.and_then(|worker| Some((worker, self.role(worker)?.clone())));
         match before {
-            // The requests of this worker return with its exit.
+            // The requests of this worker return to the queue when it exits.
             Some((worker, Role::Exiting { killed, until, .. })) => {
                 let reason = ExitReason::Handover(HandoverOutcome::Completed);
                 self.becomes(worker, Role::Exiting { reason, killed, until });
@@ -124,12 +125,12 @@ impl Workers {
         self.retire(incumbent);
     }
 
-    /// Returns the incumbent while it can take the traffic back.
+    /// Returns the incumbent, if it can take the traffic back.
     pub(super) fn fallback(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: AfterDrain::Park, .. }))
     }
 
-    /// Returns true if the share was in force and the failed shadow has not exited yet.
+    /// Returns true if the new share was in force, and the failed shadow has not exited yet.
     pub(super) fn is_rolling_back(&self) -> bool {
         let leaves = |role: &Role| {
             matches!(role, Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::RolledBack(_)), .. })
@@ -148,8 +149,8 @@ impl Workers {
         }
     }
 
-    /// Ends the probation, or the wait for the incumbent's exit, because a newer request can begin
-    /// at once with a worker that is already running.
+    /// Ends the probation, or the wait for the incumbent's exit. A newer request can then start
+    /// immediately with a worker that is already running.
     pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
         if let Some(parked) = self.parked() {
             let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));
@@ -188,7 +189,7 @@ impl Workers {
             HandoverOutcome::RolledBack(reason) => (true, reason),
             HandoverOutcome::Aborted(reason) => (false, reason),
         };
-        // A rolled-back shadow had served, so its exit counts as a death.
+        // The exit of a rolled-back shadow counts as a death, because the shadow had served.
         self.deaths += u64::from(rolled_back);
         self.set_share(self.share);
         self.act(Action::Report(LifecycleReport::HandoverFailed { change, rolled_back, reason }));

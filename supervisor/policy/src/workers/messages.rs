@@ -1,4 +1,4 @@
-//! The events of the state machine, and its actions.
+//! The events that the state machine handles, and the actions that it returns.
 
 use std::time::Duration;
 
@@ -11,16 +11,17 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use super::change::{ChangeReport, Failover, HandoverFailure, ResizeRefused};
 use crate::scheduler::Slice;
 
-/// The configured mechanism of changes of share (`handover`).
+/// The configured mechanism for changes of a model's share (`handover`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoverMode {
-    /// A change inside the worker if possible, or else a shadow.
+    /// A change inside the worker if possible, otherwise a hand-over to a shadow.
     Auto,
-    /// A partition of the GPU's SMs inside the worker. Without it, the model does not serve.
+    /// A partition of the GPU's SMs inside the worker. If the worker cannot have partitions, the model
+    /// does not serve.
     InProcess,
-    /// A second worker that warms up beside the first and takes over.
+    /// A hand-over to a second worker, which warms up while the first one serves.
     Shadow,
-    /// A restart of the worker at the new share; requests wait.
+    /// A restart of the worker with the new share. Requests wait during the restart.
     Restart,
     /// The share never changes.
     Never,
@@ -33,43 +34,45 @@ impl HandoverMode {
     }
 }
 
-/// The time limits of a model's workers (`timeouts`).
+/// The time limits for a model's workers (`timeouts`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// The time from the start of a process until it connects.
+    /// The maximum time from the start of a process until the worker connects.
     pub spawn: Duration,
-    /// The time to load, warm up and prove the answers.
+    /// The maximum time in which the worker loads the model, warms up and proves its answers.
     pub warm: Duration,
-    /// The time until the last answer of a worker that lost the traffic.
+    /// The maximum time until the last answer of a worker that gets no new batches.
     pub drain: Duration,
-    /// The time for which the incumbent stays parked. This is a wait and not a limit.
+    /// The time for which the incumbent stays parked after a hand-over. Unlike the other fields, this
+    /// is not a limit.
     pub dwell: Duration,
-    /// The time between the order to exit and a kill, and between two kills.
+    /// The time between the order to exit and a kill, and between repeated kills.
     pub stop: Duration,
 }
 
-/// The settings of a model's workers.
+/// The settings for a model's workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The model's name.
+    /// The name of the model.
     pub model: String,
-    /// The smallest share.
+    /// The minimum share.
     pub min: Percent,
-    /// The largest share.
+    /// The maximum share.
     pub max: Percent,
-    /// The mechanism of changes of share.
+    /// The mechanism for changes of the share.
     pub handover: HandoverMode,
-    /// True if a standby is wanted at the share in force.
+    /// True if the model should have a warm standby at the share in force.
     pub standby: bool,
-    /// The time limits.
+    /// The time limits for the workers.
     pub timeouts: Timeouts,
-    /// True if a policy changes shares, so that a share set by an operator must be held.
+    /// True if a sharing policy changes shares. A share that an operator sets must then be held.
     pub policy_acts: bool,
-    /// True if the model's GPU is real, and can compute reference answers that the CPU cannot.
+    /// True if the model's GPU is a real one. A real GPU can compute reference answers for models that
+    /// the CPU does not support.
     pub on_gpu: bool,
     /// The purpose of the model's first worker.
     pub reference: WorkerPurpose,
-    /// The SMs of a worker with 1 %, 2 % and so on to 100 % of the GPU.
+    /// The number of SMs of a worker for each share, from 1 % to 100 % of the GPU.
     pub sms: Box<[Sms]>,
 }
 
@@ -79,19 +82,19 @@ impl Settings {
     }
 }
 
-/// The cause of a change of share.
+/// The cause of a change of a model's share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// An operator, or a changed configuration.
+    /// An operator's command, or a changed configuration.
     Hand,
     /// The sharing policy.
     Policy,
-    /// The worker that serves can no longer have the share, and another worker can.
+    /// The serving worker lost its share and uses the whole GPU, so another worker restores the share.
     Worker,
 }
 
 impl Cause {
-    /// Returns the name of the cause in reports.
+    /// Returns the name of the cause for reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Hand => "hand",
@@ -101,124 +104,125 @@ impl Cause {
     }
 }
 
-/// A request for another share.
+/// A request for a new share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResizeRequest {
-    /// The number that connects the request with its answer; `None` if neither an operator nor the
-    /// policy asked.
+    /// The number of the request, which its answer repeats. `None` if the request comes neither from an
+    /// operator nor from the policy.
     pub number: Option<u64>,
     /// The requested share.
     pub share: Percent,
-    /// The cause.
+    /// The cause of the request.
     pub cause: Cause,
-    /// The time of the decision.
+    /// The time at which the new share was decided.
     pub decided: Timestamp,
 }
 
-/// An event in the life of a model's workers.
+/// An event in the lifecycle of a model's workers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LifecycleEvent {
-    /// Another share is requested.
+    /// A request for a new share.
     Resize {
-        /// The request.
+        /// The requested share, with its cause.
         request: ResizeRequest,
-        /// True if the policy must not change the share again.
+        /// True if the policy must not change the share after this request.
         hold: bool,
     },
-    /// The settings changed, but nothing that the workers were started with.
+    /// The settings changed, but running workers do not need a restart.
     Configured(Settings),
     /// The model stops.
     Stop,
-    /// The worker of an [`Action::Start`] has no process.
+    /// The driver could not start a process for the worker of an [`Action::Start`].
     NotStarted {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The reason.
+        /// The reason for the failure.
         failure: StartFailure,
     },
-    /// The worker connected and speaks the same protocol.
+    /// The worker has connected, and its protocol version is right.
     Connected(WorkerId),
-    /// The worker wrote the reference answers. An error says why they cannot be kept.
+    /// The worker wrote the reference answers.
     ReferenceWritten {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The result.
+        /// Success, or the reason why the supervisor cannot keep the answers.
         result: Result<(), String>,
     },
-    /// The worker is warm and has proved its answers and its SMs.
+    /// The worker is warm, and its answers and its number of SMs are proved.
     Warmed {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The times of its batches and its partitions.
+        /// The times of its batches, and its partitions.
         warmed: WarmUpReport,
-        /// The partition with which the worker was to begin, if its share is one.
+        /// The partition that the worker was started with, if its share is a partition.
         asked: Option<Groups>,
     },
-    /// The worker cannot start, load, warm up or prove itself, and exits.
+    /// The worker could not start, load the model, warm up or prove its answers. It exits.
     Refused {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The reason.
+        /// The reason for the refusal.
         refusal: BootRefusal,
     },
-    /// The worker hangs, breaks the protocol, or does not have the promised properties.
+    /// The worker hangs, violates the protocol, or does not have the expected SMs or partition.
     Misbehaved {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The reason.
+        /// The description of the fault.
         why: String,
     },
-    /// The worker's lane ended. The process will exit, too, which takes a while on a GPU.
+    /// The worker's lane ended because its socket closed. The process is about to exit, which takes
+    /// some time on a GPU.
     LaneEnded {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
         /// True if the worker had no batch.
         idle: bool,
     },
-    /// The process exited. This is the worker's last event, and comes once.
+    /// The process exited. This event occurs once, and no event of the worker follows it.
     Exited {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The exit status.
+        /// The exit status of the process.
         status: String,
         /// True if the worker had no batch.
         idle: bool,
     },
-    /// The worker of an [`Action::Drain`] has no batch any more.
+    /// The worker of an [`Action::Drain`] has finished its batches.
     Drained(WorkerId),
-    /// The worker answered its first batch since the traffic moved to it.
+    /// The worker answered its first batch since it took the traffic over.
     FirstAnswer(WorkerId),
-    /// A request is proved to kill its workers, so that the model did not cause their deaths.
+    /// A request is proved to kill its workers, so these deaths are not the model's fault.
     PoisonConfirmed,
-    /// The worker of an [`Action::Prepare`] prepared the partition, or cannot.
+    /// The worker of an [`Action::Prepare`] has prepared the partition, or has failed to.
     Prepared {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The partition and the result.
+        /// The partition, and whether it is ready.
         prepared: PartitionReply,
     },
-    /// The groups that the model should have. This answers [`Action::AskGroups`], and comes
-    /// whenever the groups change.
+    /// The groups that the model should have. This event answers [`Action::AskGroups`], and also occurs
+    /// when other models cause the groups to change.
     Groups(Groups),
-    /// A start that failed temporarily may succeed now.
+    /// A start that failed temporarily may now succeed.
     WaitEnded,
-    /// The standby must exit: its memory is needed, or it cannot have any.
+    /// The standby must exit. Its memory is needed, or is not available.
     StandbyRevoked(String),
 }
 
-/// The reason why a worker did not start.
+/// The reason why the driver could not start a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StartFailure {
-    /// A temporary failure; another attempt soon may succeed.
+    /// A temporary failure. Another attempt may soon succeed.
     Passing {
-        /// The reason.
+        /// The description of the failure.
         why: String,
-        /// True if standbys of other models exit, so that memory will be free soon.
+        /// True if standbys of other models are exiting, so that memory will soon be free.
         memory_expected: bool,
     },
-    /// The GPU has no memory for a standby, or other workers start first.
+    /// The GPU has no memory for a standby, or other workers must start first.
     NoRoomForStandby(String),
-    /// Another failure.
+    /// A failure of another kind.
     Failed(String),
 }
 
@@ -230,115 +234,119 @@ impl StartFailure {
     }
 }
 
-/// The start of a worker.
+/// The parameters with which a worker starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// The worker.
+    /// The id of the worker.
     pub worker: WorkerId,
-    /// The purpose of the process.
+    /// The purpose of the worker process.
     pub purpose: WorkerPurpose,
-    /// The share.
+    /// The share of the worker.
     pub share: Percent,
-    /// True if another worker serves meanwhile, so that this one starts at low CPU priority.
+    /// True if another worker serves at the same time. The new worker then starts with a low CPU
+    /// priority.
     pub low_priority: bool,
-    /// True if the worker becomes a standby, which must not take memory that others need.
+    /// True if the worker becomes a standby. A standby must not take memory that other workers need.
     pub standby: bool,
 }
 
-/// An action of the driver. Actions are carried out in the order given.
+/// An action for the driver. The driver applies actions in the order in which they are returned.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Start a worker. A failure is reported at once as [`LifecycleEvent::NotStarted`].
+    /// Starts a worker. The driver immediately reports a failure as [`LifecycleEvent::NotStarted`].
     Start(Launch),
-    /// Let the worker load the model.
+    /// Sends the worker the order to load the model.
     Load(WorkerId),
-    /// Add the warm worker's lane to the data path, without traffic.
+    /// Adds a lane for the warm worker to the scheduler, without traffic.
     Attach {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// Its share.
+        /// The share of the worker.
         share: Percent,
-        /// The SMs of its batches.
+        /// The SMs on which the worker's batches run.
         slice: Slice,
-        /// The batch sizes that the worker has warmed up.
+        /// The batch sizes that the worker has warmed up, in rows.
         sizes: Vec<u32>,
     },
-    /// Send all batches to this worker from now on, at normal CPU priority, and accept requests.
+    /// Sends all further batches to this worker, gives it the normal CPU priority, and accepts
+    /// requests.
     Route(WorkerId),
-    /// Send no batches; requests wait.
+    /// Sends no batches to any worker. Requests wait.
     Unroute,
-    /// Refuse all requests from now on, including those that wait.
+    /// Refuses all further requests and all waiting requests, with this reason.
     Shut(String),
-    /// Let the worker finish its batches, without new ones.
+    /// Sends no new batches to the worker, which finishes those that it has.
     Drain(WorkerId),
-    /// Serve the worker's requests elsewhere, without blame.
+    /// Returns the worker's requests to the queue, so that another worker serves them. No request is
+    /// blamed.
     Requeue(WorkerId),
-    /// Serve the worker's requests elsewhere, and blame the batch that it executes.
+    /// Returns the worker's requests to the queue, and blames the requests of the batch that it is
+    /// executing.
     Condemn(WorkerId),
-    /// Give the worker normal CPU priority, because the model waits for it.
+    /// Gives the worker the normal CPU priority, because the model waits for it.
     Hurry(WorkerId),
-    /// Ask the worker to exit after its batch.
+    /// Orders the worker to exit after its current batch.
     Stop(WorkerId),
-    /// Kill the worker, for this reason.
+    /// Kills the worker. The text is the reason.
     Kill(WorkerId, String),
-    /// Ask for a number of groups.
+    /// Requests a number of groups for the model.
     AskGroups {
         /// The number of groups.
         count: usize,
-        /// A partition that the model cannot have.
+        /// A partition that the model cannot use, if there is one to report.
         cannot: Option<Groups>,
     },
-    /// Let the worker prepare this partition.
+    /// Orders the worker to prepare this partition.
     Prepare(WorkerId, Groups),
-    /// Let the worker release this partition.
+    /// Orders the worker to release this partition.
     Forget(WorkerId, Groups),
-    /// Send further batches to other SMs.
+    /// Sends the worker's further batches to other SMs.
     Move {
-        /// The worker.
+        /// The id of the worker.
         worker: WorkerId,
-        /// The share.
+        /// The new share.
         share: Percent,
-        /// The SMs.
+        /// The SMs on which further batches run.
         slice: Slice,
     },
-    /// Record whether a standby exists or starts, and uses memory.
+    /// Records whether a standby exists or is starting, and therefore uses memory.
     StandbyExists(bool),
-    /// Keep a worker that served as a standby. [`LifecycleEvent::StandbyRevoked`] follows if it
-    /// cannot keep its memory.
+    /// Keeps a worker that has served as a standby. If the worker cannot keep its memory,
+    /// [`LifecycleEvent::StandbyRevoked`] follows.
     Keep(WorkerId),
-    /// Record that the model's share changes by shadows from now on.
+    /// Records that the model's share can only change by shadows.
     NeedsShadows,
-    /// Measure how long batches wait for a lane, from now on.
+    /// Starts to measure how long batches wait for a lane.
     MeasureStall {
-        /// True if the measurement starts with the end of the last lane.
+        /// True if the measured time starts when the last lane ended. False if it starts now.
         outage: bool,
     },
-    /// Measure when this worker's first batch is done, which is when the change takes effect. The
-    /// request is `None` after a death.
+    /// Measures when this worker completes its first batch, which is when the change takes effect. The
+    /// request is `None` if the worker replaces one that died.
     AwaitEffect(WorkerId, Option<ResizeRequest>),
-    /// Count this report, and answer the request that it is about.
+    /// Counts this report, and answers the request that the report is about.
     Report(LifecycleReport),
 }
 
-/// A report about changes of share and failovers.
+/// A report about a change of share or a failover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LifecycleReport {
-    /// A hand-over began, to this worker if it is already running.
+    /// A hand-over began. If its shadow is already running, the report names that worker.
     Begun(ResizeRequest, Option<WorkerId>),
     /// The new share is in force.
     Completed(ChangeReport),
-    /// A hand-over did not complete, or was rolled back.
+    /// A hand-over failed, or was rolled back.
     HandoverFailed {
-        /// The change.
+        /// The change that the hand-over was for.
         change: ChangeReport,
-        /// True if the hand-over had completed.
+        /// True if the hand-over had completed before it failed.
         rolled_back: bool,
-        /// The reason.
+        /// The reason for the failure.
         reason: HandoverFailure,
     },
-    /// A change that is not a hand-over began and failed.
+    /// A change other than a hand-over failed after it had started.
     Aborted(ResizeRequest, ResizeRefused),
-    /// The request is refused.
+    /// The request was refused.
     Refused(ResizeRequest, ResizeRefused),
     /// A standby replaced a worker that died.
     FailedOver(Failover),

@@ -1,4 +1,5 @@
-//! The workers of one model: their roles, the one that has the traffic, and the reactions to all events.
+//! The state machine of one model's workers. It assigns a role to each worker, decides which worker
+//! gets the traffic, and handles all events.
 //!
 //! ```text
 //!              ┌─ reference ─▶ exits
@@ -12,17 +13,18 @@
 //!              └─ standby ───▶ Standby ────┘                   └─▶ exits
 //! ```
 //!
-//! Every worker has one `Slot`, whose role says what the worker is for and until when. Nothing else
-//! stores this: the phase of a hand-over follows from the roles of its two workers. Besides the slots
-//! there are the `Primary` (the worker that serves, or the reason why none does), the one change of
-//! share that is under way, and the request behind it.
+//! Every worker has one `Slot`. The role in the slot defines the worker's purpose and its time limit.
+//! This information is stored nowhere else. For example, the phase of a hand-over is derived from the
+//! roles of its two workers. In addition to the slots, the state contains the `Primary`, which is the
+//! serving worker or the reason why no worker serves. It also contains the change of share in progress
+//! (at most one), and the request that waits for the end of this change.
 //!
-//! The state machine is pure. Its driver reports [`LifecycleEvent`]s with the time, and carries out the
-//! [`Action`]s in the order given before it reports the next event. If an action causes an event at
-//! once, the driver reports that event before all others. It reports an exit once for each worker,
-//! after all other events of this worker. Other events may come late, twice or never: an event that
-//! does not fit the worker's role changes nothing, and every role ends by itself, except those of
-//! workers that serve or are a standby.
+//! The state machine has no side effects. Its driver reports [`LifecycleEvent`]s with the time. The
+//! driver applies the returned [`Action`]s in order before it reports the next event. If an action
+//! immediately causes an event, the driver reports that event before all others. The driver reports the
+//! exit of each worker once, after all other events of that worker. Other events may be late, repeated
+//! or missing. An event that does not fit the worker's role changes nothing. Every role has a time
+//! limit, except those of serving workers and standbys.
 
 mod change;
 mod faults;
@@ -57,7 +59,7 @@ pub use messages::{
 };
 pub use view::{HandoverPhase, WorkersState};
 
-/// The workers of one model. See the [module](self).
+/// The state of one model's workers. See the [module](self).
 #[derive(Debug)]
 pub struct Workers {
     settings: Settings,
@@ -66,26 +68,26 @@ pub struct Workers {
     /// The number of the last worker that was started.
     started: u64,
     primary: Primary,
-    /// The share in force; restarts use it, too.
+    /// The share in force, which a restarted worker also gets.
     share: Percent,
-    /// The partition inside the worker. An error says why the share is not a partition.
+    /// The partition inside the worker, or the reason why the share is not a partition.
     partition: Result<Partition, String>,
     change: Option<OngoingChange>,
-    /// The request that arrived during the probation of the last hand-over, or while its incumbent
-    /// exits.
+    /// The request that waits for the current change. It arrived while the incumbent of the last
+    /// hand-over was parked or exiting.
     next: Option<ResizeRequest>,
     standby: StandbyState,
     restarts: Restarts,
-    /// The purpose of the next reference worker; `None` once the reference answers are written.
+    /// The purpose of the next reference worker. `None` after the reference answers have been written.
     reference: Option<WorkerPurpose>,
-    /// The number of workers with each number of SMs that answered wrongly.
+    /// The number of workers with wrong answers, by their number of SMs.
     wrong_at: BTreeMap<Sms, u32>,
-    /// The times of batches on each number of SMs, as the last worker measured them.
+    /// The times of batches by number of SMs, as measured by the last worker.
     execution: Option<Execution>,
     held: bool,
     stopping: bool,
-    /// The deaths of workers that served or were to serve. `restarted` counts the starts that
-    /// replaced them.
+    /// The number of deaths of workers that served or were starting in order to serve. `restarted`
+    /// counts the starts that replaced these workers.
     deaths: u64,
     last_death: Option<String>,
     restarted: u64,
@@ -93,8 +95,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Creates the state of a model without workers. `division` is the division of the GPU into
-    /// groups, or the reason why the share must not be a partition inside the worker.
+    /// Creates the state of a model without workers. `division` is the division of the GPU into groups,
+    /// or the reason why the share cannot be a partition inside the worker.
     pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
         let reference = Some(settings.reference);
         Self {
@@ -121,7 +123,7 @@ impl Workers {
         }
     }
 
-    /// Starts the first worker. With a `fault` in its configuration, the model stays down.
+    /// Starts the first worker. If the model's configuration has a `fault`, the model stays down.
     pub fn begin(&mut self, fault: Option<String>, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fault {
@@ -131,7 +133,7 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// Handles an event.
+    /// Handles an event and returns the resulting actions.
     pub fn on(&mut self, fact: LifecycleEvent, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fact {
@@ -152,7 +154,7 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// Returns the next time at which [`Workers::on_timer`] has something to do.
+    /// Returns the next time at which the driver must call [`Workers::on_timer`].
     pub fn due(&self) -> Option<Timestamp> {
         let workers = self.slots.values().filter_map(|slot| slot.role.until());
         if self.stopping {
@@ -162,7 +164,8 @@ impl Workers {
         workers.chain(others.into_iter().flatten()).min()
     }
 
-    /// Handles a timer. A timer before [`Workers::due`] is an old one and changes nothing.
+    /// Handles a timer and returns the resulting actions. A timer that fires before [`Workers::due`] is
+    /// outdated and changes nothing.
     pub fn on_timer(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
         let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
@@ -180,12 +183,12 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// Returns true if the model was stopped and all workers have exited.
+    /// Returns true if the model was stopped and all its workers have exited.
     pub fn have_ended(&self) -> bool {
         self.stopping && self.slots.is_empty()
     }
 
-    /// Holds the share for an operator, or releases it. Returns true if that is a change.
+    /// Holds the share for an operator, or releases it. Returns true if this changes the state.
     pub fn hold(&mut self, held: bool) -> bool {
         std::mem::replace(&mut self.held, held) != held
     }
@@ -217,9 +220,9 @@ impl Workers {
         }
     }
 
-    /// Does what does not follow from one event alone: the request behind a change that has ended,
-    /// the traffic of an awaited standby, a worker at the share in force, a standby at this share,
-    /// and the groups on which batches run.
+    /// Makes the changes that depend on the whole state instead of a single event. These concern the
+    /// next waiting request, the traffic of an awaited standby, the share of the serving worker, the
+    /// standby, and the groups on which batches run.
     fn settle(&mut self) {
         if self.stopping {
             return;
@@ -270,8 +273,8 @@ impl Workers {
         self.act(Action::Stop(worker));
     }
 
-    /// Expects the worker to exit by itself or because it was asked to. It is killed if it does
-    /// not.
+    /// Marks the worker as exiting, either because it was ordered to exit or because it exits without
+    /// an order. If it does not exit in time, it is killed.
     fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
         self.becomes(worker, Role::Exiting { reason, killed: false, until });

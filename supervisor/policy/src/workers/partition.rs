@@ -1,4 +1,4 @@
-//! A share that is a partition inside the worker: batches move to other SMs, and no worker starts.
+//! Shares that are a partition inside the worker. Batches move to other SMs without starting a worker.
 //!
 //! ```text
 //!   request ─▶ groups are requested ─▶ Prepare ─▶ Prepared ─▶ the next batch runs there: completed
@@ -7,7 +7,7 @@
 //!                                                      or the former share, or shadows
 //! ```
 //!
-//! If a worker reports that its model cannot move, shadows change the share from then on.
+//! If a worker reports that its model cannot change partitions, shadows change the share from then on.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,28 +25,28 @@ use super::messages::{Action, Cause, HandoverMode, LifecycleReport, ResizeReques
 use super::primary::Primary;
 use crate::scheduler::Slice;
 
-/// The time after which a worker that prepares a partition counts as hung.
+/// The time after which a worker that is preparing a partition counts as hung.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The partition of a model inside its worker.
+/// The state of a model's partition inside its worker.
 #[derive(Debug)]
 pub(super) struct Partition {
     division: Division,
     /// The number of groups in the last request for groups.
     asked: usize,
-    /// The number of requests for groups without an answer.
+    /// The number of unanswered requests for groups.
     unanswered: u32,
     /// The groups that the model should have.
     target: Groups,
-    /// The proofs by number of groups; empty until the first worker is warm.
+    /// The proofs for each number of groups. The list is empty until the first worker is warm.
     proven: Vec<PartitionProof>,
     /// The groups on which batches run.
     current: Groups,
-    /// The prepared partitions of the worker that serves, the most recently used one last.
+    /// The partitions that the serving worker has ready. The most recently used one is last.
     ready: Vec<Groups>,
     /// The partition that is being prepared, and the time by which it must be ready.
     moving: Option<(Groups, Timestamp)>,
-    /// The last partition that the model could not have, and the reason.
+    /// The last partition that the model could not use, and the reason.
     refused: Option<(Groups, String)>,
 }
 
@@ -65,8 +65,8 @@ impl Partition {
         }
     }
 
-    /// Returns the largest proven number of groups that fits into the share, or else the smallest
-    /// proven one.
+    /// Returns the largest proven number of groups that fits into the share. If none fits, returns the
+    /// smallest proven number.
     fn count_of(&self, share: Percent) -> usize {
         let fitting = self.division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -92,8 +92,8 @@ impl Partition {
         self.current
     }
 
-    /// Removes the partition that was used longest ago if at least `count` are ready. The worker
-    /// keeps the partition of a batch that was sent until that batch has run.
+    /// Removes the least recently used partition if at least `count` partitions are ready. The worker
+    /// keeps a partition until the batches that use it have run.
     fn take_oldest(&mut self, count: usize) -> Option<Groups> {
         let oldest = self.ready.iter().position(|&groups| groups != self.current);
         let full = self.ready.len() >= count;
@@ -149,8 +149,8 @@ impl Workers {
         self.act(Action::Attach { worker, share, slice, sizes });
     }
 
-    /// Learns the times on the whole GPU and on each proven number of groups. Neighbours may have
-    /// executed meanwhile.
+    /// Records the execution times on the whole GPU and on each proven number of groups. Other workers
+    /// on the GPU may have been executing during the measurement.
     fn learn_execution(&mut self, WarmUpReport { times: on_all, kernels, .. }: &WarmUpReport) {
         let all = self.settings.sms_of(Percent::WHOLE);
         let mut columns = BTreeMap::from([(all, on_all.as_slice())]);
@@ -160,7 +160,7 @@ impl Workers {
             columns.extend(parts.filter_map(|proof| Some((part(proof), proof.result.as_deref().ok()?))));
         }
         let ms = |times: &[WarmTime], rows| {
-            // A size that does not fit runs in several batches of the largest size that does.
+            // A batch size that does not fit runs as several batches of the largest size that fits.
             let time = times.iter().find(|time| time.rows == rows).or(times.last())?;
             Some(time.took.as_secs_f64() * 1e3 * f64::from(rows.div_ceil(time.rows)))
         };
@@ -177,7 +177,7 @@ impl Workers {
         self.execution = table.ok().map(counted).or(self.execution.take());
     }
 
-    /// Records the proofs of a worker that was to begin with `asked`.
+    /// Records the proofs of a worker that was started with the partition `asked`.
     fn note_proofs(&mut self, asked: Groups, proven: &ProvenPartitions) {
         let share = self.share_inside();
         let Ok(partition) = &mut self.partition else { return };
@@ -186,7 +186,7 @@ impl Workers {
         self.ask(share, cannot);
     }
 
-    /// Requests the groups of a share, unless the last request was for the same number.
+    /// Requests the groups of a share, unless the last request was for the same number of groups.
     pub(super) fn ask_groups(&mut self, share: Percent) {
         if self.partition.as_ref().is_ok_and(|partition| partition.asked != partition.count_of(share)) {
             self.ask(share, None);
@@ -201,8 +201,8 @@ impl Workers {
         self.act(Action::AskGroups { count, cannot });
     }
 
-    /// Records the groups that the model should have. The whole GPU, in answer to a request for
-    /// less, means that the model can have no partition of this size.
+    /// Records the groups that the model should have. If the request was for less than the whole GPU
+    /// but the answer is the whole GPU, the model cannot use any partition of this size.
     pub(super) fn groups_are(&mut self, groups: Groups) {
         let Ok(partition) = &mut self.partition else { return };
         partition.target = groups;
@@ -227,13 +227,13 @@ impl Workers {
         }
     }
 
-    /// Returns the share whose groups the model should have: the new one during a change inside the
-    /// worker.
+    /// Returns the share for which the model should have groups. During a change inside the worker,
+    /// this is the new share.
     pub(super) fn share_inside(&self) -> Percent {
         self.inside().map_or(self.share, |(request, _)| request.share)
     }
 
-    /// Starts with the partition that the worker has ready.
+    /// Records that the worker starts to serve with the partition that it has ready.
     pub(super) fn serves_on(&mut self, worker: WorkerId) {
         let groups = self.slots.get(&worker).and_then(|slot| slot.partition);
         if let (Ok(partition), Some(groups)) = (&mut self.partition, groups) {
@@ -251,7 +251,7 @@ impl Workers {
         self.ask_groups(request.share);
     }
 
-    /// Moves the worker that serves to the groups that the model should have.
+    /// Moves the serving worker to the groups that the model should have.
     pub(super) fn update_partition(&mut self) {
         let until = self.now + PREPARE_TIMEOUT;
         let Some(worker) = self.serving().filter(|_| !self.is_handing_over()) else { return };
@@ -264,7 +264,8 @@ impl Workers {
         let (moves, whole) = (partition.current != target, target == Groups::WHOLE);
         if moves && !whole && !partition.ready.contains(&target) {
             partition.moving = Some((target, until));
-            // An unused prepared partition may occupy the last place.
+            // The worker may have no place for another partition, because an unused one occupies the
+            // last place.
             let oldest = partition.take_oldest(READY_PARTITIONS);
             if let Some(oldest) = oldest {
                 self.act(Action::Forget(worker, oldest));
@@ -297,8 +298,8 @@ impl Workers {
         }
     }
 
-    /// Completes a change inside the worker. `moved` is false if the groups of the new share are
-    /// the former ones.
+    /// Completes a change inside the worker. `moved` is false if the new share has the same groups as
+    /// the former one.
     fn repartitioned(&mut self, worker: WorkerId, moved: bool) {
         let Some((request, from)) = self.inside() else { return };
         if !moved {
@@ -319,8 +320,8 @@ impl Workers {
         match result {
             Ok(()) if awaited => partition.ready.insert(0, groups),
             Ok(()) => {}
-            // The partition may have counted as ready. Batches that name it run on all SMs until the
-            // worker moves to another one.
+            // If this partition counted as ready, its batches run on all SMs until the worker moves to
+            // another partition.
             Err(why) => {
                 partition.refused = Some((groups, why));
                 self.ask(share, Some(groups));
@@ -328,7 +329,7 @@ impl Workers {
         }
     }
 
-    /// Starts another worker for each change of the share from now on.
+    /// Stops using partitions. From now on, changes of the share start another worker.
     pub(super) fn leave_partitions(&mut self, why: &str) {
         if self.partition.is_err() {
             return;
@@ -350,8 +351,9 @@ impl Workers {
         self.restore_share();
     }
 
-    /// Begins a hand-over back to the share if the worker was started for a partition and has the
-    /// whole GPU, because the model can no longer have partitions.
+    /// Starts a hand-over that restores the share, if the serving worker has the whole GPU instead.
+    /// This happens if the worker was started for a partition and the model can no longer use
+    /// partitions.
     pub(super) fn restore_share(&mut self) {
         let slot = self.serving().and_then(|worker| self.slots.get(&worker));
         let whole = slot.is_some_and(|slot| slot.partition == Some(Groups::WHOLE));
@@ -362,14 +364,14 @@ impl Workers {
         }
     }
 
-    /// Records that the worker has the whole GPU, whatever its first partition was.
+    /// Records that the worker has the whole GPU, even if it was started with a smaller partition.
     fn has_whole_gpu(&mut self, worker: WorkerId) {
         if let Some(slot) = self.slots.get_mut(&worker) {
             slot.partition = Some(Groups::WHOLE);
         }
     }
 
-    /// Ends a change inside the worker without another share.
+    /// Ends a change inside the worker, and keeps the former share.
     pub(super) fn repartition_failed(&mut self, refused: &ResizeRefused) {
         let Some((request, from)) = self.inside() else { return };
         self.change = None;

@@ -1,5 +1,5 @@
-//! The primary: the worker that serves, or the reason why none does. This covers first workers,
-//! deaths, and the replacement of a dead worker.
+//! The primary: the worker that serves, or the reason why no worker serves. This module handles the
+//! first workers, deaths, and the replacement of dead workers.
 
 use std::time::Duration;
 
@@ -15,26 +15,26 @@ use super::change::{
 use super::messages::{Action, LifecycleReport, StartFailure};
 use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// The pause before a model asks again for a place on a GPU that accepted no worker.
+/// The time after which a model tries again to start a worker on a GPU that accepted no worker.
 const GPU_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The number of workers with wrong answers at one share from which the share is the cause.
+/// The number of workers with wrong answers at a share from which the share counts as the cause.
 const MAX_WRONG_ANSWERS: u32 = 2;
 
-/// The worker that serves, or the reason why none does.
+/// The worker that serves, or the reason why no worker serves.
 #[derive(Debug)]
 pub(super) enum Primary {
-    /// The worker that serves or starts to; its role says which.
+    /// A worker that serves or is starting. Its role shows which.
     Worker(WorkerId),
-    /// The next worker starts after a delay.
+    /// The model starts the next worker after a delay.
     BackingOff { until: Timestamp },
-    /// The standby is still starting and will serve. If its start fails, the next worker starts, at
-    /// `back_off` at the earliest.
+    /// The standby is still starting and will serve. If its start fails, the next worker starts, but
+    /// not before `back_off`.
     AwaitingStandby { back_off: Timestamp, why: String },
-    /// The GPU accepts no worker now. The model tries again at `until`.
+    /// The GPU accepts no worker at present. The model tries again at `until`.
     Waiting { until: Timestamp, why: String },
-    /// Requests are refused. Without a time, no worker starts until the configuration or the
-    /// model's files change, or until an operator or a client acts.
+    /// The model refuses requests. If `again` is `None`, no worker starts until the configuration or
+    /// the model's files change, or until an operator or a client acts.
     Down { why: String, again: Option<Timestamp> },
 }
 
@@ -53,7 +53,8 @@ impl Primary {
 }
 
 impl Workers {
-    /// Starts a worker that serves, or first the one that writes the reference answers.
+    /// Starts a worker that serves. If there are no reference answers yet, first starts the worker that
+    /// writes them.
     pub(super) fn boot(&mut self) {
         let purpose = if self.reference.is_some() { StartPurpose::Reference } else { StartPurpose::Serve };
         let worker = self.start(purpose, self.share, self.now + self.settings.timeouts.spawn);
@@ -76,7 +77,7 @@ impl Workers {
         let Some(slot) = self.slots.remove(&worker) else { return };
         let (purpose, until) = match slot.role {
             Role::Starting { purpose, until, .. } => (purpose, until),
-            // The worker was asked to exit before this event arrived.
+            // The worker was ordered to exit before this event arrived.
             Role::Exiting { reason, .. } => return self.left(reason, failure.why(), false),
             _ => return,
         };
@@ -85,7 +86,7 @@ impl Workers {
                 StartFailure::Passing { why, .. } => {
                     self.primary = Primary::Waiting { until: self.now + GPU_RETRY_INTERVAL, why };
                 }
-                // A failed start is not a death.
+                // A failed start does not count as a death.
                 StartFailure::Failed(why) | StartFailure::NoRoomForStandby(why) => self.retry(why),
             },
             StartPurpose::Shadow => self.no_shadow(failure, until),
@@ -103,7 +104,7 @@ impl Workers {
                 self.dismiss(worker, ExitReason::Unneeded);
                 self.boot();
             }
-            // The failure does not count as a fault of the model.
+            // This failure is not a fault of the model.
             Err(why) => self.dismiss(worker, ExitReason::Primary { why: Some(why), since: None }),
         }
     }
@@ -129,8 +130,8 @@ impl Workers {
         self.act(Action::Route(worker));
     }
 
-    /// Handles the refusal of a worker. A fault that the reference worker finds in the model is
-    /// final. A later refusal may be temporary, for example because memory was short, so it counts
+    /// Handles a worker that refuses to start. If a reference worker finds a fault in the model, the
+    /// fault is final. A later refusal may be temporary, for example because of low memory. It counts
     /// as a death.
     pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
         let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
@@ -154,7 +155,7 @@ impl Workers {
 
     fn primary_refused(&mut self, worker: WorkerId, refusal: &BootRefusal, why: String) {
         match refusal {
-            // This is not a death: another worker starts at once.
+            // This does not count as a death, and another worker starts immediately.
             BootRefusal::NoPartitions(_) => {
                 self.ends(worker, ExitReason::Unneeded);
                 self.leave_partitions(&why);
@@ -182,8 +183,8 @@ impl Workers {
         }
     }
 
-    /// Counts wrong answers at a share. Returns true from the [`MAX_WRONG_ANSWERS`]th on. With the
-    /// whole GPU, the share is not the cause, so nothing is counted.
+    /// Counts wrong answers at a share. Returns true if the number has reached [`MAX_WRONG_ANSWERS`].
+    /// For the whole GPU, nothing is counted, because the share cannot be the cause.
     fn answers_wrongly(&mut self, share: Percent) -> bool {
         if share == Percent::WHOLE || self.partition.is_ok() {
             return false;
@@ -197,15 +198,15 @@ impl Workers {
         self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= MAX_WRONG_ANSWERS)
     }
 
-    /// Records an exit without work, so that rare accidents of a model without requests don't add
-    /// up.
+    /// Records the exit of a worker without work, so that rare faults of a model without requests do
+    /// not add up.
     pub(super) fn note_idle(&mut self, since: Timestamp, idle: bool) {
         if idle {
             self.restarts.record_idle_exit(self.now.since(since));
         }
     }
 
-    /// Handles the death of the worker that served.
+    /// Handles the death of the serving worker.
     pub(super) fn lost(&mut self, since: Timestamp, idle: bool, why: String) {
         if self.fallback().is_some() {
             let outcome = self.take_back(HandoverFailure::Died);
@@ -215,7 +216,8 @@ impl Workers {
         self.died(why);
     }
 
-    /// Returns true if traffic could move to another worker, at once or when that worker is warm.
+    /// Returns true if traffic could move to another worker, either immediately or when that worker is
+    /// warm.
     pub(super) fn has_replacement(&self) -> bool {
         self.fallback().is_some() || self.ready().is_some() || self.starting_standby().is_some()
     }
@@ -226,8 +228,8 @@ impl Workers {
         self.retry(why);
     }
 
-    /// Replaces a dead worker: by the standby, or by another worker after a delay. After too many
-    /// failures, requests are refused until then.
+    /// Replaces a dead worker by the standby, or by a new worker after a delay. After too many
+    /// failures, the model refuses requests until the new worker is warm.
     fn retry(&mut self, why: String) {
         let retry = self.restarts.record_failure();
         let again = self.now + retry.after;
@@ -248,11 +250,12 @@ impl Workers {
         self.primary = Primary::BackingOff { until };
     }
 
-    /// Moves the traffic to the standby, whatever its share. Returns false if none is ready.
+    /// Moves the traffic to the standby, even if it has another share. Returns false if no standby is
+    /// ready.
     fn fail_over(&mut self, why: &str) -> bool {
         let Some(worker) = self.take_standby() else { return false };
         let from = self.share;
-        // A share that is a partition inside the worker does not change.
+        // If the share is a partition inside the worker, it does not change.
         if let (Some(slot), Err(_)) = (self.slots.get(&worker), &self.partition) {
             self.share = slot.share;
         }
@@ -271,19 +274,19 @@ impl Workers {
         true
     }
 
-    /// Waits for a standby that is starting, whatever its share, because that is faster than a new
-    /// worker. Returns false if none is starting.
+    /// Waits for a standby that is starting, even if it has another share. This is faster than starting
+    /// a new worker. Returns false if no standby is starting.
     fn await_standby(&mut self, back_off: Timestamp, why: &str) -> bool {
         let Some(worker) = self.starting_standby() else { return false };
-        // An awaited worker is not a standby any more, and keeps its memory.
+        // An awaited worker no longer counts as a standby, and keeps its memory.
         self.act(Action::Hurry(worker));
         self.act(Action::StandbyExists(false));
         self.primary = Primary::AwaitingStandby { back_off, why: why.to_owned() };
         true
     }
 
-    /// Moves the traffic to an awaited standby once it is ready. The standby may have become the
-    /// shadow of a hand-over, which then makes it serve.
+    /// Moves the traffic to an awaited standby when it is ready. If the standby has become the shadow
+    /// of a hand-over, the hand-over moves the traffic.
     pub(super) fn update_awaited(&mut self) {
         let Primary::AwaitingStandby { back_off, why } = &self.primary else { return };
         let (back_off, why) = (*back_off, why.clone());
@@ -317,8 +320,8 @@ impl Workers {
         self.repartition_failed(&refused);
     }
 
-    /// Begins a restart (`handover: restart`): the worker finishes its batches and exits, and
-    /// requests wait meanwhile.
+    /// Starts a restart (`handover: restart`). The worker finishes its batches and exits. Requests wait
+    /// until the next worker is warm.
     pub(super) fn begin_restart(&mut self, worker: WorkerId) {
         let until = self.now + self.settings.timeouts.drain;
         self.becomes(worker, Role::Draining { then: AfterDrain::Restart, until });
@@ -338,7 +341,7 @@ impl Workers {
         }
     }
 
-    /// Starts the next worker at the requested share.
+    /// Starts the next worker with the requested share.
     pub(super) fn replace(&mut self) {
         if let Some(change) = &self.change {
             self.share = change.request().share;
@@ -346,8 +349,8 @@ impl Workers {
         self.boot();
     }
 
-    /// Restores the share at which a worker served, because none starts at the new share. Returns
-    /// false if none had served.
+    /// Restores the former share, because no worker starts with the new share. Returns false if no
+    /// worker had served with the former share.
     fn go_back(&mut self, why: &str) -> bool {
         let Some(&OngoingChange::Restart { request, from, served: true }) = self.change.as_ref() else {
             return false;
@@ -372,7 +375,7 @@ impl Workers {
         }
     }
 
-    /// Moves the traffic back to the incumbent, because the shadow served and failed.
+    /// Moves the traffic back to the incumbent, because the shadow failed while it was serving.
     pub(super) fn take_back(&mut self, reason: HandoverFailure) -> HandoverOutcome {
         let Some(incumbent) = self.fallback() else { return HandoverOutcome::Aborted(reason) };
         let had_completed = matches!(self.role(incumbent), Some(Role::Parked { .. }));

@@ -1,4 +1,5 @@
-//! Requests for another share: refused, or carried out by the quickest mechanism.
+//! Requests for a new share. The state machine refuses them, or applies them by the fastest possible
+//! mechanism.
 
 use shadowslice_shared::units::Percent;
 
@@ -12,8 +13,8 @@ impl Workers {
     pub(super) fn resize(&mut self, request: ResizeRequest, hold: bool) {
         let refusal = self.refusal(&request);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
-        // A share that an operator sets is held until its release. If no worker serves, a request for
-        // the share in force restarts the model and does not hold the share.
+        // A share that an operator sets is held until the operator releases it. If no worker serves, a
+        // request for the share in force restarts the model and does not hold the share.
         let again = self.serving().is_none() && self.sms(request.share) == self.sms(self.share);
         self.held |= as_asked && hold && !again && self.settings.policy_acts;
         match refusal {
@@ -22,7 +23,7 @@ impl Workers {
         }
     }
 
-    /// Carries out the request that arrived while a change was under way.
+    /// Applies the request that arrived while another change was in progress.
     pub(super) fn resize_next(&mut self) {
         if self.change.is_some() {
             return;
@@ -34,7 +35,7 @@ impl Workers {
         }
     }
 
-    /// Returns true if no further change can wait behind the present one.
+    /// Returns true if no further request can wait for the end of the current change.
     fn is_busy(&self) -> bool {
         let settled =
             matches!(self.handover_phase(), None | Some(HandoverPhase::Probation | HandoverPhase::Retiring));
@@ -55,7 +56,7 @@ impl Workers {
         }
         let down = matches!(self.primary, Primary::Down { .. });
         let (wanted, now) = (self.sms(share), self.sms(self.share));
-        // `handover: never` forbids only another share, and not a restart at the present one.
+        // `handover: never` forbids another share, but not a restart with the current share.
         if self.settings.handover == HandoverMode::Never && !(down && wanted == now) {
             return Some(ResizeRefused::Never(model()));
         }
@@ -80,9 +81,14 @@ impl Workers {
         (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0, serves })
     }
 
-    /// Changes the share by the first possible mechanism: inside the worker; to a worker that is
-    /// ready; to a standby that is still starting; after the last hand-over has ended; by a
-    /// restart; by a new shadow.
+    /// Changes the share by the first possible mechanism in this order:
+    ///
+    /// 1. a change inside the worker
+    /// 2. a hand-over to a worker that is ready
+    /// 3. a hand-over to a standby that is still starting
+    /// 4. a hand-over after the current one has ended
+    /// 5. a restart
+    /// 6. a hand-over to a new shadow
     fn change_share(&mut self, request: ResizeRequest) {
         let down = matches!(self.primary, Primary::Down { .. });
         if self.partition.is_ok() && !down && self.change.is_none() {

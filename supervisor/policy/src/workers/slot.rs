@@ -1,17 +1,17 @@
-//! The slot of a worker: its role, and its progress in it.
+//! The slot of a worker, which contains its role and the progress in this role.
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::change::HandoverOutcome;
 
-/// One process, from the order to start it to its exit.
+/// A worker process, from the order to start it until its exit.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// The share with which the worker was started.
     pub(super) share: Percent,
-    /// The partition that the worker has ready once it is warm, if the share is a partition inside
-    /// the worker. A worker with a partition has all SMs and can have any share.
+    /// The partition that the worker has ready when it is warm, if the share is a partition inside the
+    /// worker. Such a worker can use all SMs, and can therefore have any share.
     pub(super) partition: Option<Groups>,
     pub(super) role: Role,
 }
@@ -19,63 +19,63 @@ pub(super) struct Slot {
 /// The role of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
-    /// The worker starts for a purpose.
+    /// The worker is starting.
     Starting { purpose: StartPurpose, phase: Phase, until: Timestamp },
-    /// The worker has the traffic.
+    /// The worker gets all traffic.
     Serving { since: Timestamp },
-    /// The worker lost the traffic and finishes its batches.
+    /// The worker no longer gets traffic, and finishes its batches.
     Draining { then: AfterDrain, until: Timestamp },
-    /// The worker served until the cut-over, and takes the traffic back if the shadow fails.
+    /// The worker served until the cut-over. If the shadow fails, this worker takes the traffic back.
     Parked { until: Timestamp },
-    /// The worker is warm, and traffic can move to it at once.
+    /// The worker is warm, and traffic can move to it immediately.
     Standby { since: Timestamp },
-    /// The worker exits. If it has not exited by `until`, it is killed repeatedly.
+    /// The worker is exiting. If it has not exited by `until`, it is killed, repeatedly if necessary.
     Exiting { reason: ExitReason, killed: bool, until: Timestamp },
 }
 
-/// The purpose for which a worker starts.
+/// The purpose for which a worker is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartPurpose {
-    /// The worker writes the reference answers and exits.
+    /// The worker writes the reference answers, and then exits.
     Reference,
-    /// The worker serves, because no other does.
+    /// The worker serves, because no other worker does.
     Serve,
-    /// The worker takes over from the incumbent at a new share.
+    /// The worker takes the traffic over from the incumbent, with a new share.
     Shadow,
     /// The worker becomes a standby.
     Standby,
 }
 
-/// The phase of a start.
+/// The phase of a worker's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Spawning,
     Warming,
 }
 
-/// The next role of a worker after it drained.
+/// The next role of a worker that has drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterDrain {
     /// The worker is parked.
     Park,
-    /// The worker exits, and another one starts in its place.
+    /// The worker exits, and another worker replaces it.
     Restart,
 }
 
-/// The reason of an exit, which decides what follows.
+/// The reason for an exit, which determines the reaction to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ExitReason {
-    /// The exit is the death of the model's worker, and no worker serves until then. `why` is the
-    /// cause if it is known before the exit. `since` is set if the worker served; the exit then
-    /// tells whether it had a batch.
+    /// The serving worker dies, and no worker serves before its exit. `why` is the cause, if it is
+    /// known before the exit. `since` is set if the worker served. In this case, the exit event reports
+    /// whether it had a batch.
     Primary { why: Option<String>, since: Option<Timestamp> },
-    /// Another worker starts in its place, at the requested share.
+    /// The worker is replaced by another one at the requested share.
     Replaced,
-    /// The hand-over ends with this outcome.
+    /// The hand-over ends when this worker has exited, with this outcome.
     Handover(HandoverOutcome),
-    /// The next standby starts after this cooldown.
+    /// The worker was a standby. The next standby starts after this cooldown.
     Standby { cooldown: std::time::Duration, failed: bool },
-    /// The exit has no consequences.
+    /// The exit requires no reaction.
     Unneeded,
 }
 

@@ -1,9 +1,9 @@
-//! The standby: a second worker, warm and proven, to which traffic can move at once if the first
-//! one dies or if the share changes to the standby's.
+//! The warm standby: a second worker with proved answers. Traffic can move to it immediately if the
+//! first worker dies, or if the share changes to that of the standby.
 //!
-//! The standby is not a part of a hand-over. A parked incumbent may become the standby, and a new
-//! standby starts only while no change is under way. A hand-over to the share of a standby that is
-//! still starting takes that worker as its shadow.
+//! Standbys are independent of hand-overs. A parked incumbent may become the standby. A new standby
+//! starts only if no change is in progress. If a hand-over is to the share of a standby that is still
+//! starting, this worker becomes the shadow.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use super::messages::{Action, HandoverMode, StartFailure};
 use super::slot::{ExitReason, Role, StartPurpose};
 use crate::restart::STABLE_AFTER;
 
-/// The delay before the next standby after a failure, at first and at most. The delay doubles with
-/// each failure.
+/// The minimum and maximum delay before the next standby after a failure. The delay doubles with each
+/// failure.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The pause before missing memory is requested again.
+/// The time before the next attempt to start a standby that the GPU had no memory for.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The pause before the next standby after one was revoked.
+/// The time before the next standby after one was revoked.
 const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
 
-/// The least time for which a standby keeps its share before it is replaced, however short the
-/// dwell time is.
+/// The minimum time for which a standby keeps its share before it is replaced. It applies if the dwell
+/// time is shorter.
 const MIN_DWELL: Duration = Duration::from_secs(1);
 
-/// The state of the standby besides its slot.
+/// The state of the standby that is not in its slot.
 #[derive(Debug)]
 pub(super) struct StandbyState {
-    /// The earliest start of the next standby.
+    /// The time before which the next standby must not start.
     not_before: Timestamp,
     backoff: Duration,
-    /// The reason why a wanted standby is missing.
+    /// The reason why the model has no standby although it should have one.
     pub(super) obstacle: Option<String>,
 }
 
@@ -54,8 +54,8 @@ impl Workers {
         self.find(|role| role.starts_as(StartPurpose::Standby))
     }
 
-    /// Returns the share of the standby, if one is wanted. A model with `handover: restart` never
-    /// has two workers.
+    /// Returns the share that the standby should have. Returns `None` if the model should have no
+    /// standby. A model with `handover: restart` never has two workers.
     pub(super) fn standby_wanted(&self) -> Option<Percent> {
         let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
         wanted.then_some(self.share)
@@ -69,22 +69,23 @@ impl Workers {
         self.settings.timeouts.dwell.max(MIN_DWELL)
     }
 
-    /// Returns true if a standby may start: beside a worker that serves, and while no change of
-    /// worker is under way.
+    /// Returns true if a standby may start. A worker must be serving, and no change may be in progress
+    /// except one inside the worker.
     fn may_start(&self) -> bool {
         let changes = self.change.as_ref().is_some_and(|change| !change.is_inside());
         self.serving().is_some() && self.reference.is_none() && !changes && self.next.is_none()
     }
 
-    /// Returns true if a standby that is starting is unwanted; its warm-up would only slow the
-    /// neighbours. An awaited standby stays. If a standby is wanted, any share is accepted for now.
+    /// Returns true if a starting standby is no longer needed. Its warm-up would only slow down other
+    /// models. An awaited standby is still needed. If the model should have a standby, a standby with
+    /// any share may complete its start.
     fn is_unwanted_start(&self, worker: WorkerId) -> bool {
         let next = self.next.is_some_and(|next| self.fits(worker, next.share));
         let awaited = next || self.serving().is_none();
         !awaited && self.standby_wanted().is_none()
     }
 
-    /// Returns the next time at which the standby needs attention without an event.
+    /// Returns the next time at which the standby may have to start or exit.
     pub(super) fn standby_due(&self) -> Option<Timestamp> {
         let Some(worker) = self.find(Role::is_standby) else {
             return self.standby_wanted().filter(|_| self.may_start()).map(|_| self.standby.not_before);
@@ -103,8 +104,8 @@ impl Workers {
             && let Some(&Role::Starting { until, .. }) = self.role(worker)
             && self.is_unwanted_start(worker)
         {
-            // The worker notices the stop only after loading. A kill before that could break other
-            // workers on the GPU.
+            // The worker notices the order only after it has loaded the model. A kill before that could
+            // break other workers on the GPU.
             let reason = ExitReason::Standby { cooldown: self.dwell(), failed: false };
             self.dismiss(worker, reason.clone());
             let until = until.max(self.stop_by());
@@ -134,7 +135,8 @@ impl Workers {
     pub(super) fn becomes_standby(&mut self, worker: WorkerId) {
         self.becomes(worker, Role::Standby { since: self.now });
         self.standby.obstacle = None;
-        // An awaited worker did not count as a standby. It becomes one, or serves in this step.
+        // An awaited worker did not count as a standby. It now becomes one, or starts to serve in the
+        // same step.
         self.act(Action::StandbyExists(true));
     }
 
@@ -172,7 +174,7 @@ impl Workers {
         }
     }
 
-    /// Lets the standby exit. The next one starts `cooldown` after its exit.
+    /// Orders the standby to exit. The next standby starts `cooldown` after the exit.
     pub(super) fn dismiss_standby(&mut self, cooldown: Duration) {
         if let Some(worker) = self.ready().or(self.starting_standby()) {
             self.dismiss(worker, ExitReason::Standby { cooldown, failed: false });

@@ -1,4 +1,4 @@
-//! The state of a model's workers, for reports.
+//! The state of a model's workers as reports show it.
 
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
@@ -14,19 +14,19 @@ use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
 /// The state of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkersState<'w> {
-    /// The first worker starts.
+    /// The first worker is starting.
     Loading,
-    /// A worker serves.
+    /// A worker is serving.
     Ready,
-    /// The worker exits or has died; the next one follows.
+    /// The worker is exiting or has died, and another one follows.
     Restarting,
-    /// The model waits, for this reason.
+    /// The model waits before it can start a worker. The text is the reason.
     Waiting(&'w str),
     /// The model refuses requests.
     Down {
-        /// The reason.
+        /// The reason why the model is down.
         why: &'w str,
-        /// The time at which the next worker starts, if one will.
+        /// The time at which the next worker starts, if one is planned.
         again: Option<Timestamp>,
     },
     /// All workers are exiting.
@@ -36,17 +36,17 @@ pub enum WorkersState<'w> {
 /// The phase of a hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoverPhase {
-    /// The shadow's process starts, or waits for memory.
+    /// The shadow's process is starting, or waits for GPU memory.
     Spawning,
-    /// The shadow loads and warms up.
+    /// The shadow is loading the model and warming up.
     Warming,
     /// The shadow serves, and the incumbent finishes its batches.
     Draining,
-    /// The share is in force, and the incumbent is parked.
+    /// The new share is in force, and the incumbent is parked.
     Probation,
-    /// The incumbent exits.
+    /// The incumbent is exiting.
     Retiring,
-    /// The incumbent serves, and the shadow exits.
+    /// The hand-over failed. The incumbent serves, and the shadow is exiting.
     Aborting,
 }
 
@@ -76,8 +76,8 @@ impl Workers {
         self.share
     }
 
-    /// Returns the SMs in force. A partition may differ from the share's SMs, because the last
-    /// group may be smaller or larger than the others.
+    /// Returns the number of SMs in force. For a partition, this can differ from the SMs of the share,
+    /// because the last group may have another size than the others.
     pub fn sms_in_force(&self) -> Sms {
         match &self.partition {
             Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),
@@ -85,20 +85,19 @@ impl Workers {
         }
     }
 
-    /// Returns the times of batches on each number of SMs, as workers measured them before they
-    /// served.
+    /// Returns the times of batches by number of SMs. Workers measured them before they served.
     pub fn execution(&self) -> Option<&Execution> {
         self.execution.as_ref()
     }
 
-    /// Returns the division of the GPU and the groups on which batches run, or `None` if the share
-    /// is not a partition.
+    /// Returns the division of the GPU, and the groups on which batches run. Returns `None` if the
+    /// share is not a partition.
     pub fn partition(&self) -> Option<(&Division, Groups)> {
         self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
     }
 
-    /// Returns the mechanism of changes, and the reason if it is not the partition inside the
-    /// worker.
+    /// Returns the mechanism by which the share changes. If this is not the partition inside the
+    /// worker, also returns the reason.
     pub fn mechanism(&self) -> (&'static str, Option<&str>) {
         match (&self.partition, self.settings.handover) {
             (Ok(_), _) => ("in-process", None),
@@ -108,14 +107,14 @@ impl Workers {
         }
     }
 
-    /// Returns true if a change of share starts a shadow.
+    /// Returns true if changes of share start a shadow.
     pub fn needs_shadows(&self) -> bool {
         let by_shadow = matches!(self.settings.handover, HandoverMode::Auto | HandoverMode::Shadow);
         self.partition.is_err() && by_shadow
     }
 
-    /// Returns the share of the change that waits or is under way. A hand-over that aborts counts,
-    /// because it blocks the next change.
+    /// Returns the share of the waiting change, or else of the change in progress. A hand-over that
+    /// aborts counts as in progress, because it blocks the next change.
     pub fn coming(&self) -> Option<Percent> {
         let under_way = self.change.as_ref().filter(|_| {
             !matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
@@ -123,24 +122,25 @@ impl Workers {
         self.next.or(under_way.map(|change| *change.request())).map(|request| request.share)
     }
 
-    /// Returns the share of the worker to which traffic could move at once; of two, the larger one.
+    /// Returns the share of the worker to which traffic could move immediately. If two workers are
+    /// ready, returns the larger share.
     pub fn ready_share(&self) -> Option<Percent> {
         let ready = [self.ready(), self.parked()].into_iter().flatten();
         ready.filter_map(|worker| self.slots.get(&worker)).map(|slot| slot.share).max()
     }
 
-    /// Returns the reason why a wanted standby is missing.
+    /// Returns the reason why the model has no standby although it should have one.
     pub fn standby_obstacle(&self) -> Option<&str> {
         self.standby_wanted().and(self.standby.obstacle.as_deref())
     }
 
-    /// Returns true if the share is held.
+    /// Returns true if the policy must not change the share.
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// Returns the number of deaths of workers that served or were to serve, and of starts that
-    /// replaced them.
+    /// Returns the number of deaths of workers that served or were starting in order to serve, and the
+    /// number of starts that replaced them.
     pub fn deaths_and_restarts(&self) -> (u64, u64) {
         (self.deaths, self.restarted)
     }
@@ -150,28 +150,28 @@ impl Workers {
         self.last_death.as_deref()
     }
 
-    /// Returns the number of deaths and failed starts since the last answer.
+    /// Returns the number of consecutive deaths and failed starts since the last answer.
     pub fn failures_in_a_row(&self) -> u32 {
         self.restarts.failures()
     }
 
-    /// Returns true if a worker was started and is not known to have exited.
+    /// Returns true if this worker was started and its exit has not been reported.
     pub fn has(&self, worker: WorkerId) -> bool {
         self.slots.contains_key(&worker)
     }
 
-    /// Returns the share of a worker; of a worker with a partition, the model's share.
+    /// Returns the share of a worker. If the worker has a partition, this is the model's share.
     pub fn share_of(&self, worker: WorkerId) -> Option<Percent> {
         let slot = self.slots.get(&worker)?;
         Some(if slot.partition.is_some() && self.partition.is_ok() { self.share } else { slot.share })
     }
 
-    /// Returns true from the beginning of a hand-over until its exiting worker is gone.
+    /// Returns true during a hand-over, until the worker that exits at its end is gone.
     pub(super) fn is_handing_over(&self) -> bool {
         matches!(self.change, Some(OngoingChange::Handover { .. }))
     }
 
-    /// Returns the phase of the hand-over that is under way.
+    /// Returns the phase of the current hand-over.
     pub fn handover_phase(&self) -> Option<HandoverPhase> {
         if !self.is_handing_over() {
             return None;
@@ -188,11 +188,11 @@ impl Workers {
             Role::Exiting { reason: ExitReason::Handover(_), .. } => Some(HandoverPhase::Aborting),
             _ => None,
         });
-        // Without one of these roles, the shadow's process starts or waits for memory.
+        // If no worker has one of these roles, the shadow's process is starting or waits for memory.
         Some(phase.unwrap_or(HandoverPhase::Spawning))
     }
 
-    /// Returns the role and the phase of a worker, as status reports show them.
+    /// Returns the role and the phase of a worker as shown in status reports.
     pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
         let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
         match self.role(worker) {

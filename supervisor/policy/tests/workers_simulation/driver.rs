@@ -1,4 +1,4 @@
-//! The driver of the simulation: it carries out actions.
+//! The driver of the simulation, which applies the actions of the state machine.
 
 use shadowslice_policy::workers::{Action, Launch, LifecycleEvent};
 use shadowslice_shared::groups::Groups;
@@ -10,7 +10,7 @@ use crate::script::{ExternalEvent, MS};
 use crate::world::{World, WorldEvent};
 
 impl World {
-    /// Carries out an action, and queues the events that follow at once.
+    /// Applies an action, and queues the events that it immediately causes.
     pub(crate) fn carry_out(&mut self, action: Action) {
         match action {
             Action::Start(launch) => self.start(launch),
@@ -110,12 +110,12 @@ impl World {
         }
     }
 
-    /// Lets a worker end after an order or a kill, if it `obeys`.
+    /// Ends a worker after an order or a kill, if `obeys` is true.
     fn ends_soon(&mut self, worker: WorkerId, obeys: bool) {
         let process = self.process(worker);
         let exit = process.fate.exit;
         if !process.alive && !process.exit_told {
-            // The exit may have been lost in a silent world, so it is reported again.
+            // The report of the exit may have been lost in a silent world, so it is repeated.
             let fact = LifecycleEvent::Exited { worker, status: "exit status: 1".to_owned(), idle: false };
             self.schedule(exit, WorldEvent::News(worker, fact));
         } else if obeys {

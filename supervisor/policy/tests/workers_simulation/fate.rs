@@ -1,4 +1,4 @@
-//! The fate of one worker.
+//! The fate of one worker: its random delays and faults.
 
 use std::time::Duration;
 
@@ -12,31 +12,31 @@ use crate::script::{MAX_LATENCY, MS, Script};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Boot {
     Succeeds,
-    /// The worker sends nothing any more.
+    /// The worker sends no further messages.
     Hangs,
     Refuses(BootRefusal),
     Dies,
     Misbehaves,
-    /// The reference answers cannot be kept.
+    /// The supervisor cannot keep the reference answers.
     CannotKeep,
 }
 
-/// The fate of one worker.
+/// The random delays and faults of one worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Fate {
     pub(crate) not_started: Option<StartFailure>,
     pub(crate) boot: Boot,
-    /// True if `boot` comes before the worker connects.
+    /// True if the outcome `boot` occurs before the worker connects.
     pub(crate) early: bool,
     pub(crate) spawn: Duration,
     pub(crate) warm: Duration,
     pub(crate) drain: Duration,
     pub(crate) exit: Duration,
-    /// The time from warm to death, if the worker dies.
+    /// The time from the end of the warm-up until the worker dies, or `None` if it does not die.
     pub(crate) dies: Option<Duration>,
-    /// The time between the end of the lane, if there is one, and the exit.
+    /// The time from the end of the lane until the exit, or `None` if the lane does not end first.
     pub(crate) lane_leads: Option<Duration>,
-    /// True if the worker does not exit when asked.
+    /// True if the worker ignores the order to exit.
     pub(crate) deaf: bool,
     /// True if the worker survives a kill.
     pub(crate) immortal: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Fate {
 }
 
 impl Fate {
-    /// Draws a fate. `troubled` is true if faults may happen.
+    /// Returns a random fate. `troubled` is true if faults may occur.
     pub(crate) fn draw(
         script: &Script,
         launch: &Launch,
@@ -57,14 +57,14 @@ impl Fate {
         let (fails, badly, early) = (odd(odds.not_started), odd(odds.bad_boot), odd(30));
         let (deaf, immortal, slow) = (odd(odds.deaf), odd(odds.immortal), odd(odds.slow));
         let (dies, leads) = (odd(odds.short_life), odd(50));
-        // Most runs write the reference answers.
+        // This reduces the failures of reference workers, so that most runs have reference answers.
         let badly = badly && (!launch.purpose.is_reference() || random.percent(30));
         let early = early && badly;
         let mut below =
             |limit: Duration| random.within(if slow { limit * 3 / 2 } else { limit - 3 * MAX_LATENCY });
         let (spawn, warm) = (below(timeouts.spawn), below(timeouts.warm));
         let (drain, exit) = (below(timeouts.drain), below(timeouts.stop));
-        // A long start leaves time for events during the start of a standby.
+        // A long start allows events to occur while a standby is starting.
         let long = launch.standby && random.percent(40);
         let warm = if long { warm.max(timeouts.warm - 5 * MAX_LATENCY) } else { warm };
         let life = random.pick(&[10 * MS, 500 * MS, 20_000 * MS]);

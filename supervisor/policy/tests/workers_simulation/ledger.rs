@@ -1,4 +1,4 @@
-//! The groups of the model's GPU, which the model shares with others.
+//! The groups of a GPU that the model shares with other models.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,8 @@ impl Ledger {
         self.now
     }
 
-    /// Answers a request for a number of groups, without the ones that the model cannot have.
+    /// Answers a request for a number of groups. The answer avoids partitions that the model cannot
+    /// use.
     pub(crate) fn ask(&mut self, count: usize, cannot: Option<Groups>, random: &mut Random) -> Groups {
         self.count = count;
         self.cannot.extend(cannot);
@@ -38,7 +39,7 @@ impl Ledger {
         self.now
     }
 
-    /// Moves the model for others, if possible.
+    /// Moves the model's groups to make room for other models, if possible.
     pub(crate) fn move_away(&mut self, random: &mut Random) -> Groups {
         if self.count < self.total {
             self.place(random);

@@ -1,8 +1,8 @@
-//! A simulation of a model's workers with delays, deaths, lost messages and workers that ignore
-//! orders: many seeded runs, each checked at every step against the rules in `rules/`.
+//! A simulation of a model's workers with delays, deaths, lost messages and workers that ignore orders.
+//! It runs many seeds and checks every step against the rules in `rules/`.
 //!
 //! * `SHADOWSLICE_SIM_SEEDS=1000000` runs this number of seeds instead of [`SEEDS`].
-//! * `SHADOWSLICE_SIM_SEED=4711` runs only this seed and prints each step; show it with
+//! * `SHADOWSLICE_SIM_SEED=4711` runs only this seed and prints each step. To see the steps, run
 //!   `cargo test -p shadowslice-policy --test workers_simulation -- --nocapture`.
 //!
 //! `supervisor/policy/mutations/run` shows that this test can fail.
@@ -88,7 +88,7 @@ const SITUATIONS: [&str; 52] = [
 /// The number of runs in which each situation occurred.
 type Tally = BTreeMap<&'static str, u64>;
 
-/// Runs every `step`th seed from `first` below `seeds`, up to the first failure.
+/// Runs every `step`th seed, starting at `first` and below `seeds`. Stops at the first failure.
 fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, SimulationFailure)> {
     let mut tally = Tally::new();
     for seed in (first..seeds).step_by(step) {

@@ -1,29 +1,29 @@
-//! The likelihood of faults.
+//! The probabilities of faults in a run.
 
 use crate::random::Random;
 
-/// The likelihood of each fault, in percent.
+/// The probability of each fault, in percent.
 #[derive(Debug, Default)]
 pub(crate) struct Odds {
-    /// The start fails before the process exists.
+    /// The probability that a start fails before a process exists.
     pub(crate) not_started: u64,
-    /// The start fails later.
+    /// The probability that a start fails after the process was created.
     pub(crate) bad_boot: u64,
-    /// A warm worker dies soon.
+    /// The probability that a warm worker soon dies.
     pub(crate) short_life: u64,
-    /// A phase takes up to half as long again as its limit.
+    /// The probability that a phase takes up to 1.5 times its time limit.
     pub(crate) slow: u64,
     pub(crate) deaf: u64,
     pub(crate) immortal: u64,
-    /// News is lost.
+    /// The probability that an event is lost.
     pub(crate) lost: u64,
-    /// News arrives again later. This is not a fault.
+    /// The probability that an event is repeated later, which is not a fault.
     pub(crate) repeated: u64,
-    /// A partition cannot be prepared.
+    /// The probability that a partition cannot be prepared.
     pub(crate) no_partition: u64,
-    /// The worker does not answer about a partition.
+    /// The probability that the worker does not reply to a request for a partition.
     pub(crate) no_answer: u64,
-    /// The GPU has too little memory for a standby.
+    /// The probability that the GPU has too little memory for a standby.
     pub(crate) no_room: u64,
 }
 
@@ -34,7 +34,7 @@ impl Odds {
         if faultless {
             return Self { repeated, no_room, ..Self::default() };
         }
-        // If every worker fails, few changes make progress.
+        // Low probabilities in half of the runs let more changes complete.
         if random.percent(50) {
             let mut low = |chances: &[u64]| random.pick(chances);
             return Self {

@@ -1,4 +1,4 @@
-//! Events from outside: orders, accidents, and the end of both.
+//! Events from outside the state machine: orders, faults, and their end.
 
 use shadowslice_policy::workers::{
     Cause, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkersState,
@@ -13,7 +13,7 @@ use crate::script::{ExternalEvent, MS, Pick, share_within};
 use crate::world::{World, WorldEvent};
 
 impl World {
-    /// Carries out an external event.
+    /// Applies an external event.
     pub(crate) fn happens(&mut self, happening: ExternalEvent) -> Result<(), Violation> {
         match happening {
             ExternalEvent::Resize => self.resize(None),
@@ -73,7 +73,7 @@ impl World {
         (!among.is_empty()).then(|| self.random.pick(&among))
     }
 
-    /// Requests a share: `share`, or else a drawn one.
+    /// Requests the given share, or a random share if `share` is `None`.
     fn resize(&mut self, share: Option<Percent>) -> Result<(), Violation> {
         self.number += 1;
         let any = Percent::new(1 + u32::try_from(self.random.below(100)).expect("it is below 100"));
@@ -84,7 +84,7 @@ impl World {
         let alive: Vec<Percent> = alive.map(|process| process.launch.share).collect();
         let share = match share {
             Some(share) => share,
-            // The share of another worker, which may be a standby or still start.
+            // This is the share of another worker, for example of a standby that is still starting.
             None if self.random.percent(60) && !alive.is_empty() => self.random.pick(&alive),
             None if self.random.percent(90) => {
                 share_within(&self.script.settings, self.script.few_shares, &mut self.random)
@@ -108,7 +108,7 @@ impl World {
             return Ok(());
         }
         if self.is_silent() {
-            // Starts of standbys would fail for ever.
+            // Standbys are switched off, because all their starts would fail.
             self.script.settings.standby = false;
             return self.tell(LifecycleEvent::Configured(self.script.settings.clone()));
         }
@@ -117,7 +117,7 @@ impl World {
     }
 }
 
-/// Returns other settings, for which the same workers are right.
+/// Returns changed settings that do not require other workers.
 fn configured(settings: &Settings, random: &mut Random) -> Settings {
     let mut other = settings.clone();
     match random.below(3) {

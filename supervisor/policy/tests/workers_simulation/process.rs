@@ -1,4 +1,4 @@
-//! The processes of a run, and their next steps.
+//! The simulated processes of a run, and their next steps.
 
 use shadowslice_policy::workers::{Launch, LifecycleEvent};
 use shadowslice_shared::batch::PartitionReply;
@@ -12,15 +12,15 @@ use crate::fate::{Boot, Fate};
 use crate::script::{MS, Script};
 use crate::world::{World, WorldEvent};
 
-/// A worker's process.
+/// A simulated worker process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) launch: Launch,
     pub(crate) fate: Fate,
-    /// The partition that the worker was given at its start.
+    /// The partition with which the worker was started.
     pub(crate) asked: Option<Groups>,
     pub(crate) alive: bool,
-    /// True if the worker sends nothing any more, because it hangs or ends.
+    /// True if the worker sends no further messages, because it hangs or is ending.
     pub(crate) mute: bool,
     /// True if the worker has a lane.
     pub(crate) attached: bool,
@@ -41,14 +41,14 @@ pub(crate) enum ProcessStep {
     Ends,
 }
 
-/// Returns true if no worker can prepare this partition; the answer never changes.
+/// Returns true if no worker can prepare this partition. The result for a partition never changes.
 fn is_bad(script: &Script, groups: Groups) -> bool {
     let bad_count = groups.count() < 18 && script.bad_counts >> groups.count() & 1 == 1;
     let chance = groups.bits().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     bad_count || chance % 100 < script.odds.no_partition
 }
 
-/// Returns the proofs of a worker that was to begin with `asked`.
+/// Returns the proofs of a worker that was started with the partition `asked`.
 fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     let total = script.division.as_ref()?.count();
     let bad = |count| count < total && script.bad_counts >> count & 1 == 1;
@@ -64,8 +64,8 @@ fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     Some(ProvenPartitions { counts, ready: ready.unwrap_or(Groups::WHOLE) })
 }
 
-/// Returns the times on a number of groups. The larger batch fits on even numbers and on the whole
-/// GPU.
+/// Returns the batch times on a number of groups. The larger batch size fits only on even numbers of
+/// groups and on the whole GPU.
 fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
     let fits = count == total || count.is_multiple_of(2);
     let sizes = if fits { &[1, 2][..] } else { &[1] };
@@ -73,7 +73,7 @@ fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
 }
 
 impl World {
-    /// Takes the next step of a process.
+    /// Runs the next step of a process.
     pub(crate) fn goes_on(&mut self, worker: WorkerId, next: ProcessStep) {
         let Some(process) = self.processes.get(&worker).filter(|process| process.alive) else { return };
         let mute = process.mute;
@@ -162,7 +162,7 @@ impl World {
         self.process(worker).mute = true;
     }
 
-    /// Lets a process die. Its lane, if it has one, may end before.
+    /// Makes a process die. Its lane may end before the process does.
     pub(crate) fn die(&mut self, worker: WorkerId) {
         let (attached, leads) = (self.process(worker).attached, self.process(worker).fate.lane_leads);
         match leads.filter(|_| attached) {
@@ -176,7 +176,7 @@ impl World {
         }
     }
 
-    /// Ends a process. Its exit is reported once, after all other news.
+    /// Ends a process. Its exit is reported once, after all its other events.
     fn end(&mut self, worker: WorkerId) {
         let idle = self.random.percent(50);
         let process = self.process(worker);
@@ -186,7 +186,7 @@ impl World {
         self.schedule(latency, WorldEvent::News(worker, fact));
     }
 
-    /// Sends news, which may be lost or arrive again later.
+    /// Sends an event, which may be lost or repeated later.
     fn say(&mut self, worker: WorkerId, fact: LifecycleEvent) {
         let latency = self.process(worker).fate.latency;
         if self.random.percent(self.script.odds.repeated) {

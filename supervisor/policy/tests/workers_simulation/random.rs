@@ -1,4 +1,4 @@
-//! A seeded random number generator: splitmix64.
+//! A seeded random number generator (splitmix64).
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number from 0 to `bound - 1`.
+    /// Returns a random number from 0 to `bound - 1`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -26,13 +26,13 @@ impl Random {
         self.below(100) < chance
     }
 
-    /// Returns a time shorter than `bound`, in whole microseconds.
+    /// Returns a random duration below `bound`, in whole microseconds.
     pub(crate) fn within(&mut self, bound: Duration) -> Duration {
         let micros = u64::try_from(bound.as_micros()).expect("simulated spans are short");
         Duration::from_micros(self.below(micros.max(1)))
     }
 
-    /// Returns one of these.
+    /// Returns a random element of the slice.
     pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         let at = usize::try_from(self.below(of.len() as u64)).expect("it was a usize");
         of[at]

@@ -1,4 +1,4 @@
-//! The script of a run, drawn from its seed.
+//! The script of a run, generated from its seed.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::random::Random;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 
-/// The longest time until news of a worker reaches the state machine.
+/// The maximum time after which an event of a worker reaches the state machine.
 pub(crate) const MAX_LATENCY: Duration = Duration::from_millis(2);
 
-/// The requested shares, in runs with many and in runs with few.
+/// The possible shares of requests, for runs with many and with few different shares.
 const SHARES: [u32; 9] = [10, 20, 25, 40, 50, 60, 75, 90, 100];
 const FEW_SHARES: [u32; 3] = [20, 60, 100];
 
-/// An event from outside.
+/// An event from outside the state machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ExternalEvent {
     /// Another share is requested.
@@ -28,63 +28,63 @@ pub(crate) enum ExternalEvent {
     Configure,
     /// An operator holds or releases the share.
     Hold(bool),
-    /// The memory of the standby is needed.
+    /// The standby must exit, because its memory is needed.
     StandbyRevoked,
-    /// Other models move this model's groups.
+    /// The groups of this model move, because other models need the old ones.
     GroupsMove,
-    /// A timer fires that belongs to another owner or was never cancelled.
+    /// A timer fires that belongs to another owner or is outdated.
     StrayTimer,
     /// A request is proved to kill its workers.
     Poison,
-    /// A worker dies by `kill -9`; its lane may end before.
+    /// A worker is killed with `kill -9`. Its lane may end before its process does.
     Death(Pick),
-    /// A worker hangs or breaks the protocol.
+    /// A worker hangs or violates the protocol.
     Misbehaviour(Pick),
     Stop,
 }
 
-/// The worker that an event hits.
+/// The worker that is affected by an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pick {
     Routed,
     Other,
 }
 
-/// The time after faults and orders.
+/// The behaviour of workers after the time of faults and orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
-    /// Everything succeeds in time from then on.
+    /// Everything succeeds within its time limits.
     Heals,
-    /// The state machine hears only the exits of killed workers.
+    /// The state machine receives only the exits of killed workers.
     FallsSilent,
 }
 
-/// One run.
+/// The script of one run.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) faultless: bool,
     pub(crate) settings: Settings,
     pub(crate) share: Percent,
-    /// True if requests repeat the same shares.
+    /// True if requests repeat the same few shares.
     pub(crate) few_shares: bool,
     pub(crate) held: bool,
     pub(crate) division: Option<Division>,
-    /// The numbers of groups that no worker can have, one bit for each.
+    /// The numbers of groups that no worker can use, as a bit mask.
     pub(crate) bad_counts: u64,
-    /// True if the configuration has a fault.
+    /// True if the model's configuration has a fault.
     pub(crate) fault: bool,
     pub(crate) odds: Odds,
     pub(crate) timer_lateness: Duration,
-    /// The time for which faults and orders continue.
+    /// The duration of faults and orders.
     pub(crate) span: Duration,
     pub(crate) afterwards: Afterwards,
     pub(crate) happenings: Vec<(Duration, ExternalEvent)>,
 }
 
 impl Script {
-    /// Draws a script. Every fourth seed is a run without faults, in which everything succeeds in
-    /// time. News still arrives late or twice, old timers fire, groups move, and memory for
-    /// standbys is short.
+    /// Returns a random script. In every fourth run there are no faults, and everything succeeds within
+    /// its time limits. Even in these runs, events are late or repeated, outdated timers fire, groups
+    /// move, and memory for standbys can be insufficient.
     pub(crate) fn draw(seed: u64, random: &mut Random) -> Self {
         let faultless = seed.is_multiple_of(4);
         let total = Sms(random.pick(&[16, 20, 46, 132]));
@@ -153,7 +153,7 @@ fn settings(handover: HandoverMode, total: Sms, random: &mut Random) -> Settings
     }
 }
 
-/// Returns a share within the bounds.
+/// Returns a random share within the configured limits.
 pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) -> Percent {
     let shares: &[u32] = if few { &FEW_SHARES } else { &SHARES };
     let share = random.pick(shares);
@@ -163,7 +163,7 @@ pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) 
 
 fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, ExternalEvent)> {
     let mut happenings = Vec::new();
-    // Several events happen at about the same time.
+    // Events are concentrated on a few points in time, so that some coincide.
     let shortly = random.pick(&[200 * MS, 1500 * MS, span]).min(span);
     let moments: Vec<Duration> = (0..4).map(|_| random.within(span - shortly + MS)).collect();
     let mut some = |many: u64, happening, random: &mut Random| {

@@ -1,4 +1,4 @@
-//! A model's workers and their driver on a virtual clock.
+//! A model's workers and their driver, with a virtual clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::random::Random;
 use crate::rules::{RuleChecker, Situations, Stimulus, Violation};
 use crate::script::{Afterwards, ExternalEvent, Script};
 
-/// A run that broke a rule.
+/// A run that violated a rule.
 #[derive(Debug)]
 pub(crate) struct SimulationFailure {
     pub(crate) at: Timestamp,
@@ -28,14 +28,14 @@ impl fmt::Display for SimulationFailure {
 }
 
 pub(crate) enum WorldEvent {
-    /// The news of a worker reaches the state machine.
+    /// An event of a worker reaches the state machine.
     News(WorkerId, LifecycleEvent),
     Process(WorkerId, ProcessStep),
     External(ExternalEvent),
     Timer,
 }
 
-/// The most timers in a row for what is due at one time.
+/// The maximum number of consecutive timers at the same time.
 const AT_ONCE: usize = 3;
 
 pub(crate) struct World {
@@ -47,21 +47,22 @@ pub(crate) struct World {
     pub(crate) processes: BTreeMap<WorkerId, Process>,
     pub(crate) routed: Option<WorkerId>,
     pub(crate) now: Timestamp,
-    /// The events that are reported before all others.
+    /// The events that must be reported before all others.
     pub(crate) at_once: VecDeque<LifecycleEvent>,
     /// The number of the last request.
     pub(crate) number: u64,
     /// True after the time of faults and orders.
     pub(crate) calm: bool,
     pub(crate) stopped: bool,
-    /// The future events, by time. The number keeps keys unique and equal times in order.
+    /// The future events, ordered by time. The number makes keys unique and preserves the order of
+    /// events at the same time.
     events: BTreeMap<(Timestamp, u64), WorldEvent>,
     scheduled: u64,
     timer_set_for: Option<Timestamp>,
     verbose: bool,
 }
 
-/// Runs one seed to its end.
+/// Runs one seed to its end, and returns the situations that occurred.
 pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, SimulationFailure> {
     let mut random = Random::new(seed);
     let script = Script::draw(seed, &mut random);
@@ -118,7 +119,7 @@ impl World {
         self.rules.ended(&self.workers)
     }
 
-    /// Runs until this time.
+    /// Runs all events up to the time `end`.
     fn run_until(&mut self, end: Timestamp) -> Result<(), Violation> {
         while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= end) {
             let ((at, _), event) = event.remove_entry();
@@ -165,7 +166,7 @@ impl World {
         self.tell(fact)
     }
 
-    /// Reports an event, and then the events that follow at once.
+    /// Reports an event, and then the events that it immediately caused.
     pub(crate) fn tell(&mut self, fact: LifecycleEvent) -> Result<(), Violation> {
         self.tell_one(fact)?;
         self.tell_at_once()
@@ -202,7 +203,7 @@ impl World {
         for action in actions {
             self.carry_out(action);
         }
-        // Timers are set and never cancelled.
+        // Timers are never cancelled, so that outdated timers also fire.
         if let Some(due) = self.workers.due()
             && self.timer_set_for != Some(due)
         {
@@ -212,7 +213,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns true if faults may still happen.
+    /// Returns true if faults may occur at this time.
     pub(crate) fn is_troubled(&self) -> bool {
         !self.script.faultless && !self.calm
     }

@@ -1,8 +1,7 @@
-//! Tests of streams: the order of their steps, and their end.
+//! Tests of streams: the order of their steps, and how streams end.
 
 use super::*;
 
-/// A step of a stream.
 impl Asked {
     fn step(number: u32) -> QueuedRequest<(), Self> {
         request(STEPS + number, 0)
@@ -52,7 +51,7 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
 fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
     let mut model = serving();
     model.set_model_limits(0, 1, Some(8));
-    // This lane has no predictions, so that the scheduler holds nothing back.
+    // A lane without predictions makes the scheduler send batches without waiting.
     model.detach(WORKER);
     let slice = Slice { times: Vec::new(), ..slice(Groups::WHOLE, 100) };
     model.attach(Lane::new(WORKER, &slice, Predictor::new(None, Sms(100)), SLOTS));
@@ -65,7 +64,7 @@ fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
         let gone = go(&mut model, at(now)).0;
         waits = waits && gone.iter().all(|(_, batch)| batch[0] < STEPS);
         sent.extend(gone);
-        // Its client has one step at a time, and is slower than the next request.
+        // The stream's client requests its next step only after the next new request has arrived.
         if !waits {
             model.queue_step(WORKER, Asked::step(now as u32 + 1)).unwrap();
             waits = true;

@@ -1,11 +1,12 @@
-//! A forecast of the requests that a layout keeps in time, by the rule of contention. It only
-//! decides which layouts are tried first; the measurements of a trial decide which one stays.
+//! A forecast of the misses under a layout, computed with the contention model. The forecast only
+//! decides which layouts a trial uses, and in which order. The measurements of the trial decide which
+//! layout stays.
 //!
-//! In the steady state a model runs batches of `b` rows that take `T` beside its neighbours, and
-//! each neighbour executes for the part `ρ` of the time. The model keeps up with `λ` rows per
-//! second if `λ · T ≤ b`. It meets its objective if two batches end within it: the one that a
-//! request waits for, and its own. `T` and `ρ` of all models depend on each other, so they are
-//! computed in rounds.
+//! The forecast assumes a steady state. A model runs batches of `b` rows, which take the time `T` under
+//! contention. Each other model executes for the fraction `ρ` of the time. The model keeps up with `λ`
+//! rows per second if `λ · T ≤ b`. It meets its SLO if two batches take no longer than the SLO: one
+//! that a request waits for, and the request's own. `T` and `ρ` of all models depend on each other, so
+//! the forecast computes them iteratively.
 
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ use shadowslice_shared::units::Sms;
 use super::super::layout::{Layout, LayoutTenant};
 use super::score::weighted;
 
-/// The rounds until times and neighbours agree: further ones change the result by less than 1 %.
+/// The number of iterations. Further iterations change the result by less than 1 %.
 const ROUNDS: usize = 5;
 
-/// The largest part of the time in which a model may execute and still keep up, because requests
-/// arrive by chance.
+/// The maximum fraction of the time for which a model may execute and still keep up. It is below 1,
+/// because requests arrive at random.
 pub(super) const KEEPS_UP: f64 = 0.85;
 
-/// The load of one model.
+/// The load on one model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand<'e> {
     pub(super) tenant: LayoutTenant,
@@ -36,33 +37,34 @@ pub(super) struct Demand<'e> {
 /// The forecast for one model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Steady {
-    /// The rows of a batch.
+    /// The number of rows in a batch.
     rows: u32,
-    /// The part of the time in which the model executes.
+    /// The fraction of the time for which the model executes.
     busy: f64,
-    /// The requests per second that are in time.
+    /// The number of rows per second that are in time.
     kept_per_s: f64,
-    /// The time of two batches as a part of the objective.
+    /// The time of two batches, as a fraction of the SLO.
     stress: f64,
 }
 
 /// The forecast for a layout.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Forecast {
-    /// The part of each priority's requests that would miss, the highest priority first.
+    /// The fraction of the requests of each priority that would miss, with the highest priority first.
     pub(super) missed: Vec<f64>,
-    /// The mean over all requests of the time of two batches as a part of the objective.
+    /// The mean of the models' `stress`, weighted by their request rates.
     pub(super) stress: f64,
 }
 
 impl Forecast {
-    /// Returns the [weighted] parts that would miss. Stress decides between equal ones.
+    /// Returns the [weighted] sum of the miss rates. Adds 1 % of the stress, which decides between
+    /// layouts with equal miss rates.
     pub(super) fn loss(&self) -> f64 {
         weighted(self.missed.iter().copied()) + self.stress / 100.0
     }
 }
 
-/// Forecasts a layout.
+/// Returns the forecast for a layout.
 pub(super) fn forecast(layout: &Layout, demands: &[Demand<'_>], gpu: &SharedGpu) -> Forecast {
     let own: Vec<Occupant> = demands.iter().map(|demand| occupant(layout, demand, gpu)).collect();
     let mut states: Vec<Steady> =
@@ -103,7 +105,7 @@ fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &SharedGpu) -> Occupant {
     own.with_priority(ClientPriority::of(demand.tenant.priority))
 }
 
-/// Returns the model as its neighbours meet it: executing for its part of the time.
+/// Returns the average effect of a model on the other models: it executes for its fraction of the time.
 fn meeting(own: Occupant, demand: &Demand<'_>, state: &Steady) -> Occupant {
     own.executing(demand.execution, state.rows).busy(state.busy)
 }
@@ -144,8 +146,8 @@ mod tests {
 
     const GPU: Sms = Sms(128);
 
-    /// Returns the times of a model whose row takes `ms` on all SMs, and twice that on half of
-    /// them. Rows run one after another.
+    /// Returns execution times for which a row takes `ms` on all SMs, and twice as long on half of
+    /// them. Rows run one after the other.
     fn execution(ms: f64, kernels: u32) -> Execution {
         let row = |batch: u32| ExecutionRow {
             batch,

@@ -1,4 +1,4 @@
-//! The state of one GPU: the layout in force, and how it was chosen.
+//! The state of one GPU: its current layout, and how the policy chose it.
 //!
 //! ```text
 //! AtRest ── a model violates its objective, refusing is not enough ──▶ Trying ── the best ──▶ Chosen
@@ -16,23 +16,24 @@ use super::score::Score;
 use super::trial::{Candidate, LayoutTrial, SwitchSpeed, TrialObservation, TrialProgress};
 use super::window::ArrivalRate;
 
-/// The time for which late requests are refused after a model violated its objective.
+/// The time for which late requests are refused after a model violated its SLO.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
-/// The time for which late requests must have been refused before a layout is tried.
+/// The minimum time for which late requests must be refused before the policy tries a layout.
 pub(super) const MIN_REFUSAL_TIME: Duration = Duration::from_millis(300);
 
-/// The pause before another trial for the same load, and before an unneeded layout is taken back:
-/// at first, and at most. Each pause is [`PAUSE_FACTOR`] times the one before.
+/// The minimum and the maximum pause. The policy pauses before it starts another trial for the same
+/// load, and before it returns from a layout to the shares at rest. Each pause is [`PAUSE_FACTOR`]
+/// times the previous one.
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 const PAUSE_FACTOR: u32 = 10;
 
-/// The increase of the loss since the last trial that justifies another one, and the loss that
-/// justifies a trial by shadows.
+/// The increase of the loss since the last trial that justifies another trial. A trial that changes
+/// shares by shadows requires at least this loss.
 pub(super) const MUCH_WORSE: f64 = 0.05;
 
-/// The number of loads for which a GPU remembers the best layout.
+/// The maximum number of loads for which the best layout of a GPU is remembered.
 const MAX_REMEMBERED: usize = 16;
 
 /// The state of one GPU.
@@ -44,45 +45,47 @@ pub(super) struct GpuState {
     remembered: Vec<ChosenLayout>,
 }
 
-/// The stage of a GPU's layout.
+/// The stage of the choice of a layout for a GPU.
 #[derive(Debug, Clone)]
 pub(super) enum GpuStage {
-    /// No layout is needed, or none was tried yet.
+    /// The models have their shares at rest. No layout is needed, or the policy has not tried one yet.
     AtRest,
-    /// A trial is under way.
+    /// A trial is in progress.
     Trying {
-        /// The trial.
+        /// The trial that is in progress.
         trial: LayoutTrial,
-        /// The request rates when the trial began.
+        /// The request rates at the start of the trial.
         rates: RequestRates,
-        /// The last pause under this load.
+        /// The length of the last pause under this load.
         pause: Duration,
     },
-    /// A layout is in force.
+    /// The policy has chosen a layout.
     Chosen(ChosenLayout),
 }
 
-/// The requests per second of each model, by index.
+/// The request rate of each model, with the index of the model.
 pub(super) type RequestRates = Vec<(usize, ArrivalRate)>;
 
-/// A layout that stays in force: it won a trial, sufficed in one, or is remembered.
+/// A layout that the policy has chosen. It had the fewest misses in a trial, met all SLOs in a trial,
+/// or was remembered for this load.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenLayout {
     pub(super) layout: Layout,
-    /// The misses under the layout when it was chosen.
+    /// The misses under the layout at the time when it was chosen.
     score: Score,
     pub(super) trial: LayoutTrial,
-    /// True if the trial ended early, because all models met their objectives.
+    /// True if the trial ended early, because all models met their SLOs.
     sufficed: bool,
-    /// The load for which the layout was chosen.
+    /// The request rates for which the layout was chosen.
     rates: RequestRates,
-    /// The load under this layout after it was in force for long. Clients that wait for each
-    /// response send at another rate under another layout.
+    /// The request rates under this layout, measured after it had been in force for some time. They can
+    /// differ from `rates`, because the rate of clients that wait for each response depends on the
+    /// layout.
     usual_rates: Option<RequestRates>,
-    /// The least time for which the layout stays.
+    /// The minimum time for which the layout stays in force.
     pause: Duration,
     retry_at: Timestamp,
-    /// The time at which a model last violated its objective.
+    /// The time at which a model last violated its SLO.
     last_violation: Timestamp,
 }
 
@@ -90,25 +93,26 @@ pub(super) struct ChosenLayout {
 #[derive(Debug, Clone)]
 pub(super) struct GpuObservation {
     pub(super) trial: TrialObservation,
-    /// The most important model that violates its objective and can be helped.
+    /// The index of the most important model that violates its SLO and that a layout may help.
     pub(super) violating: Option<usize>,
     /// The misses of all models since the windows were cleared.
     pub(super) recent: Score,
-    /// The misses of the last second.
+    /// The misses of all models in the last second.
     pub(super) last: Score,
-    /// The request rates over a short time.
+    /// The request rates of the last second.
     pub(super) rates: RequestRates,
-    /// The request rates over a long time; `None` if the windows were cleared within it.
+    /// The request rates of the last 10 s. `None` if the windows were cleared in this time.
     pub(super) usual_rates: Option<RequestRates>,
     pub(super) speed: SwitchSpeed,
 }
 
-/// The effect of an update on the models' windows.
+/// The effect of an update on the models' observation windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WindowUpdate {
-    /// The windows stay.
+    /// The windows keep their observations.
     Keep,
-    /// The windows are cleared: another layout is in force, or is measured from now on.
+    /// The windows are cleared, because another layout comes into force, or because a measurement
+    /// starts.
     Clear,
 }
 
@@ -128,7 +132,7 @@ impl GpuState {
         now < self.refuses_until
     }
 
-    /// Returns the layout; `None` if the models have their shares at rest.
+    /// Returns the layout. Returns `None` if the models have their shares at rest.
     pub(super) fn layout(&self) -> Option<&Layout> {
         match &self.stage {
             GpuStage::AtRest => None,
@@ -137,8 +141,8 @@ impl GpuState {
         }
     }
 
-    /// Refuses late requests while a model violates its objective, and for a while after. Returns
-    /// true if refusing begins now.
+    /// Updates whether late requests are refused. They are refused while a model violates its SLO, and
+    /// for [`REFUSAL_TIME`] afterwards. Returns true if the refusals start now.
     pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
@@ -153,13 +157,13 @@ impl GpuState {
         begins
     }
 
-    /// Returns true if late requests were refused long enough to help. The windows were cleared
-    /// when refusing began, so they contain nothing from a newer load.
+    /// Returns true if late requests were refused long enough for an effect. The windows were cleared
+    /// when the refusals started, so all observations in them are under these conditions.
     fn refuses_for_long(&self, now: Timestamp) -> bool {
         self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
 
-    /// Updates the stage. `candidates` lists the layouts to try beside the present one.
+    /// Updates the stage. `candidates` returns the layouts to try in addition to the current one.
     pub(super) fn update(
         &mut self,
         observation: &GpuObservation,
@@ -187,8 +191,8 @@ impl GpuState {
         self.change(model, present, Duration::ZERO, observation, candidates)
     }
 
-    /// Restores the best layout for this load if it is known and differs from the present one.
-    /// Otherwise begins a trial.
+    /// Restores the best layout for this load, if one is remembered and differs from the current one.
+    /// Otherwise starts a trial.
     fn change(
         &mut self,
         model: usize,
@@ -285,17 +289,18 @@ impl GpuState {
         };
         let is_worse_now = is_worse(&observation.recent) || is_worse(&observation.last);
         let is_due = now >= chosen.retry_at || !are_alike(&chosen.rates, &observation.rates);
-        // A violation under a layout that sufficed means that the load has changed.
+        // A layout that was sufficient in its trial no longer is, so the load must have changed.
         let retry = if chosen.sufficed { is_worse_now || is_due } else { is_worse_now && is_due };
         let retry = retry && self.refuses_for_long(now);
-        // Some of the recent misses belong to the former load.
+        // The score must start at zero, because some of the recent misses occurred under the former
+        // load.
         let present = Candidate::new(chosen.layout.clone(), observation.recent.blank());
         let pause = chosen.pause;
         self.stage = GpuStage::Chosen(chosen);
         if retry { self.change(model, present, pause, observation, candidates) } else { WindowUpdate::Keep }
     }
 
-    /// Returns the same state for models with other indices; unknown ones keep theirs.
+    /// Returns the same state with new model indices. Models without a new index keep their old one.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize> + Copy) -> Self {
         let mut gpu = self.clone();
         match &mut gpu.stage {
@@ -324,7 +329,7 @@ fn renumber(rates: &mut RequestRates, now: impl Fn(usize) -> Option<usize>) {
     rates.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
 }
 
-/// Returns true if two loads have the same models, and the rates of each model are alike.
+/// Returns true if both loads have the same models, with similar rates.
 fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
     let is_like = |(model, rate): &(usize, ArrivalRate)| {
         other.iter().any(|(of, other)| of == model && rate.is_like(*other))
@@ -332,7 +337,7 @@ fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
     rates.len() == other.len() && rates.iter().all(is_like)
 }
 
-/// Returns the next pause under the same load.
+/// Returns the length of the next pause under the same load.
 fn longer(pause: Duration) -> Duration {
     (pause * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }

@@ -1,5 +1,5 @@
-//! The adaptive policy: plain MPS until a model violates its objective, then the layout of the GPU
-//! that misses the fewest requests.
+//! The adaptive policy. It uses plain MPS until a model violates its SLO. It then looks for the layout
+//! of the GPU with the fewest misses.
 //!
 //! ```text
 //! observations ─▶ windows ─▶ does a model violate its objective? ─ no, for a while ─▶ tentatively at rest
@@ -8,11 +8,11 @@
 //!        refuse late requests ─ not enough ─▶ try the layouts, measure each, keep the best one
 //! ```
 //!
-//! A model **violates** its objective if more of its requests miss it than its percentile allows, by
-//! more than chance. A [`layout`] says which part of the GPU each model may use. A [`trial`] puts
-//! layouts in force one after the other and compares their misses ([`score`]). After the first trial
-//! or return to rest, the pauses before the next one become long until the load changes, so that
-//! little moves under a steady load.
+//! A model **violates** its SLO if more of its requests miss the SLO than its percentile allows, and
+//! chance does not explain the difference. A [`layout`] defines which part of the GPU each model may
+//! use. A [`trial`] puts several layouts in force, one after the other, and compares their misses
+//! ([`score`]). After a trial or a return to the shares at rest, the policy pauses. The pauses become
+//! long until the load changes, so that shares rarely change under a steady load.
 
 mod forecast;
 mod gpu;
@@ -38,16 +38,18 @@ use score::{Misses, Score};
 use trial::{LayoutTrial, SwitchSpeed, TrialObservation};
 use window::{LONG, ObservationWindow, SHORT};
 
-/// The least part of a model's objective that two of its batches must take. Below it, the model
-/// misses for another reason than the time of its batches, unless its worker does not keep up.
+/// The minimum time of two batches, as a fraction of the model's SLO, at which batch time can be the
+/// cause of misses. If two batches take less time, the model misses for another reason, unless its
+/// worker cannot keep up with the load.
 const MIN_EXECUTION_PART: f64 = 0.4;
 
-/// The most layouts that are tried beside the present one: the best ones of the forecast. More
-/// would take longer than many loads last.
+/// The maximum number of layouts in a trial, in addition to the current one. The layouts with the best
+/// forecasts are tried. A longer trial would take longer than many loads last.
 const MAX_TRIED: usize = 4;
 
-/// The most layouts that are tried if every share changes by a shadow, which takes seconds. If only
-/// some shares do, the other models move first, and one layout of this kind is tried afterwards.
+/// The maximum number of layouts in a trial if every share changes by a shadow, which takes seconds. If
+/// only some shares do, the trial first moves only the other models, and then tries one layout of this
+/// kind.
 const MAX_TRIED_BY_SHADOW: usize = 2;
 
 /// The state of the adaptive policy.
@@ -67,13 +69,13 @@ impl Adaptive {
         }
     }
 
-    /// Returns the SMs that each model should have now, in the models' order.
+    /// Returns the number of SMs that each model should have now, in the order of the models.
     pub(super) fn shares(&self, specs: &[ModelSpec]) -> Vec<Sms> {
         (0..specs.len()).map(|model| self.placement(model, specs, true).sms).collect()
     }
 
-    /// Takes over an earlier policy's memory of a GPU. `place` is the index of each model in the
-    /// earlier policy.
+    /// Copies the state of an earlier policy for one GPU. `place` returns the index of each model in
+    /// the earlier policy.
     pub(super) fn remember(
         &mut self,
         earlier: &Self,
@@ -126,7 +128,7 @@ impl Adaptive {
                 list.insert(0, Layout::EVERYTHING);
             }
             list.truncate(MAX_TRIED);
-            // A switch by a shadow takes seconds, which costs more than a few misses.
+            // A switch by a shadow takes seconds, which is worth it only if many requests miss.
             if quick.len() < all.len() && observation.recent.loss() > MUCH_WORSE {
                 let slow = candidates(&all, &all, beneficiary.copied()).into_iter();
                 list.extend(slow.take(if quick.is_empty() { MAX_TRIED_BY_SHADOW } else { 1 }));
@@ -138,8 +140,8 @@ impl Adaptive {
         }
     }
 
-    /// Returns the most important model that violates its objective and can be helped: the highest
-    /// priority first, then the most misses.
+    /// Returns the most important model that violates its SLO and that a layout may help. This is the
+    /// one with the highest priority, and among equal priorities the one with the highest miss rate.
     fn most_important(&self, gpu: usize, specs: &[ModelSpec], input: &PolicyInput) -> Option<usize> {
         let missed = |model: usize| self.windows[model].missed();
         let violating = on_gpu(gpu, specs)
@@ -197,8 +199,8 @@ impl Adaptive {
         ShareTarget { sms, groups, admission, why: self.why(model, specs, input) }
     }
 
-    /// Returns the share of a model now. `inside` is true if the share is a partition inside the
-    /// worker.
+    /// Returns the share that a model should have now. `inside` is true if the share is a partition
+    /// inside the worker.
     fn placement(&self, model: usize, specs: &[ModelSpec], inside: bool) -> LayoutShare {
         let gpu = specs[model].gpu;
         let (spec, shape) = (&specs[model], &self.shapes[gpu]);
@@ -265,8 +267,9 @@ impl Adaptive {
         }
     }
 
-    /// Returns true if the model misses because of the time of its batches or because its worker
-    /// does not keep up, and could meet its objective alone on the GPU.
+    /// Returns true if a layout may help the model. This is the case if the time of its batches is the
+    /// cause of its misses, or if its worker cannot keep up with the load. The model must also be able
+    /// to meet its SLO alone on the GPU.
     fn may_be_helped(&self, model: usize, specs: &[ModelSpec], input: &PolicyInput) -> bool {
         let (recent, snapshot) = (&self.windows[model], &input.models[model]);
         let is_behind = snapshot.observation.queued > 0 && recent.busy() > KEEPS_UP;
@@ -278,7 +281,7 @@ impl Adaptive {
         self.windows[model].is_violating(specs[model].allowed_miss_rate())
     }
 
-    /// Clears the models' windows, because their observations don't apply to the new conditions.
+    /// Clears the models' windows, because the old observations do not apply to the new conditions.
     fn forget(&mut self, gpu: usize, specs: &[ModelSpec]) {
         on_gpu(gpu, specs).for_each(|model| self.windows[model].clear());
     }
@@ -288,7 +291,7 @@ fn on_gpu(gpu: usize, specs: &[ModelSpec]) -> impl Iterator<Item = usize> {
     (0..specs.len()).filter(move |&model| specs[model].gpu == gpu)
 }
 
-/// Returns the models of a GPU whose shares may change.
+/// Returns the models of a GPU whose shares are not held.
 fn tenants(
     windows: &[ObservationWindow],
     gpu: usize,
@@ -306,7 +309,7 @@ fn tenants(
     movable.map(tenant).collect()
 }
 
-/// Returns the load of each model, or `None` if the execution times of a model are unknown.
+/// Returns the load of each model. Returns `None` if the execution times of any model are unknown.
 fn demands<'f>(
     windows: &[ObservationWindow],
     tenants: &[LayoutTenant],
@@ -327,12 +330,14 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order of the trial: the first one of each pattern and, with a
-/// forecast, the one with the lowest forecast loss.
+/// Returns the layouts in the order in which the trial uses them. The list contains the first layout of
+/// each pattern. If there is a forecast, it also contains the layout of each pattern with the lowest
+/// forecast loss.
 ///
-/// If the gentlest pattern leaves the whole GPU to the first priority, it comes first. The others
-/// follow by forecast loss. A layout is left out if its forecast loss is above both the forecast
-/// and the `missed` loss of the `present` layout.
+/// The pattern that restricts models least comes first, provided that it leaves the whole GPU to the
+/// models with the highest priority. The other layouts follow in ascending order of their forecast
+/// loss. The list omits layouts whose forecast loss exceeds both the forecast loss and the measured
+/// loss (`missed`) of the `present` layout.
 fn shortlist(
     all: Vec<Layout>,
     demands: Option<&[Demand<'_>]>,
@@ -366,21 +371,22 @@ fn changes_by_shadow(snapshot: &ModelSnapshot) -> bool {
     snapshot.groups.is_none() && !snapshot.held
 }
 
-/// Returns true if the bounds of the model's share keep it from having this number of groups.
+/// Returns true if the model's share is restricted in such a way that it cannot have this number of
+/// groups.
 fn groups_differ(wanted: &Groups, snapshot: &ModelSnapshot) -> bool {
     snapshot.groups.is_some_and(|groups| groups.count() != wanted.count())
 }
 
-/// Returns the time of two of the shortest batches alone on the whole GPU: a request may wait for
-/// one batch and is in the next. Workers measure this time while neighbours may start, too, so an
-/// observed shorter time replaces it.
+/// Returns the time of two of the shortest batches, alone on the whole GPU. A request may have to wait
+/// for one batch before its own batch runs. Workers measure this time during their warm-up, while other
+/// workers may execute. If a batch was observed to take less time, the observed time is used.
 fn two_batches_alone(snapshot: &ModelSnapshot) -> Option<Duration> {
     let proven = snapshot.execution.as_ref()?.time(1, f64::INFINITY);
     let shortest = snapshot.observation.batches.iter().map(|size| size.mean).min();
     Some(2 * shortest.map_or(proven, |shortest| shortest.min(proven)))
 }
 
-/// Returns true if the model could not meet its objective even alone on the GPU.
+/// Returns true if the model could not meet its SLO even if it ran alone on the GPU.
 fn is_hopeless(spec: &ModelSpec, snapshot: &ModelSnapshot) -> bool {
     two_batches_alone(snapshot).is_some_and(|two_batches| two_batches > spec.slo)
 }

@@ -1,43 +1,44 @@
-//! The misses under a layout, and the comparison of two layouts.
+//! The misses under a layout, and the comparison of two layouts by their misses.
 
 use std::cmp::Ordering;
 
-/// The weight of the misses of one priority, relative to the next lower priority.
+/// The weight of the misses of a priority, relative to those of the next lower priority.
 const PRIORITY_WEIGHT: f64 = 4.0;
 
-/// The variance of counts relative to requests that miss independently. Requests of one batch, or
-/// of one burst, miss together. In simulated overloads the factor was 3 to 13.
+/// The factor on the variance of miss counts, relative to requests that miss independently of each
+/// other. Requests of one batch or one burst usually miss together. In simulated overloads, the factor
+/// was 3 to 13.
 const VARIANCE_FACTOR: f64 = 4.0;
 
-/// The requests of one priority that ended, and those of them that missed their objective.
+/// The number of requests that ended, and the number of those that missed their SLO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Misses {
     pub(super) ended: u64,
     pub(super) missed: u64,
 }
 
-/// The misses under one layout, by priority, the highest first.
+/// The misses under one layout by priority, with the highest priority first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Score(Vec<Misses>);
 
 impl Misses {
-    /// Returns the part of the requests that missed, 0 to 1.
+    /// Returns the fraction of the requests that missed, 0 to 1.
     pub(super) fn part(self) -> f64 {
         self.missed as f64 / self.ended.max(1) as f64
     }
 
-    /// Returns the variance of the difference between two parts that missed.
+    /// Returns the variance of the difference between two miss rates.
     fn variance(self, other: Self) -> f64 {
         let (ended, missed) = (self.ended + other.ended, self.missed + other.missed);
-        // One more of each keeps the variance above zero where nothing missed.
+        // Without these added requests, the variance would be zero if no request missed.
         let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
         let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
         VARIANCE_FACTOR * mean * (1.0 - mean) * counts
     }
 }
 
-/// Returns the sum of the parts that missed, by priority from the highest on. Each priority counts
-/// [`PRIORITY_WEIGHT`] times as much as the next one.
+/// Returns the weighted sum of miss rates, which are ordered from the highest priority to the lowest.
+/// The weight of each priority is [`PRIORITY_WEIGHT`] times that of the next one.
 pub(super) fn weighted(missed: impl Iterator<Item = f64>) -> f64 {
     missed.zip(weights()).map(|(missed, weight)| missed * weight).sum()
 }
@@ -51,7 +52,7 @@ impl Score {
         Self(vec![Misses::default(); priorities])
     }
 
-    /// Returns a score for the same number of priorities, without requests.
+    /// Returns an empty score with the same number of priorities.
     pub(super) fn blank(&self) -> Self {
         Self::new(self.0.len())
     }
@@ -73,7 +74,7 @@ impl Score {
         }
     }
 
-    /// Returns the misses of all priorities together.
+    /// Returns the sum of the misses of all priorities.
     pub(super) fn total(&self) -> Misses {
         self.0.iter().fold(Misses::default(), |sum, misses| Misses {
             ended: sum.ended + misses.ended,
@@ -81,22 +82,24 @@ impl Score {
         })
     }
 
-    /// Returns the [weighted] parts that missed.
+    /// Returns the [weighted] sum of the miss rates of all priorities.
     pub(super) fn loss(&self) -> f64 {
         weighted(self.0.iter().map(|misses| misses.part()))
     }
 
-    /// Returns `Less` for the better layout, and `Equal` if chance explains the difference.
+    /// Returns `Less` if this layout is better, and `Equal` if chance explains the difference.
     pub(super) fn compared(&self, other: &Self) -> Ordering {
         beyond_chance(self.loss() - other.loss(), self.deviation(other))
     }
 
-    /// Returns whether more counts would hardly make this the better one.
+    /// Returns true if this layout is so much worse that a longer measurement would hardly change the
+    /// result.
     pub(super) fn is_certainly_worse(&self, other: &Self) -> bool {
         beyond_chance(self.loss() - other.loss(), 2.0 * self.deviation(other)).is_gt()
     }
 
-    /// Returns whether fewer requests of the first priority missed, by more than chance.
+    /// Returns true if fewer requests of the highest priority missed, and chance does not explain the
+    /// difference.
     pub(super) fn saves_first(&self, other: &Self) -> bool {
         let (own, other) = (self.first(), other.first());
         beyond_chance(own.part() - other.part(), own.variance(other).sqrt()).is_lt()
@@ -117,7 +120,8 @@ fn beyond_chance(difference: f64, chance: f64) -> Ordering {
 mod tests {
     use super::*;
 
-    /// Returns a score in which these percentages of a thousand requests of each priority missed.
+    /// Returns a score in which each priority had 1,000 requests. `percents` are the percentages that
+    /// missed.
     fn score(percents: &[u64]) -> Score {
         Score(percents.iter().map(|percent| Misses { ended: 1000, missed: 10 * percent }).collect())
     }

@@ -13,7 +13,7 @@ use super::*;
 const GPU: Sms = Sms(132);
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Models of these priorities on one GPU, or on two.
+/// A simulation of models with these priorities on one or two GPUs.
 struct World {
     policy: Adaptive,
     specs: Vec<ModelSpec>,
@@ -23,7 +23,7 @@ struct World {
     changes: Vec<(usize, Sms)>,
     held: bool,
     execution: Option<Execution>,
-    /// True if ordered changes never take effect.
+    /// True if decided changes never take effect.
     stuck: bool,
     report: Vec<Verdict>,
 }
@@ -58,8 +58,8 @@ impl World {
         self
     }
 
-    /// Passes this number of tenths of a second, with these observations of all models. Returns the
-    /// last admissions.
+    /// Advances the time by this number of tenths of a second, with these observations of all models.
+    /// Returns the last admission limits.
     fn pass(
         &mut self,
         tenths: usize,
@@ -97,8 +97,8 @@ impl World {
     }
 }
 
-/// Returns a tenth of a second with a hundred requests and `missed` misses, in batches of 4 that
-/// take half of the objective.
+/// Returns an observation of a tenth of a second with 100 requests and `missed` misses. Batches have 4
+/// rows and take half of the SLO.
 fn observation(missed: u64) -> Observation {
     Observation {
         span: INTERVAL,
@@ -115,14 +115,13 @@ fn is_half(share: Sms) -> bool {
     (Sms(50)..=Sms(72)).contains(&share)
 }
 
-/// Returns observations in which the first of two models misses until the second has half of the
-/// GPU.
+/// Returns observations in which the first of two models misses until the share of the second is at
+/// most half of the GPU.
 fn helped_by_half(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[1] > Sms(72) { 20 } else { 0 }), observation(0)]
 }
 
-/// Returns observations in which the first of two models misses until it has a part of the GPU to
-/// itself.
+/// Returns observations in which the first of two models misses until it has a part of the GPU alone.
 fn helped_apart(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[0] < GPU { 0 } else { 20 }), observation(0)]
 }
@@ -371,7 +370,7 @@ fn models_that_move_at_once_are_moved_before_one_that_takes_a_shadow() {
 fn a_second_trial_compares_what_it_measured_itself() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
-    // From now on no layout helps any more.
+    // From this point on, every layout has many misses.
     world.pass(50, |_| vec![observation(0); 2]);
     world.pass(60, |shares| vec![observation(if is_half(shares[1]) { 30 } else { 50 }), observation(0)]);
     let VerdictReason::Layout(layout) = &world.report[0].why else { panic!("{:?}", world.report[0].why) };

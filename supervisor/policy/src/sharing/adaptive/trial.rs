@@ -1,5 +1,5 @@
-//! A trial: layouts are put in force one after the other, each for a slice of time, and the one that
-//! misses the fewest requests stays.
+//! A trial of layouts. The trial puts each layout in force for a short time and measures its misses.
+//! The layout with the fewest misses stays.
 //!
 //! ```text
 //! Switching ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Switching
@@ -17,24 +17,26 @@ use shadowslice_shared::units::Timestamp;
 use super::super::layout::{Layout, Pattern};
 use super::score::Score;
 
-/// The bounds of the wait after a switch. Requests that waited under the former layout still end
-/// then, and queues fill up. That takes twice the longest objective.
+/// The minimum and maximum wait after a switch, before a layout is measured. In this time, requests
+/// that waited under the former layout end, and queues fill up. The wait is twice the longest SLO,
+/// within these bounds.
 const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
-/// The time for which a candidate is measured in each round. The shorter time suffices if
-/// [`ENOUGH_REQUESTS`] ended.
+/// The minimum and maximum time for which a layout is measured in each round. The minimum is enough if
+/// [`ENOUGH_REQUESTS`] requests have ended.
 const SLICE: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_secs(1);
-/// The requests that must have ended for the shorter time of [`SLICE`].
+/// The number of ended requests from which the minimum time of [`SLICE`] is enough.
 const ENOUGH_REQUESTS: u64 = 60;
 
-/// The most rounds. Only the best layout and its rival take part after the first.
+/// The maximum number of rounds. After the first round, only the best layout and one rival are measured
+/// again.
 const ROUNDS: usize = 2;
 
-/// The time after which a candidate that is not in force is left out: its hand-overs fail or take
-/// too long.
+/// The time after which the trial excludes a layout that has not come into force. Its hand-overs fail
+/// or take too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A layout and its misses.
+/// A layout in a trial, and its misses.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Candidate {
     pub(super) layout: Layout,
@@ -43,7 +45,7 @@ pub(super) struct Candidate {
     is_out: bool,
 }
 
-/// The phase of the present candidate.
+/// The phase of the trial for the current layout.
 #[derive(Debug, Clone, PartialEq)]
 enum TrialPhase {
     Switching { since: Timestamp },
@@ -51,10 +53,10 @@ enum TrialPhase {
     Measuring { since: Timestamp, score: Score },
 }
 
-/// A trial of a GPU's layouts.
+/// A trial of layouts on one GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LayoutTrial {
-    /// The model that violated its objective.
+    /// The index of the model that violated its SLO.
     pub(super) beneficiary: usize,
     pub(super) candidates: Vec<Candidate>,
     current: usize,
@@ -63,12 +65,13 @@ pub(super) struct LayoutTrial {
     phase: TrialPhase,
 }
 
-/// The time that a layout needs until it is in force.
+/// The speed at which a layout can come into force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SwitchSpeed {
-    /// Every share changes inside its worker.
+    /// All shares change inside their workers, immediately.
     AtOnce,
-    /// Some share changes by a shadow, which takes seconds. Each layout is then measured once.
+    /// One or more shares change by a shadow, which takes seconds. Each layout is then measured only
+    /// once.
     Slow,
 }
 
@@ -76,28 +79,28 @@ pub(super) enum SwitchSpeed {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TrialObservation {
     pub(super) now: Timestamp,
-    /// True if every model has the part that it should have.
+    /// True if every model has the share that the current layout gives it.
     pub(super) in_force: bool,
-    /// The requests that ended in this interval.
+    /// The requests that ended in this interval, and those that missed.
     pub(super) misses: Score,
-    /// True if every model has met its objective since the layout is in force.
+    /// True if every model has met its SLO since the layout came into force.
     pub(super) all_keep: bool,
-    /// The longest objective of the models.
+    /// The longest SLO of the models.
     pub(super) longest_slo: Duration,
 }
 
 /// The progress of a trial after an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TrialProgress {
-    /// The same layout continues.
+    /// The trial continues with the same layout.
     Continues,
-    /// The measurement begins; earlier observations don't count.
+    /// The measurement of a layout starts. Earlier observations do not count.
     MeasuringBegins,
-    /// Another layout comes next.
+    /// The trial switches to another layout.
     LayoutSwitches,
-    /// Every model meets its objective under the present layout.
+    /// Every model meets its SLO under the current layout, so the trial ends early.
     Suffices,
-    /// The present layout is the best.
+    /// The trial has ended, and the current layout is the best one.
     Ended,
 }
 
@@ -118,8 +121,8 @@ impl Candidate {
 }
 
 impl LayoutTrial {
-    /// Creates a trial. `present` is in force; without a score it is measured first. Returns `None` if
-    /// there is nothing to try beside it.
+    /// Creates a trial. The layout of `present` is in force. If it has no score, it is measured first.
+    /// Returns `None` without another layout to try.
     pub(super) fn new(
         beneficiary: usize,
         present: Candidate,
@@ -139,12 +142,12 @@ impl LayoutTrial {
         (trial.candidates.len() > 1).then_some(trial)
     }
 
-    /// Returns the layout of the present candidate.
+    /// Returns the layout that is being tried.
     pub(super) fn layout(&self) -> &Layout {
         &self.candidates[self.current].layout
     }
 
-    /// Returns the misses under the present layout while it was measured.
+    /// Returns the misses that were measured under the current layout.
     pub(super) fn score(&self) -> &Score {
         &self.candidates[self.current].score
     }
@@ -189,8 +192,9 @@ impl LayoutTrial {
         self.next(observation.now)
     }
 
-    /// Returns the best candidate; of equal ones the first, which is the gentlest. A layout that
-    /// confines the first priority must save requests of the first priority.
+    /// Returns the best candidate. Among equally good candidates, this is the first, which restricts
+    /// models least. A layout that restricts the models with the highest priority must reduce the
+    /// misses of these models.
     fn best(&self) -> &Candidate {
         let measured = |confines: bool| {
             let fits = move |candidate: &&Candidate| {
@@ -231,7 +235,8 @@ impl LayoutTrial {
         TrialProgress::LayoutSwitches
     }
 
-    /// Leaves out the candidates that are worse than the best one, and all but one of the others.
+    /// Excludes all candidates except the best one and its closest rival. The rival must not be
+    /// certainly worse than the best one.
     fn leave_out(&mut self) {
         let best = self.best().layout.clone();
         let score = self.best().score.clone();
@@ -248,7 +253,7 @@ impl LayoutTrial {
         }
     }
 
-    /// Changes the indices of the models.
+    /// Replaces the indices of the models.
     pub(super) fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
         self.beneficiary = now(self.beneficiary).unwrap_or(self.beneficiary);
         for candidate in &mut self.candidates {

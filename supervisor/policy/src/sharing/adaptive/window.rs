@@ -1,4 +1,4 @@
-//! The recent misses of a model, and the times of its batches.
+//! The recent misses and batch times of a model.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,23 +8,25 @@ use shadowslice_shared::units::Timestamp;
 use super::super::{BatchStats, Observation};
 use super::score::Misses;
 
-/// The window in which a change shows at once if many requests miss.
+/// The length of the short window. It shows a change within a second if many requests miss.
 pub(super) const SHORT: Duration = Duration::from_secs(1);
 
-/// The window for models with few requests or few misses.
+/// The length of the long window, for models with few requests or few misses.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// The number of standard deviations of counts, and of requests in addition, that chance explains.
+/// The number of standard deviations that chance explains. The same number of requests is added as a
+/// margin.
 const CHANCE: f64 = 3.0;
 
-/// The largest relative difference between two rates of the same load, apart from chance.
+/// The maximum relative difference between two request rates that count as the same load, in addition
+/// to chance.
 const MAX_RATE_DIFFERENCE: f64 = 0.2;
 
-/// The part of the batches, as a divisor, that may be long because the worker waits for a busy
-/// host. The longest batches up to this part are ignored.
+/// The divisor that gives the number of batches to ignore. One batch in 10 may be long only because a
+/// busy host delayed the worker, so the longest tenth is ignored.
 const ACCIDENT_ONE_IN: u64 = 10;
 
-/// The requests per second, and the standard deviation of this number if requests arrive by chance.
+/// A request rate per second, and its standard deviation if requests arrive at random.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ArrivalRate {
     pub(super) per_s: f64,
@@ -38,7 +40,7 @@ impl ArrivalRate {
     }
 }
 
-/// The observations of a model over the last [`LONG`].
+/// The observations of a model over the last 10 s ([`LONG`]).
 #[derive(Debug, Clone, Default)]
 pub(super) struct ObservationWindow {
     parts: VecDeque<Interval>,
@@ -79,12 +81,13 @@ impl ObservationWindow {
         }
     }
 
-    /// Forgets all observations, because they were made under other conditions.
+    /// Discards all observations, because they were made under other conditions.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
     }
 
-    /// Returns the time of two of the longest batches of the last [`SHORT`], without accidents.
+    /// Returns the time of two of the longest batches of the last second ([`SHORT`]), without the
+    /// longest tenth.
     pub(super) fn two_batches(&self) -> Duration {
         let batches = self.last(SHORT).flat_map(|part| &part.batches);
         let mut sizes: Vec<(Duration, u64)> = batches.map(|size| (size.mean, size.count)).collect();
@@ -98,40 +101,41 @@ impl ObservationWindow {
         2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
     }
 
-    /// Returns the part of the last [`SHORT`] in which batches executed, as the worker measured
-    /// them. This excludes the time in which the worker waits for the host's processor.
+    /// Returns the fraction of the last second ([`SHORT`]) for which batches executed, as measured by
+    /// the worker. This excludes the time for which the worker waits for a CPU of the host.
     pub(super) fn busy(&self) -> f64 {
         let batches = self.last(SHORT).flat_map(|part| &part.batches);
         let busy_s: f64 = batches.map(|size| size.mean.as_secs_f64() * size.count as f64).sum();
         busy_s / self.over(SHORT).span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Returns the part of the requests that missed, 0 to 1.
+    /// Returns the fraction of the requests that missed, 0 to 1.
     pub(super) fn missed(&self) -> f64 {
         self.misses(LONG).part()
     }
 
-    /// Returns the requests that ended and those that missed since the window was cleared, at most
-    /// over this time.
+    /// Returns the numbers of requests that ended and that missed. Counts the time since the window was
+    /// cleared, but at most `over`.
     pub(super) fn misses(&self, over: Duration) -> Misses {
         let Sum { ended, missed, .. } = self.over(over);
         Misses { ended, missed }
     }
 
-    /// Returns the arrival rate, at most over this time.
+    /// Returns the arrival rate. Counts the time since the window was cleared, but at most `over`.
     pub(super) fn rate(&self, over: Duration) -> ArrivalRate {
         let Sum { span, arrived, .. } = self.over(over);
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
         ArrivalRate { per_s: arrived as f64 / seconds, deviation: (arrived as f64).sqrt() / seconds }
     }
 
-    /// Returns true if the window covers [`LONG`].
+    /// Returns true if the window covers 10 s ([`LONG`]).
     pub(super) fn is_full(&self) -> bool {
         let first = self.parts.front().zip(self.parts.back());
         first.is_some_and(|(first, last)| last.at.since(first.at) + 2 * last.span >= LONG)
     }
 
-    /// Returns true if more requests missed than `allowed`, and chance does not explain it.
+    /// Returns true if a larger fraction of requests than `allowed` missed, and chance does not explain
+    /// the difference.
     pub(super) fn is_violating(&self, allowed: f64) -> bool {
         [SHORT, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
             let expected = allowed * ended as f64;
@@ -139,8 +143,8 @@ impl ObservationWindow {
         })
     }
 
-    /// Returns true if so few requests missed since the window was cleared that the model likely
-    /// meets its objective.
+    /// Returns true if so few requests missed since the window was cleared that the model probably
+    /// meets its SLO.
     pub(super) fn keeps(&self, allowed: f64) -> bool {
         let Sum { ended, missed, .. } = self.over(LONG);
         let expected = allowed * ended as f64;

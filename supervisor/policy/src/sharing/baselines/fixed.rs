@@ -1,4 +1,4 @@
-//! Policies whose shares never change.
+//! Policies with constant shares.
 
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -12,7 +12,7 @@ pub(in super::super) struct FixedShares {
 }
 
 impl FixedShares {
-    /// Gives every model the whole GPU: MPS without configuration.
+    /// Gives the whole GPU to every model, like MPS without configuration.
     pub(in super::super) fn unpartitioned(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self { shares: specs.iter().map(|spec| gpus[spec.gpu]).collect() }
     }
@@ -22,20 +22,20 @@ impl FixedShares {
         Self { shares: specs.iter().map(|spec| spec.initial).collect() }
     }
 
-    /// Gives 100 %/n to each of n models. NVIDIA's MPS documentation, "Volta MPS Execution Resource
-    /// Provisioning", calls this the common strategy.
+    /// Gives 100 %/n to each of n models. NVIDIA's MPS documentation calls this the common strategy, in
+    /// "Volta MPS Execution Resource Provisioning".
     pub(in super::super) fn equal(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self::divided(gpus, specs, 100)
     }
 
-    /// Gives 100 %/(0.5 n) to each of n models. The same page calls this a more optimal strategy,
-    /// because the hardware can overlap the work of its clients.
+    /// Gives 100 %/(0.5 n) to each of n models. The same section of NVIDIA's documentation calls this a
+    /// more optimal strategy, because the hardware can overlap the work of its clients.
     pub(in super::super) fn half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self::divided(gpus, specs, 200)
     }
 
-    /// Gives the first priority the whole GPU and every other model half of it. This layout was
-    /// found by hand on an H200 and beat the others there.
+    /// Gives the whole GPU to the models with the highest priority, and half of it to every other
+    /// model. This layout was found manually on an H200, where it was better than the others.
     pub(in super::super) fn priority_half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         let share = |model: &ModelSpec| {
             let gpu = gpus[model.gpu];
@@ -46,7 +46,7 @@ impl FixedShares {
         Self { shares: specs.iter().map(share).collect() }
     }
 
-    /// Divides `sum` percent among the models of each GPU, rounded down.
+    /// Divides `sum` percent equally among the models of each GPU, and rounds down.
     fn divided(gpus: &[Sms], specs: &[ModelSpec], sum: u32) -> Self {
         let share = |model: &ModelSpec| {
             let sharing = specs.iter().filter(|other| other.gpu == model.gpu).count() as u32;

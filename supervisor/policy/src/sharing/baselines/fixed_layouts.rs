@@ -1,5 +1,5 @@
-//! A policy that keeps one layout of the adaptive policy's family on each GPU: the reference for
-//! the choice among layouts.
+//! A policy that keeps one of the adaptive policy's layouts on each GPU. Evaluations use it as a
+//! reference for the adaptive policy's choice of layout.
 
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
@@ -16,10 +16,10 @@ pub(in super::super) struct FixedLayouts {
 }
 
 impl FixedLayouts {
-    /// Returns the layouts of a pattern. A GPU to whose models the pattern does not apply keeps the
-    /// shares at rest.
+    /// Returns a policy with the layouts of a pattern. If the pattern does not apply to the models of a
+    /// GPU, they keep their shares at rest.
     ///
-    /// `work` is the part of its GPU that each model's requests take, 0 to 1.
+    /// `work` is the fraction of its GPU that each model's requests need, 0 to 1.
     pub(in super::super) fn new(
         pattern: Pattern,
         shapes: &[SharedGpu],
@@ -68,7 +68,7 @@ impl FixedLayouts {
     }
 }
 
-/// Returns all layouts that may help a model of the first priority of a GPU.
+/// Returns all layouts that may help a model with the highest priority on this GPU.
 fn family(gpu: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Layout> {
     let tenant = |model: usize| LayoutTenant { model, priority: specs[model].priority, work: work[model] };
     let tenants: Vec<LayoutTenant> =
@@ -88,8 +88,8 @@ mod tests {
 
     const SMS: Sms = Sms(132);
 
-    /// Returns three models on the first GPU, one of them of the first priority, and one on the
-    /// second.
+    /// Returns four models. Three are on the first GPU, and one of these three has the highest
+    /// priority. The fourth is on the second GPU.
     fn models() -> Vec<ModelSpec> {
         let model = |(gpu, priority)| ModelSpec { gpu, priority, ..spec("model", 10) };
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()

@@ -1,11 +1,15 @@
-//! gpulet's scheduling (Choi et al., USENIX ATC 2022), as in the artifact (casys-kaist/glet,
-//! `src/scheduler/scheduler_incremental.cpp` and `src/service/`): epochs of 20 s, a few fixed
-//! sizes, at most two partitions on a GPU, demand with head-room, and the smallest partition that
-//! suffices by the profile's saturation table.
+//! The scheduling policy of gpulet (Choi et al., USENIX ATC 2022). It follows the published artifact
+//! (casys-kaist/glet, `src/scheduler/scheduler_incremental.cpp` and `src/service/`):
 //!
-//! In gpulet, models that share a partition take turns. Here they are workers with the same cap
-//! side by side, and the device divides the partition. A model without a profile is assumed to need
-//! a whole partition.
+//! * Epochs last 20 s.
+//! * A GPU has at most two partitions, in a few fixed sizes.
+//! * Demand is multiplied by a head-room factor.
+//! * A model gets the smallest partition that is sufficient according to the saturation table of its
+//!   profile.
+//!
+//! In gpulet, models that share a partition take turns. Here, these models are separate workers with
+//! the same share, and the GPU divides the partition between them. A model without a profile is assumed
+//! to need a whole partition.
 
 use std::time::Duration;
 
@@ -15,27 +19,28 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use super::super::changes::ShareTarget;
 use super::super::{ModelSpec, Observation, PolicyInput};
 
-/// The time between two partitionings.
+/// The time between two decisions about partitions.
 const EPOCH: Duration = Duration::from_secs(20);
 
-/// The sizes of a GPU's partitions, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
+/// The sizes of the two partitions of a GPU, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and
+/// 100).
 const PARTITION_SIZES: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
 
-/// The largest batch, in rows.
+/// The maximum batch size, in rows.
 const MAX_BATCH: u32 = 32;
 
-/// The weight of a new rate in the mean.
+/// The weight of a new rate in the mean rate.
 const RATE_WEIGHT: f64 = 0.5;
 
-/// The rate in requests per second below which the head-room is larger.
+/// The request rate in requests per second below which the head-room factor is larger.
 const SLOW_RATE: f64 = 125.0;
-/// The factor on the rate that a partitioning is planned for.
+/// The head-room factor: partitions are planned for the request rate times this factor.
 const HEADROOM: f64 = 1.2;
-/// The same factor below [`SLOW_RATE`].
+/// The head-room factor for rates below [`SLOW_RATE`].
 const HEADROOM_SLOW: f64 = 1.5;
 
-/// The changes of a rate that are worth a new partitioning: up by this factor, up by this number of
-/// requests per second, or down by this factor.
+/// The changes of a rate that justify new partitions: an increase by this factor or by this number of
+/// requests per second, or a decrease by this factor.
 const RATE_RISE: f64 = 1.05;
 const RATE_RISE_RPS: f64 = 10.0;
 const RATE_FALL: f64 = 0.9;
@@ -51,9 +56,9 @@ pub(in super::super) struct Gpulet {
 #[derive(Debug, Clone, Copy, Default)]
 struct RateEstimate {
     mean: Option<f64>,
-    /// The highest mean of this epoch.
+    /// The highest mean rate in the current epoch.
     highest: f64,
-    /// The rate for which the present partitioning was made.
+    /// The rate for which the current partitions were planned.
     planned: f64,
 }
 
@@ -131,17 +136,17 @@ impl RateEstimate {
     }
 }
 
-/// The need of a model for a partition of one size.
+/// The time that a model needs on a partition of a given size.
 #[derive(Debug, Clone, Copy)]
 struct PartitionNeed {
-    /// The part of the time in which the model needs the partition.
+    /// The fraction of the time for which the model needs the partition.
     duty: f64,
     batch: u32,
 }
 
 impl PartitionNeed {
-    /// Returns the need with the best batch: the one with the highest rate among all that execute
-    /// within half of the SLO.
+    /// Returns the need of a model that uses its best batch size. This is the size with the highest
+    /// throughput among all sizes whose batches take at most half of the SLO.
     fn of(spec: &ModelSpec, rate: f64, percent: u32, gpu: Sms) -> Self {
         let limit = MAX_BATCH.min(spec.max_batch);
         let (Some(profile), Ok(percent)) = (&spec.profile, Percent::new(percent)) else {
@@ -162,21 +167,21 @@ fn seconds(profile: &Profile, batch: u32, sms: Sms) -> f64 {
     profile.execution.time(batch, f64::from(sms.0)).as_secs_f64().max(1e-9)
 }
 
-/// A division of a GPU into two partitions, and the models in them.
+/// A division of a GPU into two partitions, and the assignment of models to them.
 #[derive(Debug)]
 struct PartitionPlan {
     places: Vec<(u32, u32)>,
-    /// The number of models for which no partition has time left.
+    /// The number of models for which no partition has enough time left.
     unplaced: usize,
     /// True if all models take turns on the whole GPU.
     whole: bool,
-    /// The duty of the fuller partition.
+    /// The duty of the partition with the higher duty.
     fullest: f64,
 }
 
 impl PartitionPlan {
-    /// Puts each model on the smallest partition that still has time for it, or else on the emptier
-    /// one.
+    /// Assigns each model to the smallest partition that has enough time left for it. If neither
+    /// partition has, assigns the model to the one with the lower duty.
     fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<PartitionNeed>) -> Self {
         let by_size = sizes.map(&needs);
         let mut duties = [0.0, if sizes[1] == 0 { f64::INFINITY } else { 0.0 }];
@@ -195,8 +200,8 @@ impl PartitionPlan {
         plan
     }
 
-    /// Compares two plans; less is better. Room for all models comes first, then partitions before
-    /// turns on the whole GPU.
+    /// Compares two plans. The lesser one is better. A plan with enough time for all models is better
+    /// than one without. Among these, partitions are better than turns on the whole GPU.
     fn compare(&self, other: &Self) -> std::cmp::Ordering {
         let in_turns = self.whole.cmp(&other.whole);
         self.unplaced.cmp(&other.unplaced).then(in_turns).then(self.fullest.total_cmp(&other.fullest))

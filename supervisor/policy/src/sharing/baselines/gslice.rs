@@ -1,24 +1,27 @@
-//! GSLICE's self-tuning (Dhakal, Kulkarni, Ramakrishnan, SoCC 2020, Algorithm 1), in the variant
-//! with which the authors of gpulet compared their work (casys-kaist/glet,
-//! `src/common/self_tuning.cpp`), because the paper's own code was never published: mean latency,
-//! dead band of 5 %, steps in proportion to the larger residual, batches by residual latency,
-//! max-min allocation.
+//! The self-tuning policy of GSLICE (Dhakal, Kulkarni, Ramakrishnan, SoCC 2020, Algorithm 1). The
+//! authors never published their code. This implementation follows the variant with which the authors
+//! of gpulet compared their work (casys-kaist/glet, `src/common/self_tuning.cpp`):
 //!
-//! The pace comes from iGniter's driver of the same algorithm: five steps of the batch, then one of
-//! the share.
+//! * It uses the mean latency and a dead band of 5 %.
+//! * The step of a share is proportional to the larger residual.
+//! * The batch size follows the residual latency.
+//! * Shares are allocated by max-min fairness.
+//!
+//! The order of steps is that of iGniter's driver for the same algorithm: five steps of the batch size,
+//! then one step of the share.
 
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::changes::ShareTarget;
 use super::super::{ModelSnapshot, ModelSpec, PolicyInput};
 
-/// The dead band, in percent (`_THRESHOLD`). Smaller positive residuals cause no change.
+/// The dead band in percent (`_THRESHOLD`). Smaller positive residuals cause no change of the share.
 const THRESHOLD: f64 = 5.0;
 
-/// The largest batch, in rows (`_MAX_BATCH`).
+/// The maximum batch size, in rows (`_MAX_BATCH`).
 const MAX_BATCH: u32 = 32;
 
-/// The steps of the batch before each step of the share.
+/// The number of steps of the batch size before each step of the share.
 const BATCH_STEPS: u32 = 5;
 
 #[derive(Debug, Clone)]
@@ -66,7 +69,8 @@ impl Gslice {
     }
 }
 
-/// Returns the next batch size. It grows by the residual latency, or shrinks by as much.
+/// Returns the next batch size. It changes by the residual latency, as a fraction of the batch size. It
+/// grows if the latency is below the SLO, and shrinks if the latency exceeds the SLO.
 fn next_batch(batch: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     let limit = MAX_BATCH.min(spec.max_batch);
     if snapshot.observation.mean_latency.is_zero() {
@@ -77,7 +81,7 @@ fn next_batch(batch: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     (next as u32).clamp(1, limit)
 }
 
-/// Returns the share that a model asks for, in percent.
+/// Returns the share that a model requests, in percent.
 fn wanted(percent: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     let observation = &snapshot.observation;
     if observation.arrived == 0 || observation.span.is_zero() {
@@ -97,7 +101,8 @@ fn wanted(percent: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     }
 }
 
-/// Grants the smallest demand first. No model gets more than an equal part of the rest.
+/// Divides `total` by max-min fairness. Grants the smallest request first. No model gets more than an
+/// equal part of the remainder.
 fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&index| wants[index]);

@@ -1,6 +1,6 @@
-//! The published policies with which the adaptive policy is compared. Each names its source and is
-//! implemented as published. Like every policy, a baseline keeps `min` and `max` of the
-//! configuration.
+//! Baselines: published policies with which the adaptive policy is compared. Each module names its
+//! source and follows the publication. Like all policies, a baseline respects the configured `min` and
+//! `max` shares.
 
 mod fixed;
 mod fixed_layouts;

@@ -1,4 +1,4 @@
-//! Rules about requests: each is answered once and in time.
+//! Rules about requests: each request is answered exactly once, within the time limits.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use shadowslice_shared::units::Timestamp;
 
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The requests of a run.
+/// The requests of a run, and their answers.
 pub(super) struct Answers {
     held: bool,
-    /// The requests without an answer.
+    /// The numbers of the requests without an answer.
     open: BTreeSet<u64>,
-    /// The hand-over that began and has not completed.
+    /// The hand-over that has started and has not completed.
     begun: Option<(ResizeRequest, Timestamp)>,
     /// The last hand-over that completed.
     completed: Option<ResizeRequest>,
@@ -178,7 +178,7 @@ impl RuleChecker {
         self.answers.ends(&change.request)
     }
 
-    /// Checks that no request is forgotten, and that every hand-over ends in time.
+    /// Checks that each request is answered, and that every hand-over ends within the time limits.
     pub(super) fn all_are_answered(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         rule(step.workers.is_held() == self.answers.held, "a share is held from the order to the release")?;
         let known = step.workers.coming().is_some() || self.answers.open.is_empty();

@@ -1,4 +1,5 @@
-//! Rules about first workers: reference answers come first; faults are final or temporary.
+//! Rules about first workers. The reference answers must come first, and faults are either final or
+//! temporary.
 
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use shadowslice_shared::units::Timestamp;
 
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The pause before a start is retried that failed for a temporary reason.
+/// The time before a start is retried after a temporary failure.
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 pub(super) struct Boots {
-    /// True if the processor cannot run the model's operators.
+    /// True if the CPU does not support the model's operators.
     no_operator: bool,
-    /// The earliest next start of the worker that is to serve, or of the shadow.
+    /// The times before which the primary worker and the shadow must not start again.
     again: Timestamp,
     shadow_again: Timestamp,
     /// True if a refusal in this step is final.
@@ -26,12 +27,12 @@ pub(super) struct Boots {
 }
 
 impl Boots {
-    /// Lets a new hand-over start at once.
+    /// Allows an immediate start for a new hand-over.
     pub(super) fn begun(&mut self) {
         self.shadow_again = Timestamp::default();
     }
 
-    /// Lets the next worker start at once, because one served.
+    /// Allows an immediate start of the next worker, because a worker has served.
     pub(super) fn serves(&mut self) {
         self.again = Timestamp::default();
     }
@@ -76,7 +77,7 @@ impl RuleChecker {
         }
     }
 
-    /// Checks that this worker may start now, for this purpose.
+    /// Checks that this worker may start now and for this purpose.
     pub(super) fn boots(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
         let written = self.reference_is_written();
         rule(written == (launch.purpose == WorkerPurpose::Serve), "the reference answers come first")?;

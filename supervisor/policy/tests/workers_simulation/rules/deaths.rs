@@ -1,5 +1,5 @@
-//! Rules about deaths and failed starts: they count, the delay doubles, and the model becomes
-//! unready in the end.
+//! Rules about deaths and failed starts. They are counted, each one doubles the delay, and after too
+//! many the model becomes unready.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ const MIN_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 pub(super) const MOST: u32 = 8;
 
-/// The time after which a worker without work counts as stable.
+/// The time after which an idle worker counts as stable.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Deaths {
     all: u64,
     in_a_row: u32,
-    /// The earliest start of a replacement.
+    /// The time before which a replacement must not start.
     not_before: Timestamp,
     /// True if this step reports the exit of the worker that had the traffic.
     lost: bool,
-    /// True if the worker that dies had been idle long enough that earlier deaths do not count.
+    /// True if the dying worker was idle for so long that earlier deaths no longer count.
     idled: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Rules about exits: a worker is asked first and then killed, and none is forgotten.
+//! Rules about exits. A worker is first ordered to exit and then killed, and no worker is forgotten.
 
 use shadowslice_policy::workers::{Action, LifecycleEvent, WorkersState};
 use shadowslice_shared::ids::WorkerId;
@@ -7,8 +7,8 @@ use shadowslice_shared::units::Timestamp;
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The most workers that are not asked to exit: one that serves or is to, one that replaces it or
-/// did, and a standby.
+/// The maximum number of workers without an order to exit. These are the primary worker, a worker that
+/// replaces it or was replaced by it, and a standby.
 const MOST: usize = 3;
 
 impl RuleChecker {
@@ -28,7 +28,7 @@ impl RuleChecker {
         rule(dwelt, "the probation lasts for its dwell time")?;
         rule(allowed || bad || !seen.busy, "a worker that may have batches is not stopped")?;
         seen.told_to_end = Some(step.now);
-        // A standby need not notice before it is warm.
+        // A standby may notice the order only when it is warm.
         let in_vain = seen.launch.standby && !seen.warm;
         seen.ends_by = Some(if in_vain { seen.boot_by.max(step.now + stop) } else { step.now + stop });
         Ok(())
@@ -39,7 +39,8 @@ impl RuleChecker {
         let shadow = self.answers.begun_at().is_some();
         let seen = self.seen(worker);
         let waited = |since: Option<Timestamp>| since.is_some_and(|since| now >= since + stop);
-        // News of its end changes nothing once the worker was asked to exit.
+        // The time limit starts at the order to exit or the kill. Without either, it starts at the
+        // refusal or at the end of the lane.
         let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
         let given_up = shadow && seen.refused == Some(now) && !seen.launch.standby;
@@ -89,7 +90,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that every phase ends in time.
+    /// Checks that no phase exceeds its time limit.
     pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let timeouts = self.settings.timeouts;
         for (worker, seen) in self.workers.iter().filter(|(_, seen)| !seen.gone) {
@@ -108,7 +109,8 @@ impl RuleChecker {
     }
 }
 
-/// Returns true if a standby that became a shadow refused, and is given up like one.
+/// Returns true if a standby that became a shadow refused to start in this step. It is then given up
+/// like any shadow.
 fn taken_shadow(seen: &WorkerRecord, now: Timestamp) -> bool {
     seen.launch.standby && seen.refused == Some(now)
 }

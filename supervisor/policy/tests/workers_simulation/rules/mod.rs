@@ -1,4 +1,5 @@
-//! The rules, which are checked at every step from the events, the actions and the visible state.
+//! The rules of the simulation. After every step, they check the events, the actions and the visible
+//! state.
 
 mod answers;
 mod boots;
@@ -29,18 +30,18 @@ use refusals::Before;
 use shares::Shares;
 use standby::StandbyRules;
 
-/// The rule that was broken.
+/// The name of the rule that was violated.
 pub(crate) type Violation = String;
 
 /// The situations that occurred in a run.
 pub(crate) type Situations = BTreeSet<&'static str>;
 
-/// The input of a step.
+/// The event or timer that causes a step of the state machine.
 #[derive(Debug)]
 pub(crate) enum Stimulus {
     Begin,
     LifecycleEvent(LifecycleEvent),
-    /// A timer, with the result of [`Workers::due`] before it.
+    /// A timer, with the result that [`Workers::due`] returned before it fired.
     Timer {
         due: Option<Timestamp>,
     },
@@ -54,7 +55,7 @@ pub(crate) struct Step<'s> {
     now: Timestamp,
 }
 
-/// Breaks the rule with this name unless `holds`.
+/// Returns an error with the name of the rule unless `holds` is true.
 fn rule(holds: bool, name: &str) -> Result<(), Violation> {
     if holds { Ok(()) } else { Err(name.to_owned()) }
 }
@@ -62,15 +63,16 @@ fn rule(holds: bool, name: &str) -> Result<(), Violation> {
 pub(crate) struct RuleChecker {
     faultless: bool,
     settings: Settings,
-    /// True if the model has restarted for each change so far, so that it never has two workers.
+    /// True if the model has used a restart for every change so far. Such a model never has two
+    /// workers.
     one_at_a_time: bool,
     may_have_standby: bool,
-    /// The lateness of timers, and a margin.
+    /// The lateness of timers plus a margin.
     allowance: Duration,
     workers: BTreeMap<WorkerId, WorkerRecord>,
-    /// The worker that has the traffic.
+    /// The worker that gets the traffic.
     routed: Option<WorkerId>,
-    /// True while requests wait for a restart at another share.
+    /// True while requests wait for a restart with another share.
     restarts: bool,
     stopping: bool,
     /// True if the model was down before this step.
@@ -84,7 +86,8 @@ pub(crate) struct RuleChecker {
     deaths: Deaths,
     before: Before,
     boots: Boots,
-    /// True if two workers answered wrongly at the share in force.
+    /// True if the share in force can no longer be used, because two workers answered wrongly at this
+    /// share.
     wrong_for_good: bool,
     situations: Situations,
 }
@@ -159,7 +162,7 @@ impl RuleChecker {
         }
     }
 
-    /// Checks what follows from the event alone, before the actions.
+    /// Checks the rules that depend only on the event, before the actions are checked.
     fn before(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         self.asked(step);
         self.wrong_before(step);
@@ -202,7 +205,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks what must hold between two steps.
+    /// Checks the rules that must hold between two steps.
     fn after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for worker in self.workers.iter().filter(|(_, seen)| !seen.gone).map(|(worker, _)| worker) {
             rule(step.workers.has(*worker), "no worker is forgotten")?;
@@ -230,7 +233,7 @@ impl RuleChecker {
     }
 }
 
-/// Returns the worker of an action that needs an existing worker.
+/// Returns the worker that an action applies to, if the action requires an existing worker.
 fn named(action: &Action) -> Option<WorkerId> {
     match action {
         Action::Load(worker)

@@ -1,4 +1,5 @@
-//! Rules about partitions: batches run only on possible groups, and on those of the share.
+//! Rules about partitions. Batches run only on groups that the model can use and that belong to its
+//! share.
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Action, ChangeMechanism, LifecycleEvent, LifecycleReport};
@@ -9,17 +10,17 @@ use shadowslice_shared::units::Percent;
 
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The time that a worker may take to prepare a partition.
+/// The maximum time in which a worker must prepare a partition.
 const PREPARE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// The requested groups and the proofs.
+/// The requested groups, and the proofs of workers.
 #[derive(Default)]
 pub(super) struct Partitions {
     pub(super) proven: Vec<PartitionProof>,
     pub(super) given: Option<Groups>,
     pub(super) asked: Option<usize>,
     pub(super) unanswered: usize,
-    /// The share with which batches moved in this step.
+    /// The share with which batches moved to other groups in this step.
     pub(super) moved_as: Option<Percent>,
 }
 
@@ -89,7 +90,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Records the news about groups.
+    /// Records events about groups before the actions are checked.
     pub(super) fn groups_before(&mut self, step: &Step<'_>) {
         match step.stimulus {
             Stimulus::LifecycleEvent(LifecycleEvent::Warmed { worker, warmed, .. }) => {

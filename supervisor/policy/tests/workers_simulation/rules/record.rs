@@ -1,4 +1,4 @@
-//! The record of each worker.
+//! The rules' record of each worker.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use shadowslice_shared::units::{Percent, Timestamp};
 use super::RuleChecker;
 use super::shares::sms_of;
 
-/// A worker, as the rules see it.
+/// The state of a worker, derived from events and actions.
 pub(super) struct WorkerRecord {
     pub(super) launch: Launch,
     pub(super) connected: bool,
     pub(super) loaded: bool,
-    /// The time by which the present phase of the start must be over.
+    /// The time by which the current phase of the start must end.
     pub(super) boot_by: Timestamp,
-    /// True once the worker is warm.
+    /// True after the worker has become warm.
     pub(super) warm: bool,
-    /// The partition that is ready then, if its share is a partition.
+    /// The partition that is ready when the worker becomes warm, if its share is a partition.
     pub(super) first: Option<Groups>,
     pub(super) attached: bool,
     pub(super) refused: Option<Timestamp>,
@@ -26,34 +26,35 @@ pub(super) struct WorkerRecord {
     pub(super) lane_ended: Option<Timestamp>,
     /// True if the worker had no batch when its lane ended.
     pub(super) lane_idle: Option<bool>,
-    /// The time at which the worker got the traffic.
+    /// The time at which the worker took the traffic over.
     pub(super) routed: Timestamp,
     pub(super) told_to_end: Option<Timestamp>,
-    /// The time by which a worker must have exited after an order.
+    /// The time by which the worker must have exited after an order.
     pub(super) ends_by: Option<Timestamp>,
     pub(super) killed: Option<Timestamp>,
-    /// True if batches may be in flight.
+    /// True if batches may be in flight on the worker.
     pub(super) busy: bool,
     pub(super) drains: Option<Timestamp>,
-    /// The time at which the worker drained; it can then take the traffic back.
+    /// The time at which the worker had drained. From then on, it can take the traffic back.
     pub(super) parked: Option<Timestamp>,
     pub(super) standby_since: Option<Timestamp>,
     pub(super) unwanted: Option<Timestamp>,
-    /// The visible role.
+    /// The role that status reports show.
     pub(super) role: &'static str,
-    /// True if the worker was awaited or revoked during its start as a standby.
+    /// True if the worker was awaited or revoked while it was starting as a standby.
     pub(super) hurried: bool,
-    /// True if the standby failed; the next one waits for `rest` after its exit.
+    /// True if the worker failed as a standby. The next standby starts at the earliest after its exit
+    /// plus `rest`.
     pub(super) failed: bool,
     pub(super) rest: Duration,
-    /// True if an order or a kill had no effect in time.
+    /// True if the worker did not exit in time after an order or a kill.
     pub(super) late: bool,
-    /// True if a kill had no effect in time.
+    /// True if the worker did not exit in time after a kill.
     pub(super) outlives: bool,
     pub(super) condemned: bool,
     pub(super) gone: bool,
-    /// The groups on which batches run; the prepared partitions; the one being prepared; and the
-    /// impossible ones.
+    /// The groups on which batches run, the prepared partitions, the partition in preparation, and the
+    /// partitions that the model cannot use.
     pub(super) runs_on: Groups,
     pub(super) ready: Vec<Groups>,
     pub(super) prepares: Option<(Groups, Timestamp)>,
@@ -98,21 +99,21 @@ impl WorkerRecord {
         }
     }
 
-    /// Returns true if the worker exits, or is about to.
+    /// Returns true if the worker is exiting or has exited.
     pub(super) fn leaves(&self) -> bool {
         let ends = self.refused.or(self.lane_ended).or(self.told_to_end).or(self.killed);
         self.gone || ends.is_some()
     }
 
-    /// Returns the worker's share: the whole GPU if it had a partition that the model can no longer
-    /// have.
+    /// Returns the worker's share. This is the whole GPU if the worker was started for a partition and
+    /// the model can no longer use partitions.
     pub(super) fn share(&self) -> Percent {
         let whole = self.first.is_some() && self.runs_on == Groups::WHOLE;
         if whole { Percent::WHOLE } else { self.launch.share }
     }
 
-    /// Returns true if the worker can be the standby for this share. `inside` is true if the share
-    /// is a partition. A worker on a partition that no longer exists fits no share.
+    /// Returns true if the worker can be the standby for this share. `inside` is true if the share is a
+    /// partition. A worker on a partition that no longer exists does not fit any share.
     pub(super) fn fits(&self, share: Percent, settings: &Settings, inside: bool) -> bool {
         let apart = self.first.is_none() || self.runs_on == Groups::WHOLE;
         inside || (apart && sms_of(settings, self.share()) == sms_of(settings, share))
@@ -151,7 +152,7 @@ impl RuleChecker {
                 seen.warm = true;
                 seen.first = warmed.partitions.as_ref().map(|proven| proven.ready);
             }
-            // A refusal after the worker was warm is late.
+            // A refusal that arrives after the worker was warm is an outdated event.
             LifecycleEvent::Refused { .. } if !seen.warm => {
                 seen.refused.get_or_insert(now);
             }

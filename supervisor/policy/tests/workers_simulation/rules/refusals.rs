@@ -1,4 +1,4 @@
-//! Rules about refused requests, and about the mechanism of the others.
+//! Rules about refused requests, and about the mechanism for all other requests.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::shares::sms_of;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The number of wrong answers at one share from which the share is the cause.
+/// The number of wrong answers at a share from which the share counts as the cause.
 const MAX_WRONG_ANSWERS: u32 = 2;
 
-/// The state before a step.
+/// The visible state before a step.
 #[derive(Default)]
 pub(super) struct Before {
     busy: bool,
     retires: bool,
     reference_written: bool,
     partitioned: bool,
-    /// The number of workers with each number of SMs that answered wrongly.
+    /// The number of workers with wrong answers, by their number of SMs.
     wrong_at: BTreeMap<Sms, u32>,
 }
 
 impl RuleChecker {
-    /// Records the state that decides about the next request.
+    /// Records the state that determines the answer to the next request.
     pub(super) fn look(&mut self, workers: &Workers) {
         self.before.busy = workers.coming().is_some();
         self.before.retires = workers.handover_phase() == Some(HandoverPhase::Retiring);
@@ -63,7 +63,7 @@ impl RuleChecker {
         }
     }
 
-    /// Checks that a model with wrong answers is not started again.
+    /// Checks that a model whose workers answered wrongly is not started again.
     pub(super) fn wrong_after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if std::mem::take(&mut self.wrong_for_good) && !self.stopping {
             self.note("down: wrong answers");
@@ -136,7 +136,7 @@ impl RuleChecker {
             let stands = seen.standby_since.is_some() || seen.parked.is_some();
             seen.is_usable() && stands && seen.fits(request.share, &self.settings, false)
         });
-        // A worker that outlives its stop still counts as a part of the last hand-over.
+        // A worker that outlives its order to exit still belongs to the last hand-over.
         let late = self.before.retires && self.workers.values().any(|seen| seen.killed.is_some());
         let at_once = begun.is_some_and(|shadow| shadow.is_some());
         rule(!ready || !self.was_ready || at_once || late, "a change is immediate if a worker is ready")

@@ -1,4 +1,4 @@
-//! The rules for the time after faults, for silence, and for the end of a model.
+//! Rules about the time after faults, the time without events, and the end of a model.
 
 use std::time::Duration;
 
@@ -9,15 +9,14 @@ use super::{RuleChecker, Violation, rule};
 use crate::script::Afterwards;
 
 impl RuleChecker {
-    /// Returns the time after which nothing may be under way any more, from the end of faults and
-    /// orders.
+    /// Returns the maximum time from the end of faults and orders until no change is in progress.
     pub(crate) fn bound_of_rest(&self) -> Duration {
         let timeouts = self.settings.timeouts;
         let once = timeouts.spawn + timeouts.warm + timeouts.drain + timeouts.dwell + 2 * timeouts.stop;
         Duration::from_secs(120) + 12 * (once + 8 * self.allowance)
     }
 
-    /// Checks the state at rest.
+    /// Checks the state after this time.
     pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Violation> {
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {
@@ -48,7 +47,7 @@ impl RuleChecker {
         rule(self.workers.len() == 1 + usize::from(standby), "no unneeded worker is left")
     }
 
-    /// Checks the end.
+    /// Checks the state after the model was stopped.
     pub(crate) fn ended(&mut self, workers: &Workers) -> Result<(), Violation> {
         rule(self.workers.is_empty() && workers.have_ended(), "all workers end when the model stops")?;
         rule(workers.due().is_none(), "nothing is due after the end")

@@ -1,4 +1,4 @@
-//! Rules about the share in force: it is reported correctly, and the worker that serves has it.
+//! Rules about the share in force. It must be reported correctly, and the serving worker must have it.
 
 use shadowslice_policy::workers::{
     Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
@@ -10,16 +10,17 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The shares, as they follow from the actions.
+/// The shares that the model should have according to the actions.
 pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
     pub(super) last: Option<ChangeReport>,
-    /// The share before a restart at another one.
+    /// The share before the last restart that changed it.
     before_restart: Percent,
-    /// True if the stall that is measured from this step on began with a death.
+    /// True if the stall measurement that starts in this step began with a death. `None` if no
+    /// measurement starts.
     pub(super) stall: Option<bool>,
-    /// The worker whose first batch is awaited, and the request.
+    /// The worker whose first batch is awaited, with the request that caused it.
     pub(super) awaited: Option<(WorkerId, Option<ResizeRequest>)>,
     shadow: Option<WorkerId>,
 }
@@ -29,7 +30,7 @@ impl Shares {
         Self { in_force: share, last: None, before_restart: share, stall: None, awaited: None, shadow: None }
     }
 
-    /// Records that the incumbent has the traffic again.
+    /// Records that the incumbent took the traffic back.
     pub(super) fn taken_back(&mut self) {
         if let Some(last) = &self.last {
             self.in_force = last.from;
@@ -47,13 +48,13 @@ impl Shares {
     }
 }
 
-/// Returns the SMs of a worker with this share.
+/// Returns the number of SMs of a worker with this share.
 pub(super) fn sms_of(settings: &Settings, share: Percent) -> Sms {
     settings.sms[share.get() as usize - 1]
 }
 
 impl RuleChecker {
-    /// Records that a shadow restores the share that a worker with the whole GPU does not have.
+    /// Records that a shadow restores the share, because the serving worker has the whole GPU instead.
     pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Violation> {
         rule(share == self.shares.in_force, "the restored share was in force")?;
         self.shares.in_force = Percent::WHOLE;
@@ -109,7 +110,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Records that the model can no longer have partitions, and that its worker has the whole GPU.
+    /// Records that the model can no longer use partitions, and that its worker has the whole GPU.
     pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         rule(step.workers.partition().is_none(), "shadows are needed only without partitions")?;
         self.note("the model can have no partitions");
@@ -117,7 +118,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that the reported share is in force, and that the worker that serves has it.
+    /// Checks that the reported share is in force, and that the serving worker has this share.
     pub(super) fn share_is_told(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for action in step.actions {
             if let Action::Start(launch) = action
@@ -138,7 +139,7 @@ impl RuleChecker {
         rule(!settled || !apart || has == told, "the worker that serves has the share in force")
     }
 
-    /// Records the start of a worker that is to serve with this share.
+    /// Records the start of a primary worker with this share.
     fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
         if self.restarts || self.down {
             if self.down && matches!(step.stimulus, Stimulus::Timer { .. }) {

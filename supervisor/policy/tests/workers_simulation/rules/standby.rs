@@ -1,4 +1,5 @@
-//! Rules about the standby: it exists if it is wanted, and models that need its memory know of it.
+//! Rules about the standby. It must exist if the model should have one. Other models that need its
+//! memory must know about it.
 
 use std::time::Duration;
 
@@ -12,21 +13,21 @@ use super::{RuleChecker, Step, Stimulus, Violation, awaits, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The longest delay after failures; the pause after a revoked standby; and the time after which a
-/// standby's earlier failures do not count.
+/// The maximum delay after failures, the time after a revoked standby, and the time after which earlier
+/// failures of a standby do not count.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// The state of the standby, as the rules see it.
+/// The state of the standby according to the rules.
 #[derive(Default)]
 pub(super) struct StandbyRules {
-    /// True if other models know of a standby.
+    /// True if the state machine has reported a standby to other models.
     pub(super) on: bool,
     failures: u32,
-    /// The earliest start of the next one.
+    /// The time before which the next standby must not start.
     not_before: Timestamp,
-    /// The time since which one could start.
+    /// The time from which the next standby could have started.
     could_start: Option<Timestamp>,
 }
 
@@ -123,7 +124,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that a standby is asked to exit only for a reason.
+    /// Checks that a standby is ordered to exit only for a valid reason.
     pub(super) fn standby_stops(
         &mut self,
         worker: WorkerId,
@@ -145,14 +146,14 @@ impl RuleChecker {
         rule(allowed || kept || called_in || goes, "a wanted standby stays")
     }
 
-    /// Records a standby that starts too slowly.
+    /// Records a standby whose start exceeded its time limit.
     pub(super) fn standby_too_slow(&mut self, worker: WorkerId) {
         let rest = self.standby.fails();
         let seen = self.seen(worker);
         (seen.failed, seen.rest) = (true, rest);
     }
 
-    /// Records the visible roles.
+    /// Records the roles that status reports show.
     pub(super) fn roles(&mut self, step: &Step<'_>) {
         for (worker, seen) in &mut self.workers {
             let (role, phase) = step.workers.role_and_phase(*worker);
@@ -213,7 +214,7 @@ impl RuleChecker {
     }
 
     fn one_starts_in_time(&mut self, step: &Step<'_>, any: bool) -> Result<(), Violation> {
-        // A standby also starts during a change inside the worker.
+        // A standby may also start during a change inside the worker.
         let changes = step.workers.coming().is_some() && step.workers.partition().is_none();
         let settled = step.workers.handover_phase().is_none() && !changes;
         let could = self.wants_standby() && !any && settled && step.workers.state() == WorkersState::Ready;

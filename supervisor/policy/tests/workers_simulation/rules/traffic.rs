@@ -1,4 +1,4 @@
-//! Rules about traffic: it always goes to a worker that can serve, if there is one.
+//! Rules about traffic. If any worker can serve, the traffic must go to a worker that can.
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Action, HandoverMode, Launch, LifecycleEvent, WorkersState};
@@ -78,7 +78,7 @@ impl RuleChecker {
         let before = self.routed.replace(worker);
         self.boots.serves();
         self.restarts = false;
-        // The batch that it executes may have caused the hang.
+        // The batch that a misbehaving worker was executing may have caused the fault.
         if let Some(seen) = before.and_then(|before| self.workers.get(&before)) {
             let blamed = !seen.misbehaved || seen.condemned || seen.gone || seen.lane_ended.is_some();
             // A shadow may become warm before a killed worker has exited.
@@ -146,7 +146,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that a worker serves if one can.
+    /// Checks that a worker serves if any worker can.
     pub(super) fn traffic_flows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if self.stopping {
             return rule(
@@ -179,7 +179,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that a worker always serves and none is killed, in a run without faults.
+    /// Checks that a run without faults always has a serving worker and kills none.
     pub(super) fn all_is_well(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let bad = |action: &Action| {
             matches!(action, Action::Kill(..) | Action::Condemn(_) | Action::Requeue(_) | Action::Shut(_))

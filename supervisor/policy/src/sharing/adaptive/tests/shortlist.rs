@@ -1,4 +1,4 @@
-//! Tests of the list of layouts to try, and of its order.
+//! Tests of the list of layouts in a trial, and of their order.
 
 use shadowslice_shared::groups::GpuPart;
 
@@ -62,7 +62,7 @@ fn many_short_kernels_are_kept_apart_from_few_long_ones() {
         Execution::new(vec![Sms(66), GPU], vec![row(1), row(8)]).unwrap().with_kernels(kernels)
     };
     let (short, long) = (execution(400), execution(20));
-    // A distribution by work puts the second and third model in one half.
+    // A distribution by work assigns the second and the third model to the same half.
     let tenant = |model: usize, priority: u32, work: f64| LayoutTenant { model, priority, work };
     let all = [tenant(0, 1, 0.1), tenant(1, 2, 0.2), tenant(2, 2, 0.2), tenant(3, 2, 0.4)];
     let demand = |tenant: &LayoutTenant| {
