@@ -75,7 +75,10 @@ impl Ground {
             .map_err(|error| unavailable(NO_THREADS, &error))?;
         // Requests and answers pass through this process.
         if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-            tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
+            tracing::warn!(
+                %error,
+                "cannot protect the supervisor's memory; other processes of this user can read requests and responses in it"
+            );
         }
         let watch = Watch::start(&config.gpus);
         let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));

@@ -246,7 +246,10 @@ pub fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::warn!(%error, "cannot raise the limit on open files");
+        tracing::warn!(
+            %error,
+            "cannot raise the soft limit on open files to the hard limit; the supervisor may accept fewer connections"
+        );
     }
 }
 

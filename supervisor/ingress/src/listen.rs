@@ -138,7 +138,7 @@ fn say(what: &str, bound: &Bound) {
             %address,
             missing,
             advice,
-            "a listener without protection is open to other hosts; follow the advice, or listen on a Unix socket"
+            "a listener without this protection is open to other hosts; follow the advice, or listen on a Unix socket"
         );
     }
 }

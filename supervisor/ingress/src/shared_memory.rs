@@ -159,7 +159,7 @@ impl Regions {
                 tracing::warn!(
                     region = name,
                     why = why.message(),
-                    "cannot take over a shared memory region from the previous supervisor"
+                    "cannot take over a shared memory region from the previous supervisor; its clients must register the region again"
                 );
             }
         }

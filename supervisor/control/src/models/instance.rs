@@ -151,7 +151,7 @@ impl Instance {
                     model = model.name,
                     why,
                     waited_ms = rounding::ms(ANSWER_WITHIN),
-                    "refusing requests that have waited too long"
+                    "outgoing workers of the model did not answer all requests in time; refusing the remaining requests"
                 );
                 pipeline.shut(why);
             }
@@ -161,7 +161,7 @@ impl Instance {
                     model,
                     why,
                     waited_ms = rounding::ms(drain),
-                    "cutting streams that did not end in time"
+                    "response streams of outgoing workers did not end within timeouts.drain; cutting these streams"
                 );
             }
             // An error means that the controller has ended already.
@@ -169,7 +169,7 @@ impl Instance {
             // The controller kills workers that do not end.
             orders.closed().await;
             watching.abort();
-            tracing::info!(model = model.name, why, "a model's workers have exited");
+            tracing::info!(model = model.name, why, "the model's outgoing workers have exited");
         });
     }
 }

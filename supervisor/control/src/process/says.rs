@@ -90,7 +90,13 @@ impl Lines {
     fn tell_of(&self, LeftOut { lines, bytes }: LeftOut) {
         if lines > 0 {
             let (model, pid) = (&self.model, self.pid);
-            tracing::warn!(model, pid, lines, bytes, "a worker writes too much to stderr; leaving out lines");
+            tracing::warn!(
+                model,
+                pid,
+                lines,
+                bytes,
+                "a worker wrote too much to stderr; the log leaves out this number of lines"
+            );
         }
     }
 }

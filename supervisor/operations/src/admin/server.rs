@@ -209,7 +209,10 @@ impl Admin {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection to the control socket; trying again");
+                    tracing::warn!(
+                        %error,
+                        "cannot accept a connection to the control socket; trying again, while commands wait"
+                    );
                     // The process is probably out of descriptors. Connections that end free some.
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }

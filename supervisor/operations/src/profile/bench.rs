@@ -113,7 +113,10 @@ impl Bench<'_> {
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
-                tracing::warn!(why, "computing the reference answers on the GPU, on all of its SMs");
+                tracing::warn!(
+                    why,
+                    "the CPU cannot compute the reference answers; computing them on all SMs of the GPU"
+                );
                 self.reference_by(WorkerPurpose::DeviceReference).await?;
             }
             answered => answered?,
@@ -178,7 +181,7 @@ impl Bench<'_> {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
         }
         let shown = ms.iter().map(|&(size, ms)| (size, rounding::round(ms))).collect::<BTreeMap<_, _>>();
-        tracing::info!(sms = sms.0, ms = ?shown, "measured");
+        tracing::info!(sms = sms.0, ms = ?shown, "measured the execution time of each batch size");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
         Ok(ShareMeasurement {

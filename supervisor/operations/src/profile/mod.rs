@@ -138,7 +138,7 @@ async fn unless_interrupted(
 async fn measure_with_retry<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
     match measure().await {
         Err(BenchError::OtherForm(why)) => {
-            tracing::info!(why, "measuring again");
+            tracing::info!(why, "the model must be loaded in another form; measuring again");
             measure().await
         }
         measured => measured,
@@ -160,7 +160,7 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<ShareMea
                 Err(BenchError::NoPartitions(why)) => {
                     tracing::warn!(
                         why,
-                        "no partitions: measuring each share by percentage, in its own worker"
+                        "the model cannot run on partitions; measuring each share in a worker with an MPS percentage"
                     );
                     Vec::new()
                 }

@@ -163,6 +163,7 @@ impl MpsGpu {
         let passed = Arc::new(AtomicBool::new(setup.estate.is_some()));
         let keeper = Keeper {
             control,
+            device: setup.device.clone(),
             place: place.clone(),
             uid,
             condition,
@@ -241,7 +242,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
         tracing::warn!(
             pid,
             place = %place.display(),
-            "another MPS control daemon runs on this host; leaving it running, so its clients share the GPU with this supervisor's workers"
+            "another MPS control daemon runs on this host, and its clients can use the same GPUs as this supervisor's workers; stop that daemon if you do not need it"
         );
     }
     clear(keeper).await;
@@ -290,7 +291,11 @@ async fn clear(keeper: &Keeper) {
     if left.is_empty() {
         return;
     }
-    tracing::warn!(pids = ?left, "stopping an MPS daemon that an earlier supervisor left");
+    tracing::warn!(
+        device = keeper.device,
+        pids = ?left,
+        "stopping MPS processes that a killed supervisor left behind"
+    );
     if let Err(error) = keeper.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "cannot stop the MPS daemon by `quit`");
     }
@@ -409,13 +414,17 @@ impl GpuBackend for MpsGpu {
                 // Nothing is said where the supervisor ends.
                 Ok(None | Some(Ok(()))) => {}
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(pid, error, "MPS did not confirm that a worker's work has left the GPU")
+                    tracing::warn!(
+                        pid,
+                        error,
+                        "MPS cannot end a worker's GPU work; killing the worker anyway, which can break other workers on this GPU"
+                    )
                 }
                 Err(_) => {
                     tracing::warn!(
                         pid,
                         limit_ms = rounding::ms(limit),
-                        "timed out waiting for a worker's work to leave the GPU"
+                        "MPS did not end a worker's GPU work in time; killing the worker anyway, which can break other workers on this GPU"
                     )
                 }
             }
@@ -442,7 +451,7 @@ impl GpuBackend for MpsGpu {
             if tokio::time::timeout(limit, gone).await.is_err() {
                 tracing::error!(
                     pid,
-                    "MPS still lists a worker that has exited; its GPU resources may still be in use"
+                    "MPS still lists a worker that has exited, so its GPU memory may still be in use; if the memory does not become free, restart the supervisor"
                 );
             }
         }))
@@ -473,7 +482,7 @@ impl GpuBackend for MpsGpu {
     fn keep(&self) {
         if self.passed.swap(false, Ordering::Relaxed) && self.requests.try_send(Request::Keep).is_err() {
             tracing::warn!(
-                "cannot guard the MPS control daemon; if the supervisor is killed, the daemon runs until the next start"
+                "the MPS control thread is busy, so no process stops the MPS daemon if the supervisor is killed; after a kill, the daemon runs until the supervisor starts again"
             );
         }
     }

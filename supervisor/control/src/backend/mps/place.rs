@@ -73,7 +73,11 @@ impl Directories {
         for directory in [&self.pipe, &self.log] {
             match fs::remove_dir_all(directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %directory.display(), %error, "cannot remove a directory of MPS");
+                    tracing::warn!(
+                        path = %directory.display(),
+                        %error,
+                        "cannot remove an MPS directory; the supervisor uses the directory again at its next start"
+                    );
                 }
                 _ => {}
             }
@@ -103,7 +107,11 @@ impl Directories {
                 return;
             }
             if begun.elapsed() > DEATH_LIMIT {
-                tracing::error!(pids = ?inhabitants, "MPS processes survive SIGKILL, probably stuck in the kernel");
+                tracing::error!(
+                    pids = ?inhabitants,
+                    place = %self.pipe.display(),
+                    "MPS processes did not exit after SIGKILL, probably because the GPU driver blocks them; look for Xid errors in `dmesg`, and reboot the host if the processes stay"
+                );
                 return;
             }
             for pid in &inhabitants {

@@ -88,7 +88,7 @@ impl Orders {
             model,
             why,
             pause_ms = rounding::ms(pause),
-            "a share change by the policy failed; trying again after the pause"
+            "the policy's change of the model's share failed; the policy can change the share again after the pause"
         );
         self.failed = Some(Failed { until: now + pause, pause, why });
     }
