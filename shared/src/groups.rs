@@ -149,7 +149,7 @@ impl FromStr for Groups {
 
 /// The error for a text that does not describe a set of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a set of groups; use for example 0-3,7")]
+#[error("invalid set of SM groups; use for example 0-3,7")]
 pub struct ParseGroupsError;
 
 /// A part of a GPU: contiguous pieces of a GPU that is divided into equal pieces. Layouts assign

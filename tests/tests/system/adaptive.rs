@@ -81,7 +81,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     let model = server.model("one").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (20, &Value::Bool(true)));
     let words = server.command_output(&["resize", "two", "50%"]).await.unwrap();
-    assert!(words.contains("already in force") && words.contains("held until"), "{words}");
+    assert!(words.contains("already has") && words.contains("held until"), "{words}");
     assert_eq!(server.model("two").await.unwrap().more["held"], true);
     server.command_output(&["release", "two"]).await.unwrap();
     assert_eq!(model.more["wanted_percent"], 50);
@@ -289,7 +289,7 @@ async fn without_a_policy_nothing_is_decided_and_nothing_is_held() {
     let words = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
     let again = server.command_output(&["resize", "one", "20%"]).await.unwrap();
-    assert!(again.contains("already in force") && !again.contains("held"), "{again}");
+    assert!(again.contains("already has") && !again.contains("held"), "{again}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
     server.stop().await.unwrap();
 }

@@ -30,9 +30,9 @@ const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    #[error("cannot create shared memory")]
+    #[error("cannot create the shared memory for the model's requests")]
     Memory(#[source] SlabError),
-    #[error("cannot store reference answers")]
+    #[error("cannot store the model's reference answers")]
     Reference(#[source] ReferenceError),
     #[error("the supervisor is stopping")]
     Stopping,

@@ -40,11 +40,13 @@ use shadowslice_shared::ids::WorkerId;
 pub enum SpawnError {
     #[error("cannot create a socket pair; raise the limit on open files")]
     Socket(#[source] io::Error),
-    #[error("cannot create a response slab")]
+    #[error("cannot create the shared memory for the worker's responses")]
     Slab(#[source] SlabError),
-    #[error("{0} not found; install the worker beside the supervisor's binary")]
+    #[error("{0} not found; install the worker's program in the folder of the supervisor's program")]
     NoProgram(PathBuf),
-    #[error("{0} not found; install the package of Python models' workers beside the supervisor's binary")]
+    #[error(
+        "{0} not found; install the Python package `shadowslice` in the folder of the supervisor's program"
+    )]
     NoPackage(PathBuf),
     #[error("cannot create a pipe; raise the limit on open files")]
     Pipe(#[source] io::Error),

@@ -139,13 +139,15 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlSocketError {
-    #[error("cannot remove {0}, which blocks the control socket; remove it, or choose another run_dir")]
+    #[error(
+        "cannot replace {0} with the control socket; remove this file or folder, or choose another run_dir"
+    )]
     Remove(PathBuf, #[source] io::Error),
-    #[error("cannot create the control socket {0}")]
+    #[error("cannot create the control socket {0}; choose another run_dir")]
     Bind(PathBuf, #[source] io::Error),
-    #[error("cannot set the permissions of the control socket {0}")]
+    #[error("cannot set the permissions of the control socket {0}; choose another run_dir")]
     Protect(PathBuf, #[source] io::Error),
-    #[error("cannot open the control socket to the accounts in `control`")]
+    #[error("cannot give the users and groups in `control` access to the control socket")]
     Admit(#[from] UnknownAccount),
 }
 

@@ -40,25 +40,29 @@ const EVENT_CAPACITY: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BenchError {
-    #[error("the device has no room for a worker")]
+    #[error("the GPU cannot take a worker for the measurement")]
     Grant(#[from] GrantError),
     #[error("cannot start a worker")]
     Spawn(#[from] SpawnError),
     #[error("cannot run the model: {0}")]
     Refused(String),
     /// The CPU has no kernels for operators that the reference answers need.
-    #[error("cannot run the model: {0}")]
+    #[error("the device cannot run an operator of the model: {0}")]
     NoOperator(String),
     #[error("cannot run the model on partitions: {0}")]
     NoPartitions(String),
     /// The worker found that the model must be loaded in another form, which the next worker does.
     #[error("{0}")]
     OtherForm(String),
-    #[error("the worker exited early: {0}")]
+    #[error("the worker exited during the measurement: {0}")]
     Ended(String),
-    #[error("the worker was not ready within {0:?}")]
+    #[error(
+        "the worker was not ready within {0:?}; stop other programs on the GPU, or give a smaller --max-batch"
+    )]
     Late(Duration),
-    #[error("the inputs of a batch of {0} do not fit into the request slab; give a smaller --max-batch")]
+    #[error(
+        "the inputs of a batch of {0} rows do not fit into the shared memory; give a smaller --max-batch"
+    )]
     TooLarge(u32, #[source] OutOfSlab),
     #[error("input '{0}' has dynamic axes; give --shape {0}=AXISxAXIS, without the batch axis")]
     Unknown(String),
@@ -66,7 +70,7 @@ pub(super) enum BenchError {
     FreeAxes(String),
     #[error("cannot store the reference answers")]
     Reference(#[from] ReferenceError),
-    #[error("a batch does not fit into a message")]
+    #[error("cannot send or read a message of the measurement")]
     Message(#[from] MessageError),
     #[error("cannot send batches to the worker")]
     Send(#[source] Errno),

@@ -55,9 +55,9 @@ enum TopEvent {
 
 #[derive(Debug, thiserror::Error)]
 enum TopError {
-    #[error("cannot use the terminal")]
+    #[error("cannot use the terminal; run `shadowslice status --watch` instead")]
     Terminal(#[from] io::Error),
-    #[error("the thread {0} panicked: {1}")]
+    #[error("the thread {0} panicked, which is a bug in shadowslice: {1}")]
     Panicked(String, String),
 }
 

@@ -51,7 +51,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
     #[error(
-        "cannot start {program}, which comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
+        "cannot start {program}, which comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install this program, \
          set SHADOWSLICE_MPS_CONTROL to another path, or run without shares: `gpus: [{{device: 0, partition: none}}]`"
     )]
     Program {
@@ -63,7 +63,7 @@ pub enum MpsError {
         "cannot use the MPS control program; to run without shares, set `gpus: [{{device: 0, partition: none}}]`"
     )]
     Control(#[source] ControlError),
-    #[error("cannot create {path}")]
+    #[error("cannot create the MPS directory {path}; choose a run_dir that this user can write")]
     Directories {
         path: PathBuf,
         #[source]
@@ -79,14 +79,14 @@ pub enum MpsError {
     #[error("the probe found GPU {found} instead of {expected}; check CUDA_VISIBLE_DEVICES")]
     OtherGpu { expected: String, found: String },
     #[error(
-        "a CUDA process gets the whole GPU ({0}) at any share, because the process does not find the MPS server started for it"
+        "a CUDA process gets the whole GPU ({0}) at any share, because the process does not find the MPS server; to run without shares, set `gpus: [{{device: 0, partition: none}}]`"
     )]
     Outside(Sms),
     #[error(
         "an upgrade cannot add or remove workers.users, because an MPS server takes clients of either one user or several; restart the supervisor instead"
     )]
     Users,
-    #[error("cannot start a thread; raise the limit on processes")]
+    #[error("cannot start the thread that controls MPS; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
 
