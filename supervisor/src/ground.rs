@@ -54,9 +54,8 @@ impl Ground {
         host::raise_file_limit();
         let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
         if users.is_some() && !nix::unistd::geteuid().is_root() {
-            let why =
-                "workers.users: only a supervisor of root can run workers as other users; run it as root"
-                    .to_owned();
+            let why = "workers.users: only root can run workers as other users; run the supervisor as root"
+                .to_owned();
             return Err(Failed { why, code: exit::CONFIG });
         }
         let place = match &users {

@@ -149,7 +149,7 @@ async fn serve(
     let limits = LimitsConfig { connections, memory, ..config.limits.clone() };
     let refusals = Arc::new(Refusals::default());
     let model_control = Guard::of(&config.model_control, &refusals)
-        .map_err(|error| unavailable("cannot open model_control to clients", &error))?;
+        .map_err(|error| unavailable("cannot give the users and groups in model_control access", &error))?;
     let taken = |error: BindError| unavailable("cannot listen for requests", &error);
     let mut inherited =
         predecessor.as_mut().map(|before| std::mem::take(&mut before.sockets)).unwrap_or_default();

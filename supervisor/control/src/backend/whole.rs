@@ -80,7 +80,7 @@ impl GpuBackend for WholeGpu {
             return Ok(());
         }
         Err(format!(
-            "without MPS, the worker found {found} instead of the whole GPU ({}); something else on this host limits the worker",
+            "without MPS, the worker found {found} instead of the whole GPU ({}); check what else limits GPU processes on this host",
             self.sms
         ))
     }

@@ -178,8 +178,8 @@ pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(
     let given = tokio::time::timeout(ORDER_WITHIN, orders.send(order)).await;
     match given {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err("the model's controller has ended".to_owned()),
-        Err(_) => Err("too many orders are queued for the model".to_owned()),
+        Ok(Err(_)) => Err("the model's controller has stopped; see the log".to_owned()),
+        Err(_) => Err("too many orders are queued for the model; try again later".to_owned()),
     }
 }
 

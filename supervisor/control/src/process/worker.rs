@@ -44,9 +44,7 @@ pub enum SpawnError {
     Slab(#[source] SlabError),
     #[error("{0} not found; install the worker's program in the folder of the supervisor's program")]
     NoProgram(PathBuf),
-    #[error(
-        "{0} not found; install the Python package `shadowslice` in the folder of the supervisor's program"
-    )]
+    #[error("{0} not found; install the Python package `shadowslice` next to the supervisor's program")]
     NoPackage(PathBuf),
     #[error("cannot create a pipe; raise the limit on open files")]
     Pipe(#[source] io::Error),
@@ -447,9 +445,7 @@ impl Booting {
         // Full or closed: it has the order that it waits for.
         self.orders.try_send(None).ok();
         if tokio::time::timeout(BOOT_ENDS, &mut self.task).await.is_err() {
-            tracing::warn!(
-                "the task that started a worker did not end with the worker, which is a bug in shadowslice; aborting the task"
-            );
+            tracing::warn!("the start task of an exited worker hangs, which is a bug; aborting the task");
             self.task.abort();
         }
     }
@@ -469,10 +465,7 @@ impl Process {
             status = self.child.wait() => return status,
             Some(()) = killed.recv() => {}
             () = self.grant.lost() => {
-                tracing::warn!(
-                    pid = self.pid,
-                    "killing a worker that lost its GPU context, because the MPS server failed; starting another worker"
-                );
+                tracing::warn!(pid = self.pid, "killing and replacing a worker that lost its GPU context");
                 return self.kill().await;
             }
         }

@@ -307,7 +307,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
 fn named(name: &str, context: &AdminContext) -> Result<Served, String> {
     let models = context.models();
     if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
-        return Err(format!("model '{name}' does not run: {}", model.why));
+        return Err(format!("model '{name}' is not loaded: {}", model.why));
     }
     models.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
         let unloaded = models.unloaded.iter().map(|model| &model.model);

@@ -55,7 +55,7 @@ enum TopEvent {
 
 #[derive(Debug, thiserror::Error)]
 enum TopError {
-    #[error("cannot use the terminal; run `shadowslice status --watch` instead")]
+    #[error("cannot use the terminal; run `shadowslice top --once` instead")]
     Terminal(#[from] io::Error),
     #[error("the thread {0} panicked, which is a bug in shadowslice: {1}")]
     Panicked(String, String),
@@ -105,7 +105,10 @@ fn poll(run_dir: &Path) -> Result<PollResult, String> {
     match (send(ControlRequest::Status)?, send(ControlRequest::Plan)?) {
         (ControlReply::Status(status), ControlReply::Plan(plan)) => Ok(PollResult { status, plan }),
         (ControlReply::Refused(why), _) | (_, ControlReply::Refused(why)) => Err(why),
-        _ => Err("the supervisor sent an unexpected reply; are both binaries from one build?".to_owned()),
+        _ => Err(
+            "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs"
+                .to_owned(),
+        ),
     }
 }
 

@@ -87,7 +87,7 @@ impl Keeper {
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         let ready = tokio::select! {
-            status = daemon.ended() => Err(format!("the daemon exited at once ({})", crate::backend::shown(&status))),
+            status = daemon.ended() => Err(format!("the daemon exited immediately ({})", crate::backend::shown(&status))),
             ready = timeout(self.control.limits.start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
                 Err(_) => Err(format!("no MPS server accepted clients within {:?}", self.control.limits.start)),
@@ -109,9 +109,10 @@ impl Keeper {
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         match self.control.servers().await.map(|servers| servers.first().copied()) {
             Ok(Some(server)) => Ok((daemon, server)),
-            Ok(None) => {
-                Err(MpsError::Start { why: "the daemon has no server".to_owned(), log: self.place.logs() })
-            }
+            Ok(None) => Err(MpsError::Start {
+                why: "the MPS control daemon has no server".to_owned(),
+                log: self.place.logs(),
+            }),
             Err(error) => Err(MpsError::Control(error)),
         }
     }
@@ -305,7 +306,7 @@ impl Keeper {
                     "the MPS server reports a fault: a worker's GPU error broke every worker on this GPU; restarting all these workers"
                 );
                 self.lost(
-                    "the MPS server reports a fault; it recovers when all workers on its GPU have exited"
+                    "the MPS server reports a fault; the server recovers when all workers on its GPU have exited"
                         .to_owned(),
                 );
                 self.fault = Some(Instant::now());

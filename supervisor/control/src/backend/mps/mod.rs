@@ -174,7 +174,7 @@ impl MpsGpu {
         let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
         let thread = spawn(keeper, setup.clone(), Inbox { requests: asked, stop: stopped }, begun)?;
-        let ended = || MpsError::Thread(io::Error::other("the thread ended at once"));
+        let ended = || MpsError::Thread(io::Error::other("the thread ended immediately"));
         let found = beginning.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
             setup,
@@ -291,11 +291,7 @@ async fn clear(keeper: &Keeper) {
     if left.is_empty() {
         return;
     }
-    tracing::warn!(
-        device = keeper.device,
-        pids = ?left,
-        "stopping MPS processes that a killed supervisor left behind"
-    );
+    tracing::warn!(device = keeper.device, pids = ?left, "stopping MPS processes of a killed supervisor");
     if let Err(error) = keeper.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "cannot stop the MPS daemon by `quit`");
     }

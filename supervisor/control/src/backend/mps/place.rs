@@ -61,7 +61,7 @@ impl Directories {
             let closed = found.mode() & 0o777 & !mode == 0;
             if !found.is_dir() || found.uid() != geteuid().as_raw() || !closed {
                 return Err(io::Error::other(format!(
-                    "{} already exists and is not a private directory of this user; remove it",
+                    "{} already exists and is not a private directory of this user; remove this path",
                     directory.display()
                 )));
             }

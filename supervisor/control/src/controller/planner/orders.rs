@@ -113,7 +113,8 @@ impl Orders {
         }
         let (reply, outcome) = oneshot::channel();
         let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
-        to.try_send(order).map_err(|_| "too many orders are queued for the model".to_owned())?;
+        to.try_send(order)
+            .map_err(|_| "too many orders are queued for the model; the policy tries again".to_owned())?;
         self.under_way = Some((share, outcome));
         self.groups = groups;
         self.reason = Some(reason.to_owned());
