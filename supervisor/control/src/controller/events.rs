@@ -324,12 +324,7 @@ impl Controller {
             }
             WorkerSaid::Warmed(warmed) => {
                 if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
-                    tracing::warn!(
-                        model,
-                        pid,
-                        %error,
-                        "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory"
-                    );
+                    tracing::warn!(model, pid, %error, "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory");
                 }
                 if let Some(why) = &warmed.unshared {
                     tracing::warn!(
