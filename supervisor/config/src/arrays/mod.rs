@@ -68,7 +68,7 @@ pub(super) enum ArrayError {
     UnknownKind,
     #[error("the arrays have more than {} MiB; keep fewer rows", .most >> 20)]
     TooLarge { most: usize },
-    #[error("this is not a file in numpy's format; write it with `numpy.save`")]
+    #[error("this is not a file in numpy's format; write the file with `numpy.save`")]
     NotNpy,
     #[error("the header is damaged; write the file with `numpy.save`")]
     Header,
@@ -86,7 +86,7 @@ pub(super) enum ArrayError {
     Empty(Vec<i64>),
     #[error("the texts are not valid Unicode; save the array again")]
     Text,
-    #[error("this is not a valid ZIP archive; write it with `numpy.savez`")]
+    #[error("this is not a valid ZIP archive; write the file with `numpy.savez`")]
     Zip(#[source] rawzip::Error),
     #[error("cannot decompress the array `{name}`; write the file with `numpy.savez`")]
     Decompress { name: String, source: io::Error },

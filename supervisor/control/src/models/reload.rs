@@ -117,7 +117,7 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
         }
         Err(ReloadRefused::Faulty(faults)) => {
             for fault in faults.lines() {
-                tracing::error!(%fault, "the configuration has an error at this place");
+                tracing::error!(%fault, "the configuration file has an error; see the fault");
             }
             tracing::error!(
                 "the configuration has errors, so the reload changed nothing; correct the file, and reload again"

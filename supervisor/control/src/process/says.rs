@@ -83,7 +83,7 @@ impl Lines {
         }
         if let Some(left_out) = self.budget.take(line.len() as u64, now) {
             self.tell_of(left_out);
-            tracing::warn!(model = self.model, pid = self.pid, line, "worker stderr");
+            tracing::warn!(model = self.model, pid = self.pid, line, "a worker wrote this line to stderr");
         }
     }
 

@@ -413,14 +413,14 @@ impl GpuBackend for MpsGpu {
                     tracing::warn!(
                         pid,
                         error,
-                        "MPS cannot end a worker's GPU work; killing the worker anyway, which can break other workers on this GPU"
+                        "MPS cannot end a worker's GPU work; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
                     )
                 }
                 Err(_) => {
                     tracing::warn!(
                         pid,
                         limit_ms = rounding::ms(limit),
-                        "MPS did not end a worker's GPU work in time; killing the worker anyway, which can break other workers on this GPU"
+                        "MPS did not end a worker's GPU work in time; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
                     )
                 }
             }
