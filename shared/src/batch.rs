@@ -175,10 +175,12 @@ pub enum RunFailure {
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
     /// The encoded message does not fit into the buffer.
-    #[error("a message does not fit into {MAX_MESSAGE_BYTES} bytes")]
+    #[error(
+        "a message between supervisor and worker does not fit into {MAX_MESSAGE_BYTES} bytes; lower batch.max"
+    )]
     Encode(#[source] postcard::Error),
     /// The bytes are not a valid message.
-    #[error("cannot decode a message")]
+    #[error("cannot decode a message between supervisor and worker; install both programs from one build")]
     Decode(#[source] postcard::Error),
 }
 

@@ -151,7 +151,7 @@ impl FromStr for Groups {
 
 /// The error for a text that is not a set of groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a set of groups; use for example 0-3,7")]
+#[error("invalid set of SM groups; use for example 0-3,7")]
 pub struct ParseGroupsError;
 
 /// A part of a GPU that a layout assigns to a model. The GPU is divided into equal pieces, and a part

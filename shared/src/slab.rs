@@ -25,7 +25,9 @@ pub const ALIGNMENT: u64 = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum SlabError {
     /// The kernel did not create the memory file.
-    #[error("cannot create a memory file of {bytes} bytes")]
+    #[error(
+        "cannot create a shared memory file (memfd) of {bytes} bytes; free host memory, or raise the limit on open files"
+    )]
     Create {
         /// The size of the file in bytes.
         bytes: u64,
@@ -46,10 +48,12 @@ pub enum SlabError {
         source: Errno,
     },
     /// The kernel did not report the file's size.
-    #[error("cannot read the size of a shared memory file")]
+    #[error("cannot read the size of a shared memory file (memfd)")]
     Inspect(#[source] Errno),
     /// The memory file that the other process created is too small.
-    #[error("a shared memory file has {got} bytes instead of {want}")]
+    #[error(
+        "a shared memory file (memfd) has {got} bytes instead of {want}; install both programs from one build"
+    )]
     Size {
         /// The size of the file in bytes.
         got: u64,
@@ -60,7 +64,7 @@ pub enum SlabError {
 
 /// The error for a range of bytes that does not lie inside a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at {offset} lie outside of a slab of {bytes} bytes")]
+#[error("{len} bytes at offset {offset} exceed a shared memory file of {bytes} bytes")]
 pub struct OutOfSlab {
     offset: u64,
     len: u64,
@@ -74,7 +78,7 @@ pub enum CopyError {
     #[error(transparent)]
     Outside(#[from] OutOfSlab),
     /// The process cannot allocate this number of bytes.
-    #[error("out of memory for {0} bytes")]
+    #[error("cannot allocate {0} bytes; free host memory")]
     NoMemory(usize),
 }
 

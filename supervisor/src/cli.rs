@@ -30,7 +30,7 @@ use shadowslice_shared::units::Percent;
 #[command(
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 success, 1 refused, 64 wrong usage, 69 unavailable (a GPU, ONNX Runtime or a running\nsupervisor), 70 internal error, 78 invalid configuration, 143 stopped at once by a second signal.\n\nLogs go to stderr. RUST_LOG=debug shows more; SHADOWSLICE_LOG=json writes them as JSON."
+    after_help = "Exit codes: 0 success, 1 refused, 64 wrong usage, 69 unavailable (a GPU, ONNX Runtime or a running\nsupervisor), 70 internal error, 78 invalid configuration, 143 stopped immediately by a second signal.\n\nLogs go to stderr. RUST_LOG=debug shows more; SHADOWSLICE_LOG=json writes them as JSON."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -43,8 +43,8 @@ enum Command {
     ///
     /// After the signal, the supervisor answers the requests that it has accepted, and exits. If
     /// `timeouts.lame_duck` is set, the supervisor first reports that it is not ready and keeps
-    /// serving for that time after SIGTERM. A second signal ends this time early; a further signal
-    /// stops the supervisor at once.
+    /// serving for that time after SIGTERM. A second signal ends this time early; another signal
+    /// stops the supervisor immediately.
     Serve {
         /// The configuration file.
         config: PathBuf,
@@ -64,7 +64,7 @@ enum Command {
     Check {
         /// The configuration file.
         config: PathBuf,
-        /// Print the whole configuration, with its defaults, instead.
+        /// Print the whole configuration with its defaults, instead of a summary.
         #[arg(long)]
         print: bool,
         /// Do not import Python models, which can take half a minute each.
@@ -100,7 +100,7 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
-    /// Change a model's share, and wait until the new share is in force.
+    /// Change a model's share, and wait until the change is complete.
     ///
     /// The worker moves to other SMs. If it cannot, a shadow worker starts at the new share, warms
     /// up and verifies its outputs while the incumbent serves, then takes over between two batches.
@@ -131,7 +131,7 @@ enum Command {
     ///
     /// New workers start on that GPU and verify their outputs while the current workers serve, then
     /// take over. If the new workers do not become ready, the model stays on its GPU. Later, the
-    /// supervisor moves the model by itself only if a model violates its SLO.
+    /// supervisor moves the model automatically only if a model violates its SLO.
     Move {
         /// The model's name.
         model: String,
@@ -144,7 +144,7 @@ enum Command {
     ///
     /// The new supervisor reads the configuration file and starts its own workers beside the
     /// running supervisor. It takes over one model after the other, then the connections. The old
-    /// supervisor answers the requests that it has, and exits. If a model does not become ready in
+    /// supervisor finishes the requests that it has accepted, and exits. If a model does not become ready in
     /// the new supervisor, all models return to the old one. Settings that require a restart, such
     /// as listeners and limits, may differ.
     Upgrade {
@@ -187,7 +187,7 @@ enum Command {
     },
     /// Show which shares the policy would change now, and why.
     ///
-    /// For each model, `plan` shows the share in force, the share that the policy wants, the
+    /// For each model, `plan` shows the current share, the share that the policy wants, the
     /// reason, and what prevents the change. With `act: false` in the configuration, the policy
     /// changes no share and only reports.
     Plan {
@@ -218,11 +218,11 @@ enum Command {
     /// profile.
     ///
     /// `profile` starts workers as `serve` does, for one share after the other. Nothing else should
-    /// use the device meanwhile.
+    /// use the device during the measurement.
     Profile(Box<profile::ProfileOptions>),
     /// Print a script for a shell that completes this program's commands, options and values.
     ///
-    /// Packages install it. To load it by hand, run `source <(shadowslice completions bash)`.
+    /// Packages install this script. To load the script manually, run `source <(shadowslice completions bash)`.
     Completions { shell: Shell },
     /// Write the manual pages, for packages.
     #[command(hide = true)]
@@ -349,7 +349,9 @@ fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
             match report.models.iter().filter(|model| model.why.is_some()).count() {
                 0 => printed,
                 failed => {
-                    let why = format!("{failed} of the changes are not in force; see their reasons above");
+                    let why = format!(
+                        "the supervisor could not apply {failed} of the changes; see the reasons above"
+                    );
                     fail(&why, exit::REFUSED)
                 }
             }
@@ -360,7 +362,7 @@ fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         (_, ControlReply::Upgraded { pid }) => print(&format!("process {pid} has taken over")),
         (_, ControlReply::Faulty(faults)) => {
             exit::print_error(&faults);
-            fail("the configuration has errors; nothing changed", exit::CONFIG)
+            fail("the configuration has errors, so nothing changed", exit::CONFIG)
         }
         (ControlRequest::Hold { model, .. }, ControlReply::Held { held, news }) => {
             let how = if news { "is" } else { "was already" };
@@ -374,7 +376,11 @@ fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
         (ControlRequest::Drain { model, .. }, ControlReply::Drained { drained, news }) => {
             let what = model.as_deref().unwrap_or("the host");
             let how = if news { "is" } else { "was already" };
-            let so = if drained { "drained: it keeps serving and reports not ready" } else { "undrained" };
+            let so = if drained {
+                "drained: requests are still served, but health checks report not ready"
+            } else {
+                "undrained"
+            };
             print(&format!("{what} {how} {so}"))
         }
         (ControlRequest::Resize { .. }, ControlReply::Refused(why)) => unchanged(&why),
@@ -383,7 +389,7 @@ fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
             _,
             other @ (ControlReply::Held { .. } | ControlReply::Drained { .. } | ControlReply::Placed { .. }),
         ) => {
-            let why = "the supervisor sent an unexpected reply; are both binaries from one build?";
+            let why = "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs";
             fail(&format!("{why} ({other:?})"), exit::REFUSED)
         }
     }
@@ -402,7 +408,7 @@ fn reloaded(report: &ReloadReport) -> String {
     let line = |model: &ModelChange| {
         let ModelChange { name, change, keys, why } = model;
         let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
-        let how = why.as_ref().map(|why| format!(", but not in force: {why}")).unwrap_or_default();
+        let how = why.as_ref().map(|why| format!(", but not applied: {why}")).unwrap_or_default();
         format!("{name}: {}{keys}{how}\n", change.name())
     };
     let settings = report.settings.iter().map(|key| format!("{key}: changed\n"));

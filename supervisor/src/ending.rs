@@ -42,7 +42,10 @@ pub(crate) async fn until_ended(
         told = signals.next() => told,
         (next, reply) = &mut next => {
             let pid = next.pid();
-            tracing::info!(pid, "the next supervisor has taken over; answering the requests accepted here");
+            tracing::info!(
+                pid,
+                "the next supervisor has taken over; finishing the requests that this supervisor has accepted"
+            );
             systemd::succeeded_by(pid);
             course.send_replace(Course::Leave);
             metrics.send_replace(Course::Stop);
@@ -61,7 +64,7 @@ pub(crate) async fn until_ended(
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(
             lame_duck = %rounding::duration(lame_duck),
-            "reporting not ready, and still serving for the lame-duck time; a second signal ends it"
+            "stopping: reporting not ready, and accepting requests for the lame-duck time; a second signal ends this time"
         );
         tokio::select! {
             outcome = &mut conversation => return Some(outcome),
@@ -69,7 +72,7 @@ pub(crate) async fn until_ended(
             _ = signals.next() => {}
         }
     }
-    tracing::info!("stopping: answering accepted requests; a further signal stops at once");
+    tracing::info!("stopping: finishing accepted requests; another signal stops the supervisor immediately");
     course.send_replace(Course::Stop);
     tokio::select! {
         outcome = &mut conversation => Some(outcome),
@@ -87,11 +90,13 @@ pub(crate) async fn finish(
     control.stop();
     tokio::select! {
         () = control.ended() => {}
-        () = tokio::time::sleep(limit) => tracing::error!("workers did not exit after SIGKILL; leaving them behind"),
+        () = tokio::time::sleep(limit) => tracing::error!(
+            "workers did not exit after SIGKILL, probably because the GPU driver blocks them; exiting without them"
+        ),
         _ = signals.next() => return Ok(cut(control)),
     }
     outcome.map(|()| {
-        tracing::info!("stopped");
+        tracing::info!("the supervisor has stopped");
         0
     })
 }
@@ -125,7 +130,7 @@ impl Signals {
 }
 
 fn cut(control: &mut ControlThread) -> u8 {
-    tracing::warn!("second signal: stopping at once");
+    tracing::warn!("received another signal; killing the workers and stopping immediately");
     control.cut();
     exit::FORCED
 }

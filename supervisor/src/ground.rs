@@ -54,9 +54,8 @@ impl Ground {
         host::raise_file_limit();
         let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
         if users.is_some() && !nix::unistd::geteuid().is_root() {
-            let why =
-                "workers.users: only a supervisor of root can run workers as other users; run it as root"
-                    .to_owned();
+            let why = "workers.users: only root can run workers as other users; run the supervisor as root"
+                .to_owned();
             return Err(Failed { why, code: exit::CONFIG });
         }
         let place = match &users {
@@ -75,7 +74,10 @@ impl Ground {
             .map_err(|error| unavailable(NO_THREADS, &error))?;
         // Requests and answers pass through this process.
         if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-            tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
+            tracing::warn!(
+                %error,
+                "cannot protect the supervisor's memory; other processes of this user can read requests and responses in it"
+            );
         }
         let watch = Watch::start(&config.gpus);
         let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));

@@ -39,7 +39,11 @@ pub(crate) async fn keep(
                 && !std::mem::replace(&mut told, true)
             {
                 let file = path.display();
-                tracing::warn!(%error, %file, "cannot write the models' state; the next supervisor starts without it");
+                tracing::warn!(
+                    %error,
+                    %file,
+                    "cannot save the models' shares and states; after a restart, models have their initial shares"
+                );
             }
             written = Some(known);
         }

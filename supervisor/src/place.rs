@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 pub(crate) enum PlaceError {
     #[error("cannot read {}; give a file, or - for standard input", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    #[error("the specification exceeds {} MiB", MAX_WISH >> 20)]
+    #[error("the specification exceeds {} MiB; place fewer models at a time", MAX_WISH >> 20)]
     TooLarge,
     #[error("invalid specification; see `shadowslice place --help` for its JSON format")]
     Json(#[source] serde_json::Error),
@@ -30,9 +30,9 @@ pub(crate) enum PlaceError {
     Profile(String, #[source] ConfigError),
     #[error("model '{model}': {why}")]
     Model { model: String, why: String },
-    #[error("GPU {gpu} of host '{host}' is listed twice")]
+    #[error("GPU {gpu} of host '{host}' is listed twice; remove one of the entries")]
     Twice { host: String, gpu: u32 },
-    #[error("cannot place {0} copies; the maximum is {MAX_COPIES}")]
+    #[error("cannot place {0} copies, because the maximum is {MAX_COPIES}; place fewer models at a time")]
     TooMany(u64),
 }
 

@@ -76,7 +76,7 @@ fn run_after(path: &Path, log: &Log, predecessor: &mut Option<Predecessor>) -> R
         Err(error) => return Err(Failed { why: errors::chain(&error), code: exit::CONFIG }),
     };
     for note in &config.notes {
-        tracing::warn!(%note, "note on the configuration");
+        tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
     }
     start(path, &config, log, predecessor)
 }
@@ -149,7 +149,7 @@ async fn serve(
     let limits = LimitsConfig { connections, memory, ..config.limits.clone() };
     let refusals = Arc::new(Refusals::default());
     let model_control = Guard::of(&config.model_control, &refusals)
-        .map_err(|error| unavailable("cannot open model_control to clients", &error))?;
+        .map_err(|error| unavailable("cannot give the users and groups in model_control access", &error))?;
     let taken = |error: BindError| unavailable("cannot listen for requests", &error);
     let mut inherited =
         predecessor.as_mut().map(|before| std::mem::take(&mut before.sockets)).unwrap_or_default();
@@ -257,7 +257,10 @@ async fn serve(
                     succeed(before, starting, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     if let Err(error) = history.take(&run_dir.history()) {
-                        tracing::warn!(%error, "cannot read the previous supervisor's history; the page starts empty");
+                        tracing::warn!(
+                            %error,
+                            "cannot read the previous supervisor's history; the page's charts start empty"
+                        );
                     }
                     Ok(())
                 }
@@ -331,7 +334,10 @@ async fn serve(
     // Metrics are served until everything else has ended, unless the next supervisor serves them.
     metrics_course.send_replace(Course::Stop);
     if let Err(error) = metrics.await {
-        tracing::error!(%error, "the metrics listeners failed");
+        tracing::error!(
+            %error,
+            "the task that serves metrics panicked, which is a bug in shadowslice"
+        );
     }
     if let Some(log) = access_log {
         log.end();

@@ -34,6 +34,9 @@ pub(crate) async fn feed_watchdog(pulse: Heartbeat) {
 /// Without systemd nothing is said.
 fn say(word: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[word]) {
-        tracing::warn!(%error, "cannot notify systemd");
+        tracing::warn!(
+            %error,
+            "cannot notify systemd of the supervisor's state; systemd may restart the supervisor"
+        );
     }
 }

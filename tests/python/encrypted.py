@@ -295,7 +295,7 @@ class Others(unittest.TestCase):
         SERVER.tokens(f"ci {hashed(CI)}", f"guest {hashed(GUEST)}", f"late {hashed(LATER)}")
         wait_until(lambda: status(url, LATER) == 200)
         SERVER.tokens("late no hash")
-        wait_until(lambda: "cannot use a file" in SERVER.log_tail())
+        wait_until(lambda: "cannot use a TLS or token file" in SERVER.log_tail())
         self.assertEqual(status(url, LATER), 200, "what was read last stands")
         SERVER.tokens(f"ci {hashed(CI)}", f"guest {hashed(GUEST)}")
         wait_until(lambda: status(url, LATER) == 401)

@@ -169,7 +169,7 @@ def request(name, datatype, shape, data):
 UNFIT = {
     "of_int32": (np.int32([50]), "the input is INT64, but the array is INT32; convert the array"),
     "of_two_axes": (np.int64([[50]]), "the input's shape is [-1] (-1: any size, the first axis is the batch), "
-                                      "but the array's is [1, 1]"),
+                                      "but the array's shape is [1, 1]; reshape the array"),
     "of_fortran": (np.asfortranarray(np.ones((2, 2), np.int64)), "in Fortran order"),
     "of_big_endian": (np.array([50], ">i8"), "big-endian (`>i8`)"),
     "of_objects": (np.array([50, None]), "Python objects"),

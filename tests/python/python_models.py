@@ -663,7 +663,7 @@ class Bounds(unittest.TestCase):
 
         def told():
             self.client.infer("hangs", [self.ask(b"say")])
-            return "leaving out lines" in log.read_text()
+            return "the log leaves out" in log.read_text()
 
         wait_until(told)
         self.assertLess(log.stat().st_size, 2 << 20)

@@ -39,7 +39,7 @@ pub enum ProbeError {
     Gpu(#[from] CudaError),
     #[error(transparent)]
     Isolation(#[from] isolation::IsolationError),
-    #[error("cannot find the program's own file")]
+    #[error("cannot find the path of the worker's program")]
     OwnFile(#[source] std::io::Error),
     #[error("cannot encode the findings as JSON")]
     Json(#[from] serde_json::Error),

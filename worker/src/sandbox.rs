@@ -38,7 +38,7 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     #[error(
-        "cannot restrict the worker with Landlock, so it can write files and signal processes as its user"
+        "cannot restrict the worker with Landlock, so the worker can write files and signal processes as its user"
     )]
     Files(#[source] Cause),
     #[error("cannot filter system calls with seccomp, so the worker can make any system call")]

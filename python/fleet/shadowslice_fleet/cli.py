@@ -52,7 +52,7 @@ def main() -> None:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(UNAVAILABLE)
     except KeyboardInterrupt:
-        print("note: the fleet continues with the command; see `status`", file=sys.stderr)
+        print("note: the fleet continues the command without you; see `status`", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
@@ -92,10 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     move = command("move", _move, "Move a copy of a model to another host or GPU, and wait")
     move.add_argument("model", metavar="MODEL")
     move.add_argument(
-        "to", metavar="HOST[:GPU]", help="the new place (default: the first usable GPU)"
+        "to", metavar="HOST[:GPU]", help="the new host and GPU (default: the first usable GPU)"
     )
     move.add_argument(
-        "--from", dest="source", metavar="HOST", help="the host that the copy leaves, if several"
+        "--from",
+        dest="source",
+        metavar="HOST",
+        help="the host that the copy leaves, if several have one",
     )
     _bounded(move)
     for name, text in (
@@ -114,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     part.add_argument("--join", metavar="HOST:PORT", help="join the fleet with this head")
     node.add_argument("--port", type=int, default=6379, help="the head's port (%(default)s)")
     node.add_argument("--address", metavar="IP", help="this node's address")
-    node.add_argument("--host", action="store_true", help="the head also has a supervisor")
+    node.add_argument("--host", action="store_true", help="this head also runs a supervisor")
     node.add_argument(
         "--temp-dir",
         type=Path,
@@ -145,7 +148,7 @@ def _with_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _bounded(command: argparse.ArgumentParser) -> None:
-    text = "how long to wait (%(default)g); the fleet continues afterwards"
+    text = "the time to wait, in s (%(default)g); the fleet continues afterwards"
     command.add_argument(
         "--within", type=_seconds, default=WAIT_TIMEOUT, metavar="SECONDS", help=text
     )

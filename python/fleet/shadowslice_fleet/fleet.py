@@ -146,7 +146,7 @@ class Fleet:
                 self._round()
                 self.troubles.pop("fleet", None)
             except Exception as error:  # The loop must survive any error of a round.
-                log.exception("a round of the control loop failed")
+                log.exception("a round of the Fleet actor's control loop failed; trying again")
                 self.troubles["fleet"] = f"{type(error).__name__}: {error}"
             time.sleep(max(0.0, ROUND_INTERVAL - (time.monotonic() - started)))
 
@@ -219,7 +219,7 @@ class Fleet:
             return
         if change:
             log.info(
-                "changing the number of copies of %s: %d beyond the spec",
+                "scaling model %s: %d copies more than in the spec",
                 change.model,
                 change.extra.get(change.model, 0),
             )
@@ -295,5 +295,5 @@ def _locked(folder: Path) -> Any:
         if lock_file:
             return lock_file
         if time.monotonic() > deadline:
-            raise persisted.StateFault(f"another Fleet actor uses {folder}; stop that one")
+            raise persisted.StateFault(f"another Fleet actor uses {folder}; stop that actor")
         time.sleep(0.1)

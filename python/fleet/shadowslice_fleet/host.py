@@ -158,7 +158,7 @@ class Host:
         with self.work.lock:
             self.work.fetching.discard(wanted.key)
             if why:
-                log.warning("cannot fetch files: %s", why)
+                log.warning("cannot fetch the files of a model: %s", why)
                 self.work.fetch_failures[wanted.key] = Refusal(why, time.time_ns())
 
     def _apply(self, assignments: Assignments) -> None:
@@ -166,10 +166,10 @@ class Host:
         try:
             refused = self._put_in_force(assignments)
         except (CommandFailed, BaseFault, OSError) as failed:
-            log.warning("cannot apply a configuration: %s", failed)
+            log.warning("cannot apply the new configuration to this host's supervisor: %s", failed)
             refused = {assignment.digest: str(failed) for assignment in assignments.new}
         except Exception as error:  # `observe` must report every failure.
-            log.exception("cannot apply a configuration")
+            log.exception("cannot apply the new configuration because of a bug in shadowslice")
             refused = {
                 assignment.digest: f"{type(error).__name__}: {error}"
                 for assignment in assignments.new
@@ -215,7 +215,7 @@ class Host:
             try:
                 self.collect_garbage(time.time())
             except (OSError, UnicodeDecodeError, CommandFailed) as error:
-                log.warning("cannot remove unused files: %s", error)
+                log.warning("cannot remove unused files of models; trying again later: %s", error)
             time.sleep(GC_INTERVAL)
 
     def collect_garbage(self, now: float) -> None:

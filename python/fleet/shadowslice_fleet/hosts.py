@@ -115,7 +115,7 @@ class Hosts:
         try:
             observed: ObservedHost = ray.get(ref, timeout=0)
         except ray.exceptions.RayError as error:
-            log.info("a Host actor does not reply: %s", error)
+            log.info("the Host actor of a node does not reply; trying again: %s", error)
             return
         owner = self.node_of.setdefault(observed.name, node)
         if owner is not node and owner in self.nodes.values():

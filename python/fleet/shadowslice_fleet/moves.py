@@ -14,7 +14,7 @@ def find_slot(
     observed = hosts.get(host)
     if observed is None:
         names = ", ".join(sorted(hosts)) or "none"
-        raise CommandRefused(f"host '{host}' does not reply; these hosts do: {names}")
+        raise CommandRefused(f"host '{host}' does not reply; the hosts that reply are: {names}")
     gpus = [each.index for each in observed.gpus]
     if gpu is not None and gpu not in gpus:
         raise CommandRefused(f"host '{host}' has no GPU {gpu}; its GPUs are: {gpus}")
@@ -36,7 +36,7 @@ def move_copy(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Sl
     on = {slot.host: slot for slot in slots}
     source = source or _only_source(on, to)
     if source not in on:
-        raise CommandRefused(f"host '{source}' has no copy; these hosts have one: {', '.join(on)}")
+        raise CommandRefused(f"host '{source}' has no copy; these hosts do: {', '.join(on)}")
     if to.host in on and to.host != source:
         raise CommandRefused(f"host '{to.host}' already has a copy of the model")
     del on[source]

@@ -117,12 +117,12 @@ def _apply_spec(file: Path, applied: str | None) -> str | None:
         document = specs.load(file).document
         ray.get(ray.get_actor(FLEET).apply_spec.remote(document), timeout=FLEET_TIMEOUT)
     except (OSError, UnicodeDecodeError) as error:
-        log.error("cannot read the spec %s: %s", file, error)
+        log.error("cannot read the spec %s; trying again: %s", file, error)
         return applied
     except specs.SpecFaults as faults:
-        log.error("the spec has faults: %s", faults)
+        log.error("the spec has faults, so the fleet keeps the previous spec: %s", faults)
     except (ray.exceptions.RayError, ValueError) as error:
-        log.error("cannot send the spec %s to the Fleet actor: %s", file, error)
+        log.error("cannot send the spec %s to the Fleet actor; trying again: %s", file, error)
         return applied
     else:
         log.info("applied the spec %s", file)
@@ -200,9 +200,9 @@ def _ensure_fleet() -> bool:
         ray.get(actor.status.remote(), timeout=FLEET_TIMEOUT)
         return True
     except ray.exceptions.GetTimeoutError:
-        log.info("the Fleet actor has not replied yet")
+        log.info("the Fleet actor has not replied yet; trying again")
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        log.error("the Fleet actor cannot run: %s", error)
+        log.error("the Fleet actor cannot run; trying again: %s", error)
     return False
 
 

@@ -53,7 +53,7 @@ def load(folder: Path) -> PersistedState:
     except FileNotFoundError:
         return PersistedState()
     except (OSError, ValueError, KeyError, TypeError, specs.SpecFaults) as error:
-        raise StateFault(f"cannot read {path}; repair or remove it: {error}") from error
+        raise StateFault(f"cannot read {path}; repair or remove the file: {error}") from error
 
 
 def save(folder: Path, state: PersistedState) -> None:

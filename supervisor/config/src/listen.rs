@@ -194,7 +194,7 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
         let path = path.display();
         return Err(format!(
             "the path is too long for a Unix socket: {path} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \
-             shorten it or run_dir"
+             shorten the path or run_dir"
         ));
     }
     Ok(Address::Unix(path))

@@ -45,7 +45,7 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
             "run_dir",
             format!(
                 "the path is too long for Unix sockets: {} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \
-                 shorten it by {}",
+                 shorten the path by {}",
                 socket.display(),
                 length - MAX_SOCKET_PATH
             ),
@@ -156,13 +156,15 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
             _ => None,
         };
         if found.is_none() {
-            value.fault("must be `any`, `all` or a list of model names");
+            value.fault("must be `any`, `all` or a list of model names, for example [bert, resnet]");
         }
         return found;
     }
     let names = value.items();
     if names.is_empty() {
-        value.fault("the list is empty; use `any`, `all` or a list of model names");
+        value.fault(
+            "the list is empty; use `any`, `all` or a list of model names, for example [bert, resnet]",
+        );
     }
     let known = |name: &Value<'_>| {
         let text = name.text()?;

@@ -361,13 +361,13 @@ fn warm_up_inputs_must_match_the_models_file() {
             "{ids: {file: short.json}}",
             format!(
                 "{ids} cannot have the array in short.json: the input's shape is [-1, 3] (-1: any size, the \
-                 first axis is the batch), but the array's is [1, 2]"
+                 first axis is the batch), but the array's shape is [1, 2]; reshape the array"
             ),
         ),
         (
             "all.json",
             "models[0].warmup: `ids`: m.onnx cannot have the array in all.json: the input's shape is [-1, 3] \
-             (-1: any size, the first axis is the batch), but the array's is [1, 2]"
+             (-1: any size, the first axis is the batch), but the array's shape is [1, 2]; reshape the array"
                 .to_owned(),
         ),
     ] {

@@ -49,7 +49,7 @@ pub enum HostError {
         #[source]
         source: ProbeError,
     },
-    #[error("cannot share GPU {device} by MPS")]
+    #[error("cannot share GPU {device} through MPS")]
     Mps {
         device: String,
         #[source]
@@ -64,16 +64,16 @@ pub enum HostError {
     )]
     NoOnnxRuntime(String),
     #[error(
-        "cannot find out which libraries the worker can load; install both binaries from one build, or run `shadowslice-worker --probe libraries` to see why"
+        "cannot find out which libraries the worker can load; install both programs from one build, or run `shadowslice-worker --probe libraries` to see why"
     )]
     Libraries(#[source] ProbeError),
-    #[error("cannot check a Python model")]
+    #[error("cannot run the Python interpreter of a Python model")]
     Interpreter(#[source] CommandError),
     #[error("cannot create a temporary folder; set TMPDIR to a writable folder")]
     Temporary(#[source] io::Error),
-    #[error("cannot locate the supervisor's binary, and the worker's beside it")]
+    #[error("cannot find the folder of the supervisor's program, which also contains the worker's program")]
     Executable(#[source] io::Error),
-    #[error("worker not found at {0}; install shadowslice-worker beside shadowslice")]
+    #[error("worker not found at {0}; install shadowslice-worker in the folder of shadowslice")]
     NoWorker(PathBuf),
     #[error(transparent)]
     RunDir(#[from] RunDirError),
@@ -246,7 +246,10 @@ pub fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::warn!(%error, "cannot raise the limit on open files");
+        tracing::warn!(
+            %error,
+            "cannot raise the soft limit on open files to the hard limit; the supervisor may accept fewer connections"
+        );
     }
 }
 

@@ -22,13 +22,13 @@ const OTHERS_WRITE: u32 = 0o022;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    #[error("the run directory {path} cannot be created; choose another run_dir")]
+    #[error("cannot create the run directory {path}; choose another run_dir")]
     Make {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("the run directory cannot be used: {path} {why}; choose another run_dir, or remove {path}")]
+    #[error("cannot use the run directory, because {path} {why}; choose another run_dir, or remove {path}")]
     Unsafe { path: PathBuf, why: &'static str },
     #[error("another supervisor runs in {0}; stop that supervisor, or choose another run_dir")]
     Taken(PathBuf),

@@ -81,7 +81,11 @@ impl Inherited {
             if let (Some(path), false) = (address.strip_prefix("unix:"), sockets.is_empty())
                 && let Err(error) = std::fs::remove_file(path)
             {
-                tracing::warn!(path, %error, "cannot remove the socket");
+                tracing::warn!(
+                    path,
+                    %error,
+                    "cannot remove the file of a Unix socket on which no process listens; remove the file manually"
+                );
             }
         }
     }
@@ -121,7 +125,11 @@ impl Drop for SocketFile {
             // The other supervisor of the upgrade may have removed the file first.
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+            tracing::warn!(
+                path = %self.path.display(),
+                %error,
+                "cannot remove the file of a Unix socket that has closed; the next start replaces the file"
+            );
         }
     }
 }

@@ -72,7 +72,10 @@ async fn listen(
                 Ok(accepted) => accepted,
                 Err(error) => {
                     if !failing {
-                        tracing::warn!(%error, "cannot accept connections; trying again");
+                        tracing::warn!(
+                            %error,
+                            "a listener cannot accept connections; trying again, while clients wait"
+                        );
                     }
                     failing = true;
                     sleep(REST).await;
@@ -167,6 +170,8 @@ async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Sto
 async fn cut(client: &Client, stop: Stop) {
     tokio::select! {
         () = outstays(client) => tracing::debug!("cut an idle connection to make room"),
-        () = stop.overdue() => tracing::warn!("closed a connection that was still open at the end of the stop"),
+        () = stop.overdue() => tracing::warn!(
+            "closed a client's connection that was still open when the time to stop had passed"
+        ),
     }
 }

@@ -138,7 +138,7 @@ fn say(what: &str, bound: &Bound) {
             %address,
             missing,
             advice,
-            "a listener without protection is open to other hosts; follow the advice, or listen on a Unix socket"
+            "a listener without this protection is open to other hosts; follow the advice, or listen on a Unix socket"
         );
     }
 }
@@ -235,7 +235,7 @@ fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
 async fn make_way(path: &Path) -> Result<(), BindError> {
     let shown = path.display();
     let stale = |source| BindError {
-        message: format!("cannot remove the old socket at {shown}"),
+        message: format!("cannot remove the old socket at {shown}; remove the socket, or listen elsewhere"),
         source: Some(source),
     };
     let in_use = || BindError {

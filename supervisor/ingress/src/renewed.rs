@@ -68,12 +68,12 @@ async fn follow<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
         match (outcome, renewed.upgrade()) {
             (Ok(new), Some(renewed)) => {
                 *renewed.now.write() = Arc::new(new);
-                tracing::info!(file = %named, "reloaded a file that has changed");
+                tracing::info!(file = %named, "reloaded a TLS or token file that has changed");
             }
             (Err(error), Some(_)) => {
                 tracing::warn!(
                     file = %named, %error,
-                    "cannot use a file that has changed; the previous content stays in use until you correct the file"
+                    "cannot use a TLS or token file that has changed; the previous content stays in use until you correct the file"
                 );
             }
             (_, None) => return,

@@ -159,7 +159,7 @@ impl Regions {
                 tracing::warn!(
                     region = name,
                     why = why.message(),
-                    "cannot take over a shared memory region from the previous supervisor"
+                    "cannot take over a shared memory region from the previous supervisor; its clients must register the region again"
                 );
             }
         }
@@ -327,7 +327,7 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
 }
 
 fn foreign(name: &str) -> RequestError {
-    let why = "this client may not read and write its file";
+    let why = "this client may not read and write the region's file";
     RequestError::Forbidden(format!("shared memory region '{}': {why}", Clipped(name)))
 }
 

@@ -99,7 +99,10 @@ fn server_config(files: &Tls, protocol: &[u8]) -> Result<ServerConfig, BindError
     config.alpn_protocols = vec![protocol.to_vec()];
     // Also each time that the files are read again.
     for warning in expiry_warnings(files) {
-        tracing::warn!(%warning, "a TLS certificate is not valid, or expires soon");
+        tracing::warn!(
+            %warning,
+            "a TLS certificate is not valid, or expires soon; the supervisor loads a new file without a restart"
+        );
     }
     Ok(config)
 }

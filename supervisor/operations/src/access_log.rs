@@ -252,7 +252,7 @@ impl AccessLogSink {
             Ok(file) => (self.file, self.is_torn) = (file, false),
             Err(error) => tracing::warn!(
                 %error, file = %self.path.display(),
-                "cannot reopen the access log; lines still go to the previous file"
+                "cannot reopen the access log; lines still go to the previous file, and the supervisor tries again"
             ),
         }
     }
@@ -296,7 +296,7 @@ impl AccessLogSink {
             queue_full,
             unwritten,
             file = %self.path.display(),
-            "lines of the access log were dropped; check if its disk is full or slow"
+            "lines of the access log were dropped; check whether the disk is full or slow"
         );
     }
 }

@@ -193,7 +193,10 @@ impl Succession<'_> {
         let (history, file) = (Arc::clone(self.history), self.run_dir.history());
         let left = tokio::task::spawn_blocking(move || history.leave(&file)).await;
         if let Ok(Err(error)) = left {
-            tracing::warn!(%error, "cannot write the samples for the next supervisor; its page starts empty");
+            tracing::warn!(
+                %error,
+                "cannot write the history for the next supervisor; the charts of its page start empty"
+            );
         }
     }
 
@@ -235,7 +238,7 @@ impl Succession<'_> {
                         (Some(_), _) => {
                             tracing::info!(
                                 model,
-                                "the previous supervisor keeps the model's workers for the clients that are still connected to it"
+                                "the model differs or is not ready in the next supervisor; this supervisor keeps the model's workers for its connected clients"
                             );
                         }
                         (None, _) => {}

@@ -88,7 +88,10 @@ async fn read(orders: &mut BufReader<OwnedReadHalf>) -> Option<Order> {
         return None;
     }
     let order = serde_json::from_slice(&line);
-    order.inspect_err(|error| tracing::error!(%error, "unexpected message from the previous supervisor")).ok()
+    let unknown = |error: &_| {
+        tracing::error!(%error, "cannot understand a message of the previous supervisor; taking over without it");
+    };
+    order.inspect_err(unknown).ok()
 }
 
 /// With a predecessor that still serves.
@@ -143,7 +146,9 @@ impl Conversation {
 
     fn alone(&self, turns: &Turnstile) -> Option<Go> {
         turns.open();
-        tracing::warn!("the previous supervisor exited without notice; this supervisor serves");
+        tracing::warn!(
+            "the previous supervisor exited without notice during the upgrade; this supervisor serves all models now"
+        );
         None
     }
 

@@ -64,8 +64,8 @@ impl Successor {
 
     pub(super) async fn start(succession: &Succession<'_>) -> Result<Self, String> {
         if std::process::id() == 1 {
-            let why = "this supervisor is process 1, and the container would end with it; start it under an \
-                       init, as `docker run --init` does";
+            let why = "this supervisor is process 1, and the container would end with this process; \
+                       start the supervisor under an init process, as `docker run --init` does";
             return Err(why.to_owned());
         }
         let started = Self::spawn(succession).await;

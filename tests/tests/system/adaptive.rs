@@ -81,7 +81,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     let model = server.model("one").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (20, &Value::Bool(true)));
     let words = server.command_output(&["resize", "two", "50%"]).await.unwrap();
-    assert!(words.contains("already in force") && words.contains("held until"), "{words}");
+    assert!(words.contains("already has") && words.contains("held until"), "{words}");
     assert_eq!(server.model("two").await.unwrap().more["held"], true);
     server.command_output(&["release", "two"]).await.unwrap();
     assert_eq!(model.more["wanted_percent"], 50);
@@ -114,7 +114,7 @@ async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
     plan(&server, decided + 2).await.unwrap();
     server.wait_line(&["outcome=\"rolled back\" cause=\"hand\""]).await.unwrap();
     let log = server.log();
-    assert!(!log.contains("a share change by the policy failed"), "{log}");
+    assert!(!log.contains("the policy's change of the model's share failed"), "{log}");
     server.stop().await.unwrap();
 }
 
@@ -133,7 +133,9 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
         assert_nothing_lost(&load.await.unwrap());
     }
     assert!(
-        std::fs::read_to_string(server.home().log_path()).unwrap().contains("the policy changes a share")
+        std::fs::read_to_string(server.home().log_path())
+            .unwrap()
+            .contains("the policy changes the model's share")
     );
     let table = server.command_output(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
@@ -259,7 +261,7 @@ async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neigh
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0), "{model:?}");
     }
-    assert!(!server.log().contains("the policy changes a share"));
+    assert!(!server.log().contains("the policy changes the model's share"));
     server.stop().await.unwrap();
 }
 
@@ -287,7 +289,7 @@ async fn without_a_policy_nothing_is_decided_and_nothing_is_held() {
     let words = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
     let again = server.command_output(&["resize", "one", "20%"]).await.unwrap();
-    assert!(again.contains("already in force") && !again.contains("held"), "{again}");
+    assert!(again.contains("already has") && !again.contains("held"), "{again}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
     server.stop().await.unwrap();
 }

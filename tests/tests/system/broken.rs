@@ -62,7 +62,7 @@ async fn a_reload_reads_a_repaired_file_and_reports_a_broken_one_again() {
     let output = server.home().run(&["reload"]).await.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("m: replaced (its files), but not in force"), "{said}");
+    assert!(said.contains("m: replaced (its files), but not applied"), "{said}");
     server.wait_line(&["action=\"reload\"", "outcome=\"failed\"", "why="]).await.unwrap();
     std::fs::copy(models_folder().join("digits.onnx"), server.home().path().join("m.onnx")).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);

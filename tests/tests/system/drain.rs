@@ -57,7 +57,7 @@ async fn a_drained_host_serves_but_is_not_ready() {
     assert!(health.next().await.unwrap().unwrap());
     let loaded = load(&server, "m", 200.0, Duration::from_secs(1));
     let said = server.command_output(&["drain"]).await.unwrap();
-    assert_eq!(said, "the host is drained: it keeps serving and reports not ready\n");
+    assert_eq!(said, "the host is drained: requests are still served, but health checks report not ready\n");
     assert!(!health.next().await.unwrap().unwrap(), "watchers are told");
     assert_eq!(says_ready(&server).await.unwrap(), [false; 3]);
     assert_eq!(readiness(&server, "m").await.unwrap(), drained());

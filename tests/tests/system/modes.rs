@@ -49,7 +49,10 @@ async fn without_a_shadow_a_share_at_which_no_worker_starts_is_rolled_back() {
     let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
     let output = server.home().run(&["resize", "echo", "70%"]).await.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("the former share is restored"), "{said}");
+    assert!(
+        output.status.code() == Some(1) && said.contains("the model returns to its previous share"),
+        "{said}"
+    );
     let back = |model: &ModelStatusJson| model.state == "ready" && model.share_percent == 40;
     let model = server.wait_status("echo", "the old share", back).await.unwrap();
     assert_eq!((model.handovers.completed, model.handovers.aborted), (0, 1));

@@ -195,7 +195,7 @@ async fn a_foreign_daemon_is_left_alone_and_reported() {
     let server = ServerUnderTest::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!(gpu.sms, 132, "daemons and workers do not inherit the supervisor's MPS variables");
-    server.wait_line(&["leaving it running"]).await.unwrap();
+    server.wait_line(&["another MPS control daemon runs on this host"]).await.unwrap();
     server.stop().await.unwrap();
     assert!(matches!(daemon.try_wait(), Ok(None)), "the daemon still runs");
 }

@@ -40,7 +40,7 @@ async fn an_unloaded_model_is_unavailable_until_it_is_loaded() {
     server.wait_status("m", "unloaded", |model| model.state == "unloaded").await.unwrap();
     assert_eq!(index(&server, false).await.unwrap(), states(&[("n", "READY"), ("m", "UNAVAILABLE")]));
     assert_eq!(index(&server, true).await.unwrap(), states(&[("n", "READY")]));
-    for (model, words) in [("m", "'m' does not run: unloaded by a client"), ("x", "the models are: n, m")] {
+    for (model, words) in [("m", "'m' is not loaded: unloaded by a client"), ("x", "the models are: n, m")] {
         let output = server.home().run(&["resize", model, "50%"]).await.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && said.contains(words), "{said}");

@@ -253,7 +253,10 @@ async fn standbys_stay_within_the_allowed_memory_and_status_gives_the_reason() {
     let (stands, without) = tokio::time::timeout(server.home().timeout(), looking).await.unwrap();
     assert_eq!((reason(&stands).as_str(), without.workers.len()), ("", 1), "{stands:?} {without:?}");
     let said = unwrapped(&server.command_output(&["status"]).await.unwrap());
-    assert!(said.contains(&format!("{} has no standby: the worker needs 0.1 GiB", without.name)), "{said}");
+    assert!(
+        said.contains(&format!("{} has no standby: the warm standby needs 0.1 GiB", without.name)),
+        "{said}"
+    );
     server.stop().await.unwrap();
 }
 

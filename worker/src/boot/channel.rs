@@ -18,9 +18,9 @@ pub enum WorkerError {
          the workers"
     )]
     Connect(#[source] crate::descriptors::AdoptError),
-    #[error("cannot change to the user of this worker's model")]
+    #[error("cannot run this worker as its model's user (workers.users)")]
     User(#[source] std::io::Error),
-    #[error("the supervisor has ended")]
+    #[error("the supervisor has exited, so this worker exits")]
     SupervisorGone,
     #[error("the worker cannot start")]
     Refused(#[source] BootRefusal),

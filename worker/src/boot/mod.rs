@@ -123,7 +123,7 @@ impl LoadedWorker {
 
 fn log_unwatched<T: Default>(error: io::Error) -> T {
     log_line(&format!(
-        "cannot watch the supervisor, so this worker would outlive it if the model hangs: {error}"
+        "cannot watch the supervisor, so this worker would outlive the supervisor if the model hangs: {error}"
     ));
     T::default()
 }
@@ -188,7 +188,9 @@ impl Parts {
         let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
         let slot_bytes = assignment.response_slot_bytes;
         let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
-            BootRefusal::Setup(format!("response slots of {slot_bytes} bytes are too large"))
+            BootRefusal::Setup(format!(
+                "response slots of {slot_bytes} bytes are too large; lower limits.response_bytes"
+            ))
         })?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         if let Some(gpu) = device.gpu() {

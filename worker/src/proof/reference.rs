@@ -46,7 +46,7 @@ pub(super) enum ReferenceError {
     Write(#[source] io::Error),
     #[error("cannot read the reference answers")]
     Read(#[source] io::Error),
-    #[error("cannot decode the reference answers")]
+    #[error("cannot decode the reference answers; install both programs from one build")]
     Decode(#[source] postcard::Error),
 }
 

@@ -49,7 +49,7 @@ pub enum ServeError {
     #[error("cannot wait for the next batch")]
     Wait(#[source] rustix::io::Errno),
     /// The GPU is unusable for this process; another process may still use it.
-    #[error("this process has lost its GPU")]
+    #[error("this worker has lost its GPU context and exits; the supervisor starts another worker")]
     Gpu(#[source] CudaError),
 }
 

@@ -24,7 +24,7 @@ pub enum ArrayMismatch {
     },
     /// The array's shape does not match the input's shape.
     #[error(
-        "the input's shape is {expected:?} (-1: any size{batch}), but the array's is {got:?}",
+        "the input's shape is {expected:?} (-1: any size{batch}), but the array's shape is {got:?}; reshape the array",
         batch = if *.batched { ", the first axis is the batch" } else { "" }
     )]
     Shape {
@@ -36,7 +36,7 @@ pub enum ArrayMismatch {
         batched: bool,
     },
     /// The input's datatype cannot represent a value of the array.
-    #[error("the input is {expected}, but the array has {value}")]
+    #[error("the input is {expected}, but the array has {value}; replace this value")]
     Value {
         /// The datatype of the input.
         expected: Datatype,

@@ -71,7 +71,7 @@ pub(super) enum ArrayError {
     UnknownKind,
     #[error("the arrays have more than {} MiB; keep fewer rows", .most >> 20)]
     TooLarge { most: usize },
-    #[error("this is not a file in numpy's format; write it with `numpy.save`")]
+    #[error("this is not a file in numpy's format; write the file with `numpy.save`")]
     NotNpy,
     #[error("the header is damaged; write the file with `numpy.save`")]
     Header,
@@ -85,19 +85,19 @@ pub(super) enum ArrayError {
     UnknownType(String),
     #[error("the shape is {shape:?}, but the file has {bytes} bytes of elements; save the array again")]
     Length { shape: Vec<i64>, bytes: usize },
-    #[error("the array of shape {0:?} is empty, or has too many elements")]
+    #[error("the array of shape {0:?} is empty, or has too many elements; save another array")]
     Empty(Vec<i64>),
     #[error("the texts are not valid Unicode; save the array again")]
     Text,
-    #[error("this is not a valid ZIP archive; write it with `numpy.savez`")]
+    #[error("this is not a valid ZIP archive; write the file with `numpy.savez`")]
     Zip(#[source] rawzip::Error),
-    #[error("cannot decompress the array `{name}`")]
+    #[error("cannot decompress the array `{name}`; write the file with `numpy.savez`")]
     Decompress { name: String, source: io::Error },
     #[error("unsupported compression of the array `{0}`; write the file with `numpy.savez`")]
     Compression(String),
     #[error("cannot use the array `{name}`")]
     Array { name: String, source: Box<ArrayError> },
-    #[error("this is neither an array nor an inference request in JSON")]
+    #[error("this is neither an array nor an inference request in JSON; use for example `[[1, 2]]`")]
     Json(#[source] serde_json::Error),
     #[error("the input `{name}` has shape {shape:?}, but {values} values; correct one of them")]
     Count { name: String, shape: Vec<i64>, values: usize },

@@ -71,7 +71,10 @@ impl GpuBackend for EmulatedGpu {
         self.pool.occupy(seat, None);
         let everyone = i32::MAX.unsigned_abs();
         if let Err(error) = futex::wake(self.pool.generation(), futex::Flags::empty(), everyone) {
-            tracing::warn!(%error, "cannot notify workers that SMs are free; they notice when a batch ends");
+            tracing::warn!(
+                %error,
+                "cannot wake emulated workers that wait for SMs; they continue when the next batch ends"
+            );
         }
         self.taken.lock().remove(&seat);
     }

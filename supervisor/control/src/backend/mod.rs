@@ -81,7 +81,7 @@ impl GpuUsage {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    #[error("the emulated GPU has {SEATS} workers already; stop some models")]
+    #[error("the emulated GPU already has {SEATS} workers; stop some models")]
     NoSeat,
     /// The GPU recovers from a fault, and will take a worker later.
     #[error("{0}")]

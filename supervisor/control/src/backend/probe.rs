@@ -82,11 +82,13 @@ impl Isolation {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("cannot run the worker's probe")]
+    #[error("cannot run `shadowslice-worker --probe`")]
     Run(#[source] CommandError),
-    #[error("the worker's probe failed: {0}")]
+    #[error("`shadowslice-worker --probe` failed: {0}")]
     Refused(String),
-    #[error("unexpected output of the worker's probe: {said:?}; install both binaries from one build")]
+    #[error(
+        "unexpected output of `shadowslice-worker --probe`: {said:?}; install both programs from one build"
+    )]
     Unclear {
         said: String,
         #[source]

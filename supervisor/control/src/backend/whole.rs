@@ -27,7 +27,7 @@ impl WholeGpu {
     pub fn new(device: String, uuid: String, sms: Sms, no_pipe: PathBuf) -> Self {
         tracing::warn!(
             device,
-            "`partition: none`: no share is enforced on this GPU; each worker may use the whole GPU, and workers take turns"
+            "no share is enforced on this GPU, because the configuration has `partition: none`; workers take turns on the whole GPU"
         );
         Self { device, uuid, sms, no_pipe, usage: GpuUsage::new(false) }
     }
@@ -80,7 +80,7 @@ impl GpuBackend for WholeGpu {
             return Ok(());
         }
         Err(format!(
-            "without MPS, the worker found {found} instead of the whole GPU ({}); something else on this host limits the worker",
+            "without MPS, the worker found {found} instead of the whole GPU ({}); check what else limits GPU processes on this host",
             self.sms
         ))
     }

@@ -300,7 +300,7 @@ impl Controller {
 
     fn worker_said(&mut self, worker: WorkerId, said: WorkerSaid) {
         let (model, pid) = (&self.model.name, self.pid(worker));
-        tracing::debug!(model, pid, ?said, "worker");
+        tracing::debug!(model, pid, ?said, "worker event");
         let Some(process) = self.processes.get_mut(&worker) else { return };
         process.note(&said);
         let (asked, purpose) = (process.groups, process.purpose);
@@ -324,14 +324,14 @@ impl Controller {
             }
             WorkerSaid::Warmed(warmed) => {
                 if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
-                    tracing::warn!(model, pid, %error, "cannot keep a worker's weights for other workers");
+                    tracing::warn!(model, pid, %error, "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory");
                 }
                 if let Some(why) = &warmed.unshared {
                     tracing::warn!(
                         model,
                         pid,
                         why,
-                        "a worker does not share the model's weights on the GPU; its own copy takes more memory"
+                        "a worker cannot share the model's weights with other workers; the worker loaded a copy, which takes more GPU memory"
                     );
                 }
                 let found = process.loaded.take();
@@ -357,10 +357,10 @@ impl Controller {
                             model,
                             pid,
                             why,
-                            "a worker cannot serve the model as loaded; starting another worker in its place"
+                            "a worker cannot serve the model as loaded; starting a worker that loads the model in another way"
                         )
                     }
-                    _ => tracing::error!(model, pid, why, "a worker cannot serve the model"),
+                    _ => tracing::error!(model, pid, why, "stopping a worker that cannot serve the model"),
                 }
                 self.tell(LifecycleEvent::Refused { worker, refusal });
             }
@@ -435,7 +435,7 @@ impl Controller {
             model = self.model.name,
             max_batch = max,
             why,
-            "the default batch size is too large; lowering it"
+            "the default maximum batch size is too large for the model; lowering the size to max_batch; set `batch.max` to choose another size"
         );
         self.batch_limit = Some(limit);
         true

@@ -26,9 +26,9 @@ pub(super) enum LaunchError {
     Turn,
     #[error("cannot start a worker on the GPU")]
     Grant(#[source] GrantError),
-    #[error("no free user for the model's workers")]
+    #[error("cannot assign a user to the model's workers")]
     User(#[source] NoUser),
-    #[error("cannot give {path} to the model's user")]
+    #[error("cannot change the owner of {path} to the user of the model's workers")]
     Folder {
         path: PathBuf,
         #[source]

@@ -86,20 +86,22 @@ pub(super) enum Memory {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoRoom {
-    #[error("the worker's memory need is unknown; give the model a profile with `memory`")]
+    #[error(
+        "the GPU memory that a worker of this model needs is unknown; give the model a profile with `memory`"
+    )]
     NeedUnknown,
-    #[error("the GPU's driver does not report its free memory")]
+    #[error("the NVIDIA driver does not report the GPU's free memory; the supervisor tries again shortly")]
     FreeUnknown,
-    #[error("another worker has just allocated or freed memory; the supervisor tries again shortly")]
+    #[error("another worker has just allocated or freed GPU memory; the supervisor tries again shortly")]
     Lag,
     #[error(
-        "the worker needs {}; warm standbys may use {} in total, and {} are taken; raise `controller.standby_memory`",
+        "the warm standby needs {}, but warm standbys may use {} in total and already use {}; raise `controller.standby_memory`",
         gib(*needed), gib(*limit), gib(*taken)
     )]
     Limit { needed: u64, limit: u64, taken: u64 },
     #[error(
-        "the worker needs {}, and {} are reserved for a hand-over of the largest model; {} are free",
-        gib(*needed), gib(*kept), gib(*free)
+        "the warm standby needs {}, but {} are free, and {} must stay free for a hand-over of the largest model",
+        gib(*needed), gib(*free), gib(*kept)
     )]
     Kept { needed: u64, kept: u64, free: u64 },
 }

@@ -121,7 +121,7 @@ impl Controller {
                     outcome,
                     cause,
                     why = reason.to_string(),
-                    "hand-over failed"
+                    "hand-over failed; the model keeps its previous share"
                 );
                 let report = HandoverReport {
                     outcome: outcome.to_owned(),
@@ -132,7 +132,12 @@ impl Controller {
                 self.records.answer(&change.request, Ok(report));
             }
             LifecycleReport::Aborted(request, refused) => {
-                tracing::warn!(model = self.model.name, to = %request.share, why = refused.to_string(), "cannot change a model's share");
+                tracing::warn!(
+                    model = self.model.name,
+                    to = %request.share,
+                    why = refused.to_string(),
+                    "the requested change of the model's share failed"
+                );
                 self.records.handovers.aborted += 1;
                 self.records.changes.of(request.cause).aborted += 1;
                 self.records.answer(&request, Err(refused));
@@ -177,7 +182,14 @@ impl Controller {
 
     fn failed_over(&mut self, Failover { worker, why, shares: (from, to), sms }: Failover) {
         let pid = self.pid(worker);
-        tracing::warn!(model = self.model.name, why, %from, %to, pid, "the worker died; its warm standby takes over");
+        tracing::warn!(
+            model = self.model.name,
+            why,
+            %from,
+            %to,
+            pid,
+            "the model's worker failed; its warm standby takes over"
+        );
         self.records.handovers.failovers += 1;
         let report = HandoverReport { why: Some(why), ..self.report_of("taken over", (from, to), sms) };
         self.records.reported(report);

@@ -35,7 +35,12 @@ impl Controller {
             Action::Hurry(worker) => self.with(worker, Worker::serve),
             Action::Stop(worker) => self.with(worker, Worker::stop),
             Action::Kill(worker, why) => {
-                tracing::error!(model = self.model.name, pid = self.pid(worker), why, "killing a worker");
+                tracing::error!(
+                    model = self.model.name,
+                    pid = self.pid(worker),
+                    why,
+                    "killing a worker that failed or did not exit in time; if the model needs another worker, the supervisor starts one"
+                );
                 self.with(worker, |process| process.kill());
                 self.pipeline.worker_killed();
             }

@@ -97,23 +97,36 @@ impl Controller {
                     tracing::warn!(
                         model,
                         deaths = Some(self.workers.failures_in_a_row()).filter(|deaths| *deaths > 0),
-                        "restarting the worker"
+                        "restarting the model's worker; requests wait for it"
                     );
                 }
-                ModelState::Waiting(why) => tracing::warn!(model, why, "waiting to start a worker"),
-                ModelState::Unready { why, .. } => tracing::error!(model, why, "the model is unready"),
+                ModelState::Waiting(why) => tracing::warn!(
+                    model,
+                    why,
+                    "the GPU cannot take the model's worker now; requests wait, and the supervisor tries again"
+                ),
+                ModelState::Unready { why, .. } => tracing::error!(
+                    model,
+                    why,
+                    "the model is unready and refuses requests; the supervisor tries again after a pause, or when the model's files or configuration change"
+                ),
                 ModelState::Loading | ModelState::Stopping => {}
             }
         }
         if old.no_partition != new.no_partition
             && let Some(why) = &new.no_partition
         {
-            tracing::info!(model, why, mechanism = new.mechanism, "in-worker resize is not available");
+            tracing::info!(
+                model,
+                why,
+                mechanism = new.mechanism,
+                "in-worker resize is not available for this model; share changes use the mechanism shown here"
+            );
         }
         if old.no_standby != new.no_standby
             && let Some(why) = &new.no_standby
         {
-            tracing::warn!(model, why, "no warm standby for now");
+            tracing::warn!(model, why, "the model has no warm standby now; the supervisor tries again");
         }
     }
 

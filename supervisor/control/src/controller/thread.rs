@@ -109,7 +109,10 @@ async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receive
             }
             Some(ended) = controllers.join_next() => {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "a model's controller failed");
+                    tracing::error!(
+                        %error,
+                        "a model's controller panicked, which is a bug in shadowslice; stopping the supervisor"
+                    );
                     return;
                 }
             }

@@ -48,7 +48,7 @@ impl ByClients {
                         model,
                         why,
                         json,
-                        "dropping a client's change of the model's configuration, which is no longer valid"
+                        "a client's earlier change of the model's configuration is no longer valid; undoing the change"
                     );
                 }
             }

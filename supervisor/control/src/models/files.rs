@@ -55,7 +55,8 @@ impl Files {
         match timeout(WITHIN, told).await {
             Ok(Ok(read)) => Ok(read),
             Ok(Err(_)) => {
-                Err("reading the files failed because of an internal error; see the log".to_owned())
+                Err("cannot read the files because of a bug in shadowslice; please report it with the log"
+                    .to_owned())
             }
             Err(_) => {
                 self.stuck = Some(reading);

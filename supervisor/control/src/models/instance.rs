@@ -30,9 +30,9 @@ const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    #[error("cannot create shared memory")]
+    #[error("cannot create the shared memory for the model's requests")]
     Memory(#[source] SlabError),
-    #[error("cannot store reference answers")]
+    #[error("cannot store the model's reference answers")]
     Reference(#[source] ReferenceError),
     #[error("the supervisor is stopping")]
     Stopping,
@@ -151,7 +151,7 @@ impl Instance {
                     model = model.name,
                     why,
                     waited_ms = rounding::ms(ANSWER_WITHIN),
-                    "refusing requests that have waited too long"
+                    "outgoing workers of the model did not answer all requests in time; refusing the remaining requests"
                 );
                 pipeline.shut(why);
             }
@@ -161,7 +161,7 @@ impl Instance {
                     model,
                     why,
                     waited_ms = rounding::ms(drain),
-                    "cutting streams that did not end in time"
+                    "response streams of outgoing workers did not end within timeouts.drain; cutting these streams"
                 );
             }
             // An error means that the controller has ended already.
@@ -169,7 +169,7 @@ impl Instance {
             // The controller kills workers that do not end.
             orders.closed().await;
             watching.abort();
-            tracing::info!(model = model.name, why, "a model's workers have exited");
+            tracing::info!(model = model.name, why, "the model's outgoing workers have exited");
         });
     }
 }
@@ -178,8 +178,8 @@ pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(
     let given = tokio::time::timeout(ORDER_WITHIN, orders.send(order)).await;
     match given {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err("the model's controller has ended".to_owned()),
-        Err(_) => Err("too many orders are queued for the model".to_owned()),
+        Ok(Err(_)) => Err("the model's controller has stopped; see the log".to_owned()),
+        Err(_) => Err("too many orders are queued for the model; try again later".to_owned()),
     }
 }
 

@@ -80,7 +80,11 @@ impl Known {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Self::default(),
             Err(error) => {
                 let path = path.display();
-                tracing::warn!(%path, %error, "cannot read the saved state; models start with their initial shares");
+                tracing::warn!(
+                    %path,
+                    %error,
+                    "cannot read the models' saved state; every model starts with its initial share"
+                );
                 Self::default()
             }
         }

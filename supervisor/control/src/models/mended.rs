@@ -115,9 +115,16 @@ impl Registry {
             let Ok(found) = self.files.read(move || Stamps::of(&of)).await else { return };
             let name = &model.name;
             if self.watched_files(name).is_some_and(|files| files.have_changed(found)) {
-                tracing::info!(model = name, "a model's files have changed; loading the model again");
+                tracing::info!(
+                    model = name,
+                    "the files of an unready model have changed; loading the model again"
+                );
                 if let Err(error) = self.load_again(name, None).await {
-                    tracing::error!(model = name, %error, "cannot load a model from its changed files");
+                    tracing::error!(
+                        model = name,
+                        %error,
+                        "cannot load the model from its changed files; trying again when its files change"
+                    );
                 }
             }
         }

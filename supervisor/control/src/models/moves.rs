@@ -107,7 +107,11 @@ impl Registry {
                 }
                 Err(error) => {
                     let why = errors::chain(&error);
-                    tracing::error!(model = name, why, "cannot take the model back from the next supervisor");
+                    tracing::error!(
+                        model = name,
+                        why,
+                        "the upgrade failed, and the model cannot be taken back from the next supervisor; load the model again through the API, or restart the supervisor"
+                    );
                     self.set_state(&name, State::Unloaded { why, last: None });
                 }
             }

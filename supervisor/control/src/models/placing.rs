@@ -37,7 +37,12 @@ impl Registry {
         for (model, GpuAssignment { gpu, shortage: lacks }) in config.models.iter().zip(&settled) {
             if let Some(lacks) = lacks {
                 let model = &model.name;
-                tracing::warn!(model, gpu, why = %lacks, "no GPU has the resources that the model needs for its SLO");
+                tracing::warn!(
+                    model,
+                    gpu,
+                    why = %lacks,
+                    "no GPU has enough free resources for the model's SLO; the model runs on this GPU, and may violate its SLO"
+                );
             }
         }
         config.assign_gpus(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
@@ -139,7 +144,7 @@ impl Registry {
                 from,
                 to,
                 late,
-                "moving a model, because a model violates its SLO and a GPU has room"
+                "moving a model to a GPU with more room, because the model in `late` violates its SLO"
             );
         }
         self.go_to(settled).await;

@@ -442,7 +442,7 @@ impl Registry {
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
             Err(why) => {
-                tracing::error!(model = name, why, "new workers are not ready; the old ones keep serving");
+                tracing::error!(model = name, why, "new workers are not ready; the old workers keep serving");
                 next.retire("the model's new workers did not become ready");
             }
         }
@@ -472,7 +472,7 @@ impl Registry {
         let Some(before) = before.take().filter(|_| outcome.is_err()) else { return };
         match now.configure(Arc::clone(&before)).await {
             Ok(()) => *model = before,
-            Err(why) => tracing::error!(model = name, why, "cannot restore the model's previous settings"),
+            Err(why) => tracing::error!(model = name, why, "cannot undo a failed change; run a reload again"),
         }
         self.publish();
     }

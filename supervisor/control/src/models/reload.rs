@@ -51,7 +51,7 @@ impl Registry {
 
     async fn carry_out(&mut self, config: &Config, plan: Plan) -> ReloadReport {
         for note in &config.notes {
-            tracing::warn!(%note, "note on the configuration");
+            tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
         }
         let sampled = plan.sample.map(|sample| self.sample(sample)).map(|()| "tracing.sample");
         let ready = plan.ready.map(|rule| self.ready_by(rule)).map(|()| "ready");
@@ -96,18 +96,20 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
     match outcome {
         Ok(ReloadReport { models, unchanged, settings, .. }) => {
             for key in settings {
-                tracing::info!(key, "reloaded");
+                tracing::info!(key, "the reload applied a changed setting");
             }
             for ModelChange { name, change, keys, why } in models {
                 let (change, keys) = (change.name(), keys.join(", "));
                 match why {
-                    None => tracing::info!(model = name, change, keys, "reloaded"),
+                    None => {
+                        tracing::info!(model = name, change, keys, "the reload applied the model's changes")
+                    }
                     Some(why) => tracing::error!(
                         model = name,
                         change,
                         keys,
                         why,
-                        "cannot apply the model's changes; the model stays as it was"
+                        "the reload cannot apply the model's changes; the model stays as it was"
                     ),
                 }
             }
@@ -115,12 +117,17 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
         }
         Err(ReloadRefused::Faulty(faults)) => {
             for fault in faults.lines() {
-                tracing::error!(%fault, "error in the configuration");
+                tracing::error!(%fault, "the configuration file has an error; see the fault");
             }
-            tracing::error!("the configuration has errors; nothing changed");
+            tracing::error!(
+                "the configuration has errors, so the reload changed nothing; correct the file, and reload again"
+            );
         }
         Err(refused @ ReloadRefused::Impossible(_)) => {
-            tracing::error!(why = refused.to_string(), "cannot apply the configuration; nothing changed");
+            tracing::error!(
+                why = refused.to_string(),
+                "cannot apply the configuration, so the reload changed nothing"
+            );
         }
     }
 }

@@ -101,7 +101,7 @@ impl Watch {
                 let error = errors::chain(&error);
                 tracing::warn!(
                     error,
-                    "cannot use NVML; the memory, load and errors of the GPUs are not shown"
+                    "cannot load NVML, a library of the NVIDIA driver; `status` and the metrics do not show the GPUs' memory, load and errors"
                 );
                 Self::of_nothing(gpus)
             }
@@ -117,7 +117,7 @@ impl Watch {
         let known = driver.identities().unwrap_or_else(|error| {
             tracing::warn!(
                 error = errors::chain(&error),
-                "cannot list the GPUs; their memory, load and errors are not shown"
+                "NVML cannot list the GPUs; `status` and the metrics do not show the GPUs' memory, load and errors"
             );
             Vec::new()
         });
@@ -128,7 +128,11 @@ impl Watch {
             for (name, work) in [("nvml-usage", read as Work), ("nvml-errors", hear)] {
                 match Thread::start(name, work, Arc::clone(&driver), Arc::clone(&readings)) {
                     Ok(thread) => threads.push(thread),
-                    Err(error) => tracing::warn!(%error, "cannot start a thread that monitors the GPUs"),
+                    Err(error) => tracing::warn!(
+                        thread = name,
+                        %error,
+                        "cannot start a thread that monitors the GPUs, so some of their figures are missing; raise the limit on processes"
+                    ),
                 }
             }
         }
@@ -144,7 +148,10 @@ impl Watch {
 fn reading(gpu: &config::GpuConfig, known: &[Identity]) -> Option<Reading> {
     let config::GpuConfig::Cuda { device, .. } = gpu else { return None };
     let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
-        tracing::warn!(?device, "NVML does not find this GPU; `nvidia-smi -L` lists the GPUs");
+        tracing::warn!(
+            ?device,
+            "NVML does not find this GPU, so its memory, load and errors are not shown; compare the device with `nvidia-smi -L`"
+        );
         return None;
     };
     Some(Reading { identity: identity.clone(), usage: None, xid_errors: 0 })
@@ -161,7 +168,11 @@ fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
             readings.note(uuid, |reading| {
                 if let (Err(error), true) = (&usage, reading.usage.is_some()) {
                     let (gpu, error) = (reading.identity.index, errors::chain(error));
-                    tracing::warn!(gpu, error, "cannot read the GPU's memory and load");
+                    tracing::warn!(
+                        gpu,
+                        error,
+                        "NVML cannot read the GPU's memory and load; trying again every second"
+                    );
                 }
                 reading.usage = usage.ok();
             });
@@ -178,7 +189,7 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
         Err(error) => {
             tracing::warn!(
                 error = errors::chain(&error),
-                "cannot subscribe to GPU errors; they are not counted"
+                "cannot subscribe to the GPUs' Xid errors, so they are not logged or counted; look for them in `dmesg`"
             );
             return;
         }
@@ -193,7 +204,10 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
             Err(error) => {
                 if !silent {
                     let error = errors::chain(&error);
-                    tracing::error!(error, "cannot receive GPU errors; a GPU may be lost");
+                    tracing::error!(
+                        error,
+                        "cannot receive the GPUs' Xid errors, perhaps because a GPU is lost; trying again every second; check `nvidia-smi`"
+                    );
                 }
                 silent = true;
                 if stop.within(PERIOD) {
@@ -211,7 +225,13 @@ fn count(event: &XidEvent, readings: &Readings) {
         gpu = Some(reading.identity.index);
         reading.xid_errors += 1;
     });
-    tracing::error!(gpu, uuid, xid, meaning = xid::meaning(*xid), "the GPU's driver reports an error");
+    tracing::error!(
+        gpu,
+        uuid,
+        xid,
+        meaning = xid::meaning(*xid),
+        "the NVIDIA driver reports an Xid error on this GPU; if a worker exits, the supervisor restarts the worker"
+    );
 }
 
 /// A thread that ends when this is dropped.
@@ -245,7 +265,7 @@ impl Drop for Thread {
         self.stop = None;
         if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
-                "the GPU's driver does not respond; abandoning a thread that waits for the driver"
+                "the NVIDIA driver does not respond; stopping without waiting for a monitoring thread"
             );
         }
     }

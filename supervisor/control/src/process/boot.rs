@@ -104,7 +104,7 @@ impl Boot {
             BootReply::Hello { protocol: PROTOCOL } => {}
             BootReply::Hello { protocol } => {
                 let why = format!(
-                    "the worker speaks protocol {protocol}, not {PROTOCOL}; install both binaries from one build"
+                    "the worker speaks protocol {protocol}, not {PROTOCOL}; install both programs from one build"
                 );
                 return Err(Ended::Refused(BootRefusal::Setup(why)));
             }

@@ -76,7 +76,9 @@ pub enum FilesError {
          `shadowslice reload` to serve the new content"
     )]
     Lost(PathBuf),
-    #[error("cannot copy the files that the model was loaded from, which have been replaced")]
+    #[error(
+        "the model's files have been replaced, and the supervisor cannot copy the files from which the model was loaded"
+    )]
     Copy(#[source] CopyError),
 }
 
@@ -94,7 +96,7 @@ pub enum CopyError {
         #[source]
         source: io::Error,
     },
-    #[error("copying the files failed because of an internal error")]
+    #[error("cannot copy the model's files because of a bug in shadowslice; please report it with the log")]
     Panicked(#[source] JoinError),
 }
 

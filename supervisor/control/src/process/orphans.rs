@@ -34,7 +34,10 @@ pub fn reap_orphans() {
     OWN.get_or_init(Mutex::default);
     let thread = std::thread::Builder::new().name("orphans".to_owned()).spawn(reap_forever);
     if let Err(error) = thread {
-        tracing::warn!(%error, "cannot start the thread that reaps orphans; zombie processes will remain");
+        tracing::warn!(
+            %error,
+            "cannot start the thread that reaps orphans, so zombie processes will remain; raise the limit on processes"
+        );
     }
 }
 

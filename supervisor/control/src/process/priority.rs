@@ -20,6 +20,11 @@ pub fn may_raise_priority() -> bool {
 /// A worker's process group is its own, and all of its threads belong to it.
 pub(super) fn set(pid: i32, priority: i32) {
     if let Err(error) = setpriority_pgrp(Pid::from_raw(pid), priority) {
-        tracing::warn!(pid, priority, %error, "cannot set a worker's CPU priority");
+        tracing::warn!(
+            pid,
+            priority,
+            %error,
+            "cannot set a worker's CPU priority; the worker runs at its current priority"
+        );
     }
 }

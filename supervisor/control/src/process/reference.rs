@@ -9,9 +9,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
-    #[error("cannot create a memory file for the reference answers")]
+    #[error(
+        "cannot create a shared memory file (memfd) for the reference answers; free host memory, or raise the limit on open files"
+    )]
     Create(#[source] Errno),
-    #[error("cannot seal the reference answers")]
+    #[error("cannot make the shared memory file (memfd) of the reference answers read-only")]
     Seal(#[source] Errno),
 }
 

@@ -49,7 +49,11 @@ pub fn end_those_left(folder: &Path) {
         if let Some((pid, then)) = pid.zip(then)
             && let Err(error) = end(pid, then)
         {
-            tracing::warn!(pid = pid.as_raw_nonzero(), %error, "cannot stop a worker that an earlier supervisor left");
+            tracing::warn!(
+                pid = pid.as_raw_nonzero(),
+                %error,
+                "cannot kill a worker that a killed supervisor left behind and that may use GPU memory; kill the worker manually"
+            );
         }
         fs::remove_file(entry.path()).ok();
     }
@@ -69,7 +73,7 @@ fn end(pid: Pid, then: u64) -> io::Result<()> {
     if !is_left || ends()? {
         return Ok(());
     }
-    tracing::warn!(pid = pid.as_raw_nonzero(), "killing a worker that an earlier supervisor left");
+    tracing::warn!(pid = pid.as_raw_nonzero(), "killing a worker that a killed supervisor left behind");
     pidfd_send_signal(&process, Signal::KILL)?;
     if ends()? { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }

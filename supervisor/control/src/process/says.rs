@@ -83,14 +83,20 @@ impl Lines {
         }
         if let Some(left_out) = self.budget.take(line.len() as u64, now) {
             self.tell_of(left_out);
-            tracing::warn!(model = self.model, pid = self.pid, line, "worker stderr");
+            tracing::warn!(model = self.model, pid = self.pid, line, "a worker wrote this line to stderr");
         }
     }
 
     fn tell_of(&self, LeftOut { lines, bytes }: LeftOut) {
         if lines > 0 {
             let (model, pid) = (&self.model, self.pid);
-            tracing::warn!(model, pid, lines, bytes, "a worker writes too much to stderr; leaving out lines");
+            tracing::warn!(
+                model,
+                pid,
+                lines,
+                bytes,
+                "a worker wrote too much to stderr; the log leaves out this number of lines"
+            );
         }
     }
 }

@@ -40,11 +40,11 @@ use shadowslice_shared::ids::WorkerId;
 pub enum SpawnError {
     #[error("cannot create a socket pair; raise the limit on open files")]
     Socket(#[source] io::Error),
-    #[error("cannot create a response slab")]
+    #[error("cannot create the shared memory for the worker's responses")]
     Slab(#[source] SlabError),
-    #[error("{0} not found; install the worker beside the supervisor's binary")]
+    #[error("{0} not found; install the worker's program in the folder of the supervisor's program")]
     NoProgram(PathBuf),
-    #[error("{0} not found; install the package of Python models' workers beside the supervisor's binary")]
+    #[error("{0} not found; install the Python package `shadowslice` next to the supervisor's program")]
     NoPackage(PathBuf),
     #[error("cannot create a pipe; raise the limit on open files")]
     Pipe(#[source] io::Error),
@@ -191,8 +191,13 @@ impl Worker {
         files.extend(launch.grant.inherited());
         let serves = launch.assignment.purpose == WorkerPurpose::Serve;
         // Without the socket a worker has weights of its own, and serves.
-        let unoffered =
-            |error: &io::Error| tracing::warn!(%error, "cannot share the model's weights with a worker");
+        let unoffered = |error: &io::Error| {
+            tracing::warn!(
+                model = launch.assignment.model,
+                %error,
+                "cannot share the model's weights with a new worker; the worker loads a copy, which takes more GPU memory"
+            );
+        };
         let weights = serves.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
         let (weights, their_weights) = weights.unzip();
         files.extend(
@@ -225,7 +230,13 @@ impl Worker {
             events: launch.events,
         };
         let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
-        let unregistered = |error: &_| tracing::warn!(pid, %error, "cannot register a worker");
+        let unregistered = |error: &_| {
+            tracing::warn!(
+                pid,
+                %error,
+                "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
+            );
+        };
         let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();
         let process = Process { child, pid, grant: launch.grant, _entry: entry };
         tokio::spawn(watch(process, killed, booting, (launch.id, events)));
@@ -408,7 +419,12 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     let mut set = CpuSet::new();
     let pinned = launch.cpus.iter().try_for_each(|&cpu| set.set(cpu));
     if let Err(error) = pinned.and_then(|()| sched_setaffinity(Pid::from_raw(pid), &set)) {
-        tracing::warn!(pid, cpus = ?launch.cpus, %error, "cannot pin a worker to its cores");
+        tracing::warn!(
+            pid,
+            cpus = ?launch.cpus,
+            %error,
+            "cannot pin a worker to its CPU cores; the worker can run on any core"
+        );
     }
 }
 
@@ -429,7 +445,7 @@ impl Booting {
         // Full or closed: it has the order that it waits for.
         self.orders.try_send(None).ok();
         if tokio::time::timeout(BOOT_ENDS, &mut self.task).await.is_err() {
-            tracing::warn!("the boot task of a dead worker did not end; aborting the task");
+            tracing::warn!("the start task of an exited worker hangs, which is a bug; aborting the task");
             self.task.abort();
         }
     }
@@ -449,7 +465,7 @@ impl Process {
             status = self.child.wait() => return status,
             Some(()) = killed.recv() => {}
             () = self.grant.lost() => {
-                tracing::warn!(pid = self.pid, "killing a worker whose GPU context is lost");
+                tracing::warn!(pid = self.pid, "killing and replacing a worker that lost its GPU context");
                 return self.kill().await;
             }
         }

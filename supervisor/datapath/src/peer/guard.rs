@@ -48,7 +48,7 @@ enum Permitted {
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{kind} {name:?} in the configuration does not exist on this host; use one of this host, or a number"
+    "{kind} {name:?} in the configuration does not exist on this host; use an existing {kind}, or a number"
 )]
 pub struct UnknownAccount {
     kind: &'static str,

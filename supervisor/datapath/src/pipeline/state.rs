@@ -405,8 +405,9 @@ impl PipelineState {
         // ends before its last lane.
         if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
             tracing::error!(
+                model = &*self.name,
                 ?event,
-                "dropping an event of a lane, because the model's controller is far behind"
+                "the model's controller is overloaded; dropping an event about one of its workers"
             );
         }
     }

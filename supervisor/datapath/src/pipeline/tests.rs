@@ -252,7 +252,7 @@ async fn undecodable_messages_and_answers_to_unknown_batches_end_the_lane() {
         let batch = worker.batch().await;
         let wrong = if nonsense {
             worker.send_bytes(&[0xff; 100]);
-            "cannot decode a message: "
+            "cannot decode a message "
         } else {
             worker.answer(batch.id + 1, Ok(vec![]));
             "which was not sent to it"

@@ -13,11 +13,11 @@ pub enum ControlClientError {
         "cannot reach a supervisor at {0}; start one, or give its run directory with --run-dir or SHADOWSLICE_RUN_DIR"
     )]
     Connect(PathBuf, #[source] io::Error),
-    #[error("the connection to the supervisor failed; see its log")]
+    #[error("the connection to the supervisor failed; see the supervisor's log")]
     Exchange(#[source] io::Error),
-    #[error("the supervisor did not answer within {} s; the process or its host hangs", REPLY_TIMEOUT.as_secs())]
+    #[error("the supervisor did not answer within {} s; check whether the supervisor or its host hangs", REPLY_TIMEOUT.as_secs())]
     Timeout,
-    #[error("cannot read the supervisor's reply; are both binaries from one build?")]
+    #[error("cannot read the supervisor's reply; use the `shadowslice` program that the supervisor runs")]
     Decode(#[source] serde_json::Error),
 }
 

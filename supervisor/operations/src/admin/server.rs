@@ -143,13 +143,15 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlSocketError {
-    #[error("cannot remove {0}, which blocks the control socket; remove it, or choose another run_dir")]
+    #[error(
+        "cannot replace {0} with the control socket; remove this file or folder, or choose another run_dir"
+    )]
     Remove(PathBuf, #[source] io::Error),
-    #[error("cannot create the control socket {0}")]
+    #[error("cannot create the control socket {0}; choose another run_dir")]
     Bind(PathBuf, #[source] io::Error),
-    #[error("cannot set the permissions of the control socket {0}")]
+    #[error("cannot set the permissions of the control socket {0}; choose another run_dir")]
     Protect(PathBuf, #[source] io::Error),
-    #[error("cannot open the control socket to the accounts in `control`")]
+    #[error("cannot give the users and groups in `control` access to the control socket")]
     Admit(#[from] UnknownAccount),
 }
 
@@ -214,7 +216,10 @@ impl Admin {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection to the control socket; trying again");
+                    tracing::warn!(
+                        %error,
+                        "cannot accept a connection to the control socket; trying again, while commands wait"
+                    );
                     // The process has probably run out of file descriptors. Connections that end
                     // will free some.
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
@@ -308,7 +313,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
 fn named(name: &str, context: &AdminContext) -> Result<Served, String> {
     let models = context.models();
     if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
-        return Err(format!("model '{name}' does not run: {}", model.why));
+        return Err(format!("model '{name}' is not loaded: {}", model.why));
     }
     models.served.iter().find(|model| model.model.name == name).cloned().ok_or_else(|| {
         let unloaded = models.unloaded.iter().map(|model| &model.model);

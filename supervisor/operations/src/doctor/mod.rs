@@ -26,7 +26,7 @@ pub struct DoctorOptions {
     json: bool,
     /// Measure on each GPU whether partitions inside processes are isolated. This starts an MPS
     /// daemon and keeps the GPU busy for a few seconds. Other programs on the GPU slow down
-    /// meanwhile, and falsify the result.
+    /// during the measurement, and falsify the result.
     #[arg(long)]
     partitions: bool,
 }

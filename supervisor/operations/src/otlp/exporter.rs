@@ -90,7 +90,10 @@ impl Exporter {
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_TIMEOUT, self.ended).await.is_err() {
-            tracing::warn!(limit = %rounding::duration(FLUSH_TIMEOUT), "cannot send the last traces in time; they are lost");
+            tracing::warn!(
+                limit = %rounding::duration(FLUSH_TIMEOUT),
+                "the trace collector did not accept the last spans before the stop, so these spans are lost"
+            );
         }
     }
 }
@@ -206,7 +209,7 @@ impl Sender {
                 tracing::warn!(
                     dropped = spans,
                     why,
-                    "spans were dropped, as the collector did not accept them in time; check `tracing.otlp`"
+                    "trace spans were dropped, because the collector did not accept them; check the collector and `tracing.otlp`"
                 );
             }
             Some(OutageNotice::Over(spans)) => {

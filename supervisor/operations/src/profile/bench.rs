@@ -40,7 +40,7 @@ const EVENT_CAPACITY: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BenchError {
-    #[error("the device has no room for a worker")]
+    #[error("the GPU cannot take a worker for the measurement")]
     Grant(#[from] GrantError),
     #[error("cannot start a worker")]
     Spawn(#[from] SpawnError),
@@ -48,7 +48,7 @@ pub(super) enum BenchError {
     Refused(String),
     /// The CPU has no kernels for some operators of the model, so it cannot compute the reference
     /// answers.
-    #[error("cannot run the model: {0}")]
+    #[error("the device cannot run an operator of the model: {0}")]
     NoOperator(String),
     #[error("cannot run the model on partitions: {0}")]
     NoPartitions(String),
@@ -56,11 +56,15 @@ pub(super) enum BenchError {
     /// in that form.
     #[error("{0}")]
     OtherForm(String),
-    #[error("the worker exited early: {0}")]
+    #[error("the worker exited during the measurement: {0}")]
     Ended(String),
-    #[error("the worker was not ready within {0:?}")]
+    #[error(
+        "the worker was not ready within {0:?}; stop other programs on the GPU, or give a smaller --max-batch"
+    )]
     Late(Duration),
-    #[error("the inputs of a batch of {0} do not fit into the request slab; give a smaller --max-batch")]
+    #[error(
+        "the inputs of a batch of {0} rows do not fit into the shared memory; give a smaller --max-batch"
+    )]
     TooLarge(u32, #[source] OutOfSlab),
     #[error("input '{0}' has dynamic axes; give --shape {0}=AXISxAXIS, without the batch axis")]
     Unknown(String),
@@ -68,7 +72,7 @@ pub(super) enum BenchError {
     FreeAxes(String),
     #[error("cannot store the reference answers")]
     Reference(#[from] ReferenceError),
-    #[error("a batch does not fit into a message")]
+    #[error("cannot send or read a message of the measurement")]
     Message(#[from] MessageError),
     #[error("cannot send batches to the worker")]
     Send(#[source] Errno),
@@ -116,7 +120,10 @@ impl Bench<'_> {
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
-                tracing::warn!(why, "computing the reference answers on the GPU, on all of its SMs");
+                tracing::warn!(
+                    why,
+                    "the CPU cannot compute the reference answers; computing them on all SMs of the GPU"
+                );
                 self.reference_by(WorkerPurpose::DeviceReference).await?;
             }
             answered => answered?,
@@ -182,7 +189,7 @@ impl Bench<'_> {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
         }
         let shown = ms.iter().map(|&(size, ms)| (size, rounding::round(ms))).collect::<BTreeMap<_, _>>();
-        tracing::info!(sms = sms.0, ms = ?shown, "measured");
+        tracing::info!(sms = sms.0, ms = ?shown, "measured the execution time of each batch size");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
         Ok(ShareMeasurement {

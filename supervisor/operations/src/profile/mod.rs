@@ -40,7 +40,7 @@ enum ProfileError {
     Describe(#[source] std::io::Error),
     #[error("cannot measure on this host")]
     Host(#[from] HostError),
-    #[error("cannot allocate memory for inputs")]
+    #[error("cannot allocate shared memory for the inputs of the measurement")]
     Slab(#[from] SlabError),
     #[error("cannot store the reference answers")]
     Reference(#[from] ReferenceError),
@@ -54,13 +54,13 @@ enum ProfileError {
     Signals(#[source] std::io::Error),
     #[error("a signal stopped the measurement; no profile is written")]
     Interrupted,
-    #[error("the measured times are not a valid profile")]
+    #[error("the measured times are not a valid profile; measure again")]
     Table(#[from] TableError),
     #[error(
-        "cannot write the profile to {0}; nothing is measured: create its folder, or give another --output"
+        "cannot write the profile to {0}, so nothing was measured; create the folder, or give another --output"
     )]
     NoOutput(PathBuf, #[source] std::io::Error),
-    #[error("cannot write {0}")]
+    #[error("cannot write the profile to {0}")]
     Write(PathBuf, #[source] std::io::Error),
 }
 
@@ -138,7 +138,7 @@ async fn unless_interrupted(
 async fn measure_with_retry<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
     match measure().await {
         Err(BenchError::OtherForm(why)) => {
-            tracing::info!(why, "measuring again");
+            tracing::info!(why, "the model must be loaded in another form; measuring again");
             measure().await
         }
         measured => measured,
@@ -160,7 +160,7 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<ShareMea
                 Err(BenchError::NoPartitions(why)) => {
                     tracing::warn!(
                         why,
-                        "no partitions: measuring each share by percentage, in its own worker"
+                        "the model cannot run on partitions; measuring each share in a worker with an MPS percentage"
                     );
                     Vec::new()
                 }

@@ -52,5 +52,5 @@ fn a_profile_that_could_not_be_written_is_not_measured() {
     assert!(matches!(fault, ProfileError::NoOutput(..)), "{fault:?}");
     assert_eq!(fault.code(), exit::UNAVAILABLE);
     let why = errors::chain(&fault);
-    assert!(why.contains("/nowhere/model.yaml; nothing is measured: create its folder"), "{why}");
+    assert!(why.contains("/nowhere/model.yaml, so nothing was measured; create the folder"), "{why}");
 }

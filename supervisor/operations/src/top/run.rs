@@ -56,9 +56,9 @@ enum TopEvent {
 
 #[derive(Debug, thiserror::Error)]
 enum TopError {
-    #[error("cannot use the terminal")]
+    #[error("cannot use the terminal; run `shadowslice top --once` instead")]
     Terminal(#[from] io::Error),
-    #[error("the thread {0} panicked: {1}")]
+    #[error("the thread {0} panicked, which is a bug in shadowslice: {1}")]
     Panicked(String, String),
 }
 
@@ -106,7 +106,10 @@ fn poll(run_dir: &Path) -> Result<PollResult, String> {
     match (send(ControlRequest::Status)?, send(ControlRequest::Plan)?) {
         (ControlReply::Status(status), ControlReply::Plan(plan)) => Ok(PollResult { status, plan }),
         (ControlReply::Refused(why), _) | (_, ControlReply::Refused(why)) => Err(why),
-        _ => Err("the supervisor sent an unexpected reply; are both binaries from one build?".to_owned()),
+        _ => Err(
+            "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs"
+                .to_owned(),
+        ),
     }
 }
 

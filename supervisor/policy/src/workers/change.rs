@@ -117,10 +117,12 @@ pub enum HandoverFailure {
     #[error("the new worker did not connect within timeouts.spawn; see the log, or raise timeouts.spawn")]
     SpawnTimedOut,
     /// The shadow was not warm within `timeouts.warm`.
-    #[error("the new worker did not load and warm up in time (timeouts.warm)")]
+    #[error(
+        "the new worker did not load and warm up within timeouts.warm; see the log, or raise timeouts.warm"
+    )]
     WarmTimedOut,
     /// The shadow died.
-    #[error("the new worker died")]
+    #[error("the new worker exited unexpectedly; see the worker's lines in the log")]
     Died,
     /// The shadow hung, violated the protocol, or did not have the expected SMs or partition.
     #[error(
@@ -133,7 +135,7 @@ pub enum HandoverFailure {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeRefused {
     /// The requested share is already in force.
-    #[error("{share} ({sms} SMs) is already in force; nothing was changed")]
+    #[error("the model already has {share} ({sms} SMs); nothing was changed")]
     InForce {
         /// The requested share.
         share: Percent,
@@ -143,7 +145,9 @@ pub enum ResizeRefused {
         serves: bool,
     },
     /// The requested share is outside the configured limits.
-    #[error("{share} is not between share.min {min} and share.max {max} of model '{model}'")]
+    #[error(
+        "{share} is not between share.min {min} and share.max {max} of model '{model}'; request a share in this range"
+    )]
     OutOfBounds {
         /// The name of the model.
         model: String,
@@ -161,10 +165,12 @@ pub enum ResizeRefused {
     #[error("the share of model '{0}' is held; run `shadowslice release {0}` to let the policy change it")]
     Held(String),
     /// Another change is in progress.
-    #[error("a change of model '{0}' is under way; try again when it has ended")]
+    #[error("the share of model '{0}' is already changing; try again when this change is complete")]
     Busy(String),
     /// The worker cannot use a partition of this size.
-    #[error("model '{model}' cannot have a partition of this size: {why}; it keeps its former share")]
+    #[error(
+        "model '{model}' cannot have a partition of this size: {why}; the model keeps its previous share"
+    )]
     NoPartition {
         /// The name of the model.
         model: String,
@@ -180,7 +186,9 @@ pub enum ResizeRefused {
         share: Percent,
     },
     /// No worker could start with the new share.
-    #[error("no worker of model '{model}' starts at this share; the former share is restored: {why}")]
+    #[error(
+        "no worker of model '{model}' starts at this share, so the model returns to its previous share: {why}"
+    )]
     NoWorker {
         /// The name of the model.
         model: String,
@@ -188,7 +196,7 @@ pub enum ResizeRefused {
         why: String,
     },
     /// The model has no serving worker.
-    #[error("model '{model}' does not serve: {why}")]
+    #[error("model '{model}' is not ready: {why}")]
     NotServing {
         /// The name of the model.
         model: String,
@@ -197,7 +205,7 @@ pub enum ResizeRefused {
     },
     /// The model is stopping.
     #[error(
-        "the workers of this model are stopping: the supervisor stops, or the model is unloaded or replaced"
+        "the workers of this model are stopping, because the supervisor stops, or because the model is unloaded or replaced"
     )]
     Stopping,
 }

@@ -235,7 +235,7 @@ impl Workers {
         let again = self.now + retry.after;
         if let Some(failures) = retry.unready {
             let why = format!(
-                "{failures} workers in a row did not start or died before an answer; the last one: {why}"
+                "{failures} workers in a row did not start or died before an answer; the last worker: {why}"
             );
             self.restarted += 1;
             return self.down_until(Some(again), why);

@@ -71,7 +71,7 @@ impl Workers {
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
         if self.settings.handover == HandoverMode::Restart && self.serving().is_none() && !down {
-            let why = "the worker is restarting; try again when the model serves".to_owned();
+            let why = "the worker is restarting; try again when the model is ready".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
         if self.is_wrong_at(share) {

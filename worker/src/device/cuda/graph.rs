@@ -58,11 +58,11 @@ impl fmt::Debug for Executable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// A kernel of an older kind, which belongs to the context that loaded it.
-    #[error("the recording has a kernel that is bound to its context")]
+    #[error("the CUDA graph has a kernel that is bound to its context and cannot move to a partition")]
     BoundKernel,
-    #[error("the recording has a node of type {0}, which cannot move to a partition")]
+    #[error("the CUDA graph has a node of type {0}, which cannot move to a partition")]
     Node(u32),
-    #[error("the driver cannot list the recording's nodes")]
+    #[error("the driver cannot list the nodes of the CUDA graph")]
     Driver(#[source] DriverError),
 }
 

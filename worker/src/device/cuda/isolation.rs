@@ -56,7 +56,7 @@ pub enum IsolationError {
     DivisionError(#[from] DivisionError),
     #[error("cannot measure the partitions")]
     Gpu(#[from] CudaError),
-    #[error("cannot start a second process, or read its output")]
+    #[error("cannot run a second process, which is needed to measure the partitions")]
     Other(#[from] std::io::Error),
 }
 

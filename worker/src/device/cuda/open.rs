@@ -20,7 +20,7 @@ pub(super) enum GpuOpenError {
     NoDriver,
     #[error("no GPU is visible to this process; check the UUID in the configuration (`nvidia-smi -L`)")]
     NoGpu,
-    #[error("the MPS server did not accept this process within {SERVER_TIMEOUT:?}; see its server.log")]
+    #[error("the MPS server did not accept this process within {SERVER_TIMEOUT:?}; see server.log of MPS")]
     NotReady(#[source] DriverError),
     #[error("cannot open the GPU")]
     Driver(#[source] DriverError),

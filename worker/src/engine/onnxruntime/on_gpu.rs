@@ -165,12 +165,12 @@ impl GpuEngine {
     pub fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
         let strings = inputs.iter().chain(&self.sessions.first().outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
-            return Err(format!("`{}` holds strings, which the host's processor computes", spec.name));
+            return Err(format!("`{}` holds strings, which only the CPU can compute", spec.name));
         }
         let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
         if let Some(spec) = inputs.iter().find(open) {
             return Err(format!(
-                "input `{}` has dynamic axes besides the batch, and a recording has one length; \
+                "input `{}` has dynamic axes besides the batch, and a CUDA graph has fixed lengths; \
                  export the model with fixed axes",
                 spec.name
             ));
@@ -178,7 +178,7 @@ impl GpuEngine {
         let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
         match eager {
             Some(bound) if !bound.session.recordable => Err(format!(
-                "the host's processor computes a part of the model, which a recording would not repeat: {}",
+                "the CPU computes a part of the model, which a CUDA graph cannot repeat: {}",
                 self.sessions
                     .host_fallback_reason()
                     .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
@@ -259,7 +259,7 @@ impl GpuEngine {
             return Ok(());
         }
         Err(RunFailure::Engine(
-            "a batch of this shape is not recorded, so it cannot run on a partition".into(),
+            "a batch of this shape has no CUDA graph, so the batch cannot run on a partition".into(),
         ))
     }
 

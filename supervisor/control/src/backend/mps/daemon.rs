@@ -98,12 +98,19 @@ impl Daemon {
             match control.quit().await {
                 Ok(()) => {
                     if tokio::time::timeout(control.limits.quit, self.ended()).await.is_err() {
-                        tracing::warn!("the MPS control daemon accepted `quit` but did not exit; killing it");
+                        tracing::warn!(
+                            pid = self.pid(),
+                            "the MPS control daemon accepted `quit` but did not exit in time; killing the daemon and its servers"
+                        );
                     }
                 }
                 Err(error) => {
                     let error = shadowslice_shared::errors::chain(&error);
-                    tracing::warn!(error, "cannot stop the MPS control daemon by `quit`; killing it");
+                    tracing::warn!(
+                        pid = self.pid(),
+                        error,
+                        "the MPS control daemon did not accept `quit`; killing the daemon and its servers"
+                    );
                 }
             }
         }
@@ -142,7 +149,10 @@ fn guardian(control: &Control) -> Option<Child> {
     match started {
         Ok(guardian) => Some(guardian),
         Err(error) => {
-            tracing::warn!(%error, "cannot guard the MPS control daemon; if the supervisor is killed, the daemon runs until the next start");
+            tracing::warn!(
+                %error,
+                "cannot start the process that stops the MPS control daemon if the supervisor is killed; after a kill, the daemon runs until the supervisor starts again"
+            );
             None
         }
     }

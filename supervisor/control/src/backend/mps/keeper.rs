@@ -63,6 +63,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) control: Control,
+    pub(super) device: String,
     pub(super) place: Directories,
     pub(super) uid: u32,
     pub(super) condition: watch::Sender<Condition>,
@@ -86,7 +87,7 @@ impl Keeper {
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         let ready = tokio::select! {
-            status = daemon.ended() => Err(format!("the daemon exited at once ({})", crate::backend::shown(&status))),
+            status = daemon.ended() => Err(format!("the daemon exited immediately ({})", crate::backend::shown(&status))),
             ready = timeout(self.control.limits.start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
                 Err(_) => Err(format!("no MPS server accepted clients within {:?}", self.control.limits.start)),
@@ -108,9 +109,10 @@ impl Keeper {
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         match self.control.servers().await.map(|servers| servers.first().copied()) {
             Ok(Some(server)) => Ok((daemon, server)),
-            Ok(None) => {
-                Err(MpsError::Start { why: "the daemon has no server".to_owned(), log: self.place.logs() })
-            }
+            Ok(None) => Err(MpsError::Start {
+                why: "the MPS control daemon has no server".to_owned(),
+                log: self.place.logs(),
+            }),
             Err(error) => Err(MpsError::Control(error)),
         }
     }
@@ -151,7 +153,12 @@ impl Keeper {
                 }
                 Over::Dead(why) => {
                     let why = format!("the MPS control daemon is down: {why}");
-                    tracing::error!(why, log = self.place.logs(), "restarting MPS and all its workers");
+                    tracing::error!(
+                        device = self.device,
+                        why,
+                        log = self.place.logs(),
+                        "MPS failed on a GPU; restarting MPS and all workers on this GPU"
+                    );
                     self.fault = None;
                     self.lost(why);
                     daemon.kill(&self.control, &self.place).await;
@@ -179,16 +186,21 @@ impl Keeper {
             *pause = (*pause * 2).min(LAST_PAUSE);
             match started {
                 Ok((daemon, server)) => {
-                    tracing::info!(server, "MPS restarted");
+                    tracing::info!(
+                        device = self.device,
+                        server,
+                        "MPS restarted; starting the workers of this GPU again"
+                    );
                     self.condition.send_modify(|condition| condition.daemon = daemon.pid());
                     self.take_clients(server);
                     return Some(daemon);
                 }
                 Err(error) => {
                     tracing::error!(
+                        device = self.device,
                         error = errors::chain(&error),
                         pause_ms = rounding::ms(*pause),
-                        "cannot restart MPS; trying again after the pause"
+                        "cannot restart MPS, so this GPU has no workers; trying again after the pause"
                     );
                 }
             }
@@ -226,7 +238,11 @@ impl Keeper {
             Request::Pass | Request::Keep => {}
             Request::Examine => {
                 if let Err(error) = self.examine().await {
-                    tracing::warn!(error = errors::chain(&error), "cannot check the state of the MPS server");
+                    tracing::warn!(
+                        device = self.device,
+                        error = errors::chain(&error),
+                        "cannot check the MPS server after a worker's exit; checking again after the next exit"
+                    );
                 }
             }
         }
@@ -272,7 +288,11 @@ impl Keeper {
             return Ok(());
         }
         let Some(server) = self.control.servers().await?.first().copied() else {
-            tracing::error!(log = self.place.server_log(), "the MPS server exited; starting another one");
+            tracing::error!(
+                device = self.device,
+                log = self.place.server_log(),
+                "the MPS server exited, which broke every worker on this GPU; starting another MPS server and new workers"
+            );
             self.lost("the MPS server exited".to_owned());
             self.fault = Some(Instant::now());
             return self.control.start_server(self.uid).await;
@@ -280,12 +300,13 @@ impl Keeper {
         match self.control.server_status(server).await? {
             ServerStatus::Fault => {
                 tracing::error!(
+                    device = self.device,
                     server,
                     log = self.place.server_log(),
-                    "the MPS server reports a fault: a worker's GPU error broke the context of every worker on this GPU; restarting all of them"
+                    "the MPS server reports a fault: a worker's GPU error broke every worker on this GPU; restarting all these workers"
                 );
                 self.lost(
-                    "the MPS server reports a fault; it recovers when all workers on its GPU have exited"
+                    "the MPS server reports a fault; the server recovers when all workers on its GPU have exited"
                         .to_owned(),
                 );
                 self.fault = Some(Instant::now());
@@ -294,16 +315,22 @@ impl Keeper {
                 let before = self.condition.borrow().server.clone();
                 if before.is_ok_and(|before| before != server) {
                     tracing::error!(
+                        device = self.device,
                         server,
                         log = self.place.server_log(),
-                        "another MPS server replaced the previous one"
+                        "the previous MPS server exited, which broke every worker on this GPU; restarting the workers on the new server"
                     );
                     self.lost("the MPS server exited".to_owned());
                 }
                 self.take_clients(server);
             }
             ServerStatus::Other(status) => {
-                tracing::warn!(server, status, "unknown state of the MPS server");
+                tracing::warn!(
+                    device = self.device,
+                    server,
+                    status,
+                    "the MPS server reports an unknown status; not restarting the server, and checking again after a worker's next exit"
+                );
             }
         }
         Ok(())
@@ -317,9 +344,10 @@ impl Keeper {
             && matches!(self.control.server_status(*server).await, Ok(ServerStatus::Active))
         {
             tracing::info!(
+                device = self.device,
                 server,
                 took_ms = rounding::ms(since.elapsed()),
-                "the MPS server accepts clients again"
+                "the MPS server has recovered; starting the workers of this GPU again"
             );
             self.fault = None;
             self.take_clients(*server);

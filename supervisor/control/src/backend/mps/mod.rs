@@ -51,7 +51,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
     #[error(
-        "cannot start {program}, which comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
+        "cannot start {program}, which comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install this program, \
          set SHADOWSLICE_MPS_CONTROL to another path, or run without shares: `gpus: [{{device: 0, partition: none}}]`"
     )]
     Program {
@@ -63,7 +63,7 @@ pub enum MpsError {
         "cannot use the MPS control program; to run without shares, set `gpus: [{{device: 0, partition: none}}]`"
     )]
     Control(#[source] ControlError),
-    #[error("cannot create {path}")]
+    #[error("cannot create the MPS directory {path}; choose a run_dir that this user can write")]
     Directories {
         path: PathBuf,
         #[source]
@@ -79,14 +79,14 @@ pub enum MpsError {
     #[error("the probe found GPU {found} instead of {expected}; check CUDA_VISIBLE_DEVICES")]
     OtherGpu { expected: String, found: String },
     #[error(
-        "a CUDA process gets the whole GPU ({0}) at any share, because the process does not find the MPS server started for it"
+        "a CUDA process gets the whole GPU ({0}) at any share, because the process does not find the MPS server; to run without shares, set `gpus: [{{device: 0, partition: none}}]`"
     )]
     Outside(Sms),
     #[error(
         "an upgrade cannot add or remove workers.users, because an MPS server takes clients of either one user or several; restart the supervisor instead"
     )]
     Users,
-    #[error("cannot start a thread; raise the limit on processes")]
+    #[error("cannot start the thread that controls MPS; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
 
@@ -163,6 +163,7 @@ impl MpsGpu {
         let passed = Arc::new(AtomicBool::new(setup.estate.is_some()));
         let keeper = Keeper {
             control,
+            device: setup.device.clone(),
             place: place.clone(),
             uid,
             condition,
@@ -173,7 +174,7 @@ impl MpsGpu {
         let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
         let thread = spawn(keeper, setup.clone(), Inbox { requests: asked, stop: stopped }, begun)?;
-        let ended = || MpsError::Thread(io::Error::other("the thread ended at once"));
+        let ended = || MpsError::Thread(io::Error::other("the thread ended immediately"));
         let found = beginning.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
             setup,
@@ -241,7 +242,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
         tracing::warn!(
             pid,
             place = %place.display(),
-            "another MPS control daemon runs on this host; leaving it running, so its clients share the GPU with this supervisor's workers"
+            "another MPS control daemon runs on this host, and its clients can use the same GPUs as this supervisor's workers; stop that daemon if you do not need it"
         );
     }
     clear(keeper).await;
@@ -290,7 +291,7 @@ async fn clear(keeper: &Keeper) {
     if left.is_empty() {
         return;
     }
-    tracing::warn!(pids = ?left, "stopping an MPS daemon that an earlier supervisor left");
+    tracing::warn!(device = keeper.device, pids = ?left, "stopping MPS processes of a killed supervisor");
     if let Err(error) = keeper.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "cannot stop the MPS daemon by `quit`");
     }
@@ -409,13 +410,17 @@ impl GpuBackend for MpsGpu {
                 // Nothing is said where the supervisor ends.
                 Ok(None | Some(Ok(()))) => {}
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(pid, error, "MPS did not confirm that a worker's work has left the GPU")
+                    tracing::warn!(
+                        pid,
+                        error,
+                        "MPS cannot end a worker's GPU work; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
+                    )
                 }
                 Err(_) => {
                     tracing::warn!(
                         pid,
                         limit_ms = rounding::ms(limit),
-                        "timed out waiting for a worker's work to leave the GPU"
+                        "MPS did not end a worker's GPU work in time; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
                     )
                 }
             }
@@ -442,7 +447,7 @@ impl GpuBackend for MpsGpu {
             if tokio::time::timeout(limit, gone).await.is_err() {
                 tracing::error!(
                     pid,
-                    "MPS still lists a worker that has exited; its GPU resources may still be in use"
+                    "MPS still lists a worker that has exited, so its GPU memory may still be in use; if the memory does not become free, restart the supervisor"
                 );
             }
         }))
@@ -473,7 +478,7 @@ impl GpuBackend for MpsGpu {
     fn keep(&self) {
         if self.passed.swap(false, Ordering::Relaxed) && self.requests.try_send(Request::Keep).is_err() {
             tracing::warn!(
-                "cannot guard the MPS control daemon; if the supervisor is killed, the daemon runs until the next start"
+                "the MPS control thread is busy, so no process stops the MPS daemon if the supervisor is killed; after a kill, the daemon runs until the supervisor starts again"
             );
         }
     }

@@ -61,7 +61,7 @@ impl Directories {
             let closed = found.mode() & 0o777 & !mode == 0;
             if !found.is_dir() || found.uid() != geteuid().as_raw() || !closed {
                 return Err(io::Error::other(format!(
-                    "{} already exists and is not a private directory of this user; remove it",
+                    "{} already exists and is not a private directory of this user; remove this path",
                     directory.display()
                 )));
             }
@@ -73,7 +73,11 @@ impl Directories {
         for directory in [&self.pipe, &self.log] {
             match fs::remove_dir_all(directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %directory.display(), %error, "cannot remove a directory of MPS");
+                    tracing::warn!(
+                        path = %directory.display(),
+                        %error,
+                        "cannot remove an MPS directory; the supervisor uses the directory again at its next start"
+                    );
                 }
                 _ => {}
             }
@@ -103,7 +107,11 @@ impl Directories {
                 return;
             }
             if begun.elapsed() > DEATH_LIMIT {
-                tracing::error!(pids = ?inhabitants, "MPS processes survive SIGKILL, probably stuck in the kernel");
+                tracing::error!(
+                    pids = ?inhabitants,
+                    place = %self.pipe.display(),
+                    "MPS processes did not exit after SIGKILL, probably because the GPU driver blocks them; look for Xid errors in `dmesg`, and reboot the host if the processes stay"
+                );
                 return;
             }
             for pid in &inhabitants {

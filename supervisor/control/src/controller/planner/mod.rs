@@ -275,7 +275,7 @@ impl Planner {
             p99_ms = rounding::round(figures.p99_ms),
             attainment = rounding::fraction(figures.attainment),
             busy = rounding::round(figures.busy),
-            "the policy changes a share"
+            "the policy changes the model's share"
         );
         Ok(())
     }

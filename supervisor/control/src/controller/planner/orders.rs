@@ -88,7 +88,7 @@ impl Orders {
             model,
             why,
             pause_ms = rounding::ms(pause),
-            "a share change by the policy failed; trying again after the pause"
+            "the policy's change of the model's share failed; the policy can change the share again after the pause"
         );
         self.failed = Some(Failed { until: now + pause, pause, why });
     }
@@ -113,7 +113,8 @@ impl Orders {
         }
         let (reply, outcome) = oneshot::channel();
         let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
-        to.try_send(order).map_err(|_| "too many orders are queued for the model".to_owned())?;
+        to.try_send(order)
+            .map_err(|_| "too many orders are queued for the model; the policy tries again".to_owned())?;
         self.under_way = Some((share, outcome));
         self.groups = groups;
         self.reason = Some(reason.to_owned());

@@ -39,7 +39,7 @@ fn program(mps: &MpsFacts) -> Check {
         Err(output) => Check::warning(
             name,
             format!("`{path} -v` printed no version: {}", output.trim()),
-            "run it by hand; it may not match the driver",
+            "run the program manually; its version may not match the driver",
         ),
     }
 }
