@@ -39,16 +39,15 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          Each run takes {seconds} s; the seeds start at {first_seed}. Execution and start times differ from the\n\
          profiles (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 %\n\
          of each model's requests in time. The tables contain only the other mixes.\n\n\
-         * **Weighted**: the mean of the percentages in time of all priorities. Each priority has {PRIORITY_WEIGHT} times\n  \
-         the weight of the next lower priority. `{EVALUATED}` maximises this mean.\n\
+         * **Weighted**: the mean percentage in time over priorities, each with {PRIORITY_WEIGHT} times the weight of the\n  \
+         next lower priority. `{EVALUATED}` maximises this mean.\n\
          * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
          `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
-         difference to the best layout, in percentage points.\n\
-         * **Bound**: the requests that a fluid model serves in time. It has full batches and no queue,\n  \
-         and serves the cheapest requests first (`benches/simulator/src/bound.rs`). No policy reaches the\n  \
-         bound.\n\
-         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 percentage points fewer requests in time,\n  \
-         refuses requests, or exceeds 1.1 times the median of `{BASE}` plus 0.5 ms.\n\n\
+         difference to the best layout, in points.\n\
+         * **Bound**: a fluid model with full batches and no queue serves the cheapest requests first\n  \
+         (`benches/simulator/src/bound.rs`). No policy reaches its results.\n\
+         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 points fewer requests in time, refuses\n  \
+         requests, or exceeds 1.1 times the median of `{BASE}` plus 0.5 ms.\n\n\
          The lists show the worst mixes, with the weighted percentages of `{EVALUATED}` and of the best layout\n\
          (highest priority in brackets). To repeat a run (KIND is in the section's title):\n\n\
          ```sh\n\
