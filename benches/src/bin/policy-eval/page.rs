@@ -45,9 +45,9 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
          difference to the best layout, in points.\n\
          * **Bound**: a fluid model with full batches and no queue serves the cheapest requests first\n  \
-         (`benches/simulator/src/bound.rs`). No policy reaches its results.\n\
-         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 points fewer requests in time, refuses\n  \
-         requests, or exceeds 1.1 times the median of `{BASE}` plus 0.5 ms.\n\n\
+         (`benches/simulator/src/bound.rs`). No policy reaches this bound.\n\
+         * **Harm**: in an easy mix, the percentage in time is over 0.3 points lower, `{EVALUATED}` refuses\n  \
+         requests, or a median exceeds 1.1 times that of `{BASE}` plus 0.5 ms.\n\n\
          The lists show the worst mixes, with the weighted percentages of `{EVALUATED}` and of the best layout\n\
          (highest priority in brackets). To repeat a run (KIND is in the section's title):\n\n\
          ```sh\n\
