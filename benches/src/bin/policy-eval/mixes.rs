@@ -82,13 +82,13 @@ impl fmt::Display for RandomMix {
 pub(crate) fn description() -> String {
     let ((fewest, most), (tightest, loosest)) = (MODELS, SLACK);
     format!(
-        "Each model has a measured profile of `configs/profiles` on {SMS} SMs, and an SLO of {tightest} to {loosest}\n\
-         times the time of one request (at least {LEAST_SLO_MS} ms). The percentile ({})\n\
+        "Each model has a measured profile from `configs/profiles` on {SMS} SMs. Its SLO is {tightest} to {loosest}\n\
+         times the time of one request (at least {LEAST_SLO_MS} ms). The SLO's percentile ({})\n\
          and the maximum batch size ({}) are random.\n\n\
-         * *Seven models*: priorities {}, a load of {},\n  \
-         and a utilisation of {}.\n\
-         * *Mixes*: {fewest} to {most} models, priorities of {}, a load of\n  \
-         {}, and a utilisation of\n  \
+         * *Seven models* have the priorities {}. The loads are {}\n  \
+         at a utilisation of {}.\n\
+         * *Mixes* have {fewest} to {most} models with random priorities ({}). The loads are\n  \
+         {} at a utilisation of\n  \
          {}.",
         listed(&PERCENTILES),
         listed(&BATCHES),

@@ -31,23 +31,25 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
     let runs = runs.display();
     let mut text = format!(
         "# Evaluation of `{EVALUATED}`\n\n\
-         The policy `{EVALUATED}` and other policies, simulated on random mixes of models. Kernels take turns\n\
-         as on an H200 ([contention](measurements.md#contention)). `make policy-eval` writes this page.\n\n\
+         This page compares `{EVALUATED}` with other policies in simulations of random mixes of models. Kernels\n\
+         take turns as on an H200 ([contention](measurements.md#contention)). `make policy-eval` writes this\n\
+         page.\n\n\
          State: {state}.\n\n\
          {}\n\n\
-         Runs take {seconds} s, with seeds from {first_seed} on. Execution and start times differ from the profiles\n\
-         (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 % of each model's\n\
-         requests in time. The tables contain the other mixes.\n\n\
-         * **Weighted**: the mean percentage in time over priorities, in which each priority counts {PRIORITY_WEIGHT} times\n  \
-         as much as the next lower one. `{EVALUATED}` maximises it.\n\
+         Each run takes {seconds} s; the seeds start at {first_seed}. Execution and start times differ from the\n\
+         profiles (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 %\n\
+         of each model's requests in time. The tables contain only the other mixes.\n\n\
+         * **Weighted**: the mean percentage in time over priorities, each with {PRIORITY_WEIGHT} times the weight of the\n  \
+         next lower priority. `{EVALUATED}` maximises this mean.\n\
          * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
-         `{EVALUATED}` may try, each kept with admission control for a whole run. **Gap**: the difference in\n  \
-         points.\n\
-         * **Bound**: a fluid model with full batches and no queue that serves the cheapest requests first\n  \
-         (`benches/simulator/src/bound.rs`). No policy reaches it.\n\
-         * **Harm**: in an easy mix, `{EVALUATED}` loses more than 0.3 points, refuses requests, or exceeds\n  \
-         1.1 times the median of `{BASE}` plus 0.5 ms.\n\n\
-         Lists show the worst mixes: weighted (highest priority). To repeat a run (KIND is in the title):\n\n\
+         `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
+         difference to the best layout, in points.\n\
+         * **Bound**: a fluid model with full batches and no queue serves the cheapest requests first\n  \
+         (`benches/simulator/src/bound.rs`). No policy reaches this bound.\n\
+         * **Harm**: in an easy mix, the percentage in time is over 0.3 points lower, `{EVALUATED}` refuses\n  \
+         requests, or a median exceeds 1.1 times that of `{BASE}` plus 0.5 ms.\n\n\
+         The lists show the worst mixes, with the weighted percentages of `{EVALUATED}` and of the best layout\n\
+         (highest priority in brackets). To repeat a run (KIND is in the section's title):\n\n\
          ```sh\n\
          shadowslice-simulate {runs}/KIND-SEED.yaml --load LOAD --seed SEED \\\n  \
          --utilisation PART --seconds {seconds} --truth {WORLD} --no-interference \\\n  \
@@ -97,9 +99,9 @@ fn compared(section: &PageSection) -> String {
     let heads = ["policy", "in time %", "highest priority %", "weighted %", "largest gap"];
     let gaps = gaps(trials);
     let mut text = format!(
-        "{} mixes.\n\n{}\n\
+        "{} mixes are not easy.\n\n{}\n\
          `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
-         **Gaps of at most {} point** ({}): {} mixes have a larger one.\n\n",
+         **Gaps of at most {} point** ({}): {} mixes have a larger gap.\n\n",
         trials.len(),
         table(&heads, rows),
         percent(ratios.best_layout),
@@ -133,13 +135,14 @@ fn gap_line(gap: &LayoutGap<'_>) -> String {
 fn no_harm(evidence: &Evidence) -> String {
     let harmed = evidence.harmed();
     let mut text = format!(
-        "**No harm** ({}): {} of {} easy mixes are harmed.\n",
+        "**No harm** ({}): `{EVALUATED}` harms {} of {} easy mixes.\n",
         met(harmed.is_empty()),
         harmed.len(),
         evidence.easy.len(),
     );
     for (at, harm) in harmed.into_iter().take(LISTED).enumerate() {
-        let slower = harm.slower.map(|(model, ms)| format!(",\n  median of {model} {ms:.1} ms too long"));
+        let slower =
+            harm.slower.map(|(model, ms)| format!(",\n  median of {model} {ms:.1} ms above the limit"));
         writeln!(
             text,
             "{}* {}: {:.2} points fewer in time, {} requests refused{}",
@@ -163,7 +166,7 @@ fn at_rest(trials: &[MixRuns]) -> String {
     let mut text = format!(
         "## Steady load\n\n\
          **Fewer than {MOVES_PER_MINUTE} share change a minute** ({}): under `{STEADY}`, from {AT_REST_FROM_S} s after the start,\n\
-         {} of {} mixes change shares more often. The mean is {mean:.2} changes a minute.\n",
+         {} of {} mixes exceed this rate. The mean is {mean:.2} changes a minute.\n",
         met(most.is_empty()),
         most.len(),
         trials.len(),
