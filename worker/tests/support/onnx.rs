@@ -1,7 +1,7 @@
-//! ONNX models of a few nodes, encoded by hand as protocol buffers: a field is its number and kind,
-//! then its value. The field numbers are those of onnx.proto.
+//! ONNX models of a few nodes, encoded without a library as protocol buffers. A field consists of
+//! its number and kind, then its value. The field numbers are those of onnx.proto.
 
-/// ONNX's numbers of datatypes.
+/// ONNX's numbers for datatypes.
 pub mod element {
     pub const FLOAT: u64 = 1;
     pub const UINT8: u64 = 2;
@@ -51,7 +51,7 @@ impl Message {
     }
 }
 
-/// An operator: its kind, inputs and outputs.
+/// An operator, as its kind, inputs and outputs.
 pub struct Node(pub &'static str, pub &'static [&'static str], pub &'static [&'static str]);
 
 /// An input or output of a model.
@@ -62,12 +62,12 @@ pub struct Value {
 }
 
 impl Value {
-    /// Returns a tensor. Negative axes have no fixed length.
+    /// Returns a tensor. A negative length stands for a dynamic axis.
     pub fn tensor(name: &'static str, element: u64, shape: &[i64]) -> Self {
         Self { name, kind: Message::default().message(1, &tensor(element, shape)) }
     }
 
-    /// Returns a tensor of any rank.
+    /// Returns a tensor of unknown rank.
     pub fn of_any_rank(name: &'static str, element: u64) -> Self {
         Self { name, kind: Message::default().message(1, &Message::default().number(1, element)) }
     }
