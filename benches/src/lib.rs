@@ -1,8 +1,8 @@
-//! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency and
-//! CPU time for each protocol at several numbers of connections, and compares them with a bare echo
-//! server. [`compare()`] measures two builds in turn. [`cost_profile()`] counts the system calls and
-//! instructions of a request. [`scaling()`] varies the numbers of models and connections and the size
-//! of tensors.
+//! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency
+//! and CPU time for each protocol at several numbers of connections, and compares them with a bare
+//! echo server. [`compare()`] measures two builds alternately. [`cost_profile()`] counts the system
+//! calls and instructions per request. [`scaling()`] varies the number of models, the number of
+//! connections and the size of tensors.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod bare;
@@ -59,7 +59,7 @@ struct Arguments {
     part: Option<Role>,
 }
 
-/// The length of a round when `cargo test` runs the benchmarks to check that they work.
+/// The length of a round when `cargo test` runs the benchmarks as a test.
 const TEST_ROUND: Duration = Duration::from_millis(50);
 
 /// The options of the echo benchmark.
@@ -123,7 +123,7 @@ pub fn echo() -> ExitCode {
     })
 }
 
-/// Runs a program, and prints its error.
+/// Runs a program, and prints its error if it fails.
 fn finish(program: impl FnOnce() -> Result<(), MeasureError>) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
@@ -149,10 +149,10 @@ pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
 }
 
 fn run(options: &EchoOptions) -> Result<(), MeasureError> {
-    // One thread sends all load.
+    // One thread sends the complete load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // An interrupt ends the future, which drops and so stops the servers.
+        // An interrupt ends the future. The future drops the servers, which stops them.
         tokio::select! {
             measured = measure(options) => measured,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -181,8 +181,8 @@ async fn measure(options: &EchoOptions) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Runs all rounds of each setting, in reverse order every other time. Then repeats disturbed rounds
-/// until `patience` is used up.
+/// Runs all rounds of each setting. Every second round runs the settings in reverse order. Then
+/// repeats disturbed rounds until the time `patience` is used up.
 async fn all_rounds(
     options: &EchoOptions,
     settings: &[EchoSetting],

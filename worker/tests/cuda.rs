@@ -1,6 +1,6 @@
 //! Tests of the worker on a real GPU, with or without MPS, depending on the environment. The ONNX
-//! Runtime tests can also run on a GPU: `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package
-//! shadowslice-worker -- --include-ignored`.
+//! Runtime tests can also run on a GPU:
+//! `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package shadowslice-worker -- --include-ignored`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;

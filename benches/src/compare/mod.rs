@@ -1,5 +1,5 @@
-//! The comparison of two builds' data paths. Rounds of the builds alternate. The results are ratios of
-//! CPU time per request, throughput and median latency.
+//! The comparison of two builds' data paths. The builds take turns, one round each. The results are
+//! ratios of CPU time per request, throughput and median latency.
 
 mod page;
 
@@ -44,7 +44,7 @@ struct CompareOptions {
     page: Option<PathBuf>,
 }
 
-/// A setting with its pairs of rounds, one round of each build.
+/// A setting with its pairs of rounds. Each pair has one round of each build.
 struct ComparedSetting {
     setting: EchoSetting,
     pairs: Vec<[RoundResult; 2]>,
@@ -116,7 +116,7 @@ fn settings() -> Vec<EchoSetting> {
     .into()
 }
 
-/// Measures a round of each build. If `reversed`, the second build comes first.
+/// Measures a round of each build. If `reversed` is true, the second build runs first.
 async fn pair(
     systems: &[RunningSupervisor],
     setting: &EchoSetting,

@@ -1,5 +1,6 @@
-//! The profile of a supervisor under Callgrind while it answers a known number of requests. Its worker
-//! runs without Callgrind, because the worker's clock needs the vDSO, which Valgrind hides.
+//! The profile of a supervisor that runs under Callgrind while it answers a known number of
+//! requests. Its worker runs without Callgrind, because the worker's clock needs the vDSO, which
+//! Valgrind hides.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +30,7 @@ pub(crate) async fn missing() -> Option<String> {
     (!works).then(|| "`valgrind` is not installed (Debian package valgrind)".into())
 }
 
-/// Profiles the supervisor for `requests` requests of a setting.
+/// Profiles the supervisor while it answers `requests` requests of a setting.
 pub(crate) async fn profile(
     binaries: &Path,
     setting: &EchoSetting,
@@ -65,7 +66,7 @@ fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     Ok(script)
 }
 
-/// Sends a command to Callgrind, and waits until it is done.
+/// Sends a command to Callgrind, and waits until Callgrind has executed it.
 async fn control(system: &RunningSupervisor, words: &[&str]) -> Result<(), MeasureError> {
     let prefix = system.folder().join("vgdb");
     let output = Command::new("vgdb")

@@ -32,8 +32,8 @@ use trace::Trace;
 
 /// Simulate how policies share the GPUs of a configuration.
 ///
-/// The simulation needs only profiles, no GPUs and no model files. It runs the same policy code as the
-/// supervisor.
+/// The simulation needs only profiles. It needs no GPUs and no model files. It runs the same policy
+/// code as the supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct SimulateOptions {

@@ -1,4 +1,4 @@
-//! The simulations: calls of `shadowslice-simulate`, and the results.
+//! The simulations: calls of `shadowslice-simulate`, and their results.
 
 use std::fs;
 use std::io;
@@ -16,10 +16,10 @@ use crate::profiles::{MixError, known};
 /// The evaluated policy.
 pub(crate) const EVALUATED: &str = "adaptive";
 
-/// MPS without shares, the state that the policy must not make worse.
+/// The baseline policy, which is MPS without shares. The evaluated policy must not be worse.
 pub(crate) const BASE: &str = "unpartitioned";
 
-/// The initial layout of the adaptive policy, kept for the whole run.
+/// The initial layout of the adaptive policy, which is kept for the whole run.
 pub(crate) const OPEN: &str = "unpartitioned+admission";
 
 /// All policies that the page compares.
@@ -33,7 +33,7 @@ pub(crate) const POLICIES: [&str; 7] = [
     "gpulet+admission",
 ];
 
-/// The name for all other layouts of the adaptive policy, each kept for a whole run.
+/// The policy argument that runs all other layouts of the adaptive policy, each for a whole run.
 const LAYOUTS: &str = "layouts";
 /// The prefix of the names of these layouts.
 pub(crate) const LAYOUT: &str = "layout:";
