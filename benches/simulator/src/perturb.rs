@@ -2,7 +2,7 @@
 //! a policy gets and the real ones (belief).
 //!
 //! ```text
-//! --truth profile | LIST LIST: form, scale, noise, starts, proportional, slices, joined by commas
+//! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, slices, joined by commas
 //! --belief profile | truth | none | LIST of form, scale, starts
 //! ```
 //!

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! arrivals ─▶ scheduler ─▶ worker (two batches in flight) ─▶ seat on a GPU
-//!  ▲ ▲
-//!  └─admission─ policy ── changes (a shadow warms up, then takes over between batches)
+//!                 ▲            ▲
+//!                 └─admission─ policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
 //! The world advances from event to event: the next arrival, or the earliest timer. A policy gets
