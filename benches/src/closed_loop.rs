@@ -30,7 +30,6 @@ const DISTURBED_PERCENT: f64 = 10.0;
 /// The result of one round.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct RoundResult {
-    /// The number of answered requests.
     pub requests: u64,
     /// The number of answered requests per second.
     pub requests_per_second: f64,

@@ -28,7 +28,6 @@ pub enum ExchangeError {
     /// An HTTP/2 connection failed, or could not be opened.
     #[error("an HTTP/2 connection failed")]
     Http2(#[source] hyper::Error),
-    /// The server closed the connection.
     #[error("the server closed a connection")]
     Closed,
     /// The answer is not HTTP/1.1.
@@ -36,12 +35,7 @@ pub enum ExchangeError {
     NotHttp(#[source] httparse::Error),
     /// The server answered with an HTTP status other than 200.
     #[error("the server answered {status}: {body}")]
-    Refused {
-        /// The HTTP status.
-        status: u16,
-        /// The body of the answer.
-        body: String,
-    },
+    Refused { status: u16, body: String },
     /// The server refused a gRPC call.
     #[error("the server refused a gRPC call")]
     Call(#[source] tonic::Status),
@@ -53,9 +47,7 @@ pub enum ExchangeError {
 /// A connection to a server.
 #[derive(Debug)]
 pub enum ClientStream {
-    /// A connection to a Unix socket.
     Unix(UnixStream),
-    /// A connection to a TCP address.
     Tcp(TcpStream),
 }
 
@@ -71,7 +63,7 @@ impl ClientStream {
         }
     }
 
-    /// Connects to `address`, without Nagle's delay.
+    /// Connects to `address`, and disables Nagle's algorithm.
     pub async fn tcp(address: SocketAddr) -> Result<Self, ExchangeError> {
         let connected = async {
             let stream = TcpStream::connect(address).await?;
@@ -84,9 +76,7 @@ impl ClientStream {
 
 /// A client with its own connection.
 pub enum EchoClient {
-    /// A client that speaks HTTP/1.1.
     Http(Box<HttpEchoClient>),
-    /// A client that speaks gRPC.
     Grpc(Box<GrpcEchoClient>),
 }
 

@@ -42,11 +42,11 @@ pub type MeasureError = Box<dyn Error + Send + Sync>;
 
 /// Measure requests per second, latency and CPU time of echo requests through the whole system.
 ///
-/// Each connection sends a request, waits for its answer, compares every byte, and sends the next one
-/// (a closed loop). The settings take turns, so noise of the machine affects all of them alike. The
-/// table shows the median and the range over quiet rounds, in which other programs used at most 10 % of
-/// the machine. Without quiet rounds it covers all rounds. Bare HTTP and gRPC servers that only echo run
-/// in the same rounds as a baseline.
+/// Each connection sends a request, waits for its answer, compares every byte, and sends the next
+/// one (a closed loop). The settings take turns, so that noise of the machine affects all of them
+/// equally. The table shows the median and the range over quiet rounds, in which other programs
+/// used at most 10 % of the machine. If there are no quiet rounds, the table covers all rounds.
+/// Bare HTTP and gRPC servers that only echo run in the same rounds as a baseline.
 ///
 /// CPU time is user and system time of the processes, as the kernel counts it. One thread of this
 /// process sends the load. The table also shows its CPU time, because it competes with the server.
@@ -62,7 +62,6 @@ struct Arguments {
 /// The length of a round when `cargo test` runs the benchmarks as a test.
 const TEST_ROUND: Duration = Duration::from_millis(50);
 
-/// The options of the echo benchmark.
 #[derive(Debug, Clone, clap::Args)]
 struct EchoOptions {
     /// The length of a round of one setting, in seconds
@@ -71,8 +70,8 @@ struct EchoOptions {
     /// The number of rounds of each setting
     #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// The total time to repeat disturbed rounds, in seconds. A round is disturbed if other programs used
-    /// more than 10 % of the machine
+    /// The total time for which disturbed rounds are repeated, in seconds. A round is disturbed if
+    /// other programs used more than 10 % of the machine
     #[arg(long, env = "SHADOWSLICE_BENCH_PATIENCE", default_value = "60", value_parser = patience)]
     patience: Duration,
     /// The numbers of connections to measure

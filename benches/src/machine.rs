@@ -13,7 +13,6 @@ use serde::Serialize;
 pub struct HostInfo {
     /// The name of the processor.
     pub cpu: String,
-    /// The number of CPU cores.
     pub cores: usize,
     /// The release of the Linux kernel.
     pub kernel: String,

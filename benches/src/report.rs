@@ -84,7 +84,6 @@ impl EchoReport {
         Self { machine, seconds_per_round: options.seconds.as_secs_f64(), settings: rows }
     }
 
-    /// Writes the report as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<(), MeasureError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;

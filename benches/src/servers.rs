@@ -98,7 +98,6 @@ impl EchoServers {
         })
     }
 
-    /// Stops both servers.
     pub(crate) async fn stop(mut self) -> Result<(), MeasureError> {
         drop(self.bare.child.stdin.take());
         self.bare.child.wait().await?;

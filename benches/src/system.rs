@@ -82,7 +82,6 @@ impl RunningSupervisor {
         self.server.children().into_iter().map(|worker| worker.pid).collect()
     }
 
-    /// Returns the supervisor's folder.
     pub(crate) fn folder(&self) -> &Path {
         self.server.home().path()
     }

@@ -20,7 +20,6 @@ pub struct ClientTensor {
     pub datatype: String,
     /// The shape, including the batch axis.
     pub shape: Vec<i64>,
-    /// The elements, as bytes.
     pub data: Bytes,
 }
 
@@ -41,7 +40,6 @@ impl ClientTensor {
 /// A request, its expected answer, and the true label if it is known.
 #[derive(Debug, Clone)]
 pub struct RequestCase {
-    /// The tensors of the request.
     pub inputs: Vec<ClientTensor>,
     /// The answer that ONNX Runtime returns when it is called directly.
     pub outputs: Vec<ClientTensor>,
@@ -52,10 +50,8 @@ pub struct RequestCase {
 /// The errors that can occur while a file of cases is loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CasesError {
-    /// A file that cannot be read.
     #[error("cannot read {}; run `make models` to create it", path.display())]
     Read {
-        /// The path of the file.
         path: PathBuf,
         /// The cause of the failure.
         source: io::Error,
@@ -63,14 +59,12 @@ pub enum CasesError {
     /// A file that does not contain cases in JSON.
     #[error("{} does not contain valid cases; remove it and run `make models`", path.display())]
     Parse {
-        /// The path of the file.
         path: PathBuf,
         /// The cause of the failure.
         source: serde_json::Error,
     },
 }
 
-/// Loads the cases of a file.
 pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
     let text = fs::read(path).map_err(|source| CasesError::Read { path: path.into(), source })?;
     let file: File =

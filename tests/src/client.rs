@@ -51,7 +51,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A model in the answer of `RepositoryIndex`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepositoryEntry {
-    /// The name of the model.
     pub name: String,
     /// The state, such as READY.
     pub state: String,
@@ -62,7 +61,6 @@ pub struct RepositoryEntry {
 /// An input of a model, according to the server's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInputSpec {
-    /// The name of the input.
     pub name: String,
     /// The datatype in the protocol's notation, such as FP32.
     pub datatype: String,
@@ -147,7 +145,6 @@ impl InferGrpcClient {
         self.grpc.repository_model_load(request).await.map(drop)
     }
 
-    /// Unloads a model.
     pub async fn unload(&mut self, model: &str) -> Result<(), Status> {
         let request = RepositoryModelUnloadRequest {
             model_name: model.into(),
@@ -274,12 +271,11 @@ fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     }
 }
 
-/// An inference request in its wire format. Clones share the bytes.
+/// An inference request in wire format. Clones share the bytes.
 #[derive(Debug, Clone)]
 pub struct EncodedRequest(Bytes);
 
 impl EncodedRequest {
-    /// Encodes a request.
     pub fn new(model: &str, inputs: &[ClientTensor]) -> Self {
         let message = request(model, inputs);
         let length = message.encoded_len();

@@ -47,7 +47,6 @@ pub enum HarnessError {
     /// An unexpected exit of the supervisor.
     #[error("the supervisor exited with {status}; its log:\n{log}")]
     Exited {
-        /// The exit status.
         status: ExitStatus,
         /// The end of the supervisor's log.
         log: String,
@@ -57,9 +56,7 @@ pub enum HarnessError {
     Command {
         /// The arguments of the command.
         command: String,
-        /// The exit status.
         status: ExitStatus,
-        /// The standard error of the command.
         stderr: String,
     },
     /// A command output that is not the expected JSON.
@@ -113,7 +110,6 @@ impl Home {
         Ok(home)
     }
 
-    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }

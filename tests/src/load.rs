@@ -76,10 +76,8 @@ impl LoadPlan {
     }
 }
 
-/// The outcome of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// A correct answer.
     Right,
     /// A wrong answer, with a description of the difference.
     Wrong(String),
@@ -94,11 +92,10 @@ pub struct LoadTally {
     pub offered: u64,
     /// The number of correct answers.
     pub right: u64,
-    /// The number of wrong answers.
     pub wrong: u64,
     /// The number of requests without an answer, by reason.
     pub failed: BTreeMap<String, u64>,
-    /// Descriptions of the first wrong answers.
+    /// The descriptions of the first wrong answers.
     pub examples: Vec<String>,
     /// The latencies of the correct answers, in microseconds.
     pub latency_us: Histogram<u64>,

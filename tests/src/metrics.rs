@@ -10,12 +10,10 @@ use tokio::time::timeout;
 
 use crate::home::DEFAULT_TIMEOUT;
 
-/// An HTTP response.
 #[derive(Debug, Clone)]
 pub struct MetricsResponse {
     /// The status line and the headers, in lower case.
     pub head: String,
-    /// The body of the response.
     pub body: String,
 }
 

@@ -11,7 +11,6 @@ use nix::unistd::Pid;
 /// because the system may reuse it later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessHandle {
-    /// The PID.
     pub pid: i32,
     started: u64,
 }

@@ -55,12 +55,10 @@ impl ServerUnderTest {
         Ok(server)
     }
 
-    /// Returns the folder of the supervisor.
     pub fn home(&self) -> &Home {
         &self.home
     }
 
-    /// Returns the supervisor's process.
     pub fn process(&self) -> ProcessHandle {
         self.process
     }
@@ -195,7 +193,6 @@ impl ServerUnderTest {
         }
     }
 
-    /// Waits until a process has exited.
     pub async fn wait_gone(&mut self, process: ProcessHandle) -> Result<(), HarnessError> {
         let mut tick = interval(POLL_INTERVAL);
         let gone = async {
@@ -334,7 +331,6 @@ impl ServerUnderTest {
         if left.is_empty() { Ok(()) } else { Err(HarnessError::LeftBehind(left)) }
     }
 
-    /// Sends a signal to the supervisor.
     pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
         let what = || format!("send {signal} to the supervisor");
         self.process.signal(signal).map_err(|errno| HarnessError::Io { what: what(), source: errno.into() })

@@ -23,7 +23,6 @@ pub struct StatusJson {
 pub struct SupervisorJson {
     /// The version of the program.
     pub version: String,
-    /// The process's PID.
     pub pid: i32,
     /// The time since the supervisor started, in seconds.
     pub age_s: f64,
@@ -53,7 +52,6 @@ pub struct GpuStatusJson {
 /// The status of a model.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ModelStatusJson {
-    /// The name of the model.
     pub name: String,
     /// The state, such as `ready`.
     pub state: String,
@@ -84,7 +82,6 @@ pub struct ModelStatusJson {
 pub struct WorkerStatusJson {
     /// The role, such as `incumbent` or `shadow`.
     pub role: String,
-    /// The worker's PID.
     pub pid: i32,
     /// The number of SMs that the worker may use.
     pub sms: u32,
@@ -129,9 +126,7 @@ pub struct SloStatusJson {
 /// The counts of a model's hand-overs so far.
 #[derive(Debug, Clone, Deserialize)]
 pub struct HandoverCountsJson {
-    /// The number of completed hand-overs.
     pub completed: u64,
-    /// The number of aborted hand-overs.
     pub aborted: u64,
     /// The number of hand-overs that were rolled back soon after their completion.
     #[serde(default)]
@@ -178,7 +173,6 @@ pub struct ReloadJson {
 /// The effect of a reload on one model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ModelChangeJson {
-    /// The name of the model.
     pub name: String,
     /// The kind of the change: `added`, `removed`, `changed` or `replaced`.
     pub change: String,
@@ -196,7 +190,6 @@ impl ReloadJson {
 }
 
 impl StatusJson {
-    /// Returns the model with this name.
     pub fn model(&self, name: &str) -> Option<&ModelStatusJson> {
         self.models.iter().find(|model| model.name == name)
     }

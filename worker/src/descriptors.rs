@@ -30,8 +30,8 @@ pub enum AdoptError {
 }
 
 /// Takes ownership of the inherited descriptors: the boot socket, and all others. Call this once,
-/// before the process opens any other descriptor. Otherwise a new descriptor could have the number
-/// of one that the supervisor did not pass.
+/// before the process opens any other descriptor. Otherwise a new descriptor could get the number
+/// of an inherited descriptor that the supervisor did not pass.
 pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {

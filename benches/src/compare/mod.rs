@@ -15,12 +15,12 @@ use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport
 use crate::system::{Build, RunningSupervisor, over_tcp};
 use crate::{MeasureError, chain, finish};
 
-/// Measure echo requests through two builds in turn, and write a page with their ratios. With the
-/// default options this takes about two minutes.
+/// Measure echo requests through two builds alternately, and write a page with their ratios. With
+/// the default options this takes about two minutes.
 ///
 /// Both builds run all the time, each with its own sockets, but only one of them gets requests at a
-/// time. A ratio is the median over pairs of successive rounds. A slower build is not a failure, because
-/// the ratios depend on the machine.
+/// time. A ratio is the median over pairs of successive rounds. A slower build is not a failure,
+/// because the ratios depend on the machine.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-compare")]
 struct CompareOptions {

@@ -19,7 +19,7 @@ const ALLOCATORS: [&str; 11] = [
     "_rjem_aligned_alloc",
 ];
 
-/// The functions of the C library and of jemalloc that release memory.
+/// The functions of the C library and of jemalloc that free memory.
 const RELEASERS: [&str; 4] = ["free", "_rjem_free", "_rjem_dallocx", "_rjem_sdallocx"];
 
 /// The prefixes of functions inside an allocator. Calls among these functions do not count as

@@ -69,7 +69,6 @@ pub(crate) struct KernelCounts {
     pub(crate) by_name: BTreeMap<String, u64>,
     /// The number of sleeping threads, of any process, that this process woke.
     pub(crate) wake_ups: u64,
-    /// The number of page faults.
     pub(crate) faults: u64,
 }
 

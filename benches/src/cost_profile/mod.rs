@@ -35,9 +35,10 @@ const PROFILED_RATIO: u64 = 5;
 
 /// Count the cost of an echo request, and write a page.
 ///
-/// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`,
-/// instructions, allocations and copies from Valgrind's Callgrind. If a tool is missing, a note says so
-/// and its columns are left out. With the default options this takes about four minutes on two cores.
+/// `perf stat` counts system calls, wake-ups and page faults. `/proc` reports context switches.
+/// Valgrind's Callgrind counts instructions, allocations and copies. If a tool is missing, a note
+/// says so and its columns are left out. With the default options this takes about four minutes on
+/// two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-cost-profile")]
 struct CostProfileOptions {
@@ -45,7 +46,8 @@ struct CostProfileOptions {
     /// the option for each build [default: the folder of this program]
     #[arg(long, value_name = "NAME=DIR")]
     binaries: Vec<Build>,
-    /// The number of small requests to count. Large requests are a tenth as many, profiled ones a fifth
+    /// The number of small requests to count. A tenth of this number of large requests is counted,
+    /// and a fifth is profiled
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
     /// Measure only settings whose names contain this text, for example `http unix 64 B`

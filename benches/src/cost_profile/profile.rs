@@ -51,7 +51,8 @@ pub(crate) async fn profile(
     Ok(CallgrindProfile::parse(&String::from_utf8_lossy(&profile)))
 }
 
-/// Writes a script that runs the binary under Callgrind, with fair scheduling of its threads.
+/// Writes a script that runs the binary under Callgrind. Callgrind schedules the binary's threads
+/// fairly.
 fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     let folder = home.path().display();
     let script = home.write(

@@ -53,7 +53,6 @@ struct ScalingOptions {
     page: Option<PathBuf>,
 }
 
-/// The parts of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ScalingPart {
     Sweep,

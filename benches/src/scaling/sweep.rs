@@ -25,7 +25,6 @@ const OVER_BYTES: u16 = 2;
 /// differ otherwise.
 const STEP_BYTES: usize = 4;
 
-/// One point of a sweep.
 #[derive(Debug, Clone, Copy)]
 struct SweepPoint {
     /// The variable of the sweep.

@@ -50,7 +50,7 @@ fn starts_with(path: &str, start: &str, separator: &str) -> bool {
     path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with(separator))
 }
 
-/// Returns the dependencies that a crate must not have.
+/// Returns the dependencies that the table forbids.
 pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) -> Vec<String> {
     let mut faults = Vec::new();
     for Manifest { name, dependencies } in manifests {

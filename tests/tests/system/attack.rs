@@ -19,7 +19,7 @@ const FAULTS: [Signal; 4] = [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGSEGV, 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trigger {
     Start,
-    /// The death of the serving worker.
+    /// The death of the worker that serves.
     Death,
     Resize,
 }

@@ -71,7 +71,6 @@ pub(crate) fn absent() -> Vec<u8> {
     [post("absent", "", 60 * MIB).into_bytes(), vec![0; 8 * MIB]].concat()
 }
 
-/// Makes an HTTP/2 frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()

@@ -67,7 +67,6 @@ async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) 
     found.map_err(|_| server.log()).unwrap()
 }
 
-/// Waits until a process has exited.
 async fn wait_gone(process: ProcessHandle) {
     let mut tick = interval(Duration::from_millis(20));
     let waiting = async {

@@ -144,7 +144,7 @@ fn mib(bytes: Option<u64>) -> u64 {
     bytes.map_or(u64::MAX, |bytes| bytes >> 20)
 }
 
-/// Formats p50, p99 and the maximum, in ms.
+/// Formats the p50, the p99 and the maximum latency, in ms.
 fn figures(tally: &LoadTally) -> String {
     let [half, most, all] = [0.5, 0.99, 1.0].map(|quantile| tally.latency_ms(quantile));
     format!("{half:>5.1} {most:>6.1} {all:>6.1}")

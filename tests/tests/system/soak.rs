@@ -25,7 +25,7 @@ const CLOSED_LOOP_HANDOVERS: usize = 100;
 /// The number of workers that the long run kills.
 const KILLS: usize = 100;
 
-/// The time of a batch in ms, which is the same for all shares in these tests.
+/// The execution time of a batch in ms, which is the same for all shares in these tests.
 const BATCH_MS: f64 = 20.0;
 
 /// A closed-loop load that saturates the model.

@@ -18,7 +18,7 @@ use shadowslice_worker::inputs::Inputs;
 /// `PyBUF_READ`, which the stable interface of older interpreters does not define.
 const READ: c_int = 0x100;
 
-/// A Python model, behind the `Runner` of the package.
+/// A Python model, which the worker calls through the `Runner` of the package.
 #[derive(Debug)]
 pub(crate) struct PythonHost {
     runner: Py<PyAny>,
@@ -309,7 +309,8 @@ fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> 
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
         // SAFETY: `Runner.run` returns the addresses of contiguous arrays with this number of
-        // bytes. The caller keeps them alive, and nobody writes to them before the next batch.
+        // bytes. The caller keeps the arrays alive, and nothing writes to them before the next
+        // batch.
         _ => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), length) },
     };
     BatchOutput { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }

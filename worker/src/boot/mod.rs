@@ -95,7 +95,7 @@ pub struct LoadedWorker {
     channel: BootChannel,
     purpose: WorkerPurpose,
     partition: Option<PartitionSpec>,
-    /// The minimum time that warming takes on the emulated device.
+    /// The minimum time that the warm-up takes on the emulated device.
     warm: Duration,
     parts: Parts,
 }

@@ -24,7 +24,6 @@ use super::timeline::BatchProgress;
 use crate::clock::{now_ns, timespec};
 use shadowslice_shared::errors::chain;
 
-/// One worker on an emulated GPU.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     pool: Pool,

@@ -14,7 +14,6 @@ use crate::inputs::Inputs;
 /// The parameters with which a host loads a model.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadRequest<'a> {
-    /// The model's name.
     pub name: &'a str,
     pub path: &'a Path,
     /// The only folder to which the model may write files, or `None` if there is none.

@@ -101,7 +101,6 @@ pub struct EngineResources<'a> {
     pub weights: Option<OwnedFd>,
     pub host: Option<Box<dyn ModelHost>>,
     pub partitioned: bool,
-    /// The model's name.
     pub model: &'a str,
 }
 

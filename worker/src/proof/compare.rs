@@ -36,7 +36,7 @@ fn tolerance(datatype: Datatype) -> f64 {
 }
 
 /// Returns the difference of the answer from the reference, relative to the output's largest
-/// magnitude. Floats may differ by `slack` times the usual tolerance; all other values must be
+/// magnitude. Floats may differ by `slack` times the usual tolerance. All other values must be
 /// equal.
 pub(super) fn compare(
     datatype: Datatype,

@@ -190,7 +190,7 @@ impl Prover<'_> {
     }
 }
 
-/// Returns the number of rows to compare, given the times of the batches.
+/// Chooses the number of rows to compare, depending on the times of the batches.
 fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
     let several = || times.iter().filter(|time| time.rows > 1);
     let quick = several().rfind(|time| time.rows <= MAX_COMPARED_ROWS && time.took <= MAX_QUICK_TIME);
@@ -213,7 +213,6 @@ fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<Re
     joined
 }
 
-/// Splits a tensor into its rows.
 fn split(datatype: Datatype, bytes: &[u8], rows: usize) -> Vec<Vec<u8>> {
     if datatype.size().is_some() {
         let row = bytes.len() / rows;

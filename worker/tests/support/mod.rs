@@ -180,7 +180,6 @@ impl Worker {
         self.command(&Command::Run(batch.clone()));
     }
 
-    /// Waits for a report.
     pub fn report(&self) -> WorkerMessage {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
@@ -188,7 +187,6 @@ impl Worker {
         decode(&buffer[..len]).unwrap()
     }
 
-    /// Waits for an answer.
     pub fn receive(&self) -> BatchAnswer {
         match self.report() {
             WorkerMessage::Answer(answer) => answer,

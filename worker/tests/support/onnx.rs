@@ -20,7 +20,6 @@ pub mod element {
     pub const FLOAT8: u64 = 17;
 }
 
-/// An encoded message.
 #[derive(Default, Clone)]
 struct Message(Vec<u8>);
 
@@ -95,7 +94,6 @@ pub fn weights(name: &str, shape: &[u64], values: &[f32]) -> Vec<u8> {
     dims.number(2, element::FLOAT).bytes(8, name.as_bytes()).bytes(9, &bytes).0
 }
 
-/// Encodes a model.
 pub fn model(nodes: &[Node], constants: &[Vec<u8>], inputs: &[Value], outputs: &[Value]) -> Vec<u8> {
     let mut graph = Message::default();
     for Node(kind, inputs, outputs) in nodes {

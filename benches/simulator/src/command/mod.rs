@@ -66,7 +66,7 @@ pub(crate) struct SimulateOptions {
     /// starts.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
-    /// Do not model the contention of models for memory bandwidth, as on emulated GPUs.
+    /// Do not model contention for memory bandwidth. Emulated GPUs do not model it either.
     #[arg(long)]
     no_interference: bool,
     /// Write the arrivals to this file, in the format of --load. Works with one load and one seed.

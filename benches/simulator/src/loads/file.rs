@@ -1,4 +1,4 @@
-//! Loads in files, with one arrival per line in the form `seconds,model`.
+//! Loads from files that have one arrival per line, in the form `seconds,model`.
 
 use std::collections::HashMap;
 use std::time::Duration;

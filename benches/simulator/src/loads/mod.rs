@@ -43,7 +43,7 @@ pub enum NamedLoad {
     Anti,
     /// Rates of all models that are three times as high for a fifth of the run.
     Surge,
-    /// Constant rates in proportion to 1/rank of the model. The seed draws the ranks.
+    /// Constant rates that are proportional to 1/rank of the model. The seed determines the ranks.
     Zipf,
 }
 

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The world advances from event to event: the next arrival, or the earliest timer. A policy gets
-//! only the data that it also gets from the supervisor. All changes of a decision begin
-//! immediately, in the decision's order. Each takes effect when its shadow is warm.
+//! only data that the supervisor also provides. All changes of a decision begin immediately, in
+//! the decision's order. Each change takes effect when its shadow is warm.
 
 mod contention;
 mod gpus;
@@ -34,7 +34,6 @@ use crate::scenario::{Scenario, SimulatedArrival};
 use crate::time::{NEVER, at_ns, ns, timestamp};
 use crate::timers::Timers;
 
-/// The settings of a world.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorldSettings {
     /// The interval between two decisions of the policy, which must be positive.
@@ -62,7 +61,6 @@ pub enum GpuSharing {
     Slices,
 }
 
-/// The outcome of a simulation.
 #[derive(Debug, Clone)]
 pub struct WorldOutcome {
     pub(crate) models: Vec<ModelOutcome>,
@@ -97,14 +95,13 @@ impl SharedState<'_> {
     }
 }
 
-/// The timers of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorldTimer {
     /// The end of the batch of the model's first worker.
     FirstWorker,
     /// The end of the batch of the model's second worker.
     SecondWorker,
-    /// The time at which the scheduler must be called again.
+    /// The time at which the scheduler must be called next.
     Alarm,
     /// The next step of the shadow's start.
     Shadow,

@@ -92,7 +92,6 @@ impl<'a> WorldModel<'a> {
         new
     }
 
-    /// Attaches a worker to the scheduler.
     pub(super) fn attach(&mut self, worker: usize, slice: &Slice) {
         self.workers[worker].sms = slice.sms;
         let blank = Predictor::new(self.spec.terms.profile.as_ref(), slice.sms);
@@ -112,7 +111,6 @@ impl<'a> WorldModel<'a> {
         sizes.map(time).collect()
     }
 
-    /// Handles the arrival of a request.
     pub(super) fn arrive(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let arrived = timestamp(now);
         self.tally.arrived += 1;

@@ -22,7 +22,8 @@ pub(super) struct InWorkerShare {
 }
 
 impl InWorkerShare {
-    /// Returns a share with enough groups for `sms`, or `None` if the GPU cannot be divided.
+    /// Returns a share that has enough groups for `sms` SMs, or `None` if the GPU cannot be
+    /// divided.
     pub(super) fn of(gpu: &SharedGpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
         Some(Self { count: count_of(division, sms), groups: Groups::WHOLE, preferred: None })

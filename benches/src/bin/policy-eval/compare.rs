@@ -33,7 +33,7 @@ pub(crate) struct Ratios {
     pub(crate) bound: f64,
 }
 
-/// A mix in which a fixed layout is better than the evaluated policy.
+/// A mix in which a fixed layout answers more requests in time than the evaluated policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayoutGap<'t> {
     pub(crate) trial: &'t MixRuns,
@@ -48,7 +48,6 @@ impl LayoutGap<'_> {
     }
 }
 
-/// Returns the run of a policy.
 pub(crate) fn run<'t>(trial: &'t MixRuns, policy: &str) -> Option<&'t SimulationRun> {
     trial.runs.iter().find(|run| run.policy == policy)
 }

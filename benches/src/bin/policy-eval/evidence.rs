@@ -30,7 +30,7 @@ pub(crate) struct Evidence {
     pub(crate) hard: Vec<MixRuns>,
 }
 
-/// The harm that the evaluated policy did to an easy mix.
+/// The harm that the evaluated policy caused in an easy mix.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
     pub(crate) mix: String,

@@ -35,7 +35,7 @@ pub(crate) const POLICIES: [&str; 7] = [
 
 /// The policy argument that runs all other layouts of the adaptive policy, each for a whole run.
 const LAYOUTS: &str = "layouts";
-/// The prefix of the names of these layouts.
+/// The prefix of a layout's name in the results.
 pub(crate) const LAYOUT: &str = "layout:";
 
 /// The differences between the simulated world and the profiles. Policies know only the profiles.
@@ -43,7 +43,7 @@ pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
 /// A load with constant rates.
 pub(crate) const STEADY: &str = "poisson";
-/// The duration of the runs that check whether shares come to rest, in seconds.
+/// The duration of the runs that check if shares stop changing under a steady load, in seconds.
 pub(crate) const STEADY_SECONDS: u32 = 90;
 
 /// The mechanism that changes shares.
@@ -85,7 +85,7 @@ pub(crate) struct Setup {
     /// The number of mixes whose shares change in-process
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) mixes: u64,
-    /// The number of these mixes, from the first one on, to run again with shares changed by shadows
+    /// The number of mixes, counted from the first, to run again with hand-overs
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) shadows: u64,
     /// The number of mixes of seven models

@@ -23,7 +23,6 @@ pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 pub(crate) struct ReplayArrival {
     /// The time of the arrival since the start of the run.
     pub(crate) at: Duration,
-    /// The name of the model.
     pub(crate) model: String,
 }
 

@@ -25,7 +25,8 @@ impl HostReading {
         Self { at: Instant::now(), busy: busy(), ours }
     }
 
-    /// Returns the CPU time of other programs since an earlier reading, in percent of all cores.
+    /// Returns the CPU time that other programs have used since an earlier reading, in percent of
+    /// all cores.
     pub(crate) fn others_percent(&self, earlier: &Self) -> f64 {
         let wall = (self.at - earlier.at).as_secs_f64();
         let others =

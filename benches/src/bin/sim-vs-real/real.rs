@@ -202,7 +202,7 @@ async fn send(
     Ok(sent?)
 }
 
-/// Waits for all answers. Returns the outcomes, and the p99 of the delay of requests in ms.
+/// Waits for all answers. Returns the outcomes, and the p99 of the sending delay in ms.
 async fn collect(
     models: &[Arc<ReplayModel>],
     sent: Vec<SentRequest>,

@@ -13,7 +13,6 @@ use shadowslice_benches::MeasureError;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The maximum duration of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends a request, and returns the body of the answer. A status other than 200 is an error.

@@ -17,7 +17,6 @@ use crate::results::ChangeResult;
 /// The time for which the clients run before the change starts.
 const TIME_BEFORE_CHANGE: Duration = Duration::from_millis(300);
 
-/// The maximum duration of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The pause of a client after a failure.

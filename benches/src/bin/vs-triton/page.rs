@@ -95,7 +95,6 @@ Only rounds that were quiet for both servers count, or all rounds if there are n
     )
 }
 
-/// Returns the table with all comparisons.
 pub(crate) fn table(compared: &[ComparisonResult]) -> String {
     let row = |it: &ComparisonResult| {
         let met = match it.met {

@@ -145,7 +145,6 @@ impl ServerPair {
         }
     }
 
-    /// Stops both servers.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         self.triton.stop().await?;
         self.ours.stop().await

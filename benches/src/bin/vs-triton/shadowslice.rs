@@ -16,7 +16,6 @@ use crate::call::load;
 use crate::case::{LARGE, SMALL};
 use crate::servers::free_address;
 
-/// The number of models.
 const MODELS: usize = 2;
 
 /// The shares between which `resize` alternates, in percent.

@@ -22,7 +22,6 @@ use crate::report::DemoReport;
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// The interval between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Serves three models on an emulated GPU, changes the share of each under load, and checks every

@@ -30,9 +30,7 @@ const EFFECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The resizes of one model.
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
-    /// The successful resizes.
     pub(crate) completed: Vec<HandoverJson>,
-    /// The number of failed resizes.
     pub(crate) failed: u64,
 }
 

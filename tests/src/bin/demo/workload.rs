@@ -10,12 +10,10 @@ use shadowslice_tests::client::InferGrpcClient;
 use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
 use shadowslice_tests::server::ServerUnderTest;
 
-/// The number of connections per model.
 const CONNECTIONS: usize = 4;
 
 /// A model under load.
 pub(crate) struct Workload {
-    /// The name of the model.
     pub(crate) name: &'static str,
     /// The shares that the model gets in rotation, in percent.
     pub(crate) shares: &'static [u32],

@@ -62,7 +62,6 @@ impl FigureStore {
         *tree = value.into();
     }
 
-    /// Removes the value at a path.
     pub(crate) fn remove(&mut self, path: &[&str]) {
         if let Some((last, way)) = path.split_last()
             && let Some(tree) = way.iter().try_fold(&mut self.tree, |tree, key| tree.get_mut(key))

@@ -10,7 +10,6 @@ pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// Returns the median of the sample.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }

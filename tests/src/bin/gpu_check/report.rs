@@ -26,7 +26,7 @@ struct Section {
     show: fn(&Value) -> String,
 }
 
-/// All sections, in order.
+/// All sections, in the order of the page.
 const SECTIONS: &[Section] = &[
     Section {
         title: "SMs by percentage",

@@ -102,12 +102,10 @@ impl CheckSettings {
         self.bin_dir.join("shadowslice-worker")
     }
 
-    /// Returns the names of the models.
     pub(crate) fn names(&self) -> Vec<String> {
         self.models.iter().map(|model| model.name.clone()).collect()
     }
 
-    /// Returns the path of a log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.out.join("logs").join(format!("{name}.log"))
     }

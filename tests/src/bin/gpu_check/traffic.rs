@@ -37,7 +37,6 @@ const CONNECTIONS: usize = 24;
 /// The length of each part of a load. Each part has its own arrivals.
 const PART: Duration = Duration::from_secs(2);
 
-/// The time limit of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A model, with requests whose answers are known.
@@ -218,7 +217,6 @@ impl TestedModel {
 pub(crate) struct Saturation {
     /// The number of rows of each request.
     pub(crate) rows: u32,
-    /// The number of requests in flight.
     pub(crate) in_flight: usize,
 }
 
@@ -230,7 +228,6 @@ pub(crate) struct ClientInputs {
     inputs: Vec<Vec<ClientTensor>>,
 }
 
-/// The result of a closed-loop load.
 #[derive(Debug)]
 pub(crate) struct ClosedLoopResult {
     pub(crate) rows_per_s: f64,
@@ -267,7 +264,6 @@ pub(crate) struct BackgroundLoad {
     spans: Arc<Mutex<Vec<TrafficTimes>>>,
 }
 
-/// The result of a background load.
 #[derive(Debug)]
 pub(crate) struct LoadResult {
     pub(crate) tally: LoadTally,

@@ -14,9 +14,7 @@ use super::faults::liar;
 use crate::fixtures::profile;
 use crate::hostile::{AnyResult, confine};
 
-/// The neighbour's model.
 pub(super) const NEIGHBOUR: &str = "neighbour";
-/// The attacker's model.
 pub(super) const OTHER: &str = "echo";
 
 /// The maximum number of connections of a server that is attacked with connections.

@@ -14,7 +14,6 @@ pub struct GpuFacts {
     pub sms: u32,
     /// True if this process is a client of MPS.
     pub mps: bool,
-    /// The GPU's name.
     pub name: String,
     /// The GPU's UUID, in the format of NVIDIA's tools.
     pub uuid: String,
@@ -41,7 +40,7 @@ pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaError> {
     let failed = cuda_error("read the GPU's properties");
     let mps = gpu.context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     let mut driver = 0;
-    // SAFETY: the call writes one number.
+    // SAFETY: the call only writes one number.
     unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&failed)?;
     let memory = gpu.memory()?;
     let bytes = gpu.context.uuid().map_err(&failed)?.bytes;

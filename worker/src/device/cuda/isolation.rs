@@ -94,7 +94,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
         timed.sort_by(f64::total_cmp);
         Ok::<f64, CudaError>(timed[SAMPLES / 2])
     };
-    // The first run is slower than the others.
+    // The first run is slower than later runs, so its time is ignored.
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());

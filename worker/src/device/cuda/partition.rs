@@ -99,7 +99,7 @@ impl SmGroups {
     }
 }
 
-/// Splits the GPU into groups, with the remaining SMs as the last one.
+/// Splits the GPU into groups. The remaining SMs are the last group.
 fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     let mut count = u32::try_from(MAX_GROUPS).expect("a small number");

@@ -77,7 +77,7 @@ impl SharedRegion {
         Self::map(gpu, Mapping { file, memory, mapped }, read)
     }
 
-    /// Maps the memory, or releases it if that fails.
+    /// Maps the memory. Releases the memory if the mapping fails.
     fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaError> {
         let Mapping { file, memory, mapped } = mapping;
         let mut address = 0;

@@ -146,7 +146,7 @@ impl Sessions {
                 let lengths = lengths(&self.all[0].session, form);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
-                    // A session with fixed lengths may still need the host's processor for some
+                    // A session with fixed lengths may still need the host's CPU for some
                     // operators.
                     (None, Some(lengths)) => {
                         match self.load_another(Fallback::Forbidden, &lengths, Scratch::Shared) {

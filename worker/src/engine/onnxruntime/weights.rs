@@ -209,7 +209,7 @@ fn value(
     // weights. ONNX Runtime returns an error if the size does not fit the shape.
     ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
     let value = NonNull::new(value).expect("the call above created the value");
-    // SAFETY: the value is a tensor, and has no other owner. No allocator has created its memory;
-    // `ort` requires one, and only uses it for tensors that it creates itself.
+    // SAFETY: the value is a tensor and has no other owner. No allocator has created its memory.
+    // `ort` requires an allocator, but uses it only for tensors that it creates itself.
     Ok(unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) })
 }
