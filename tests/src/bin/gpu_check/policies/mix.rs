@@ -9,7 +9,7 @@ use super::contestants;
 use super::yaml;
 use crate::error::StageError;
 
-/// A set of models that get load at the same time.
+/// A set of models that receive requests at the same time.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelMix {
