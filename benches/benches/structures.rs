@@ -19,8 +19,8 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
 use shadowslice_shared::units::Timestamp;
 
-/// A request like those of the pipeline: the shapes of its inputs are shared, and its item has the size of a
-/// ticket.
+/// A request like those that the supervisor queues. It shares the shapes of its inputs with other
+/// requests, and its item has the size of a ticket.
 type Request = QueuedRequest<Arc<[Vec<i64>]>, [u64; 8]>;
 
 const SLO: Duration = Duration::from_millis(20);
@@ -49,7 +49,8 @@ fn queue_of(depth: u64) -> RequestQueue<Arc<[Vec<i64>]>, [u64; 8]> {
     queue
 }
 
-/// Measures pushing and taking one request, and a batch of 32 requests, while other requests wait.
+/// Measures how long it takes to push and to take one request, and a batch of 32 requests, while
+/// other requests wait.
 fn queue(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("queue+batcher");
     for depth in [1, 100, 1000] {
@@ -82,7 +83,7 @@ fn queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures encoding and decoding the messages between supervisor and worker.
+/// Measures how long it takes to encode and to decode the messages between supervisor and worker.
 fn messages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("messages");
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
@@ -128,7 +129,8 @@ fn encoded<M: serde::Serialize>(message: &M) -> Vec<u8> {
     encode(message, &mut buffer).expect("the message fits into the buffer").to_vec()
 }
 
-/// Measures copies of a tensor: into the request slab, from there into the answer slab, and out of it.
+/// Measures three copies of a tensor: into the request slab, from the request slab to the answer
+/// slab, and out of the answer slab.
 fn slabs(criterion: &mut Criterion) {
     const BYTES: u64 = 1 << 20;
     let requests = WritableSlab::create("bench-requests", BYTES).expect("a memory file");
@@ -154,8 +156,8 @@ fn slabs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures a round trip of a message from the reactor to a thread that blocks on its socket, as a worker
-/// does.
+/// Measures the round trip of a message from the reactor to a thread that blocks on its socket in
+/// the same way as a worker.
 fn socket(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (ours, theirs) = {

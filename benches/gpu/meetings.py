@@ -5,15 +5,16 @@ cuda-bindings 13:
 
     python3 benches/gpu/meetings.py --out meetings.json [--limit 240] [--sets built,second]
 
-Each model is a separate process and an MPS client at 100 %. It replays CUDA graphs back to back,
-two in flight at most. A graph is recorded once for each number of rows; its kernel nodes then move
-to the green contexts of the partitions, as the worker does. If that doesn't bound a model, its
-graphs are recorded on the green contexts' streams instead. Weights are random.
+Each model is a separate process and an MPS client at 100 %. The process replays CUDA graphs
+without pauses, with at most two in flight. It records a graph once for each number of rows. Like
+the worker, it then moves the graph's kernel nodes to the green contexts of the partitions. If that
+doesn't limit a model to its partition, the process records the model's graphs on the streams of the
+green contexts instead. Weights are random.
 
 The program starts its own MPS control daemon and stops it at the end. It changes no GPU setting.
-It writes the JSON file after each phase, so the file is usable after an early end. With `--lower`,
-these models are MPS clients below the others' priority. `--rehearse` replaces CUDA by sleeps, to try
-the program on a host without a GPU.
+It writes the JSON file after each phase, so the file is usable if the program ends early. The
+models that `--lower` names are MPS clients with a lower priority than the others. `--rehearse`
+replaces CUDA by sleeps, so that you can try the program on a host without a GPU.
 """
 
 import argparse
@@ -34,14 +35,14 @@ SETS = {
     "built": ["resnet50", "mobilenet_v2", "vgg19", "alexnet", "bert"],
     "second": ["efficientnet_b0", "vit_b16", "convnext_tiny", "distilbert", "vit_b16_fp16"],
 }
-# Positions in a set. The first model of a meeting is the one that may have the whole GPU.
+# The models of each meeting, as positions in a set. The first model may get the whole GPU.
 MEETINGS = {
     5: [(0, 1, 2, 3, 4)],
     3: [(0, 2, 4), (1, 3, 0), (4, 2, 1)],
     2: [(0, 2), (0, 4), (1, 2), (4, 0)],
 }
 ROWS = [1, 8, 16, 32]
-# A Hopper GPU of 132 SMs splits into 15 groups of 8 SMs; the rest of 12 is the last group.
+# A Hopper GPU with 132 SMs has 15 groups of 8 SMs. The remaining 12 SMs are the last group.
 GROUPS, GROUP_SMS = 15, 8
 SPLITS = {
     "half": [range(8), range(8, 16)],
@@ -55,17 +56,17 @@ PARTITIONS = {"whole": list(range(16))}
 for split_name, split_parts in SPLITS.items():
     PARTITIONS |= {f"{split_name}{k}": list(part) for k, part in enumerate(split_parts)}
 ALONE = ["whole", "half0", "third0", "fifth0", "quarter0", "two_thirds0", "three_quarters0"]
-# A model of 32 rows must take this many times as long on a quarter as on the whole GPU.
+# A batch of 32 rows must take at least this many times as long on a quarter as on the whole GPU.
 BOUNDED = 1.3
 START_TIMEOUT_S, PREPARE_TIMEOUT_S, REPLY_TIMEOUT_S, MPS_TIMEOUT_S = 110, 60, 15, 20
-# How much longer than asked a process measures, if batches are slower than expected.
+# The time by which a process may extend its measurement if batches are slower than expected.
 PATIENCE_S = 3
 DRIVER_QUERY = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-# CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING.
+# The values of CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING.
 DEFAULT_STREAM, NON_BLOCKING = 1, 1
 
 
-# The processes of the models.
+# This section runs in the processes of the models.
 
 
 def network(torch, model):
@@ -96,7 +97,7 @@ def batch(torch, model, rows):
 
 
 def checked(answer):
-    """Returns the values of a driver call without its status; raises if the call failed."""
+    """Returns the results of a driver call without its status. Raises if the call failed."""
     status, *values = answer
     if int(status):
         raise RuntimeError(getattr(status, "name", str(status)))
@@ -125,7 +126,7 @@ class Engine:
         self.resources = self.split()
 
     def facts(self):
-        """Returns the JSON file's facts about the GPU and the versions."""
+        """Returns the GPU's properties and the versions, for the JSON file."""
         torch, driver = self.torch, self.driver
         mps = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
         return {
@@ -138,7 +139,7 @@ class Engine:
         }
 
     def split(self):
-        """Returns the groups of SMs, and what is left over as the last one."""
+        """Returns the groups of SMs. The left-over SMs are the last group."""
         driver = self.driver
         kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         everything = checked(driver.cuDeviceGetDevResource(self.device, kind))
@@ -190,7 +191,7 @@ class Engine:
         return graph
 
     def partition(self, partitions, method):
-        """Makes the executables for these partitions; returns their SMs and what failed."""
+        """Makes the executables for these partitions. Returns their SMs and the failures."""
         sms, failures = {}, {}
         for name, groups in partitions.items():
             try:
@@ -234,7 +235,7 @@ class Engine:
 
 
 class Rehearsal:
-    """A stand-in for `Engine` that sleeps in place of executing."""
+    """A stand-in for `Engine` that sleeps instead of executing."""
 
     def __init__(self, model):
         self.weight = 1 + len(model) % 3
@@ -254,7 +255,7 @@ class Rehearsal:
 
 
 def replay(launch, start, begin, end):
-    """Replays a graph from `start` to `end`; returns the times per batch since `begin`, in ms."""
+    """Replays a graph from `start` to `end`. Returns the times per batch since `begin`, in ms."""
     time.sleep(max(0.0, start - time.monotonic()))
     stamps, pending = [], collections.deque()
     while not enough(stamps, begin, end):
@@ -275,14 +276,14 @@ def replay(launch, start, begin, end):
 
 
 def enough(stamps, begin, end):
-    """Returns whether the time is over and two batches, from end to end, are within it."""
+    """Returns true if the time is over and contains two complete batches."""
     last = stamps[-1] if stamps else 0.0
     few = len(stamps) < 3 or stamps[-3] < begin
     return last > end + PATIENCE_S or (last > end and not few)
 
 
 def serve(pipe, model, rehearse):
-    """Answers the coordinator's commands: the main function of a model's process."""
+    """Runs as the main function of a model's process, and executes the coordinator's commands."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         engine = Rehearsal(model) if rehearse else Engine(model)
@@ -301,11 +302,11 @@ def serve(pipe, model, rehearse):
     except Exception:
         pipe.send({"error": traceback.format_exc()})
     finally:
-        # Skips destructors, which could wait for a GPU that has failed.
+        # This call skips destructors, which could wait for a GPU that has failed.
         os._exit(0)
 
 
-# The coordinator.
+# This section runs in the coordinator.
 
 
 class Worker:
@@ -315,7 +316,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.model, self.sms, self.failed_in_a_row = model, {}, 0
         self.pipe, theirs = context.Pipe()
-        # MPS reads this when the process becomes its client: 0 is normal, 1 is below.
+        # MPS reads this when the process becomes a client: 0 is the normal priority, 1 is lower.
         os.environ["CUDA_MPS_CLIENT_PRIORITY"] = str(int(lower))
         self.process = context.Process(target=serve, args=(theirs, model, rehearse), daemon=True)
         self.process.start()
@@ -329,7 +330,7 @@ class Worker:
             self.end()
 
     def reply(self, deadline):
-        """Returns the next reply. A process that is late or gone is killed and left out."""
+        """Returns the next reply. Kills the process if it does not reply in time."""
         answer = {"error": "the process has ended"}
         if self.alive:
             try:
@@ -340,7 +341,8 @@ class Worker:
                     self.end()
             except (OSError, EOFError):
                 self.end()
-        # A failed context stays failed. A model that a partition can't hold is another matter.
+        # A failed CUDA context does not recover. Other errors, such as a model that does not fit on
+        # a partition, affect only this command.
         failed = "CUDA" in str(answer.get("error"))
         self.failed_in_a_row = self.failed_in_a_row + 1 if failed else 0
         if self.failed_in_a_row >= 4:
@@ -366,7 +368,7 @@ class Mps:
         os.environ.pop("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)
 
     def start(self):
-        # The daemon keeps the output it inherits, so a pipe would never end.
+        # The daemon keeps its inherited output open, so a pipe would never close.
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         command = ["nvidia-cuda-mps-control", "-d"]
         subprocess.run(command, check=True, timeout=MPS_TIMEOUT_S, **quiet)
@@ -379,7 +381,7 @@ class Mps:
         return output(["tail", "-n", "15", *paths])
 
     def stop(self):
-        """Stops the daemon, and kills it if it doesn't end."""
+        """Stops the daemon, and kills it if it doesn't exit."""
         pid_file = os.path.join(self.folder, "pipe", "nvidia-cuda-mps-control.pid")
         try:
             with open(pid_file) as file:
@@ -416,7 +418,7 @@ def layouts(count):
 
 
 def phases(models):
-    """Yields each phase's cells: the rows' label, the layout, and (model, rows, partition)."""
+    """Yields the cells of each phase: a label, the layout, and (model, rows, partition)."""
     yield "alone", [(str(r), p, [(m, r, p)]) for p in ALONE for r in ROWS for m in models]
     for count, meetings in MEETINGS.items():
         rows = {str(r): [r] * count for r in ROWS}
@@ -431,7 +433,7 @@ def phases(models):
 
 
 class Session:
-    """Everything that one call of the program measures and writes."""
+    """The measurements and the output of one run of the program."""
 
     def __init__(self, args):
         self.args, self.deadline = args, time.monotonic() + args.limit
@@ -473,7 +475,7 @@ class Session:
         self.save()
 
     def prepare(self, name, models, method):
-        """Orders these models of a set to make their executables for each partition that they need."""
+        """Makes these models of a set prepare executables for each partition that they need."""
         used = {model: set() for model in SETS[name]}
         for _, cells in phases(SETS[name]):
             for model, _, partition in itertools.chain.from_iterable(cell[2] for cell in cells):
@@ -492,7 +494,7 @@ class Session:
                 print(f"{worker.model}, {method}: {str(answer)[:400]}", flush=True)
 
     def check_bounds(self, models):
-        """Returns the models that a quarter of the GPU doesn't slow down."""
+        """Returns the models that are not slower on a quarter of the GPU."""
         unbounded = []
         for model in models:
             if not self.workers[model].alive:
@@ -508,10 +510,10 @@ class Session:
         return unbounded
 
     def measure(self, label, layout, parts, seconds):
-        """Measures one cell: these models (name, rows, partition) at the same time."""
+        """Measures one cell, in which these models (name, rows, partition) run at the same time."""
         known = [self.alone.get((model, rows, "whole"), 0.0) for model, rows, _ in parts]
-        # A batch may take as long as one of each model in turn, or as it takes on its partition.
-        # A few such batches have to fit.
+        # A batch may take as long as the batches of all models together, or as long as it takes
+        # alone on its partition. The measurement must have time for several such batches.
         scaled = [ms * 16 / len(PARTITIONS[part[2]]) for ms, part in zip(known, parts)]
         slowest = 1e-3 * max(sum(known), *scaled, 0.0)
         start = time.monotonic() + 0.003
@@ -537,7 +539,7 @@ class Session:
         return cell
 
     def measure_set(self, name, deadline):
-        """Measures the cells of a set; returns whether the time was enough for all."""
+        """Measures the cells of a set. Returns true if the time was sufficient for all cells."""
         models, method = SETS[name], self.args.method
         self.prepare(name, models, method)
         if unbounded := self.check_bounds(models):
@@ -551,10 +553,10 @@ class Session:
                     self.save()
                     return False
                 if len(parts) == 5:
-                    # Four models that meet are better than no figure at all.
+                    # A figure for fewer than five models is better than no figure.
                     parts = [part for part in parts if self.workers[part[0]].alive] or parts
                 alone = phase == "alone"
-                # All ratios rest on the times on the whole GPU.
+                # All ratios depend on the times on the whole GPU, so these are measured longer.
                 brief = alone and layout != "whole"
                 seconds = self.args.seconds * (0.4 if brief else 1.0)
                 cell = {"set": name, "phase": phase, **self.measure(label, layout, parts, seconds)}
@@ -582,7 +584,7 @@ class Session:
             left = self.deadline - time.monotonic()
             share = time.monotonic() + left / (len(self.args.sets) - index)
             complete &= self.measure_set(name, share)
-            # The green contexts of a set are gone before the next set makes its own.
+            # The green contexts of this set must be destroyed before the next set creates its own.
             self.stop([self.workers[model] for model in SETS[name]])
         self.results["complete"] = complete
 
@@ -608,7 +610,7 @@ def output(command, text=None):
 
 
 def table(results):
-    """Prints throughput in batches at a time on the whole GPU, and the mean slowdown."""
+    """Prints the throughput and the mean slowdown. One batch at a time on the whole GPU is 1."""
     labels = [*map(str, ROWS), "1+16"]
     found = collections.defaultdict(list)
     for cell in results["cells"]:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs Triton's gRPC client for Python in a closed loop on one connection, and compares the bytes of every response.
 
-Usage: grpc_client.py, then on standard input a line for each round: ADDRESS MODEL ELEMENTS SECONDS
+Usage: grpc_client.py, and for each round a line on standard input: ADDRESS MODEL ELEMENTS SECONDS
 
-The first line of output has the versions. Then each round prints a line of JSON with requests, p50_us and p99_us. The
-exit code is 1 after a wrong response.
+The first line of output contains the versions. Each round then prints a line of JSON with requests, p50_us and p99_us.
+If a response is wrong, the exit code is 1.
 """
 
 import json

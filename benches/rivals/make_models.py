@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the identity models of the comparison in Triton's layout; shadowslice reads the same model.onnx.
+"""Makes the identity models of the comparison in Triton's layout. Shadowslice reads the same model.onnx.
 
 Usage: make_models.py FOLDER
 
-Writes FOLDER/echo-BYTES: a model that returns the FP32 tensor `x` of BYTES bytes per row as `y`, up to 32 rows per
+Writes FOLDER/echo-BYTES, a model that returns the FP32 tensor `x` of BYTES bytes per row as `y`, up to 32 rows per
 batch.
 """
 

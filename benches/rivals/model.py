@@ -1,14 +1,14 @@
-"""The Triton model of the comparison. Runs the model.onnx next to this file in ONNX Runtime on one thread.
+"""The Triton model of the comparison, which runs the model.onnx next to this file in ONNX Runtime on one thread.
 
-All pending requests are one batch.
+Each batch contains all pending requests.
 """
 
 import os
 import sys
 from pathlib import Path
 
-# Triton's stub ignores PYTHONPATH. These packages must precede the interpreter's, because the stub returns empty tensors
-# under NumPy 2.
+# Triton's stub ignores PYTHONPATH. The packages in PYTHONPATH must precede those of the interpreter, because the stub
+# returns empty tensors under NumPy 2.
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 
 import numpy as np

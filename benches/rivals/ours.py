@@ -1,4 +1,4 @@
-"""The side of shadowslice in the comparison, with `engine: python`; model.py is Triton's side."""
+"""The model that shadowslice runs in the comparison with `engine: python`. Triton runs model.py."""
 
 from pathlib import Path
 

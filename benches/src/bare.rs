@@ -1,5 +1,5 @@
-//! HTTP and gRPC servers that only echo, as a baseline. They use the supervisor's libraries and its
-//! number of threads, but have no queue, no slab and no worker.
+//! HTTP and gRPC servers that only echo, as a baseline. They use the same libraries and the same
+//! number of threads as the supervisor, but have no queue, no slab and no worker.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -24,7 +24,8 @@ pub(crate) const HTTP_SOCKET: &str = "http.sock";
 /// The name of the gRPC socket in the server's folder.
 pub(crate) const GRPC_SOCKET: &str = "grpc.sock";
 
-/// Serves until standard input ends. Writes `ready` to standard output when both sockets listen.
+/// Serves until the standard input ends. Writes `ready` to the standard output when both sockets
+/// are listening.
 pub(crate) fn run(folder: &Path) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(shadowslice_control::host::data_path_threads())
@@ -75,7 +76,7 @@ async fn serve_grpc(stream: UnixStream) {
     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Returns every input as an output, under the name that the model's output has.
+/// Returns every input as an output, under the name of the model's output.
 fn answer(request: ModelInferRequest) -> ModelInferResponse {
     let outputs = request.inputs.into_iter().map(|input| InferOutputTensor {
         name: "y".into(),

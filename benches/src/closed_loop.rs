@@ -1,4 +1,5 @@
-//! A closed loop: each client sends a request, waits for its answer, and sends the next one.
+//! A closed loop, in which each client sends a request, waits for its answer, and then sends the
+//! next request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,19 +18,18 @@ use crate::machine::{CpuReading, ServerClocks};
 /// The time for which the loop runs before the measurement.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// The maximum time that clients may take to end after the measurement.
+/// The maximum time that clients may take to finish after the measurement.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest latency that the histogram distinguishes, in nanoseconds.
+/// The longest latency that the histogram can represent, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// The CPU time of other programs above which a round is disturbed, in percent of all cores.
+/// The CPU time of other programs above which a round counts as disturbed, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The result of one round.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct RoundResult {
-    /// The number of answered requests.
     pub requests: u64,
     /// The number of answered requests per second.
     pub requests_per_second: f64,
@@ -65,7 +65,7 @@ struct LoopState {
     over: AtomicBool,
 }
 
-/// Runs all clients for `span`, and returns what was measured.
+/// Runs all clients for `span`, and returns the result of the measurement.
 pub async fn run(
     clients: Vec<EchoClient>,
     span: Duration,
@@ -120,7 +120,7 @@ pub(crate) async fn send(clients: Vec<EchoClient>, requests: u64) -> Result<Vec<
     Ok(clients)
 }
 
-/// Waits for `span` while the clients run. A client ends only when an exchange fails.
+/// Waits for `span` while the clients run. A client ends early only if an exchange fails.
 async fn run_for(loops: &mut JoinSet<Result<(), ExchangeError>>, span: Duration) -> Result<(), MeasureError> {
     tokio::select! {
         () = sleep(span) => Ok(()),

@@ -12,10 +12,11 @@ use tokio::time::sleep;
 use crate::grpc::GrpcEchoClient;
 use crate::http::HttpEchoClient;
 
-/// The number of tensors that a connection sends in turn. With two, a repeated answer is detected.
+/// The number of different tensors that a connection sends alternately. With two tensors, a
+/// repeated answer is detected.
 pub(crate) const TURNS: usize = 2;
 
-/// The pause before a client retries a connection for which the server's backlog was full.
+/// The pause before a client tries to connect again after the server's backlog was full.
 const CONNECT_BACKOFF: Duration = Duration::from_millis(1);
 
 /// The reason why an exchange of a request and its answer failed.
@@ -27,7 +28,6 @@ pub enum ExchangeError {
     /// An HTTP/2 connection failed, or could not be opened.
     #[error("an HTTP/2 connection failed")]
     Http2(#[source] hyper::Error),
-    /// The server closed the connection.
     #[error("the server closed a connection")]
     Closed,
     /// The answer is not HTTP/1.1.
@@ -35,12 +35,7 @@ pub enum ExchangeError {
     NotHttp(#[source] httparse::Error),
     /// The server answered with an HTTP status other than 200.
     #[error("the server answered {status}: {body}")]
-    Refused {
-        /// The HTTP status.
-        status: u16,
-        /// The body of the answer.
-        body: String,
-    },
+    Refused { status: u16, body: String },
     /// The server refused a gRPC call.
     #[error("the server refused a gRPC call")]
     Call(#[source] tonic::Status),
@@ -52,9 +47,7 @@ pub enum ExchangeError {
 /// A connection to a server.
 #[derive(Debug)]
 pub enum ClientStream {
-    /// A connection to a Unix socket.
     Unix(UnixStream),
-    /// A connection to a TCP address.
     Tcp(TcpStream),
 }
 
@@ -70,7 +63,7 @@ impl ClientStream {
         }
     }
 
-    /// Connects to `address`, without Nagle's delay.
+    /// Connects to `address`, and disables Nagle's algorithm.
     pub async fn tcp(address: SocketAddr) -> Result<Self, ExchangeError> {
         let connected = async {
             let stream = TcpStream::connect(address).await?;
@@ -83,24 +76,22 @@ impl ClientStream {
 
 /// A client with its own connection.
 pub enum EchoClient {
-    /// A client that speaks HTTP/1.1.
     Http(Box<HttpEchoClient>),
-    /// A client that speaks gRPC.
     Grpc(Box<GrpcEchoClient>),
 }
 
 impl EchoClient {
-    /// Returns an HTTP client with the number `connection`, for tensors of `bytes` bytes.
+    /// Returns an HTTP client with the number `connection`, which sends tensors of `bytes` bytes.
     pub fn http(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::Http(Box::new(HttpEchoClient::new(stream, bytes, connection)))
     }
 
-    /// Returns a gRPC client with the number `connection`, for tensors of `bytes` bytes.
+    /// Returns a gRPC client with the number `connection`, which sends tensors of `bytes` bytes.
     pub async fn grpc(stream: ClientStream, bytes: usize, connection: u16) -> Result<Self, ExchangeError> {
         Ok(Self::Grpc(Box::new(GrpcEchoClient::new(stream, bytes, connection).await?)))
     }
 
-    /// Sends request number `turn` and checks the answer.
+    /// Sends request number `turn` and checks its answer.
     pub async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         match self {
             Self::Http(client) => client.exchange(turn % TURNS).await,
@@ -109,7 +100,7 @@ impl EchoClient {
     }
 }
 
-/// Returns the name of the model that takes a tensor of `bytes` bytes.
+/// Returns the name of the model that accepts a tensor of `bytes` bytes.
 pub fn model(bytes: usize) -> String {
     format!("echo-{bytes}")
 }
@@ -119,7 +110,8 @@ pub fn elements(bytes: usize) -> i64 {
     i64::try_from(bytes / 4).expect("tensors are small")
 }
 
-/// Returns the tensors that the connection sends in turn. No two tensors of a size are equal.
+/// Returns the tensors that the connection sends alternately. No two tensors of the same size are
+/// equal.
 pub(crate) fn tensors(bytes: usize, connection: u16) -> [Bytes; TURNS] {
     std::array::from_fn(|turn| {
         let first = u32::from(connection) * TURNS as u32 + turn as u32;

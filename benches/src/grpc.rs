@@ -1,4 +1,4 @@
-//! A gRPC client: the generated client on top of an HTTP/2 connection.
+//! A gRPC client, which uses the generated client over an HTTP/2 connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -24,7 +24,7 @@ pub struct GrpcEchoClient {
 }
 
 impl GrpcEchoClient {
-    /// Returns the client with the number `connection`, for tensors of `bytes` bytes.
+    /// Returns the client with the number `connection`, which sends tensors of `bytes` bytes.
     pub(crate) async fn new(
         stream: ClientStream,
         bytes: usize,
@@ -40,7 +40,7 @@ impl GrpcEchoClient {
         Ok(Self { client, exchanges })
     }
 
-    /// Sends the request of this turn and checks the answer.
+    /// Sends request number `turn` and checks its answer.
     pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         let (request, expected) = &self.exchanges[turn];
         let answer =
@@ -53,7 +53,7 @@ impl GrpcEchoClient {
     }
 }
 
-/// Opens an HTTP/2 connection. A task drives it until its sender is dropped.
+/// Opens an HTTP/2 connection. A task drives the connection until the sender is dropped.
 async fn sender<I>(stream: I) -> Result<Sender, ExchangeError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -65,7 +65,7 @@ where
     Ok(Sender(sender))
 }
 
-/// Returns a request and the answer that is expected.
+/// Returns a request, and the answer that is expected for it.
 fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInferResponse) {
     let shape = vec![1, elements(bytes)];
     let input = InferInputTensor {
@@ -96,7 +96,7 @@ fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInfe
     (request, response)
 }
 
-/// An HTTP/2 connection as a service. Tonic's channel would add a queue and a task.
+/// An HTTP/2 connection as a service. Tonic's own channel would add a queue and a task.
 struct Sender(http2::SendRequest<Body>);
 
 impl Service<Request<Body>> for Sender {

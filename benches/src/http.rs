@@ -1,5 +1,5 @@
-//! An HTTP/1.1 client with a low CPU cost. It builds its requests once, and parses the JSON of the
-//! first answer only: later answers must have the same bytes.
+//! An HTTP/1.1 client with a low CPU cost. It builds its requests once. It parses the JSON of the
+//! first answer only, because later answers must have the same bytes.
 
 use std::io;
 
@@ -22,20 +22,20 @@ pub struct HttpEchoClient {
     stream: ClientStream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],
-    /// The expected JSON before an answer's tensor, parsed.
+    /// The expected JSON that precedes an answer's tensor, in parsed form.
     expected_json: Value,
-    /// The bytes of that JSON as the server writes it, from the first answer on.
+    /// The bytes of that JSON as the server writes them. They are known after the first answer.
     json: Option<Bytes>,
     answer: BytesMut,
 }
 
 impl HttpEchoClient {
-    /// Returns the client with the number `connection`, for tensors of `bytes` bytes.
+    /// Returns the client with the number `connection`, which sends tensors of `bytes` bytes.
     pub(crate) fn new(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::expecting(response_json(bytes), stream, bytes, connection)
     }
 
-    /// Returns a client for a server that returns the body of the request.
+    /// Returns a client for a server that returns the request's body unchanged.
     pub(crate) fn bare(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::expecting(request_json(bytes), stream, bytes, connection)
     }
@@ -54,7 +54,7 @@ impl HttpEchoClient {
         }
     }
 
-    /// Sends the request of this turn and checks the answer.
+    /// Sends request number `turn` and checks its answer.
     pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         self.stream.write_all(&self.requests[turn]).await.map_err(ExchangeError::Connection)?;
         self.answer.clear();
@@ -122,8 +122,8 @@ impl ClientStream {
     }
 }
 
-/// Returns the lengths of an answer's head and body, or `None` if the head is incomplete. A status
-/// other than 200 is an error.
+/// Returns the lengths of an answer's head and body, or `None` if the head is incomplete. Returns
+/// an error if the status is not 200.
 fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, ExchangeError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);

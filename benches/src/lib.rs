@@ -1,8 +1,8 @@
-//! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency and
-//! CPU time for each protocol at several numbers of connections, and compares them with a bare echo
-//! server. [`compare()`] measures two builds in turn. [`cost_profile()`] counts the system calls and
-//! instructions of a request. [`scaling()`] varies the numbers of models and connections and the size
-//! of tensors.
+//! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency
+//! and CPU time for each protocol at several numbers of connections, and compares them with a bare
+//! echo server. [`compare()`] measures two builds alternately. [`cost_profile()`] counts the system
+//! calls and instructions per request. [`scaling()`] varies the number of models, the number of
+//! connections and the size of tensors.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod bare;
@@ -42,11 +42,11 @@ pub type MeasureError = Box<dyn Error + Send + Sync>;
 
 /// Measure requests per second, latency and CPU time of echo requests through the whole system.
 ///
-/// Each connection sends a request, waits for its answer, compares every byte, and sends the next one
-/// (a closed loop). The settings take turns, so noise of the machine affects all of them alike. The
-/// table shows the median and the range over quiet rounds, in which other programs used at most 10 % of
-/// the machine. Without quiet rounds it covers all rounds. Bare HTTP and gRPC servers that only echo run
-/// in the same rounds as a baseline.
+/// Each connection sends a request, waits for its answer, compares every byte, and sends the next
+/// one (a closed loop). The settings take turns, so that noise of the machine affects all of them
+/// equally. The table shows the median and the range over quiet rounds, in which other programs
+/// used at most 10 % of the machine. If there are no quiet rounds, the table covers all rounds.
+/// Bare HTTP and gRPC servers that only echo run in the same rounds as a baseline.
 ///
 /// CPU time is user and system time of the processes, as the kernel counts it. One thread of this
 /// process sends the load. The table also shows its CPU time, because it competes with the server.
@@ -59,10 +59,9 @@ struct Arguments {
     part: Option<Role>,
 }
 
-/// The length of a round when `cargo test` runs the benchmarks to check that they work.
+/// The length of a round when `cargo test` runs the benchmarks as a test.
 const TEST_ROUND: Duration = Duration::from_millis(50);
 
-/// The options of the echo benchmark.
 #[derive(Debug, Clone, clap::Args)]
 struct EchoOptions {
     /// The length of a round of one setting, in seconds
@@ -71,8 +70,8 @@ struct EchoOptions {
     /// The number of rounds of each setting
     #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// The total time to repeat disturbed rounds, in seconds. A round is disturbed if other programs used
-    /// more than 10 % of the machine
+    /// The total time for which disturbed rounds are repeated, in seconds. A round is disturbed if
+    /// other programs used more than 10 % of the machine
     #[arg(long, env = "SHADOWSLICE_BENCH_PATIENCE", default_value = "60", value_parser = patience)]
     patience: Duration,
     /// The numbers of connections to measure
@@ -123,7 +122,7 @@ pub fn echo() -> ExitCode {
     })
 }
 
-/// Runs a program, and prints its error.
+/// Runs a program, and prints its error if it fails.
 fn finish(program: impl FnOnce() -> Result<(), MeasureError>) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
@@ -149,10 +148,10 @@ pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
 }
 
 fn run(options: &EchoOptions) -> Result<(), MeasureError> {
-    // One thread sends all load.
+    // One thread sends the complete load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // An interrupt ends the future, which drops and so stops the servers.
+        // An interrupt ends the future. The future drops the servers, which stops them.
         tokio::select! {
             measured = measure(options) => measured,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -181,8 +180,8 @@ async fn measure(options: &EchoOptions) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Runs all rounds of each setting, in reverse order every other time. Then repeats disturbed rounds
-/// until `patience` is used up.
+/// Runs all rounds of each setting. Every second round runs the settings in reverse order. Then
+/// repeats disturbed rounds until the time `patience` is used up.
 async fn all_rounds(
     options: &EchoOptions,
     settings: &[EchoSetting],

@@ -1,4 +1,4 @@
-//! The host of a measurement, and the CPU time of its processes.
+//! The host of a measurement, and the CPU time of the measured processes.
 
 use std::fs;
 use std::process::Command;
@@ -13,20 +13,19 @@ use serde::Serialize;
 pub struct HostInfo {
     /// The name of the processor.
     pub cpu: String,
-    /// The number of cores.
     pub cores: usize,
-    /// The release of the kernel.
+    /// The release of the Linux kernel.
     pub kernel: String,
     /// The GPU, which is always emulated here.
     pub device: &'static str,
     /// The date and time of the measurement, in UTC.
     pub date: String,
-    /// The commit that is checked out, with a note if files have changed since.
+    /// The commit that is checked out. A note follows if files have changed since that commit.
     pub commit: String,
 }
 
 impl HostInfo {
-    /// Returns the facts about this host.
+    /// Returns the information about this host.
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -44,7 +43,7 @@ impl HostInfo {
     }
 }
 
-/// Returns what a program prints, or `None` if it fails.
+/// Returns the output of a program, or `None` if the program fails.
 fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let folder = env!("CARGO_MANIFEST_DIR");
     let output = Command::new(program).args(arguments).current_dir(folder).output().ok()?;
@@ -56,7 +55,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The clock of a process's CPU time: user and system time of all its threads.
+/// The CPU-time clock of a process: user and system time of all its threads.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuClock(ClockId);
 
@@ -80,7 +79,7 @@ pub struct ServerClocks {
     pub workers: Vec<CpuClock>,
 }
 
-/// A reading of all clocks at one time.
+/// A reading of all clocks at one point in time.
 #[derive(Debug)]
 pub(crate) struct CpuReading {
     at: Instant,
@@ -126,19 +125,20 @@ pub(crate) struct CpuUsage {
 }
 
 impl CpuUsage {
-    /// Returns the busy time that the server, its workers and the clients did not use, in percent of
-    /// all cores.
+    /// Returns the CPU time that neither the server, its workers nor the clients used, in percent
+    /// of all cores.
     pub(crate) fn others_percent(&self) -> f64 {
         let others = self.busy.saturating_sub(self.server + self.workers + self.client);
         others.as_secs_f64() / self.wall.as_secs_f64() / cores() as f64 * 100.0
     }
 }
 
-/// Returns the time for which the host's cores were not idle, including time stolen by the
-/// hypervisor. Zero if `/proc/stat` cannot be read.
+/// Returns the time in which the host's cores were not idle. Includes the time that the hypervisor
+/// gave to other virtual machines. Returns zero if `/proc/stat` cannot be read.
 pub fn busy() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // The fields are user nice system idle iowait irq softirq steal. The time of guests is part of user.
+    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The field user
+    // includes the time of guests.
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
     let idle: u64 = ticks.iter().skip(3).take(2).sum();

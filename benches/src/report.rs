@@ -35,8 +35,8 @@ struct SettingRow {
     times_bare: Option<f64>,
     client_cpu_us: Spread,
     others_percent: Spread,
-    /// The number of rounds that other programs did not disturb. If it is not zero, the figures above
-    /// come from these rounds.
+    /// The number of rounds that other programs did not disturb. If this number is not zero, the
+    /// figures above come from these rounds.
     quiet: usize,
     rounds: Vec<RoundResult>,
 }
@@ -67,8 +67,8 @@ impl SettingRow {
 }
 
 impl EchoReport {
-    /// Returns the report of the rounds of each setting. `rounds` has the order of `settings`, and at
-    /// least one round for each.
+    /// Returns the report on the rounds of each setting. `rounds` has the same order as `settings`,
+    /// and has at least one round for each setting.
     pub(crate) fn new(
         machine: HostInfo,
         options: &EchoOptions,
@@ -84,7 +84,6 @@ impl EchoReport {
         Self { machine, seconds_per_round: options.seconds.as_secs_f64(), settings: rows }
     }
 
-    /// Writes the report as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<(), MeasureError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! The servers that the echo benchmark measures. They start once and run for all rounds.
+//! The servers that the echo benchmark measures. They start once and run during all rounds.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) struct EchoServers {
     tcp: SocketAddr,
 }
 
-/// The process of the bare server. It ends when its standard input is closed.
+/// The process of the bare server. It exits when its standard input is closed.
 struct Bare {
     folder: TempDir,
     child: Child,
@@ -98,7 +98,6 @@ impl EchoServers {
         })
     }
 
-    /// Stops both servers.
     pub(crate) async fn stop(mut self) -> Result<(), MeasureError> {
         drop(self.bare.child.stdin.take());
         self.bare.child.wait().await?;
@@ -125,13 +124,13 @@ impl Bare {
     }
 }
 
-/// Returns a TCP address of the loop-back device that was free at the time of the call.
+/// Returns a TCP address of the loop-back device that was free during the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Returns a configuration with emulated models that have no profile, so they answer at once. Other
-/// keys keep their defaults where the load permits.
+/// Returns a configuration whose emulated models have no profile, so they answer immediately. All
+/// keys keep their defaults unless the load requires other values.
 fn config(tcp: SocketAddr, connections: u16) -> String {
     let model = |bytes| {
         format!(

@@ -7,16 +7,13 @@ use crate::closed_loop::RoundResult;
 /// The median and the range of a figure over several rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The median.
     pub median: f64,
-    /// The smallest value.
     pub min: f64,
-    /// The largest value.
     pub max: f64,
 }
 
 impl Spread {
-    /// Returns the spread of at least one value.
+    /// Returns the spread of one or more values.
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -24,12 +21,12 @@ impl Spread {
         Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
     }
 
-    /// Returns the spread as text without decimals.
+    /// Formats the spread as text without decimals.
     pub fn whole(self) -> String {
         format!("{:.0} ({:.0} .. {:.0})", self.median, self.min, self.max)
     }
 
-    /// Returns the spread as text with one decimal.
+    /// Formats the spread as text with one decimal.
     pub fn tenths(self) -> String {
         format!("{:.1} ({:.1} .. {:.1})", self.median, self.min, self.max)
     }

@@ -1,4 +1,4 @@
-//! A supervisor that runs a chosen build, with chosen models and limits.
+//! A supervisor of a chosen build, with chosen models and limits.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,17 +17,18 @@ use crate::machine::{CpuClock, ServerClocks};
 use crate::plan::{EchoProtocol, EchoSetting, Transport};
 use crate::servers::free_address;
 
-/// The default limits on a request, an answer and a queue's memory, in MiB.
+/// The default limits on the size of a request, the size of an answer and the memory of a queue, in
+/// MiB.
 const LIMITS_MIB: [usize; 3] = [64, 64, 256];
 /// The same limits for tensors larger than [`LARGE_TENSOR`], in MiB.
 const LARGE_LIMITS_MIB: [usize; 3] = [128, 128, 512];
-/// The tensor size above which limits are raised, in bytes.
+/// The tensor size above which the limits are raised, in bytes.
 const LARGE_TENSOR: usize = 1 << 20;
 
 /// The default of `batch.max`, in requests.
 const BATCH: usize = 32;
-/// The maximum size of a batch, in bytes. Workers warm up with full batches, so the batches of large
-/// tensors are smaller.
+/// The maximum size of a batch, in bytes. Workers warm up with full batches, so large tensors have
+/// smaller batches.
 const BATCH_BYTES: usize = 64_000_000;
 
 /// A build to measure: its name and the folder of its binaries.
@@ -66,7 +67,7 @@ impl RunningSupervisor {
         Ok(Self { server: ServerUnderTest::start_ready(home).await?, tcp: None })
     }
 
-    /// Starts a supervisor on the TCP addresses that [`over_tcp`] returned with `home`.
+    /// Starts a supervisor on the TCP addresses that [`over_tcp`] returned together with `home`.
     pub(crate) async fn start_on(home: Home, addresses: TcpAddresses) -> Result<Self, MeasureError> {
         Ok(Self { tcp: Some(addresses), ..Self::start(home).await? })
     }
@@ -81,7 +82,6 @@ impl RunningSupervisor {
         self.server.children().into_iter().map(|worker| worker.pid).collect()
     }
 
-    /// Returns the supervisor's folder.
     pub(crate) fn folder(&self) -> &Path {
         self.server.home().path()
     }
@@ -143,13 +143,13 @@ impl RunningSupervisor {
     }
 }
 
-/// Returns a folder for a supervisor of these binaries, with one model for each tensor size and the
-/// policy `static`.
+/// Returns a folder for a supervisor of these binaries. Its configuration has one model for each
+/// tensor size and the policy `static`.
 pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, MeasureError> {
     home_under("static", binaries, sizes, connections)
 }
 
-/// Returns a folder as [`home`] does, with another policy.
+/// Returns a folder like that of [`home`], with another policy.
 pub(crate) fn home_under(
     policy: &str,
     binaries: &Path,
@@ -159,7 +159,7 @@ pub(crate) fn home_under(
     with_binary(Home::with_config(&config(policy, sizes, connections, None))?, binaries)
 }
 
-/// Returns a folder as [`home`] does, for a supervisor that also listens on TCP.
+/// Returns a folder like that of [`home`], for a supervisor that also listens on TCP.
 pub(crate) fn over_tcp(
     binaries: &Path,
     sizes: &[usize],
@@ -178,8 +178,8 @@ fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, MeasureError> {
     Ok(home)
 }
 
-/// Returns a configuration with emulated models that have no profile, so they answer at once. Limits
-/// exceed their defaults only for large tensors.
+/// Returns a configuration whose emulated models have no profile, so they answer immediately. The
+/// limits exceed their defaults only for large tensors.
 fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<TcpAddresses>) -> String {
     let [http, grpc] = match tcp {
         Some(TcpAddresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),

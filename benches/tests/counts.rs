@@ -1,11 +1,11 @@
-//! Tests that the programs `shadowslice-compare`, `shadowslice-cost-profile` and `shadowslice-scaling` run
-//! and write their pages. They assert no figures.
+//! Tests that the programs `shadowslice-compare`, `shadowslice-cost-profile` and
+//! `shadowslice-scaling` run and write their pages. The tests do not check figures.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a program, and returns the page that it writes.
+/// Runs a program, and returns the page that the program writes.
 fn page(program: &str, arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().expect("temporary files can be made");
     let page = folder.path().join("page.md");

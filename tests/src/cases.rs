@@ -1,4 +1,5 @@
-//! Requests with known answers, which `models/make_models.py` writes, and the comparison of answers.
+//! Requests with known answers, which `models/make_models.py` writes, and the comparison of
+//! answers.
 
 use std::fs;
 use std::io;
@@ -7,19 +8,18 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde::Deserialize;
 
-/// The contents of a file that looks like an ONNX model until an engine tries to load it.
+/// The content of a file that looks like an ONNX model until an engine tries to load it.
 pub const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
-/// A tensor with row-major, little-endian elements, as the protocol carries them.
+/// A tensor with row-major, little-endian elements, in the layout of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientTensor {
     /// The name of the input or output.
     pub name: String,
     /// The datatype in the protocol's notation, such as FP32.
     pub datatype: String,
-    /// The shape with the batch axis.
+    /// The shape, including the batch axis.
     pub shape: Vec<i64>,
-    /// The elements.
     pub data: Bytes,
 }
 
@@ -30,46 +30,41 @@ impl ClientTensor {
         Self { name: name.into(), datatype: "FP32".into(), shape: shape.to_vec(), data }
     }
 
-    /// Returns the elements if they are FP32.
+    /// Returns the elements, or `None` if they are not FP32.
     pub fn as_fp32(&self) -> Option<impl Iterator<Item = f32>> {
         let elements = self.data.as_chunks::<4>().0;
         (self.datatype == "FP32").then(|| elements.iter().map(|bytes| f32::from_le_bytes(*bytes)))
     }
 }
 
-/// A request, the answer that it must get, and the true label if it is known.
+/// A request, its expected answer, and the true label if it is known.
 #[derive(Debug, Clone)]
 pub struct RequestCase {
-    /// The tensors of the request.
     pub inputs: Vec<ClientTensor>,
-    /// The answer that ONNX Runtime gives when it is called directly.
+    /// The answer that ONNX Runtime returns when it is called directly.
     pub outputs: Vec<ClientTensor>,
     /// The true label of the input.
     pub truth: Option<i64>,
 }
 
-/// A failure to load a file of cases.
+/// The errors that can occur while a file of cases is loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CasesError {
-    /// A file that cannot be read.
     #[error("cannot read {}; run `make models` to create it", path.display())]
     Read {
-        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The cause of the failure.
         source: io::Error,
     },
-    /// A file that is not the JSON of cases.
+    /// A file that does not contain cases in JSON.
     #[error("{} does not contain valid cases; remove it and run `make models`", path.display())]
     Parse {
-        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The cause of the failure.
         source: serde_json::Error,
     },
 }
 
-/// Loads the cases of a file.
 pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
     let text = fs::read(path).map_err(|source| CasesError::Read { path: path.into(), source })?;
     let file: File =
@@ -77,7 +72,7 @@ pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
     Ok(file.cases)
 }
 
-/// Returns the folder with the models and their cases, whatever the working directory is.
+/// Returns the folder with the models and their cases, regardless of the working directory.
 pub fn models_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("models")
 }
@@ -131,8 +126,9 @@ impl From<RawTensor> for ClientTensor {
     }
 }
 
-/// Compares an answer with the expected answer: FP32 within `tolerance` if that is above zero, all
-/// other types byte for byte. The error names the difference.
+/// Compares an answer with the expected answer. If `tolerance` is positive, FP32 elements may
+/// differ by at most `tolerance`. All other elements must be equal byte for byte. The error
+/// describes the difference.
 pub fn compare(expected: &[ClientTensor], got: &[ClientTensor], tolerance: f32) -> Result<(), String> {
     if expected.len() != got.len() {
         return Err(format!("{} outputs instead of {}", got.len(), expected.len()));

@@ -36,41 +36,40 @@ use crate::proto::{
     RepositoryModelUnloadRequest, ServerReadyRequest,
 };
 
-/// The largest response that the client accepts, in bytes.
+/// The maximum size of a response that the client accepts, in bytes.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// The length of the prefix of each gRPC message, in bytes: a flag for compression, and the length.
+/// The length of the prefix of each gRPC message in bytes. The prefix consists of a compression
+/// flag and the length.
 const FRAMING: usize = 5;
 
-/// The longest time that a connection attempt may take.
+/// The maximum duration of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A model in the answer of `RepositoryIndex`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepositoryEntry {
-    /// The name of the model.
     pub name: String,
     /// The state, such as READY.
     pub state: String,
-    /// The reason of the state, which may be empty.
+    /// The reason for the state, which may be empty.
     pub reason: String,
 }
 
-/// An input of a model, as the server describes it.
+/// An input of a model, according to the server's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInputSpec {
-    /// The name of the input.
     pub name: String,
     /// The datatype in the protocol's notation, such as FP32.
     pub datatype: String,
-    /// The shape with the batch axis; -1 stands for an axis of any size.
+    /// The shape, including the batch axis. The length -1 stands for an axis of any length.
     pub shape: Vec<i64>,
 }
 
 /// A client with one connection, which it opens with the first request and again after a failure.
-/// Clones share the connection; any number of requests may be in flight on it.
+/// Clones share the connection. Any number of requests may be in flight on it.
 #[derive(Debug, Clone)]
 pub struct InferGrpcClient {
     grpc: GrpcInferenceServiceClient<Channel>,
@@ -107,7 +106,8 @@ impl InferGrpcClient {
         Ok(self.grpc.server_ready(ServerReadyRequest {}).await?.into_inner().ready)
     }
 
-    /// Watches gRPC's health service: yields its state and then each change; true means SERVING.
+    /// Watches gRPC's health service. Yields the current state and then each change. True means
+    /// SERVING.
     pub async fn health(&self) -> Result<impl Stream<Item = Result<bool, Status>> + use<>, Status> {
         let mut health = HealthClient::new(self.channel.clone());
         let responses = health.watch(HealthCheckRequest::default()).await?.into_inner();
@@ -132,7 +132,7 @@ impl InferGrpcClient {
         Ok(listed.into_iter().map(entry).collect())
     }
 
-    /// Loads a model. `config` is JSON with keys that replace those of the configuration.
+    /// Loads a model. `config` is JSON whose keys override those of the configuration.
     pub async fn load(&mut self, model: &str, config: Option<&str>) -> Result<(), Status> {
         let text = |json: &str| ModelRepositoryParameter {
             parameter_choice: Some(ParameterChoice::StringParam(json.to_owned())),
@@ -145,7 +145,6 @@ impl InferGrpcClient {
         self.grpc.repository_model_load(request).await.map(drop)
     }
 
-    /// Unloads a model.
     pub async fn unload(&mut self, model: &str) -> Result<(), Status> {
         let request = RepositoryModelUnloadRequest {
             model_name: model.into(),
@@ -154,7 +153,7 @@ impl InferGrpcClient {
         self.grpc.repository_model_unload(request).await.map(drop)
     }
 
-    /// Returns the inputs that the model's metadata describe.
+    /// Returns the model's inputs according to its metadata.
     pub async fn inputs(&mut self, model: &str) -> Result<Vec<ModelInputSpec>, Status> {
         let request = ModelMetadataRequest { name: model.into(), version: String::new() };
         let metadata = self.grpc.model_metadata(request).await?.into_inner();
@@ -171,7 +170,7 @@ impl InferGrpcClient {
         self.infer_with(model, inputs, &[]).await
     }
 
-    /// Sends one request with gRPC metadata, given as pairs of name and value.
+    /// Sends one request with gRPC metadata, which are pairs of name and value.
     pub async fn infer_with(
         &mut self,
         model: &str,
@@ -188,8 +187,8 @@ impl InferGrpcClient {
         tensors(self.grpc.model_infer(call).await?.into_inner())
     }
 
-    /// Sends requests over one call of `ModelStreamInfer`, one after the other, each with its place as
-    /// its id. Returns the error of each answer; it is empty where there is none.
+    /// Sends requests one by one over one call of `ModelStreamInfer`. The id of each request is its
+    /// position. Returns the error text of each answer, which is empty without an error.
     pub async fn infer_in_stream(
         &mut self,
         requests: &[(&str, &[ClientTensor])],
@@ -202,7 +201,7 @@ impl InferGrpcClient {
         answers.map_ok(|answer| answer.error_message).try_collect().await
     }
 
-    /// Sends one request with a priority; lower numbers come first.
+    /// Sends one request with a priority. Lower numbers mean a higher priority.
     pub async fn infer_with_priority(
         &mut self,
         model: &str,
@@ -215,7 +214,8 @@ impl InferGrpcClient {
         tensors(self.grpc.model_infer(call).await?.into_inner())
     }
 
-    /// Sends one request: its headers at once, and its message after `delay` has ended.
+    /// Sends one request. Sends its headers immediately, and its message after `delay` has
+    /// completed.
     pub async fn infer_with_late_body(
         &self,
         model: &str,
@@ -254,7 +254,7 @@ impl InferGrpcClient {
         tensors(answer.map_err(|error| Status::data_loss(error.to_string()))?)
     }
 
-    /// Sends these bytes as the message of `ModelInfer`, valid or not.
+    /// Sends these bytes as the message of `ModelInfer`, even if they are invalid.
     pub async fn infer_bytes(&self, message: Bytes) -> Result<(), Status> {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -263,7 +263,7 @@ impl InferGrpcClient {
     }
 }
 
-/// Returns the error that the headers or trailers of a response name.
+/// Returns the error in the headers or trailers of a response.
 fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
@@ -271,12 +271,11 @@ fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     }
 }
 
-/// An inference request in its wire format. Clones share the bytes.
+/// An inference request in wire format. Clones share the bytes.
 #[derive(Debug, Clone)]
 pub struct EncodedRequest(Bytes);
 
 impl EncodedRequest {
-    /// Encodes a request.
     pub fn new(model: &str, inputs: &[ClientTensor]) -> Self {
         let message = request(model, inputs);
         let length = message.encoded_len();
@@ -342,7 +341,8 @@ fn tensors(answer: ModelInferResponse) -> Result<Vec<ClientTensor>, Status> {
         .collect())
 }
 
-/// Encodes an inference request as the body of a call: flag, length, message.
+/// Encodes an inference request as the body of a call. The body consists of a flag, the length and
+/// the message.
 pub fn framed(model: &str, inputs: &[ClientTensor]) -> Vec<u8> {
     let message = request(model, inputs).encode_to_vec();
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);

@@ -17,10 +17,10 @@ use crate::process::ProcessHandle;
 /// The default time limit for each action of a supervisor under test.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The number of lines at the end of the supervisor's log that an error shows.
+/// The number of lines from the end of the supervisor's log that an error shows.
 const LOG_LINES: usize = 30;
 
-/// The failure of a supervisor under test.
+/// The errors of a supervisor under test.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
     /// A failed operation on a file or process of the harness itself.
@@ -28,28 +28,27 @@ pub enum HarnessError {
     Io {
         /// The operation, as an infinitive.
         what: String,
-        /// The cause.
+        /// The cause of the failure.
         source: io::Error,
     },
-    /// A binary that is not found.
+    /// A binary that does not exist.
     #[error("{} not found; run `cargo build --workspace`, or set SHADOWSLICE_BIN", .0.display())]
     NoBinary(PathBuf),
-    /// A condition that was not fulfilled in time.
+    /// A condition that was not met in time.
     #[error("timed out after {within:?} waiting for {what}; the supervisor's log:\n{log}")]
     Timeout {
         /// The time limit.
         within: Duration,
         /// The condition.
         what: String,
-        /// Returns the end of the supervisor's log.
+        /// The end of the supervisor's log.
         log: String,
     },
     /// An unexpected exit of the supervisor.
     #[error("the supervisor exited with {status}; its log:\n{log}")]
     Exited {
-        /// The exit status.
         status: ExitStatus,
-        /// Returns the end of the supervisor's log.
+        /// The end of the supervisor's log.
         log: String,
     },
     /// A `shadowslice` command that failed.
@@ -57,12 +56,10 @@ pub enum HarnessError {
     Command {
         /// The arguments of the command.
         command: String,
-        /// The exit status.
         status: ExitStatus,
-        /// The standard error of the command.
         stderr: String,
     },
-    /// An output of a command that is not the expected JSON.
+    /// A command output that is not the expected JSON.
     #[error("unexpected output of `shadowslice {command}`: {printed}")]
     UnexpectedOutput {
         /// The arguments of the command.
@@ -72,7 +69,7 @@ pub enum HarnessError {
         /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A model that the supervisor's status does not contain.
+    /// A model that is missing in the supervisor's status.
     #[error("`shadowslice status` has no model {0}")]
     UnknownModel(String),
     /// Processes and files that the supervisor left behind.
@@ -80,8 +77,8 @@ pub enum HarnessError {
     LeftBehind(Vec<String>),
 }
 
-/// A folder for one supervisor: its configuration, run directory and temporary files. The folder is
-/// in /tmp because the path of a Unix socket must be short.
+/// A folder for one supervisor, with its configuration, run directory and temporary files. The
+/// folder is in /tmp because the path of a Unix socket must be short.
 #[derive(Debug)]
 pub struct Home {
     folder: TempDir,
@@ -106,19 +103,19 @@ impl Home {
         Ok(home)
     }
 
-    /// Creates a folder with this configuration as `config.yaml`.
+    /// Creates a folder that contains this configuration as `config.yaml`.
     pub fn with_config(yaml: &str) -> Result<Self, HarnessError> {
         let home = Self::new()?;
         home.write("config.yaml", yaml)?;
         Ok(home)
     }
 
-    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Returns the supervisor's run directory, unless the configuration names another.
+    /// Returns the default run directory of the supervisor. The configuration may specify another
+    /// one.
     pub fn run_dir(&self) -> PathBuf {
         self.path().join("run")
     }
@@ -143,12 +140,13 @@ impl Home {
         self.environment.push((name.into(), value.into()));
     }
 
-    /// Sets the `shadowslice` binary to run instead of the default one.
+    /// Sets the `shadowslice` binary that is run instead of the default binary.
     pub fn set_binary(&mut self, path: PathBuf) {
         self.binary = Some(path);
     }
 
-    /// Replaces the worker by a shell script: copies `shadowslice` to a folder `bin` beside the script.
+    /// Replaces the worker by a shell script. Copies `shadowslice` to a folder `bin` next to the
+    /// script.
     pub fn set_worker(&mut self, script: &str) -> Result<(), HarnessError> {
         let failed = |source| HarnessError::Io { what: "replace the supervisor's worker".into(), source };
         let folder = self.path().join("bin");
@@ -171,12 +169,13 @@ impl Home {
         &self.log
     }
 
-    /// Makes the supervisor keep optimised models in this folder, which outlives the supervisor.
+    /// Makes the supervisor keep optimised models in this folder, which remains after the
+    /// supervisor has exited.
     pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), HarnessError> {
         let failed =
             |source| HarnessError::Io { what: format!("keep models in {}", folder.display()), source };
         let private = self.run_dir().join("private");
-        // The supervisor refuses a folder that others may write to.
+        // The supervisor refuses a folder to which other users may write.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&private).map_err(failed)?;
         symlink(folder, private.join("tensorrt")).map_err(failed)
     }
@@ -191,9 +190,10 @@ impl Home {
         self.timeout
     }
 
-    /// Makes a `shadowslice` command with this folder's environment. [`left_behind`] finds all files
-    /// that the command writes to the temporary or the home directory. ONNX Runtime writes its
-    /// telemetry there unless the supervisor prevents that; this environment does not.
+    /// Makes a `shadowslice` command with this folder's environment. [`left_behind`] finds all
+    /// files that the command writes to the temporary directory or the home directory. ONNX Runtime
+    /// writes its telemetry to one of them unless the supervisor disables telemetry. This
+    /// environment does not disable it.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, HarnessError> {
         let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command
@@ -210,7 +210,7 @@ impl Home {
         Ok(command)
     }
 
-    /// Runs a `shadowslice` command to its end.
+    /// Runs a `shadowslice` command until it exits.
     pub async fn run(&self, arguments: &[&str]) -> Result<Output, HarnessError> {
         let what = format!("`shadowslice {}`", arguments.join(" "));
         let within = self.timeout;
@@ -221,7 +221,8 @@ impl Home {
     }
 }
 
-/// Returns the `shadowslice` binary: SHADOWSLICE_BIN, or the one built beside the running program.
+/// Returns the `shadowslice` binary. This is SHADOWSLICE_BIN, or the binary that was built next to
+/// the running program.
 fn binary() -> Result<PathBuf, HarnessError> {
     match std::env::var_os("SHADOWSLICE_BIN") {
         Some(path) => Ok(path.into()),
@@ -229,17 +230,17 @@ fn binary() -> Result<PathBuf, HarnessError> {
     }
 }
 
-/// Returns the path of a binary of this workspace, built beside the running program.
+/// Returns the path of a binary of this workspace, which was built next to the running program.
 pub fn sibling_binary(name: &str) -> Result<PathBuf, HarnessError> {
     let own = std::env::current_exe()
         .map_err(|source| HarnessError::Io { what: "find the running program".into(), source })?;
-    // Cargo puts test binaries into `deps`, one folder below the other binaries.
+    // Cargo puts test binaries into the folder `deps`, one level below the other binaries.
     let folder = own.parent().filter(|folder| !folder.ends_with("deps")).or(own.ancestors().nth(2));
     let path = folder.unwrap_or(Path::new(".")).join(name);
     if path.is_file() { Ok(path) } else { Err(HarnessError::NoBinary(path)) }
 }
 
-/// Lists what a supervisor left behind after its exit: processes, sockets, and temporary files.
+/// Lists the processes, sockets and temporary files that a supervisor left behind after its exit.
 pub fn left_behind(home: &Home, children: &[ProcessHandle]) -> Vec<String> {
     let processes = children.iter().filter(|child| child.is_alive());
     let mut left: Vec<String> = processes.map(|child| format!("process {}", child.pid)).collect();

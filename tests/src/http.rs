@@ -1,4 +1,4 @@
-//! An HTTP client of the Open Inference Protocol over TCP with keep-alive.
+//! An HTTP client of the Open Inference Protocol over TCP, which keeps connections open.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,8 @@ use crate::cases::ClientTensor;
 
 type Connection = BufReader<TcpStream>;
 
-/// An HTTP client. Clones share the connections; a request takes an idle one or opens one.
+/// An HTTP client. Clones share the connections. A request uses an idle connection or opens a new
+/// one.
 #[derive(Debug, Clone)]
 pub struct InferHttpClient {
     address: SocketAddr,
@@ -32,7 +33,8 @@ impl InferHttpClient {
         Self { address, idle: Arc::default() }
     }
 
-    /// Sends one request with FP32 tensors, and returns the output tensors or the reason of the failure.
+    /// Sends one request with FP32 tensors. Returns the output tensors or the reason for the
+    /// failure.
     pub async fn infer(&self, model: &str, inputs: &[ClientTensor]) -> Result<Vec<ClientTensor>, String> {
         let request = request(model, inputs)?;
         let answer = self.send(&request).await.map_err(|error| format!("HTTP: {error}"))?;
@@ -50,7 +52,8 @@ impl InferHttpClient {
                 Some(idle) => idle,
                 None => connect(self.address).await?,
             };
-            // The server may close an idle connection just as it is used again.
+            // The server may close an idle connection at the moment at which the client uses it
+            // again.
             match exchange(&mut connection, request).await? {
                 Some(answer) => {
                     if !answer.closes {
@@ -71,7 +74,8 @@ async fn connect(address: SocketAddr) -> io::Result<Connection> {
     Ok(BufReader::new(stream))
 }
 
-/// Sends a request and reads the response. Returns `None` if the connection closed before that.
+/// Sends a request and reads the response. Returns `None` if the connection closed before the
+/// response.
 async fn exchange(connection: &mut Connection, request: &[u8]) -> io::Result<Option<Response>> {
     let mut line = String::new();
     let begun = match connection.write_all(request).await {

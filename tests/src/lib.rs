@@ -1,5 +1,5 @@
-//! The library of the whole-system tests, the demo and the GPU check: a supervisor under test, its
-//! clients, open-loop and closed-loop loads, and requests with known answers.
+//! The library of the whole-system tests, the demo and the GPU check. It contains a supervisor
+//! under test, its clients, open-loop and closed-loop loads, and requests with known answers.
 
 pub mod cases;
 pub mod client;
@@ -12,12 +12,12 @@ pub mod random;
 pub mod server;
 pub mod status;
 
-/// The messages of the Open Inference Protocol and its gRPC client.
+/// The messages of the Open Inference Protocol, and its gRPC client.
 #[allow(unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("inference");
 
-    /// The messages and the client of gRPC's health service.
+    /// The messages of gRPC's health service, and its client.
     pub mod health {
         tonic::include_proto!("grpc.health.v1");
     }

@@ -1,9 +1,9 @@
 //! Open-loop and closed-loop loads.
 //!
-//! An open-loop load sends requests at their planned times, whether or not earlier requests are
-//! answered. Latency counts from the planned arrival, so that a stall of the server adds to the
-//! latency of every request that arrives during the stall. In a closed-loop load, each client sends
-//! a request as soon as its previous one is answered, which saturates the server.
+//! An open-loop load sends requests at their planned times, even if earlier requests are not
+//! answered yet. Latency counts from the planned arrival. A stall of the server therefore adds to
+//! the latency of every request that arrives during the stall. In a closed-loop load, each client
+//! sends a request as soon as its previous request is answered, which saturates the server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::random::SplitMix64;
 /// The time after which an unanswered request counts as failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The maximum number of requests in flight. Further requests count as failed, which bounds the
-/// memory of the client.
+/// The maximum number of requests in flight. Further requests count as failed, which limits the
+/// client's memory.
 const MAX_IN_FLIGHT: usize = 16_384;
 
 /// The maximum number of wrong answers whose description is kept.
@@ -34,9 +34,9 @@ const MAX_LATENCY_US: u64 = 60_000_000;
 /// The distribution of arrivals over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArrivalPattern {
-    /// Equal intervals.
+    /// Arrivals at equal intervals.
     Uniform,
-    /// Random intervals, as from many independent clients.
+    /// Arrivals at random intervals, as from many independent clients.
     Poisson,
 }
 
@@ -50,7 +50,7 @@ impl ArrivalPattern {
     }
 }
 
-/// The arrivals of an open-loop load. The same plan always means the same arrivals.
+/// The arrivals of an open-loop load. The same plan always produces the same arrivals.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadPlan {
     /// The mean rate, in requests per second.
@@ -76,33 +76,31 @@ impl LoadPlan {
     }
 }
 
-/// The outcome of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// A correct answer.
     Right,
-    /// A wrong answer, with the difference.
+    /// A wrong answer, with a description of the difference.
     Wrong(String),
-    /// No answer, with the reason. Reasons are counted, so they contain no varying parts.
+    /// No answer, with the reason. Reasons are counted, so they must not contain varying parts.
     Failed(String),
 }
 
 /// The counts and latencies of a load.
 #[derive(Debug, Clone)]
 pub struct LoadTally {
-    /// The number of requests whose planned time has come.
+    /// The number of requests that have been due so far.
     pub offered: u64,
     /// The number of correct answers.
     pub right: u64,
-    /// The number of wrong answers.
     pub wrong: u64,
     /// The number of requests without an answer, by reason.
     pub failed: BTreeMap<String, u64>,
-    /// Descriptions of the first wrong answers.
+    /// The descriptions of the first wrong answers.
     pub examples: Vec<String>,
     /// The latencies of the correct answers, in microseconds.
     pub latency_us: Histogram<u64>,
-    /// The delays between planned arrival and sending, which the client causes, in microseconds.
+    /// The delays between planned arrival and sending in microseconds, which the client itself
+    /// causes.
     pub late_us: Histogram<u64>,
 }
 
@@ -125,7 +123,7 @@ impl Default for LoadTally {
 }
 
 impl LoadTally {
-    /// Returns the number of answers, correct or wrong.
+    /// Returns the number of correct and wrong answers.
     pub fn answered(&self) -> u64 {
         self.right + self.wrong
     }
@@ -135,13 +133,14 @@ impl LoadTally {
         self.failed.values().sum()
     }
 
-    /// Returns a quantile of the latency of correct answers, in milliseconds: 0.99 means p99.
+    /// Returns a quantile of the latency of correct answers, in milliseconds. For example, 0.99
+    /// selects the p99.
     pub fn latency_ms(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.latency_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
     }
 
-    /// Returns a quantile of the client's own delay in sending, in milliseconds: 1.0 means the
-    /// largest delay.
+    /// Returns a quantile of the client's own sending delay, in milliseconds. For example, 1.0
+    /// selects the largest delay.
     pub fn sent_late_ms(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.late_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
     }
@@ -153,7 +152,7 @@ impl LoadTally {
         if self.offered == 0 { 1.0 } else { within as f64 / self.offered as f64 }
     }
 
-    /// Adds the outcome of another load.
+    /// Adds the counts and latencies of another load.
     pub fn add(&mut self, other: &Self) {
         self.offered += other.offered;
         self.right += other.right;
@@ -188,7 +187,8 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(MAX_LATENCY_US)
 }
 
-/// Two tallies of a load: of requests due in its first part, and of later requests.
+/// Two tallies of a load: one of the requests that are due in its first part, and one of all later
+/// requests.
 #[derive(Debug, Clone)]
 pub struct SplitTally {
     start: Instant,
@@ -198,12 +198,12 @@ pub struct SplitTally {
 }
 
 impl SplitTally {
-    /// Makes empty tallies of a load that starts now.
+    /// Makes empty tallies for a load that starts now.
     pub fn after(first: Duration) -> Self {
         Self { start: Instant::now(), first, tallies: [Arc::default(), Arc::default()] }
     }
 
-    /// Makes tallies that count all requests in one tally.
+    /// Makes tallies that count all requests in the first tally.
     fn single(tally: &Arc<Mutex<LoadTally>>) -> Self {
         Self { start: Instant::now(), first: Duration::MAX, tallies: [Arc::clone(tally), Arc::default()] }
     }
@@ -219,7 +219,7 @@ impl SplitTally {
 }
 
 /// Sends the planned requests, and returns when all of them have ended. `request(n)` sends the n-th
-/// request and checks its answer. `tally` may be read meanwhile.
+/// request and checks its answer. Other tasks may read `tally` meanwhile.
 pub async fn run<F, R>(plan: &LoadPlan, tally: &Arc<Mutex<LoadTally>>, request: F)
 where
     F: Fn(usize) -> R,
@@ -228,7 +228,7 @@ where
     run_split(plan, &SplitTally::single(tally), request).await;
 }
 
-/// Sends the planned requests like [`run`], and counts each in the tally of its planned time.
+/// Sends the planned requests like [`run`]. Counts each request in the tally for its planned time.
 pub async fn run_split<F, R>(plan: &LoadPlan, tallies: &SplitTally, request: F)
 where
     F: Fn(usize) -> R,
@@ -251,8 +251,8 @@ where
     while in_flight.join_next().await.is_some() {}
 }
 
-/// Sends each arrival to a channel at its time, counted from now. This takes a thread because
-/// tokio's timer has a resolution of a millisecond. The thread ends after the last arrival, or when
+/// Sends each arrival to a channel at its time, which counts from now. A thread does this, because
+/// tokio's timer has a resolution of a millisecond. The thread ends after the last arrival or when
 /// the receiver is dropped.
 fn pace(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
     let (arrivals_tx, arrivals_rx) = mpsc::channel(MAX_IN_FLIGHT);
@@ -273,7 +273,7 @@ fn pace(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
 }
 
 /// Runs a closed-loop load until `work` ends, and returns the result of `work`. Each client sends
-/// one request after the other; `request(n)` is the n-th request of all clients together.
+/// its requests one by one. `request(n)` sends the n-th request, counted over all clients.
 pub async fn run_closed<F, R, W>(
     clients: usize,
     tally: &Arc<Mutex<LoadTally>>,
@@ -288,7 +288,7 @@ where
     run_closed_split(clients, &SplitTally::single(tally), request, work).await
 }
 
-/// Runs a closed-loop load like [`run_closed`], and counts each request in the tally of its send time.
+/// Runs a closed-loop load like [`run_closed`]. Counts each request in the tally for its send time.
 pub async fn run_closed_split<F, R, W>(clients: usize, tallies: &SplitTally, request: F, work: W) -> W::Output
 where
     F: Fn(usize) -> R + Send + Sync + 'static,

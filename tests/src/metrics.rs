@@ -1,4 +1,4 @@
-//! A scraper of the metrics listeners, and a strict parser of their text.
+//! A client that reads the metrics listeners, and a strict parser of their text.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,12 +10,10 @@ use tokio::time::timeout;
 
 use crate::home::DEFAULT_TIMEOUT;
 
-/// An HTTP response.
 #[derive(Debug, Clone)]
 pub struct MetricsResponse {
     /// The status line and the headers, in lower case.
     pub head: String,
-    /// The body.
     pub body: String,
 }
 
@@ -33,13 +31,13 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<MetricsR
     timeout(DEFAULT_TIMEOUT, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Values by series, such as `a_total{model="m"}`.
+/// The metric values, by series such as `a_total{model="m"}`.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics(BTreeMap<String, f64>);
 
 impl Metrics {
-    /// Parses the text format; an error names the malformed line. This is stricter than the format:
-    /// HELP and TYPE must come in this order, right before the values of the metric.
+    /// Parses the text format. An error names the malformed line. The parser is stricter than the
+    /// format: HELP and TYPE must precede the values of their metric, in this order.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut metrics = Self::default();
         let (mut helped, mut typed) = (String::new(), String::new());
@@ -68,18 +66,19 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Returns the value of a series, named as in the text.
+    /// Returns the value of a series, whose name is the same as in the text.
     pub fn named(&self, series: &str) -> Option<f64> {
         self.0.get(series).copied()
     }
 
-    /// Returns the value of a model's metric. `more` holds further labels, for example `, le="1"`.
+    /// Returns the value of a model's metric. `more` contains further labels, for example
+    /// `, le="1"`.
     pub fn of(&self, model: &str, metric: &str, more: &str) -> Option<f64> {
         self.named(&format!("shadowslice_{metric}{{model=\"{model}\",gpu=\"0\"{more}}}"))
     }
 }
 
-/// Parses a line into the series and its value.
+/// Parses a line, and returns its series and its value.
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, value) = line.rsplit_once(' ')?;
     let (metric, labels) = name.split_once('{').unwrap_or((name, "}"));
@@ -100,7 +99,7 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     Some((name, value.parse().ok()?))
 }
 
-/// Returns the text after the quote that ends a label's value.
+/// Returns the text that follows the closing quote of a label's value.
 fn after_quote(text: &str) -> Option<&str> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {

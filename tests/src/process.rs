@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them: their descendants, and whether they still run.
+//! Processes as listed in `/proc`: their descendants, and their state.
 
 use std::collections::HashSet;
 use std::fs;
@@ -7,10 +7,10 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A process, identified by its PID and start time: the system may give the PID to another process later.
+/// A process, which is identified by its PID and its start time. The PID alone is not sufficient,
+/// because the system may reuse it later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessHandle {
-    /// The PID.
     pub pid: i32,
     started: u64,
 }
@@ -22,12 +22,12 @@ struct Stat {
 }
 
 impl ProcessHandle {
-    /// Returns the running process with that PID.
+    /// Returns the running process with this PID.
     pub fn of(pid: i32) -> Option<Self> {
         stat(pid).filter(|stat| !stat.exited).map(|stat| stat.process)
     }
 
-    /// Returns true if the process still runs. A zombie does not.
+    /// Returns true if the process is still running. A zombie is not running.
     pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
@@ -37,12 +37,12 @@ impl ProcessHandle {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Returns the resident memory in bytes.
+    /// Returns the resident memory of the process, in bytes.
     pub fn memory(self) -> Option<u64> {
         self.bytes("VmRSS:")
     }
 
-    /// Returns the peak of the resident memory in bytes.
+    /// Returns the peak resident memory of the process, in bytes.
     pub fn peak_memory(self) -> Option<u64> {
         self.bytes("VmHWM:")
     }
@@ -53,17 +53,18 @@ impl ProcessHandle {
         Some(found.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
     }
 
-    /// Sends a signal if the process still runs.
+    /// Sends a signal if the process is still running.
     pub fn signal(self, signal: Signal) -> Result<(), Errno> {
         if self.is_alive() { kill(Pid::from_raw(self.pid), signal) } else { Err(Errno::ESRCH) }
     }
 }
 
-/// Returns the running children of a process, their children, and so on.
+/// Returns all running descendants of a process.
 pub fn descendants(pid: i32) -> Vec<ProcessHandle> {
     let all: Vec<Stat> = all().collect();
     let mut known = HashSet::from([pid]);
-    // Children may be listed before their parents, so repeat until nothing new is found.
+    // Children may be listed before their parents, so the loop repeats until it finds no more
+    // processes.
     loop {
         let before = known.len();
         known.extend(
@@ -77,7 +78,7 @@ pub fn descendants(pid: i32) -> Vec<ProcessHandle> {
     found.map(|stat| stat.process).filter(|process| known.contains(&process.pid)).collect()
 }
 
-/// Counts the children of a process that have exited and are not reaped.
+/// Counts the children of a process that have exited but are not reaped yet.
 pub fn zombies(pid: i32) -> usize {
     all().filter(|stat| stat.exited && stat.parent == pid).count()
 }

@@ -1,11 +1,11 @@
-//! Random numbers that depend on the seed alone.
+//! Random numbers that depend only on the seed.
 
 /// The SplitMix64 generator of Steele, Lea and Flood.
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Starts the sequence of a seed.
+    /// Starts the sequence that belongs to a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

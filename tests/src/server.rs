@@ -1,4 +1,4 @@
-//! A supervisor under test: the real binary, with a configuration in its own folder.
+//! A supervisor under test: the real binary, with its configuration in its own folder.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,10 +18,10 @@ use crate::home::{HarnessError, Home, left_behind};
 use crate::process::{ProcessHandle, descendants, zombies};
 use crate::status::{HandoverJson, ModelStatusJson, ReloadJson, StatusJson};
 
-/// The interval between checks of a condition.
+/// The interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A running supervisor. Dropping this kills the supervisor and all its workers.
+/// A running supervisor. Dropping this value kills the supervisor and all its workers.
 #[derive(Debug)]
 pub struct ServerUnderTest {
     home: Home,
@@ -30,7 +30,8 @@ pub struct ServerUnderTest {
 }
 
 impl ServerUnderTest {
-    /// Starts `shadowslice serve` with a configuration; `None` stands for `config.yaml` in the folder.
+    /// Starts `shadowslice serve` with this configuration. `None` stands for `config.yaml` in the
+    /// folder.
     pub fn start(home: Home, config: Option<&Path>) -> Result<Self, HarnessError> {
         let log = home.log_path();
         let stderr = File::create(log)
@@ -38,7 +39,7 @@ impl ServerUnderTest {
         Self::start_with_stderr(home, config, stderr.into())
     }
 
-    /// Starts `shadowslice serve` with another standard error; the log then stays empty.
+    /// Starts `shadowslice serve` with another standard error. The log then stays empty.
     pub fn start_with_stderr(home: Home, config: Option<&Path>, stderr: Stdio) -> Result<Self, HarnessError> {
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();
@@ -46,19 +47,18 @@ impl ServerUnderTest {
         Ok(Self { home, child, process })
     }
 
-    /// Starts with `config.yaml` of the folder, and waits until each model is ready or has failed.
+    /// Starts the supervisor with `config.yaml` of the folder, and waits until each model is ready
+    /// or has failed.
     pub async fn start_ready(home: Home) -> Result<Self, HarnessError> {
         let mut server = Self::start(home, None)?;
         server.wait_ready().await?;
         Ok(server)
     }
 
-    /// Returns the folder of the supervisor.
     pub fn home(&self) -> &Home {
         &self.home
     }
 
-    /// Returns the supervisor's process.
     pub fn process(&self) -> ProcessHandle {
         self.process
     }
@@ -73,7 +73,7 @@ impl ServerUnderTest {
         InferGrpcClient::new(&self.home.run_dir().join("grpc.sock"))
     }
 
-    /// Makes a client of the TCP port that the log names for gRPC.
+    /// Makes a client of the TCP port for gRPC, which the log names.
     pub async fn tcp_client(&self) -> Result<InferGrpcClient, HarnessError> {
         Ok(InferGrpcClient::at(self.tcp_address("gRPC").await?))
     }
@@ -90,7 +90,7 @@ impl ServerUnderTest {
         self.home.log()
     }
 
-    /// Waits until the supervisor answers commands, which is before its models are ready.
+    /// Waits until the supervisor accepts commands, which happens before its models are ready.
     pub async fn wait_up(&mut self) -> Result<(), HarnessError> {
         let socket = self.home.run_dir().join("control.sock");
         self.wait("its control socket", async move || UnixStream::connect(&socket).await.is_ok()).await
@@ -109,7 +109,7 @@ impl ServerUnderTest {
         self.wait(&what, async move || matches!(client.clone().model_ready(model).await, Ok(true))).await
     }
 
-    /// Waits until the status of a model fulfils `wanted`, and returns the status.
+    /// Waits until the status of a model meets the condition `wanted`, and returns that status.
     pub async fn wait_status(
         &self,
         model: &str,
@@ -131,7 +131,7 @@ impl ServerUnderTest {
         }
     }
 
-    /// Waits until the supervisor has this number of child processes, workers and others.
+    /// Waits until the supervisor has this number of child processes, including its workers.
     pub async fn wait_children(&self, wanted: usize) -> Result<(), HarnessError> {
         let mut tick = interval(POLL_INTERVAL);
         let happening = async {
@@ -157,7 +157,7 @@ impl ServerUnderTest {
             .map_err(|_| self.timed_out("the reaping of all zombies"))
     }
 
-    /// Waits until the log has a line with all these words, and returns the line.
+    /// Waits until the log has a line that contains all these words, and returns that line.
     pub async fn wait_line(&self, words: &[&str]) -> Result<String, HarnessError> {
         let mut tick = interval(POLL_INTERVAL);
         let happening = async {
@@ -193,7 +193,6 @@ impl ServerUnderTest {
         }
     }
 
-    /// Waits until a process has exited.
     pub async fn wait_gone(&mut self, process: ProcessHandle) -> Result<(), HarnessError> {
         let mut tick = interval(POLL_INTERVAL);
         let gone = async {
@@ -226,7 +225,7 @@ impl ServerUnderTest {
         self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
     }
 
-    /// Sets a model's share over the control socket, which costs less processor time than a command.
+    /// Sets a model's share over the control socket, which uses less CPU time than a command.
     pub async fn resize_by_socket(&self, model: &str, percent: u32) -> Result<HandoverJson, HarnessError> {
         #[derive(serde::Deserialize)]
         #[serde(rename_all = "snake_case")]
@@ -264,7 +263,7 @@ impl ServerUnderTest {
         self.json(&["plan", "--json"]).await
     }
 
-    /// Runs a `shadowslice` command, and returns its output; fails if the command fails.
+    /// Runs a `shadowslice` command, and returns its output. Returns an error if the command fails.
     pub async fn command_output(&self, arguments: &[&str]) -> Result<String, HarnessError> {
         let Output { status, stdout, stderr } = self.home.run(arguments).await?;
         if !status.success() {
@@ -284,7 +283,7 @@ impl ServerUnderTest {
         })
     }
 
-    /// Starts the supervisor again after its exit.
+    /// Starts the supervisor again after it has exited.
     pub fn restart(&mut self) -> Result<(), HarnessError> {
         let config = self.home.path().join("config.yaml").to_string_lossy().into_owned();
         let (child, process) = serve(&self.home, &config, Stdio::inherit())?;
@@ -292,7 +291,8 @@ impl ServerUnderTest {
         Ok(())
     }
 
-    /// Runs `shadowslice upgrade`. Returns the previous supervisor, which may run on for a while.
+    /// Runs `shadowslice upgrade`. Returns the previous supervisor, which may continue to run for a
+    /// while.
     pub async fn upgrade(&mut self) -> Result<ProcessHandle, HarnessError> {
         let output = self.command_output(&["upgrade"]).await?;
         self.follow(&output)
@@ -305,8 +305,8 @@ impl ServerUnderTest {
         Ok(std::mem::replace(&mut self.process, next))
     }
 
-    /// Waits until the supervisor exits, and returns its exit status: 0 for a successor, whose real
-    /// status only its parent knows.
+    /// Waits until the supervisor exits, and returns its exit status. The status of a successor is
+    /// always 0, because only its parent can read the real status.
     pub async fn wait_exit(&mut self) -> Result<ExitStatus, HarnessError> {
         if self.child.id() != u32::try_from(self.process.pid).ok() {
             let process = self.process;
@@ -318,8 +318,8 @@ impl ServerUnderTest {
         ended.map_err(|source| HarnessError::Io { what: "wait for the supervisor".into(), source })
     }
 
-    /// Stops the supervisor with SIGTERM. It must exit with 0 and leave no process, socket or
-    /// temporary file behind.
+    /// Stops the supervisor with SIGTERM. Returns an error unless the supervisor exits with 0 and
+    /// leaves no process, socket or temporary file behind.
     pub async fn stop(mut self) -> Result<(), HarnessError> {
         let children = self.children();
         self.signal(Signal::SIGTERM)?;
@@ -331,7 +331,6 @@ impl ServerUnderTest {
         if left.is_empty() { Ok(()) } else { Err(HarnessError::LeftBehind(left)) }
     }
 
-    /// Sends the supervisor a signal.
     pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
         let what = || format!("send {signal} to the supervisor");
         self.process.signal(signal).map_err(|errno| HarnessError::Io { what: what(), source: errno.into() })
@@ -350,7 +349,7 @@ fn serve(home: &Home, config: &str, stderr: Stdio) -> Result<(Child, ProcessHand
 impl Drop for ServerUnderTest {
     fn drop(&mut self) {
         let children = self.children();
-        // Signals fail only for processes that have exited, so the errors may be dropped.
+        // Signals fail only if the process has exited, so the errors are ignored.
         let _ = self.child.start_kill();
         let _ = self.process.signal(Signal::SIGKILL);
         for child in children {

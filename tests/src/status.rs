@@ -1,4 +1,5 @@
-//! The JSON that `shadowslice status`, `resize` and `reload` print, as other programs read it.
+//! The JSON output of `shadowslice status`, `resize` and `reload`, as another program would parse
+//! it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,11 +10,11 @@ use serde_json::{Map, Value};
 /// The output of `shadowslice status --json`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct StatusJson {
-    /// The supervisor that answers.
+    /// The supervisor that printed the status.
     pub supervisor: SupervisorJson,
-    /// All models.
+    /// All models of the supervisor.
     pub models: Vec<ModelStatusJson>,
-    /// All GPUs.
+    /// All GPUs of the supervisor.
     pub gpus: Vec<GpuStatusJson>,
 }
 
@@ -22,74 +23,71 @@ pub struct StatusJson {
 pub struct SupervisorJson {
     /// The version of the program.
     pub version: String,
-    /// The PID.
     pub pid: i32,
-    /// The time since the start, in seconds.
+    /// The time since the supervisor started, in seconds.
     pub age_s: f64,
     /// The path of the configuration file.
     pub config: PathBuf,
 }
 
-/// A GPU.
+/// The status of a GPU.
 #[derive(Debug, Clone, Deserialize)]
 pub struct GpuStatusJson {
-    /// The index in the configuration.
+    /// The index of the GPU in the configuration.
     pub index: usize,
-    /// `emulated`, an index or a UUID.
+    /// The configured device: `emulated`, an index or a UUID.
     pub device: String,
-    /// The data that NVML reports about the GPU, if any.
+    /// The data that NVML reports about the GPU, if there is any.
     pub nvml: Option<Value>,
-    /// `emulated`, `mps` or `none`.
+    /// The way in which workers share the GPU: `emulated`, `mps` or `none`.
     pub backend: String,
-    /// The number of SMs.
+    /// The number of SMs of the GPU.
     pub sms: u32,
     /// The PID of the MPS server.
     pub mps_server_pid: Option<i32>,
-    /// The reason why no workers start on the GPU.
+    /// The reason why workers cannot start on the GPU, if there is one.
     pub why: Option<String>,
 }
 
-/// A model.
+/// The status of a model.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ModelStatusJson {
-    /// The name of the model.
     pub name: String,
     /// The state, such as `ready`.
     pub state: String,
     /// The current share, in percent.
     pub share_percent: u32,
-    /// The number of SMs of the share.
+    /// The number of SMs of the current share.
     pub sms: u32,
     /// The way in which the share changes: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// The groups of SMs of the partition inside the worker.
+    /// The groups of SMs in the model's partition, if its share changes inside the worker.
     pub groups: Option<String>,
     /// The worker processes.
     pub workers: Vec<WorkerStatusJson>,
     /// The numbers of requests by outcome.
     pub requests: RequestCountsJson,
-    /// The service level objective.
+    /// The service level objective of the model.
     pub slo: SloStatusJson,
-    /// The hand-overs so far.
+    /// The counts of hand-overs so far.
     pub handovers: HandoverCountsJson,
-    /// All further keys.
+    /// All other keys.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// A worker process.
+/// The status of a worker process.
 #[derive(Debug, Clone, Deserialize)]
 pub struct WorkerStatusJson {
     /// The role, such as `incumbent` or `shadow`.
     pub role: String,
-    /// The PID.
     pub pid: i32,
-    /// The number of SMs.
+    /// The number of SMs that the worker may use.
     pub sms: u32,
-    /// The memory on a real GPU, in MiB.
+    /// The worker's memory on a real GPU, in MiB.
     pub memory_mib: Option<u64>,
-    /// All further keys.
+    /// All other keys.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -97,41 +95,40 @@ pub struct WorkerStatusJson {
 /// The numbers of requests by outcome.
 #[derive(Debug, Clone, Deserialize)]
 pub struct RequestCountsJson {
-    /// Requests accepted into the queue.
+    /// The requests that were accepted into the queue.
     pub accepted: u64,
-    /// Requests answered without an error.
+    /// The requests that were answered without an error.
     pub succeeded: u64,
-    /// Requests answered with an error.
+    /// The requests that were answered with an error.
     pub failed: u64,
-    /// Requests refused on arrival or while queued.
+    /// The requests that were refused on arrival or while they were queued.
     pub rejected: u64,
-    /// Invalid requests.
+    /// The invalid requests.
     pub invalid: u64,
     /// The refused requests by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Requests executed again after a worker died.
+    /// The requests that were executed again after a worker died.
     pub retried: u64,
-    /// Requests whose client left before the end of the response.
+    /// The requests whose client disconnected before the end of the response.
     pub cancelled: u64,
 }
 
 /// A service level objective.
 #[derive(Debug, Clone, Deserialize)]
 pub struct SloStatusJson {
-    /// The latency bound, in milliseconds.
+    /// The latency target, in milliseconds.
     pub latency_ms: f64,
-    /// The fraction of recent requests within the bound; `None` while there are no requests.
+    /// The fraction of recent requests within the latency target, or `None` if there were no
+    /// requests.
     pub attainment: Option<f64>,
 }
 
-/// The hand-overs of a model so far.
+/// The counts of a model's hand-overs so far.
 #[derive(Debug, Clone, Deserialize)]
 pub struct HandoverCountsJson {
-    /// The number of completed hand-overs.
     pub completed: u64,
-    /// The number of aborted hand-overs.
     pub aborted: u64,
-    /// The number of hand-overs rolled back soon after their completion.
+    /// The number of hand-overs that were rolled back soon after their completion.
     #[serde(default)]
     pub rolled_back: u64,
     /// The number of worker deaths after which a standby took over.
@@ -141,26 +138,26 @@ pub struct HandoverCountsJson {
     pub last: Option<HandoverJson>,
 }
 
-/// A hand-over.
+/// The result of a hand-over.
 #[derive(Debug, Clone, Deserialize)]
 pub struct HandoverJson {
-    /// The number of SMs before.
+    /// The number of SMs before the hand-over.
     pub from_sms: u32,
-    /// The number of SMs after.
+    /// The number of SMs after the hand-over.
     pub to_sms: u32,
     /// The way in which the share changed.
     #[serde(default)]
     pub mechanism: String,
-    /// The time from the decision to the first completed batch at the new share, in ms; `None` before
-    /// that batch.
+    /// The time from the decision to the end of the first batch at the new share, in ms. `None`
+    /// before the end of that batch.
     pub effect_ms: Option<f64>,
-    /// The time for which a batch was ready and a slot free, but no lane took the batch, in us.
+    /// The time in which a batch was ready and a slot was free, but no lane took the batch, in us.
     pub stall_us: Option<f64>,
     /// The outcome, such as `completed`.
     pub outcome: Option<String>,
-    /// The origin of the order, such as `hand` or the policy.
+    /// The origin of the change, such as `hand` or the policy.
     pub cause: Option<String>,
-    /// True if a standby was ready.
+    /// True if a standby was ready, so that no worker had to start.
     pub at_once: Option<bool>,
 }
 
@@ -176,25 +173,23 @@ pub struct ReloadJson {
 /// The effect of a reload on one model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ModelChangeJson {
-    /// The name of the model.
     pub name: String,
-    /// `added`, `removed`, `changed` or `replaced`.
+    /// The kind of the change: `added`, `removed`, `changed` or `replaced`.
     pub change: String,
     /// The keys whose values differ.
     pub keys: Vec<String>,
-    /// The reason why the change is not in effect, if so.
+    /// The reason why the change is not in effect, if there is one.
     pub why: Option<String>,
 }
 
 impl ReloadJson {
-    /// Returns the name of each changed model, and the kind of the change.
+    /// Returns the name of each changed model and the kind of its change.
     pub fn changes(&self) -> Vec<(&str, &str)> {
         self.models.iter().map(|model| (model.name.as_str(), model.change.as_str())).collect()
     }
 }
 
 impl StatusJson {
-    /// Returns the model with that name.
     pub fn model(&self, name: &str) -> Option<&ModelStatusJson> {
         self.models.iter().find(|model| model.name == name)
     }

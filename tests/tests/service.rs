@@ -1,10 +1,11 @@
-//! Tests of the systemd unit and of the packages' dependencies.
+//! Tests of the systemd unit and of the dependencies of the packages.
 
 use std::process::Command;
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/shadowslice.service");
 
-/// Checks the exposure level of systemd-analyze, from 0 (the service may do nothing) to 100.
+/// Checks the exposure level that systemd-analyze reports, from 0 (the service has no privileges)
+/// to 100.
 #[test]
 fn the_service_has_few_privileges() {
     let analyze = |arguments: &[&str]| Command::new("systemd-analyze").args(arguments).arg(UNIT).output();
@@ -18,7 +19,7 @@ fn the_service_has_few_privileges() {
     }
     let table = String::from_utf8_lossy(&report.stdout);
     assert!(report.status.success(), "{table}");
-    // The command also reports missing programs, because they are not installed here.
+    // The command also reports missing programs, which are not installed here.
     let faults = analyze(&["verify", "--man=no"]).unwrap().stderr;
     let faults = String::from_utf8_lossy(&faults).into_owned();
     let faults: Vec<_> = faults.lines().filter(|line| line.contains("shadowslice.service:")).collect();
@@ -26,7 +27,8 @@ fn the_service_has_few_privileges() {
     assert!(faults.is_empty(), "{faults:?}");
 }
 
-/// Checks that `systemctl reload` runs the command: with SIGHUP it would succeed even if the reload fails.
+/// Checks that `systemctl reload` runs the reload command. If it sent SIGHUP, `systemctl` would
+/// report success even after a failed reload.
 #[test]
 fn a_reload_of_the_service_fails_if_the_command_fails() {
     let unit = std::fs::read_to_string(UNIT).unwrap();
@@ -36,7 +38,8 @@ fn a_reload_of_the_service_fails_if_the_command_fails() {
     assert!(start.is_some_and(|start| start.starts_with("/usr/bin/shadowslice serve ")), "{start:?}");
 }
 
-/// Checks the packaged locale, which ONNX Runtime needs for text models that name it.
+/// Checks the locale that the packages contain. ONNX Runtime needs it for text models that use this
+/// locale.
 #[test]
 fn packages_provide_the_locale_of_text_models() {
     let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");

@@ -1,11 +1,11 @@
-//! The slots of the response slab, which take the answers of batches part by part.
+//! The slots of the response slab. The answers of batches are written to these slots part by part.
 
 use std::ptr::NonNull;
 
 use shadowslice_shared::batch::{Extent, RunFailure};
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
-/// The response slab, divided into slots of equal size.
+/// The response slab, which is divided into slots of equal size.
 #[derive(Debug)]
 pub struct AnswerSlots {
     writer: AnswerWriter,
@@ -28,8 +28,8 @@ impl AnswerSlots {
     }
 }
 
-/// A slot of the response slab. If an answer does not fit, the slot keeps counting, so that the
-/// failure names the room that is needed.
+/// A slot of the response slab. If an answer does not fit, the slot continues to count its bytes,
+/// so that the error can state the required size.
 #[derive(Debug)]
 pub struct AnswerSlot<'a> {
     writer: &'a AnswerWriter,
@@ -47,8 +47,8 @@ impl AnswerSlot<'_> {
         extent
     }
 
-    /// Reserves room for one request's part of one output, which a device will write. Returns its
-    /// extent, and its address if the part fits.
+    /// Reserves space for one request's part of one output, which a device writes later. Returns
+    /// the part's extent, and its address if the part fits.
     pub fn reserve(&mut self, len: u64) -> (Extent, Option<NonNull<u8>>) {
         let offset = self.end.next_multiple_of(ALIGNMENT);
         self.end = offset.saturating_add(len);

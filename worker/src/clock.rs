@@ -1,4 +1,4 @@
-//! The clock that supervisor and workers share, and waits on it.
+//! The clock that the supervisor and the workers share, and waits on that clock.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -14,8 +14,8 @@ pub(crate) fn now_ns() -> u64 {
     part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
 }
 
-/// Returns the time `span` after `ns`. A time beyond the clock's range becomes the end of the
-/// range, which is never reached.
+/// Returns the time `span` after `ns`. If the result exceeds the clock's range, returns the end of
+/// the range, which the clock never reaches.
 pub(crate) fn after(ns: u64, span: Duration) -> u64 {
     ns.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
 }

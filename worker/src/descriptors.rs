@@ -1,5 +1,5 @@
 //! The descriptors that a worker inherits from the supervisor.
-#![allow(unsafe_code)] // nothing owns inherited descriptors yet
+#![allow(unsafe_code)] // Inherited descriptors have no owner yet.
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,8 @@ pub enum AdoptError {
 }
 
 /// Takes ownership of the inherited descriptors: the boot socket, and all others. Call this once,
-/// before the process opens any other descriptor: a new one could get the number of one that the
-/// supervisor did not pass.
+/// before the process opens any other descriptor. Otherwise a new descriptor could get the number
+/// of an inherited descriptor that the supervisor did not pass.
 pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {
@@ -56,10 +56,10 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
 
 /// Returns `None` if the descriptor is not open.
 fn take(number: RawFd) -> Option<OwnedFd> {
-    // SAFETY: the descriptor is passed to one call only, which fails with EBADF if it is not open.
+    // SAFETY: only one call uses the descriptor, and that call fails with EBADF if it is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
-    // SAFETY: the descriptor is open and has no other owner: the process has opened none yet, and
-    // `adopt` takes each number once.
+    // SAFETY: the descriptor is open and has no other owner: the process has opened no descriptors
+    // yet, and `adopt` takes each number once.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }

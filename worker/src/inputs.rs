@@ -1,11 +1,12 @@
-//! The inputs of a batch, checked against the model and the slab before anything runs.
+//! The inputs of a batch, which are checked against the model and the slab before the batch runs.
 
 use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, OptionalTensor, RunFailure};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
-/// The inputs of a batch. All parts lie in the slab and have the lengths that their shapes require.
+/// The inputs of a batch. All parts lie in the slab, and have the lengths that their shapes
+/// require.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     batch: &'a Batch,
@@ -15,18 +16,18 @@ pub struct Inputs<'a> {
     rows: Option<u32>,
 }
 
-/// An optional input that a request gives.
+/// An optional input that a request contains.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionalInput<'a> {
     pub spec: &'a TensorSpec,
-    /// The whole shape; optional inputs have no batch axis.
+    /// The complete shape. Optional inputs have no batch axis.
     pub shape: &'a [i64],
     pub bytes: &'a [u8],
 }
 
 impl<'a> Inputs<'a> {
-    /// Checks a batch. `optional` are the inputs that a request may leave out. `batched` is true if
-    /// the shapes of the other inputs are preceded by a batch axis.
+    /// Checks a batch. `optional` are the inputs that a request may omit. `batched` is true if the
+    /// shapes of the other inputs begin with a batch axis.
     pub fn check(
         batch: &'a Batch,
         slab: &'a ReadableSlab,
@@ -58,7 +59,8 @@ impl<'a> Inputs<'a> {
                 Some(size) => {
                     wanted.and_then(|wanted| wanted.checked_mul(size)) == usize::try_from(extent.len).ok()
                 }
-                // The engine reads the lengths inside; each string takes at least four bytes.
+                // The engine reads the length of each string from the bytes. Each string takes at
+                // least four bytes.
                 None => wanted
                     .and_then(|wanted| wanted.checked_mul(4))
                     .is_some_and(|least| least as u64 <= extent.len),
@@ -85,7 +87,7 @@ impl<'a> Inputs<'a> {
         Ok(())
     }
 
-    /// Returns the optional inputs that the batch's request gives.
+    /// Returns the optional inputs that the request of this batch contains.
     pub fn optional(&self) -> impl Iterator<Item = OptionalInput<'a>> {
         self.batch.optional.iter().map(|OptionalTensor { input, shape, part }| {
             let bytes = self.slab.bytes(part.offset, part.len).expect("`check` found it inside the slab");
@@ -113,7 +115,7 @@ impl<'a> Inputs<'a> {
         self.batch.requests[request].rows
     }
 
-    /// Returns `None` for a model without a batch axis.
+    /// Returns the number of rows, or `None` for a model without a batch axis.
     pub fn rows(&self) -> Option<u32> {
         self.rows
     }
@@ -126,7 +128,7 @@ impl<'a> Inputs<'a> {
         &self.batch.shapes[input]
     }
 
-    /// Returns the shape with the batch axis.
+    /// Returns the shape, including the batch axis.
     pub fn shape(&self, input: usize) -> impl Iterator<Item = i64> + 'a {
         self.rows.map(i64::from).into_iter().chain(self.row_shape(input).iter().copied())
     }

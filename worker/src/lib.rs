@@ -1,8 +1,8 @@
-//! The worker: one process for one model. A worker boots as the supervisor orders, proves its
-//! answers, and then runs batches until the supervisor closes its socket.
+//! The worker, which is one process for one model. A worker boots on the supervisor's orders,
+//! proves its answers, and then runs batches until the supervisor closes its socket.
 //!
-//! [`device`] tells how long batches take and which SMs the worker has. An engine may use a real
-//! GPU, but no device uses an engine.
+//! [`device`] determines how long batches take and which SMs the worker has. An engine may use a
+//! real GPU, but no device uses an engine.
 
 use std::io::Write;
 
@@ -21,6 +21,6 @@ pub mod serve;
 
 /// Writes one line to stderr, which the supervisor logs.
 pub fn log_line(line: &str) {
-    // A line that nobody can read any more is not worth a failure.
+    // If nothing reads the line any longer, the worker continues.
     writeln!(std::io::stderr(), "{line}").ok();
 }

@@ -1,4 +1,4 @@
-//! `shadowslice-worker`: the process that runs one model, started by shadowslice's supervisor.
+//! `shadowslice-worker`, the process that runs one model. The supervisor of shadowslice starts it.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,10 +8,10 @@ use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
 use shadowslice_worker::probe::Probe;
 use shadowslice_worker::{log_line, sandbox};
 
-/// The exit code for wrong arguments, as in sysexits.h.
+/// The exit code for invalid arguments, as in sysexits.h.
 const EX_USAGE: u8 = 64;
 
-/// The exit code for a missing resource, as in sysexits.h.
+/// The exit code for an unavailable resource, as in sysexits.h.
 const EX_UNAVAILABLE: u8 = 69;
 
 fn main() -> ExitCode {
@@ -46,9 +46,9 @@ fn run_probe(probe: Probe) -> ExitCode {
 
 fn serve(user: Option<u32>) -> ExitCode {
     match run(user) {
-        // Nobody is left to read a report.
+        // If the supervisor has exited, no process reads a report.
         Ok(()) | Err(WorkerError::SupervisorGone) => ExitCode::SUCCESS,
-        // The supervisor already has the reason.
+        // The supervisor already knows the reason.
         Err(WorkerError::Refused(_)) => ExitCode::FAILURE,
         Err(fault) => {
             log_error(&chain(&fault));

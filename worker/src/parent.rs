@@ -1,7 +1,7 @@
-//! Ends a worker when its supervisor has ended.
+//! Ends a worker when its supervisor has exited.
 //!
-//! A worker that waits for batches finds its sockets closed. A worker whose model hangs does not,
-//! so a thread watches the supervisor's process.
+//! A worker that waits for batches detects that its sockets are closed. A worker whose model hangs
+//! does not detect this, so a separate thread watches the supervisor's process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, getppid, pidfd_open};
 
-/// The time that a worker may take to exit by itself after the end of its supervisor. A batch on
-/// the GPU must end, and a model may run code at its exit.
+/// The time in which a worker may exit on its own after its supervisor has exited. A batch on the
+/// GPU must end, and a model may run code when the process exits.
 const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// The process that has started this one.
+/// The process that started this process.
 #[derive(Debug)]
 pub(crate) struct ParentProcess {
     pid: rustix::process::Pid,
@@ -25,15 +25,16 @@ pub(crate) struct ParentProcess {
 }
 
 impl ParentProcess {
-    /// Returns `None` if the parent is in another PID namespace and therefore not visible.
+    /// Returns the parent process, or `None` if the parent is in another PID namespace and
+    /// therefore not visible.
     pub(crate) fn find() -> io::Result<Option<Self>> {
         let Some(pid) = getppid() else { return Ok(None) };
         Ok(Some(Self { pid, ended: pidfd_open(pid, PidfdFlags::empty())? }))
     }
 
-    /// Starts a thread that ends this process after its parent. Call this after
-    /// [`crate::sandbox::enter`]: the sandbox covers the calling thread and threads that start
-    /// later, and a model can have any thread run its code.
+    /// Starts a thread that kills this process after its parent has exited. Call this after
+    /// [`crate::sandbox::enter`]. The sandbox covers only the calling thread and threads that start
+    /// later, and a model can make any thread run its code.
     pub(crate) fn exit_with_parent(self) -> io::Result<()> {
         std::thread::Builder::new().name("parent".to_owned()).spawn(move || self.watch()).map(drop)
     }
@@ -41,12 +42,14 @@ impl ParentProcess {
     fn watch(&self) {
         while poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], None) == Err(Errno::INTR) {}
         if getppid() == Some(self.pid) {
-            // The model has closed descriptors that it does not own, so nothing can be watched.
+            // The model has closed descriptors that it does not own, so the parent cannot be
+            // watched.
             return;
         }
-        // A signal only shortens this wait.
+        // A signal can only shorten this wait.
         poll(&mut [], Some(&EXIT_TIMEOUT)).ok();
-        // SIGKILL, because exit handlers could hang as well. If it fails, nothing else would help.
+        // SIGKILL is needed, because exit handlers could also hang. If the call fails, nothing else
+        // can end the process.
         kill(Pid::this(), Signal::SIGKILL).ok();
     }
 }

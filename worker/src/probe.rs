@@ -1,6 +1,6 @@
-//! `shadowslice-worker --probe`: prints, as one line of JSON, what this process finds on its GPU
-//! and which libraries it can load. The supervisor and the measurements call it, so that they need
-//! no CUDA themselves.
+//! The command `shadowslice-worker --probe`, which prints one line of JSON about this process's GPU
+//! and the libraries that it can load. The supervisor and the measurements run this command, so
+//! they do not need CUDA themselves.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,7 +18,7 @@ use crate::sandbox;
 /// The probes of `shadowslice-worker --probe`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// The GPU's properties, and the time that opening the GPU takes.
+    /// The GPU's properties, and the time that it takes to open the GPU.
     Facts,
     /// A test that partitions of two processes do not overlap.
     Partitions,
@@ -26,8 +26,7 @@ pub enum Probe {
     Hold(Groups),
     /// The libraries that can be loaded. ONNX Runtime is loaded from this file.
     Libraries(Option<PathBuf>),
-    /// The attacks on this process, this socket and this file that the sandbox of a worker
-    /// prevents.
+    /// The attacks on this process, this socket and this file, which a worker's sandbox prevents.
     Sandbox { pid: i32, socket: PathBuf, file: PathBuf },
 }
 

@@ -1,12 +1,13 @@
-//! The sandbox of a worker. A model's file may come from anywhere, and the code that runs it is
-//! large. So the worker's only thread enters the sandbox before it reads the file; later threads
-//! inherit it.
+//! The sandbox of a worker. A model's file may come from an untrusted source, and the code that
+//! runs it is large. The worker's only thread therefore enters the sandbox before it reads the
+//! file, and later threads inherit the sandbox.
 //!
-//! * The worker gains no privileges. A worker of root's keeps only the right to read all files.
+//! * The worker gains no privileges. A worker that runs as root keeps only the right to read all
+//!   files.
 //! * The worker cannot signal, trace or read other processes, start processes, or reach a network.
-//! * The worker writes only where its work demands it.
-//! * Other processes of the same user cannot read the worker. If the host's memory runs short, the
-//!   kernel kills the worker before the supervisor.
+//! * The worker writes only to files that its work requires.
+//! * Other processes of the same user cannot read the worker's memory. If the host runs out of
+//!   memory, the kernel kills the worker before the supervisor.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,14 +28,14 @@ use serde::Serialize;
 use shadowslice_shared::boot::{EngineSpec, ProviderSpec};
 use shadowslice_shared::errors::chain;
 
-/// The amount by which a worker's `oom_score_adj` exceeds the supervisor's, in thousandths of the
-/// host's memory.
+/// The difference between the `oom_score_adj` of a worker and that of the supervisor, in
+/// thousandths of the host's memory.
 const OOM_SCORE_INCREMENT: i32 = 300;
 const MAX_OOM_SCORE: i32 = 1000;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A restriction that the kernel did not apply, mostly because the kernel does not support it.
+/// A restriction that the kernel did not apply, usually because the kernel does not support it.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     #[error(
@@ -47,8 +48,8 @@ pub enum SandboxError {
     Capabilities(#[source] io::Error),
 }
 
-/// Changes this process, which runs as root, to this user, and to the group of the same number as
-/// its only group.
+/// Changes this process, which runs as root, to this user. The group with the same number becomes
+/// the process's only group.
 pub fn become_user(user: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
     setgroups(&[])?;
@@ -58,17 +59,17 @@ pub fn become_user(user: u32) -> io::Result<()> {
 
 /// Applies the restrictions that do not depend on the model. Call this first in a new process.
 pub fn harden_process() -> Result<(), io::Error> {
-    // The process may be an interpreter, or `exec` may have used a descriptor's number as its name.
-    // A wrong name does no harm.
+    // The executable may be an interpreter, and `exec` may have used a descriptor's number as the
+    // process name. If this call fails, only the name is wrong.
     set_name(c"shadowslice-worker").ok();
     let place = "/proc/self/oom_score_adj";
     let now: i32 = std::fs::read_to_string(place)?.trim().parse().map_err(io::Error::other)?;
     std::fs::write(place, (now + OOM_SCORE_INCREMENT).min(MAX_OOM_SCORE).to_string())?;
-    // After this call the files in `/proc/self` belong to root.
+    // After this call, the files in `/proc/self` belong to root.
     Ok(set_dumpable(false)?)
 }
 
-/// Applies each restriction, and returns those that failed.
+/// Applies each restriction, and returns the restrictions that failed.
 pub fn enter(writable: &[PathBuf]) -> Vec<SandboxError> {
     let files = restrict_files(writable).map_err(SandboxError::Files);
     let capabilities = drop_capabilities().map_err(SandboxError::Capabilities);
@@ -76,7 +77,7 @@ pub fn enter(writable: &[PathBuf]) -> Vec<SandboxError> {
     [files, capabilities, calls].into_iter().filter_map(Result::err).collect()
 }
 
-/// The effects of the sandbox, as tried from inside.
+/// The effects of the sandbox, as measured from inside the sandbox.
 #[derive(Debug, Serialize)]
 pub struct SandboxReport {
     /// The restrictions that the kernel did not apply.
@@ -89,8 +90,8 @@ pub struct SandboxReport {
     pub connects: bool,
 }
 
-/// Enters the sandbox, then tries what it should prevent: on this process, on this listening
-/// socket, and on this file, which is created if that is possible.
+/// Enters the sandbox, and then tries actions that it should prevent. They target this process,
+/// this listening socket and this file, which is created if possible.
 pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
     let begun = harden_process().err().map(|error| error.to_string());
     let mut breaches = enter(&[]);
@@ -113,7 +114,8 @@ pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
 pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
     if on_gpu {
-        // The cache of the kernels that the driver compiled, and the sockets of the MPS server.
+        // These folders hold the kernels that the driver compiled, and the sockets of the MPS
+        // server.
         let named = ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"];
         folders.extend(named.iter().filter_map(std::env::var_os).map(PathBuf::from));
         folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
@@ -129,15 +131,15 @@ pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
         folders.extend(cache.clone());
     }
     for folder in &folders {
-        // Parent folders are not created, because a supervisor that ends removes them. If a folder
-        // cannot be created, the first write to it reports the reason.
+        // Parent folders are not created, because the supervisor may be removing them as it exits.
+        // If a folder cannot be created, the first write to it reports the reason.
         std::fs::create_dir(folder).ok();
     }
     folders
 }
 
-/// Forbids writes outside these folders. Forbids signals to processes outside the sandbox, tracing
-/// them and reading them, whatever their user.
+/// Forbids writes outside these folders. Also forbids signalling, tracing and reading processes
+/// outside the sandbox, even if they belong to the same user.
 fn restrict_files(writable: &[PathBuf]) -> Result<(), Cause> {
     let write = AccessFs::from_write(ABI::V3) | AccessFs::ResolveUnix;
     let status = Ruleset::default()
@@ -153,8 +155,8 @@ fn restrict_files(writable: &[PathBuf]) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Drops all capabilities except, for a worker of root's, the right to read all files: a model's
-/// file may belong to any user.
+/// Drops all capabilities. A worker that runs as root keeps the right to read all files, because a
+/// model's file may belong to any user.
 fn drop_capabilities() -> io::Result<()> {
     set_no_new_privs()?;
     let kept = CapabilitySet::DAC_READ_SEARCH & rustix::thread::capabilities(None)?.permitted;
@@ -163,7 +165,8 @@ fn drop_capabilities() -> io::Result<()> {
 }
 
 fn restrict_system_calls() -> Result<(), Cause> {
-    // ENOSYS makes libraries fall back to `clone`, whose flags the second filter can inspect.
+    // The error ENOSYS makes libraries fall back to `clone`, whose flags the second filter can
+    // inspect.
     install(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)?;
     let mut denied: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
     let own = u64::from(std::process::id());
@@ -182,8 +185,9 @@ fn restrict_system_calls() -> Result<(), Cause> {
     install(denied, libc::EPERM)
 }
 
-/// Forbids `connect` for all threads. Call this once the device is open: by then the driver is
-/// connected to MPS. Other sockets, such as the supervisor's, are out of reach afterwards.
+/// Forbids `connect` for all threads. Call this once the device is open, because the driver is then
+/// connected to MPS. After this call, the worker can reach no other sockets, such as the
+/// supervisor's.
 pub fn deny_connections() -> Result<(), SandboxError> {
     let denied = BTreeMap::from([(libc::SYS_connect, Vec::new())]);
     let program = program(denied, libc::EPERM).map_err(SandboxError::Calls)?;
@@ -205,10 +209,10 @@ fn program(denied: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Result<BpfPro
     Ok(filter.try_into()?)
 }
 
-/// The address families of networks. A worker uses Unix sockets only, to the supervisor and to MPS.
+/// The address families of networks. A worker uses only Unix sockets, to the supervisor and to MPS.
 const NETWORKS: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_PACKET, libc::AF_VSOCK];
 
-/// The system calls that no engine and no driver needs for inference.
+/// The system calls that neither an engine nor a driver needs for inference.
 const DENIED: &[i64] = &[
     // These calls act on other processes.
     libc::SYS_ptrace,

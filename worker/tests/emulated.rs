@@ -21,7 +21,7 @@ use support::{
     Setup, Worker, corrupt, echo, echo_warm_up, fp32, reference, reference_file, serving, strings,
 };
 
-/// Returns a profile in which a batch of one row takes `ms` on `sms` SMs.
+/// Returns a profile in which a batch of one row takes `ms` milliseconds on `sms` SMs.
 fn profile(sms: u32, ms: f64, start: StartTimes) -> Profile {
     let execution = Execution::new(vec![Sms(sms)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
     Profile {
@@ -130,7 +130,7 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
     worker.send(&batch);
     let answer = worker.receive();
     assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
-    // The worker leaves its seat when no further batch waits.
+    // The worker leaves its seat when no further batch is waiting.
     while worker.pool.sms_in_use() != 0 {
         std::thread::yield_now();
     }
@@ -238,7 +238,8 @@ fn a_warm_up_of_another_number_of_inputs_is_refused() {
     assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
 }
 
-/// Starts a worker whose share is a partition of 132 SMs. A batch of one row takes 10 ms on 40 SMs.
+/// Starts a worker whose share is a partition of a GPU with 132 SMs. A batch of one row takes 10 ms
+/// on 40 SMs.
 fn partitioned() -> Worker {
     let division = Division::of(Sms(132)).unwrap();
     let partition = PartitionSpec { division, groups: Groups::first(5) };
@@ -262,11 +263,12 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups slows batches there, and hardly slows others.
+    // A neighbour on the first two groups slows down batches on these groups, but hardly affects
+    // batches elsewhere.
     let neighbour = SharedGpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));
-    // Each of 2,000 kernels waits for 5 us; elsewhere 16 of 132 SMs are busy.
+    // Each of the 2,000 kernels waits 5 us. Elsewhere, 16 of the 132 SMs are busy.
     let elsewhere = (10_000.0 * (1.0 + 0.2 * 16.0 / 132.0)) as u64;
     assert!(beside.abs_diff(35_000) <= 1 && apart.abs_diff(elsewhere) <= 1, "{beside} and {apart} us");
     assert!(worker.stop().success());

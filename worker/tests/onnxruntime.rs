@@ -1,4 +1,4 @@
-//! Tests of the worker with ONNX Runtime: every datatype, real arithmetic, and models that cannot
+//! Tests of the worker with ONNX Runtime: all datatypes, real arithmetic, and models that cannot
 //! serve.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -21,7 +21,7 @@ use support::{
 };
 use tempfile::TempDir;
 
-/// A model's file, which is removed with its folder.
+/// A model's file. Dropping this value removes the file and its folder.
 struct ModelFile {
     _folder: TempDir,
     path: PathBuf,
@@ -49,7 +49,7 @@ fn identity(element: u64, shape: &[i64]) -> Vec<u8> {
     model(&[Node("Identity", &["x"], &["y"])], &[], &[x], &[y])
 }
 
-/// Returns a model that multiplies rows of 2 with a matrix, and adds one.
+/// Returns a model that multiplies rows of 2 values by a matrix and adds one.
 fn linear(matrix: [f32; 4]) -> Vec<u8> {
     let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::FLOAT, &[-1, 2]));
     let constants = [weights("w", &[2, 2], &matrix), weights("b", &[2], &[1.0, 1.0])];
@@ -228,7 +228,7 @@ fn a_model_that_computes_something_else_is_refused() {
 
 #[test]
 fn real_answers_take_as_long_as_the_profile_says() {
-    // On a real GPU a batch takes the GPU's own time.
+    // On a real GPU, the GPU determines the duration of a batch.
     if on_gpu() {
         return;
     }
@@ -306,7 +306,8 @@ fn an_input_without_axes_is_served() {
 
 #[test]
 fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
-    // One model divides by its input; the other looks its input up in a table of one row.
+    // One model divides by its input. The other model uses its input as an index into a table of
+    // one row.
     let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::INT32, &[-1, 2]));
     let divides = model(&[Node("Div", &["x", "x"], &["y"])], &[], from_ref(&x), from_ref(&y));
     let table = weights("table", &[1], &[7.0]);
@@ -323,7 +324,7 @@ fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
     }
 }
 
-/// Returns the output of `shadowslice-worker --probe libraries`, with these files in
+/// Returns the output of `shadowslice-worker --probe libraries`, with these fake files in the
 /// `LD_LIBRARY_PATH`.
 fn loadable(onnxruntime: &Path, fakes: &[&str]) -> serde_json::Value {
     let folder = tempfile::tempdir().unwrap();

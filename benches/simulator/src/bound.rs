@@ -1,4 +1,5 @@
-//! The fluid bound: the rate of requests in time if work were a fluid that GPUs share perfectly.
+//! The fluid bound: the rate of requests in time if GPUs could divide work like a fluid, without
+//! loss.
 
 use crate::loads::cheapest;
 use crate::scenario::{Scenario, SimulatedArrival};
@@ -7,19 +8,19 @@ use crate::time::at_ns;
 /// The length of a window in which requests are counted, in seconds.
 const WINDOW_S: f64 = 1.0;
 
-/// Returns the maximum number of requests in time per second, if each request has its minimum cost in
-/// SM·s and GPUs have no overhead.
+/// Returns the maximum number of requests in time per second, if each request has its minimum cost
+/// in SM·s and GPUs have no overhead.
 ///
-/// Each window of arrivals is a linear programme for each GPU: maximise the number of requests so that
-/// the sum of rate · cost is at most the GPU's SMs. All requests have the same value, so the exact
-/// solution takes the cheapest requests first. The cost of a request is the minimum of SM·s over all
-/// batches and SMs with a time of at most half the SLO, because a request may wait for one batch before
-/// its own.
+/// For each window of arrivals and each GPU, this is a linear programme: maximise the number of
+/// requests so that the sum of rate · cost is at most the GPU's SMs. All requests have the same
+/// value, so the exact solution takes the cheapest requests first. The cost of a request is its
+/// minimum of SM·s over all batch sizes and SMs for which a batch takes at most half the SLO. The
+/// other half of the SLO is left for the batch that may execute before the request's own batch.
 ///
-/// No policy reaches the bound, because it ignores queueing, bursts within a window, partial batches and
-/// contention. It is not a strict bound either: overlapping batches on the same SMs may take less than
-/// the sum of their costs, a batch may take more than half its SLO, and work may move into the next
-/// window.
+/// No policy reaches the bound, because the bound ignores queueing, bursts within a window, partial
+/// batches and contention. It is not a strict bound either, for three reasons. Overlapping batches
+/// on the same SMs may take less than the sum of their costs. A batch may take more than half its
+/// SLO. Work may move into the next window.
 pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> f64 {
     let costs: Vec<f64> = scenario
         .models
@@ -37,7 +38,7 @@ pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -
     served.sum::<f64>() / seconds
 }
 
-/// Returns the number of requests of one window that are in time.
+/// Returns the number of requests in one window that are answered in time.
 fn in_window(scenario: &Scenario, arrivals: &[SimulatedArrival], costs: &[f64], length_s: f64) -> f64 {
     let mut counts = vec![0.0_f64; costs.len()];
     for arrival in arrivals {
@@ -78,7 +79,8 @@ mod tests {
         all
     }
 
-    /// Returns two models on 100 SMs. A request takes 0.5 SM·s of the first and 0.1 SM·s of the second.
+    /// Returns two models on a GPU with 100 SMs. A request to the first model takes 0.5 SM·s, a
+    /// request to the second 0.1 SM·s.
     fn scenario() -> Scenario {
         on_one_gpu(100, vec![model("expensive", 10.0), model("cheap", 2.0)])
     }
@@ -111,7 +113,7 @@ mod tests {
             Execution::new(vec![Sms(10), Sms(100)], vec![ExecutionRow { batch: 1, ms: vec![6.0, 2.0] }])
                 .unwrap()
         };
-        // On 10 SMs a request would take 0.06 SM·s, but 6 ms.
+        // On 10 SMs a request would take 0.06 SM·s, but that would last 6 ms.
         let bound = fluid(&scenario, &arrivals(0, &[0, 2000]), 1.0);
         assert!(bound < 700.0, "{bound}");
     }

@@ -1,7 +1,7 @@
 //! A simulated world with a virtual clock, in which shadowslice's policies are evaluated.
 //!
-//! The queue, batcher and sharing policies are those of the `policy` crate, which the supervisor uses
-//! too. This crate adds the environment: arrivals, execution and hand-overs.
+//! The queue, the batcher and the sharing policies come from the `policy` crate, which the
+//! supervisor also uses. This crate adds the environment: arrivals, execution and hand-overs.
 
 pub mod bound;
 pub mod loads;

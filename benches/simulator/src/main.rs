@@ -1,4 +1,5 @@
-//! The binary `shadowslice-simulate`, which simulates policies. See `shadowslice-simulate --help`.
+//! The binary `shadowslice-simulate`, which simulates policies. `shadowslice-simulate --help`
+//! explains its options.
 
 mod command;
 

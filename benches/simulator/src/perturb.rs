@@ -1,27 +1,30 @@
-//! Differences between the simulated world and the profiles (truth), and between the profiles that a
-//! policy gets and the real ones (belief).
+//! Differences between the simulated world and the profiles (truth), and between the profiles that
+//! a policy gets and the real ones (belief).
 //!
 //! ```text
 //! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, slices, joined by commas
 //! --belief profile | truth | none | LIST of form, scale, starts
 //! ```
 //!
-//! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the first and
-//!   the last point of each row of the profile. So the curve has no knee, and gains less below the
-//!   profile's first column.
-//! * `scale`: a factor for each model multiplies all its execution times. The seed draws it, uniformly
-//!   from 0.7 to 1.3.
+//! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the
+//!   first and the last point of each row of the profile. The curve therefore has no knee, and
+//!   gains less below the profile's first column.
+//! * `scale`: a factor for each model multiplies all its execution times. The seed draws it,
+//!   uniformly from 0.7 to 1.3.
 //! * `noise`: a factor for each batch multiplies its execution time. It is normal with a standard
 //!   deviation of 10 %.
-//! * `starts`: a factor for each model multiplies its start times. The seed draws it from 0.5 to 2, with a
-//!   uniform logarithm.
-//! * `proportional`: workers whose shares do not fit onto the GPU together divide it in proportion. On
-//!   real GPUs their kernels take turns. Policies are not informed.
-//! * `slices`: workers use the whole GPU in time slices, as without MPS. Policies are not informed.
+//! * `starts`: a factor for each model multiplies its start times. The seed draws it from 0.5 to 2,
+//!   and the logarithm is uniformly distributed.
+//! * `proportional`: workers whose shares do not fit onto the GPU together divide the GPU in
+//!   proportion to their shares. On real GPUs their kernels take turns. Policies do not know about
+//!   this.
+//! * `slices`: workers use the whole GPU in time slices, as without MPS. Policies do not know about
+//!   this.
 //!
-//! For example, `--truth form,noise --belief profile` simulates a world with another form and noise, and
-//! gives the unchanged profiles to the policy. `--truth profile --belief scale` gives wrong times to the
-//! policy, and `--belief none` gives no profiles. Truth and belief draw their factors independently.
+//! For example, `--truth form,noise --belief profile` simulates a world with a different form and
+//! noise, and gives the unchanged profiles to the policy. `--truth profile --belief scale` gives
+//! wrong times to the policy, and `--belief none` gives no profiles. Truth and belief draw their
+//! factors independently.
 
 use std::str::FromStr;
 
@@ -35,13 +38,13 @@ use crate::world::GpuSharing;
 /// The standard deviation of `noise`, as a fraction of the time.
 const NOISE: f64 = 0.1;
 
-/// The maximum relative change of times by `scale`.
+/// The maximum relative change of execution times by `scale`.
 const SCALE: f64 = 0.3;
 
-/// The maximum factor of `starts`.
+/// The maximum factor of start times by `starts`.
 const STARTS: f64 = 2.0;
 
-/// A set of differences to the profiles.
+/// A set of differences from the profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Difference {
     form: bool,
@@ -122,7 +125,7 @@ impl Difference {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    /// Returns how workers share a GPU.
+    /// Returns the way in which workers share a GPU.
     pub fn sharing(&self) -> GpuSharing {
         self.sharing
     }
@@ -130,7 +133,8 @@ impl Difference {
     /// Returns the profile with these differences.
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
         let mut differs = profile.clone();
-        // Both factors are always drawn, so that one difference does not change the factor of the other.
+        // Both factors are always drawn. Otherwise one difference would change the factor of the
+        // other.
         let scale = 1.0 + SCALE * (2.0 * random.fraction() - 1.0);
         let starts = STARTS.powf(2.0 * random.fraction() - 1.0);
         if self.form {
@@ -151,8 +155,8 @@ impl Difference {
     }
 }
 
-/// Returns the scenario with the differences applied. In `scenario`, `terms.profile` of each model is the
-/// configured profile. Models without a profile do not change.
+/// Returns the scenario with the differences applied. In the argument `scenario`, each model's
+/// `terms.profile` is the configured profile. Models without a profile do not change.
 pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) -> Scenario {
     let mut changed = scenario.clone();
     for (index, model) in changed.models.iter_mut().enumerate() {
@@ -182,7 +186,8 @@ fn table(columns: &[Sms], old: &Execution, time: impl Fn(&ExecutionRow, &[Sms], 
         .with_kernels(old.kernels().round() as u32)
 }
 
-/// Returns the columns for Amdahl's law: every step below 16 SMs, then every eighth SM, and the whole GPU.
+/// Returns the columns for Amdahl's law: every number of SMs below 16, then every eighth number,
+/// and the whole GPU.
 fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     let fine = (Sms::STEP..16).step_by(Sms::STEP as usize);
     let mut columns: Vec<u32> = fine.chain((16..gpu.0).step_by(8)).filter(|&sms| sms < gpu.0).collect();
@@ -190,8 +195,8 @@ fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     columns.into_iter().map(Sms).collect()
 }
 
-/// Returns the time by Amdahl's law through the first and the last point of a row, in ms. If the row gains
-/// more than in proportion to the SMs, the law has no serial part.
+/// Returns the time in ms by Amdahl's law through the first and the last point of a row. If the row
+/// gains more than in proportion to the SMs, the serial part is zero.
 fn amdahl(row: &ExecutionRow, columns: &[Sms], sms: Sms) -> f64 {
     let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
     let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));

@@ -1,12 +1,12 @@
-//! Random numbers that depend only on the seed, on every platform.
+//! Random numbers that depend only on the seed, and are the same on every platform.
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use rand_distr::{Distribution, Exp1, Gamma, StandardNormal};
 use rand_pcg::Pcg64;
 
-/// The purpose of random numbers. Each purpose has its own sequence, so that more draws for one purpose do
-/// not change another.
+/// The purpose of random numbers. Each purpose has its own sequence, so draws for one purpose do
+/// not affect another purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RandomPurpose {
     Gaps,
@@ -17,7 +17,7 @@ pub(crate) enum RandomPurpose {
     Noise,
 }
 
-/// A random number generator, O'Neill's PCG, which guarantees the same sequence in every version.
+/// A random number generator that produces the same sequence in every version: O'Neill's PCG.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(Pcg64);
 

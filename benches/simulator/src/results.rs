@@ -16,11 +16,13 @@ pub struct SimulationRun {
     pub seed: u64,
     pub offered_rps: f64,
     pub goodput_rps: f64,
-    /// The fraction of offered requests that were answered within their SLO. 1 without requests.
+    /// The fraction of offered requests that were answered within their SLO. The value is 1 without
+    /// requests.
     pub attainment: f64,
-    /// The 99th percentile of the latency of answers, in ms. 0 without answers.
+    /// The 99th percentile of the latency of answers, in ms. The value is 0 without answers.
     pub p99_ms: f64,
-    /// The [fluid bound](crate::bound::fluid) in requests a second, which is the same for every policy.
+    /// The [fluid bound](crate::bound::fluid) in requests per second, which is the same for every
+    /// policy.
     pub bound_rps: f64,
     /// The number of share changes that took effect.
     pub repartitions: u64,
@@ -30,13 +32,13 @@ pub struct SimulationRun {
 /// The results of one model in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRun {
-    /// The priority. 1 is the highest.
+    /// The priority. The highest priority is 1.
     pub priority: u32,
     pub slo_ms: f64,
     pub offered_rps: f64,
     pub goodput_rps: f64,
     pub attainment: f64,
-    /// The mean latency of answers, in ms. 0 without answers.
+    /// The mean latency of answers, in ms. The value is 0 without answers.
     pub mean_ms: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
@@ -52,7 +54,7 @@ pub struct ModelRun {
     pub sms: u32,
 }
 
-/// The facts about a load that are the same for every policy.
+/// The properties of a load that are the same for every policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadInfo {
     pub load: String,

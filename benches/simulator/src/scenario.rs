@@ -16,9 +16,10 @@ pub struct Scenario {
 /// A model of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScenarioModel {
-    /// The properties that policies know. Their profile is the believed one.
+    /// The properties that policies know. Their profile is the one that the policies get (the
+    /// belief).
     pub terms: ModelSpec,
-    /// The real costs of the model.
+    /// The costs of the model in the simulated world (the truth).
     pub truth: Profile,
     /// The maximum number of queued requests.
     pub max_queued: usize,
@@ -26,8 +27,8 @@ pub struct ScenarioModel {
     pub serve_late: bool,
     /// The maximum time for which a partial batch waits for more requests.
     pub max_delay: Duration,
-    /// True if the worker changes its share in-process, provided that the GPU can be divided. Otherwise a
-    /// second worker starts at the new share.
+    /// True if the worker changes its share in-process, provided that the GPU can be divided.
+    /// Otherwise a shadow starts at the new share.
     pub in_process: bool,
 }
 
@@ -44,8 +45,8 @@ pub(crate) mod fixtures {
 
     use super::*;
 
-    /// Returns a profile in which a request takes `ms` on 50 or more SMs, and more in inverse proportion
-    /// below.
+    /// Returns a profile in which a request takes `ms` milliseconds on 50 or more SMs. On fewer
+    /// SMs, the time is inversely proportional to the SMs.
     pub(crate) fn profile(ms: f64) -> Profile {
         let seconds = Duration::from_secs;
         Profile {
@@ -58,7 +59,7 @@ pub(crate) mod fixtures {
         }
     }
 
-    /// Returns a model with 50 SMs and an SLO of 1 s, whose requests take `ms`.
+    /// Returns a model with 50 SMs and an SLO of 1 s, whose requests take `ms` milliseconds.
     pub(crate) fn model(name: &str, ms: f64) -> ScenarioModel {
         let terms = ModelSpec {
             name: name.to_owned(),

@@ -2,10 +2,12 @@
 
 use crate::time::NEVER;
 
-/// Timers in a winner tree. Setting one of n timers takes O(log n), reading the earliest time O(1).
+/// A set of timers in a winner tree. Setting one of n timers takes O(log n), and reading the
+/// earliest time takes O(1).
 #[derive(Debug)]
 pub(crate) struct Timers {
-    /// The nodes. The root is at 1, the children of i are at 2i and 2i + 1, and the last half are the timers.
+    /// The nodes. The root has the index 1, and the children of i have the indices 2i and 2i + 1.
+    /// The last half of the nodes are the timers.
     tree: Vec<u64>,
     leaves: usize,
 }
@@ -17,7 +19,7 @@ impl Timers {
         Self { tree: vec![NEVER; 2 * leaves], leaves }
     }
 
-    /// Sets a timer. [`NEVER`] stops it.
+    /// Sets a timer. The time [`NEVER`] stops it.
     pub(crate) fn set(&mut self, timer: usize, at: u64) {
         let mut node = self.leaves + timer;
         self.tree[node] = at;
@@ -36,7 +38,8 @@ impl Timers {
         self.tree[1]
     }
 
-    /// Returns the earliest timer, or the first one of several.
+    /// Returns the earliest timer. If several timers have the earliest time, returns the first of
+    /// them.
     pub(crate) fn first(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {

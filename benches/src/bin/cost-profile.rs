@@ -1,4 +1,4 @@
-//! Counts the cost of a request.
+//! Counts the costs of a request.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! The comparison of two builds' data paths. Rounds of the builds alternate. The results are ratios of
-//! CPU time per request, throughput and median latency.
+//! The comparison of two builds' data paths. The builds take turns, one round each. The results are
+//! ratios of CPU time per request, throughput and median latency.
 
 mod page;
 
@@ -15,12 +15,12 @@ use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport
 use crate::system::{Build, RunningSupervisor, over_tcp};
 use crate::{MeasureError, chain, finish};
 
-/// Measure echo requests through two builds in turn, and write a page with their ratios. With the
-/// default options this takes about two minutes.
+/// Measure echo requests through two builds alternately, and write a page with their ratios. With
+/// the default options this takes about two minutes.
 ///
 /// Both builds run all the time, each with its own sockets, but only one of them gets requests at a
-/// time. A ratio is the median over pairs of successive rounds. A slower build is not a failure, because
-/// the ratios depend on the machine.
+/// time. A ratio is the median over pairs of successive rounds. A slower build is not a failure,
+/// because the ratios depend on the machine.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-compare")]
 struct CompareOptions {
@@ -44,7 +44,7 @@ struct CompareOptions {
     page: Option<PathBuf>,
 }
 
-/// A setting with its pairs of rounds, one round of each build.
+/// A setting with its pairs of rounds. Each pair has one round of each build.
 struct ComparedSetting {
     setting: EchoSetting,
     pairs: Vec<[RoundResult; 2]>,
@@ -116,7 +116,7 @@ fn settings() -> Vec<EchoSetting> {
     .into()
 }
 
-/// Measures a round of each build. If `reversed`, the second build comes first.
+/// Measures a round of each build. If `reversed` is true, the second build runs first.
 async fn pair(
     systems: &[RunningSupervisor],
     setting: &EchoSetting,

@@ -1,4 +1,4 @@
-//! The page of the comparison.
+//! The page with the comparison.
 
 use crate::closed_loop::RoundResult;
 use crate::compare::{CompareOptions, ComparedSetting};
@@ -6,7 +6,6 @@ use crate::machine::HostInfo;
 use crate::spread::Spread;
 use crate::table;
 
-/// Returns the page.
 pub(super) fn of(rows: &[ComparedSetting], options: &CompareOptions) -> String {
     let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
     let CompareOptions { before, after, seconds, rounds, .. } = options;
@@ -36,7 +35,6 @@ least a third of the pairs are quiet, only those count.
     )
 }
 
-/// Returns the table.
 pub(super) fn tables(rows: &[ComparedSetting], options: &CompareOptions) -> String {
     let cells = |row: &ComparedSetting| {
         let pairs = counted(&row.pairs);
@@ -70,7 +68,7 @@ fn is_quiet(pair: &[RoundResult; 2]) -> bool {
     pair.iter().all(RoundResult::is_quiet)
 }
 
-/// Returns the quiet pairs if they are at least a third of all pairs, and all pairs otherwise.
+/// Returns the quiet pairs if they are at least a third of all pairs. Otherwise returns all pairs.
 fn counted(pairs: &[[RoundResult; 2]]) -> Vec<[RoundResult; 2]> {
     let quiet: Vec<[RoundResult; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
     if quiet.len() * 3 < pairs.len() { pairs.to_vec() } else { quiet }

@@ -1,4 +1,4 @@
-//! A parser for Callgrind's output: the instructions and the calls of each function.
+//! A parser for Callgrind's output, which reads the instructions and the calls of each function.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,11 @@ const ALLOCATORS: [&str; 11] = [
     "_rjem_aligned_alloc",
 ];
 
-/// The functions of the C library and of jemalloc that release memory.
+/// The functions of the C library and of jemalloc that free memory.
 const RELEASERS: [&str; 4] = ["free", "_rjem_free", "_rjem_dallocx", "_rjem_sdallocx"];
 
-/// The prefixes of functions inside an allocator. Their calls to each other don't count.
+/// The prefixes of functions inside an allocator. Calls among these functions do not count as
+/// allocations.
 const ALLOCATOR_INTERNALS: [&str; 6] = ["_int_", "_rjem_", "malloc", "realloc", "unlink_chunk", "do_rallocx"];
 
 /// The profile of one process.
@@ -38,7 +39,7 @@ pub(crate) struct CallgrindProfile {
     pub(crate) copies: u64,
     /// The number of instructions in `memcpy` and `memmove`.
     pub(crate) copy_instructions: u64,
-    /// The number of times a `parking_lot` lock was contended.
+    /// The number of times that a `parking_lot` lock was contended.
     pub(crate) contended: u64,
 }
 
@@ -47,14 +48,15 @@ pub(crate) struct CallgrindProfile {
 pub(crate) struct FunctionCost {
     pub(crate) calls: u64,
     pub(crate) itself: u64,
-    /// The instructions including those of called functions.
+    /// The instructions, including those of called functions.
     pub(crate) inclusive: u64,
 }
 
 impl CallgrindProfile {
-    /// Reads Callgrind's format. `fn=` begins a function, and lines of position and cost follow. After
-    /// `cfn=` and `calls=`, one such line has the cost of the calls. The first occurrence of a name
-    /// assigns a number to it; later ones have only the number.
+    /// Reads Callgrind's format. A line with `fn=` begins a function, and the next lines contain
+    /// positions and costs. After `cfn=` and `calls=`, one such line contains the cost of the
+    /// calls. The first occurrence of a name assigns a number to the name. Later occurrences
+    /// contain only the number.
     pub(crate) fn parse(text: &str) -> Self {
         let mut profile = Self::default();
         let mut names: BTreeMap<&str, String> = BTreeMap::new();
@@ -90,7 +92,7 @@ impl CallgrindProfile {
     fn call(&mut self, caller: &str, called: &str, calls: u64, cost: u64) {
         let function = self.functions.entry(called.to_owned()).or_default();
         function.calls += calls;
-        // Only the outermost call of a recursion counts.
+        // In a recursion, only the outermost call counts.
         if caller != called {
             function.inclusive += cost;
         }
@@ -126,8 +128,8 @@ impl CallgrindProfile {
     }
 }
 
-/// Returns the name that a reference stands for. `(7) name` assigns the number 7 to a name, `(7)` refers
-/// to it. A recursion depth at the end of the name is removed.
+/// Returns the name that a reference stands for. `(7) name` assigns the number 7 to a name, and
+/// `(7)` refers to that name. Removes a recursion depth at the end of the name.
 fn resolve<'t>(text: &'t str, names: &mut BTreeMap<&'t str, String>) -> String {
     let (number, name) = text.split_once(' ').map_or((text, None), |(number, name)| (number, Some(name)));
     if let Some(name) = name {

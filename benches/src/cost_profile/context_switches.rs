@@ -1,16 +1,17 @@
-//! The number of context switches, which `/proc` counts for each thread.
+//! The number of context switches, which `/proc` reports for each thread.
 
 use std::fs;
 use std::ops::Sub;
 
 use serde::Serialize;
 
-/// The context switches of a process's threads since they started. Ended threads don't count.
+/// The context switches of a process's threads since the threads started. Ended threads are not
+/// included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ContextSwitches {
-    /// The number of times a thread slept.
+    /// The number of times that a thread went to sleep.
     pub(crate) voluntary: u64,
-    /// The number of times a thread was preempted.
+    /// The number of times that a thread was preempted.
     pub(crate) involuntary: u64,
 }
 

@@ -14,7 +14,7 @@ use crate::MeasureError;
 /// The folder in which the kernel lists its tracepoints for system calls.
 const TRACEPOINTS: &str = "/sys/kernel/tracing/events/syscalls";
 
-/// The system calls that are counted by name. All others share one number.
+/// The system calls that are counted by name. All other system calls are counted together.
 const NAMES: [&str; 38] = [
     "accept4",
     "brk",
@@ -65,15 +65,14 @@ const FAULTS: &str = "page-faults";
 pub(crate) struct KernelCounts {
     /// The total number of system calls.
     pub(crate) all: u64,
-    /// The number of calls by name, without names that were not called.
+    /// The number of calls by name. Names that were not called are omitted.
     pub(crate) by_name: BTreeMap<String, u64>,
-    /// The number of sleeping threads that the process woke, in any process.
+    /// The number of sleeping threads, of any process, that this process woke.
     pub(crate) wake_ups: u64,
-    /// The number of page faults.
     pub(crate) faults: u64,
 }
 
-/// A `perf stat` process that is counting.
+/// A running `perf stat` process.
 pub(crate) struct PerfStat {
     child: Child,
     output: PathBuf,
@@ -91,8 +90,9 @@ pub(crate) async fn missing() -> Option<String> {
 }
 
 impl PerfStat {
-    /// Starts to count for all threads of a process, and returns when counting has begun. perf counts
-    /// while its command runs: a shell that prints a line at its start and ends with its input.
+    /// Starts to count for all threads of a process, and returns when the count has begun. The tool
+    /// perf counts while its command runs. The command is a shell that prints a line when it starts
+    /// and exits when its input ends.
     pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, MeasureError> {
         let exists = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
         let named = NAMES.iter().filter(exists).map(|name| format!("syscalls:sys_enter_{name}"));
@@ -111,7 +111,7 @@ impl PerfStat {
         Ok(Self { child, output })
     }
 
-    /// Stops counting, and returns the counts.
+    /// Stops the count, and returns the results.
     pub(crate) async fn end(mut self) -> Result<KernelCounts, MeasureError> {
         drop(self.child.stdin.take());
         if !self.child.wait().await?.success() {
@@ -122,8 +122,8 @@ impl PerfStat {
 }
 
 impl KernelCounts {
-    /// Reads lines of the form `count,unit,event,…`. An event that did not happen has the count
-    /// `<not counted>`, which is read as 0.
+    /// Reads lines of the form `count,unit,event,…`. An event that did not occur has the count
+    /// `<not counted>`, which becomes 0.
     fn parse(text: &str) -> Self {
         let mut calls = Self::default();
         for line in text.lines() {

@@ -1,5 +1,6 @@
-//! The cost of a request in counts instead of times: system calls, context switches, page faults,
-//! instructions, allocations and copies per request, for one or more builds.
+//! The cost of a request, expressed in counts instead of times. The counts are system calls,
+//! context switches, page faults, instructions, allocations and copies per request, for one or more
+//! builds.
 
 mod callgrind;
 pub(crate) mod context_switches;
@@ -22,20 +23,22 @@ use callgrind::CallgrindProfile;
 use context_switches::ContextSwitches;
 use kernel_counts::{KernelCounts, PerfStat};
 
-/// The number of requests before counting begins.
+/// The number of requests before the count begins.
 const WARM_UP: u64 = 500;
 
-/// The divisor of the number of large requests, which take about that much longer.
+/// The divisor for the number of large requests. A large request takes about that many times as
+/// long as a small one.
 const LARGE_RATIO: u64 = 10;
 
-/// The divisor of the number of profiled requests, because Callgrind slows requests down.
+/// The divisor for the number of profiled requests, because Callgrind slows requests down.
 const PROFILED_RATIO: u64 = 5;
 
 /// Count the cost of an echo request, and write a page.
 ///
-/// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`,
-/// instructions, allocations and copies from Valgrind's Callgrind. If a tool is missing, a note says so
-/// and its columns are left out. With the default options this takes about four minutes on two cores.
+/// `perf stat` counts system calls, wake-ups and page faults. `/proc` reports context switches.
+/// Valgrind's Callgrind counts instructions, allocations and copies. If a tool is missing, a note
+/// says so and its columns are left out. With the default options this takes about four minutes on
+/// two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-cost-profile")]
 struct CostProfileOptions {
@@ -43,7 +46,8 @@ struct CostProfileOptions {
     /// the option for each build [default: the folder of this program]
     #[arg(long, value_name = "NAME=DIR")]
     binaries: Vec<Build>,
-    /// The number of small requests to count. Large requests are a tenth as many, profiled ones a fifth
+    /// The number of small requests to count. A tenth of this number of large requests is counted,
+    /// and a fifth is profiled
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
     /// Measure only settings whose names contain this text, for example `http unix 64 B`
@@ -57,14 +61,14 @@ struct CostProfileOptions {
     page: Option<PathBuf>,
 }
 
-/// A value for each of the two processes.
+/// One value for each of the two processes, supervisor and worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PerProcess<T> {
     pub(crate) supervisor: T,
     pub(crate) worker: T,
 }
 
-/// The reasons why tools cannot be used, for each missing tool.
+/// The reasons why tools cannot be used, one for each missing tool.
 #[derive(Debug, Default)]
 struct MissingTools {
     calls: Option<String>,
@@ -78,7 +82,7 @@ struct SettingCounts {
     requests: u64,
     switches: PerProcess<ContextSwitches>,
     calls: Option<PerProcess<KernelCounts>>,
-    /// The supervisor's profile, with the number of profiled requests.
+    /// The supervisor's profile, and the number of profiled requests.
     profile: Option<(u64, CallgrindProfile)>,
 }
 
@@ -131,7 +135,8 @@ async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Returns the settings: both protocols and both tensor sizes, over few and many connections.
+/// Returns the settings: both protocols and both tensor sizes, each over few and over many
+/// connections.
 fn settings() -> Vec<EchoSetting> {
     let kinds = [(SMALL, 1), (SMALL, 8), (SMALL, 128), (LARGE, 1), (LARGE, 8)];
     let of = |protocol, (bytes, connections)| EchoSetting {
@@ -165,8 +170,8 @@ async fn count(
     Ok(SettingCounts { build: build.name.clone(), setting: *setting, requests, switches, calls, profile })
 }
 
-/// Counts context switches and system calls at full speed, after the clients have connected and warmed
-/// up.
+/// Counts context switches and system calls at full speed. The count begins after the clients have
+/// connected and warmed up.
 async fn native(
     folder: &Path,
     setting: &EchoSetting,

@@ -7,13 +7,12 @@ use crate::cost_profile::{MissingTools, SettingCounts};
 use crate::machine::HostInfo;
 use crate::table;
 
-/// The maximum number of functions in a list.
+/// The maximum number of functions in each list.
 const FUNCTIONS: usize = 30;
 
 /// The settings for which the page lists functions.
 const LISTED: [&str; 2] = ["http unix 64 B x8", "http unix 600000 B x8"];
 
-/// Returns the page.
 pub(super) fn of(counts: &[SettingCounts], missing: &MissingTools) -> String {
     let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
     let left_out: String = [&missing.calls, &missing.profile]
@@ -51,7 +50,6 @@ copies with `rep movsb`, which counts as one instruction a byte. So for a large 
 * **slow locks** are calls of `lock_slow`. An uncontended lock of the pipeline's mutex is one inlined instruction that no counter sees. A contended lock ends in `futex` when its thread sleeps, \
 and so do tokio's idle threads.";
 
-/// Returns all tables.
 pub(super) fn tables(counts: &[SettingCounts]) -> String {
     let mut text = format!("## Per request\n\n{}", summary(counts));
     if counts.iter().any(|count| count.calls.is_some()) {
@@ -104,7 +102,8 @@ fn summary(counts: &[SettingCounts]) -> String {
     if with_profile {
         heads.extend(["instructions", "in copies", "allocations", "releases", "copies", "slow locks"]);
     }
-    // Rows of the same setting and process are adjacent, so that builds are easy to compare.
+    // Rows of the same setting and process are adjacent, so that a reader can compare builds
+    // easily.
     let mut rows = Vec::new();
     for setting in counts.chunk_by(|one, next| one.setting == next.setting) {
         for process in 0..2 {
@@ -155,7 +154,8 @@ fn by_name(counts: &[SettingCounts]) -> String {
                 calls.by_name.iter().map(|(name, number)| (name.as_str(), *number)).collect();
             names.push(("others", calls.others()));
             names.sort_by_key(|(_, number)| std::cmp::Reverse(*number));
-            // An event that happens less than once in two hundred requests would show as 0.00.
+            // Events that happen less than once in two hundred requests are omitted, because the
+            // page would show them as 0.00.
             let names = names.into_iter().filter(|(_, number)| number * 200 >= count.requests);
             let text: Vec<String> = names
                 .map(|(name, number)| format!("{name} {}", hundredths(number, count.requests)))

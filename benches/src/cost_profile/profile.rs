@@ -1,5 +1,6 @@
-//! The profile of a supervisor under Callgrind while it answers a known number of requests. Its worker
-//! runs without Callgrind, because the worker's clock needs the vDSO, which Valgrind hides.
+//! The profile of a supervisor that runs under Callgrind while it answers a known number of
+//! requests. Its worker runs without Callgrind, because the worker's clock needs the vDSO, which
+//! Valgrind hides.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +30,7 @@ pub(crate) async fn missing() -> Option<String> {
     (!works).then(|| "`valgrind` is not installed (Debian package valgrind)".into())
 }
 
-/// Profiles the supervisor for `requests` requests of a setting.
+/// Profiles the supervisor while it answers `requests` requests of a setting.
 pub(crate) async fn profile(
     binaries: &Path,
     setting: &EchoSetting,
@@ -50,7 +51,8 @@ pub(crate) async fn profile(
     Ok(CallgrindProfile::parse(&String::from_utf8_lossy(&profile)))
 }
 
-/// Writes a script that runs the binary under Callgrind, with fair scheduling of its threads.
+/// Writes a script that runs the binary under Callgrind. Callgrind schedules the binary's threads
+/// fairly.
 fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     let folder = home.path().display();
     let script = home.write(
@@ -65,7 +67,7 @@ fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     Ok(script)
 }
 
-/// Sends a command to Callgrind, and waits until it is done.
+/// Sends a command to Callgrind, and waits until Callgrind has executed it.
 async fn control(system: &RunningSupervisor, words: &[&str]) -> Result<(), MeasureError> {
     let prefix = system.folder().join("vgdb");
     let output = Command::new("vgdb")

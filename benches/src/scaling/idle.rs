@@ -1,4 +1,4 @@
-//! The cost of a supervisor that has no requests.
+//! The cost of a supervisor that receives no requests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::system::{RunningSupervisor, home_under};
 
 const MODELS: usize = 10;
 
-/// A policy that never changes shares, and the default policy, which decides at each interval.
+/// A policy that never changes shares, and the default policy, which decides in each interval.
 pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 
-/// The time for start-up work to end before the measurement.
+/// The time before the measurement in which start-up work ends.
 const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 /// The CPU time and voluntary context switches of an idle supervisor and its workers.

@@ -1,4 +1,4 @@
-//! The supervisor's memory after many requests.
+//! The memory of the supervisor after many requests.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,8 @@ use crate::exchange::EchoClient;
 use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
 use crate::system::{RunningSupervisor, home};
 
-/// The number of connections that send small tensors, and of those that send large ones.
+/// The number of connections that send small tensors. [`LARGE_CONNECTIONS`] more send large
+/// tensors.
 const SMALL_CONNECTIONS: u16 = 28;
 const LARGE_CONNECTIONS: u16 = 4;
 
@@ -22,9 +23,10 @@ const RECONNECT_AFTER: u64 = 1000;
 pub(super) struct MemoryReading {
     /// The resident memory.
     pub(super) rss: u64,
-    /// The resident memory, with each shared page divided among the processes that share it.
+    /// The resident memory, where each shared page is divided among the processes that share it.
     pub(super) pss: u64,
-    /// The private resident memory: heap and stacks, without the slabs shared with workers.
+    /// The private resident memory. It includes heap and stacks, but not the slabs that the
+    /// supervisor shares with workers.
     pub(super) anonymous: u64,
 }
 
@@ -47,7 +49,7 @@ impl MemoryReading {
 /// The supervisor's memory at one point of a load.
 pub(super) struct MemoryRow {
     pub(super) load: &'static str,
-    /// A description of what was sent before the reading.
+    /// A description of the requests that were sent before the reading.
     pub(super) after: String,
     pub(super) memory: MemoryReading,
     /// The number of files that the supervisor has open.
@@ -59,7 +61,7 @@ pub(super) struct MemoryRow {
 enum MemoryLoad {
     /// Small tensors over permanent connections.
     Small,
-    /// Both tensor sizes, with clients that reconnect.
+    /// Tensors of both sizes, from clients that reconnect.
     Mixed,
 }
 
@@ -90,8 +92,8 @@ impl MemoryLoad {
     }
 }
 
-/// Measures the memory under both loads, each on a new supervisor. Reads it after each number of
-/// requests, and once more after `rest` without clients.
+/// Measures the memory under both loads, each with a new supervisor. Reads the memory after each
+/// number of requests, and again after `rest` without clients.
 pub(super) async fn all(
     binaries: &Path,
     requests: &[u64],

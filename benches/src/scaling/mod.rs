@@ -1,5 +1,5 @@
-//! The scaling benchmark. It measures how costs grow with the numbers of models, connections and requests
-//! and with the size of tensors, and what an idle supervisor costs.
+//! The scaling benchmark. It measures how costs grow with the number of models, connections and
+//! requests and with the size of tensors. It also measures the costs of an idle supervisor.
 
 mod idle;
 mod memory;
@@ -53,7 +53,6 @@ struct ScalingOptions {
     page: Option<PathBuf>,
 }
 
-/// The parts of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ScalingPart {
     Sweep,

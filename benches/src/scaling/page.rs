@@ -7,7 +7,6 @@ use crate::scaling::ScalingResults;
 use crate::scaling::idle::IdleCost;
 use crate::table;
 
-/// Returns the page.
 pub(super) fn of(found: &ScalingResults, name: Option<String>) -> String {
     let HostInfo { cpu, cores, kernel, date, commit, .. } = HostInfo::here();
     let build = name.unwrap_or_else(|| format!("commit {commit}"));
@@ -25,7 +24,6 @@ The load is the echo load of `make bench`, over Unix sockets, with models that a
     )
 }
 
-/// Returns all tables.
 pub(super) fn tables(found: &ScalingResults) -> String {
     let mut text = String::new();
     if !found.sweep.is_empty() {

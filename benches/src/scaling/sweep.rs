@@ -1,4 +1,5 @@
-//! Sweeps of one variable at a time: the number of models, the number of connections, the tensor size.
+//! Sweeps over one variable at a time: the number of models, the number of connections, or the
+//! tensor size.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,16 +15,16 @@ const MODELS: [usize; 3] = [1, 10, 50];
 const CONNECTIONS: [u16; 4] = [1, 100, 1000, 5000];
 const BYTES: [usize; 6] = [SMALL, 4096, 65_536, 600_000, 4_000_000, 64_000_000];
 
-/// The number of connections when the number of models varies. Each connection uses one model.
+/// The number of connections in the sweep over the number of models. Each connection uses one
+/// model.
 const OVER_MODELS: u16 = 100;
-/// The number of connections when the tensor size varies.
+/// The number of connections in the sweep over the tensor size.
 const OVER_BYTES: u16 = 2;
 
-/// The difference between the tensor sizes of two successive models, in bytes. Models are otherwise
-/// equal.
+/// The difference between the tensor sizes of two successive models, in bytes. The models do not
+/// differ otherwise.
 const STEP_BYTES: usize = 4;
 
-/// One point of a sweep.
 #[derive(Debug, Clone, Copy)]
 struct SweepPoint {
     /// The variable of the sweep.
@@ -81,7 +82,7 @@ fn points() -> Vec<SweepPoint> {
     points
 }
 
-/// Measures one point, and returns the round with the median of requests per second.
+/// Measures one point, and returns the round that has the median of requests per second.
 async fn row(
     binaries: &Path,
     span: Duration,
@@ -101,7 +102,7 @@ async fn row(
     Ok(SweepRow { variable, setting, models, round: all[all.len() / 2], memory })
 }
 
-/// Returns one client for each connection, with the models in turn.
+/// Returns one client for each connection. The clients use the models in rotation.
 async fn clients(
     system: &RunningSupervisor,
     setting: &EchoSetting,

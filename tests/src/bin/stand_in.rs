@@ -1,21 +1,22 @@
-//! A stand-in for `nvidia-cuda-mps-control`, for tests without a GPU: it has the same command line and
-//! prints the same texts.
+//! A stand-in for `nvidia-cuda-mps-control`, for tests without a GPU. It has the same command line
+//! as the original and prints the same texts.
 //!
 //! With `-f` the program is the daemon, which reads commands from a socket in
-//! CUDA_MPS_PIPE_DIRECTORY. Without arguments it is the client, which sends its input to the daemon, one
-//! command a line. A running process is a client of the server if `clients/` in the pipe directory
-//! contains a file named after its PID. Files in the folder STAND_IN_ORDERS make the daemon misbehave:
+//! CUDA_MPS_PIPE_DIRECTORY. Without arguments it is the client. The client sends its input to the
+//! daemon, one command per line. A running process is a client of the MPS server if `clients/` in
+//! the pipe directory contains a file named after its PID. Files in the folder STAND_IN_ORDERS make
+//! the daemon misbehave:
 //!
 //! | file | effect |
 //! |---|---|
 //! | `hang-COMMAND` | the command gets no answer |
-//! | `slow-COMMAND` | the answer comes after the number of ms in the file |
+//! | `slow-COMMAND` | the answer is delayed by the number of ms in the file |
 //! | `say-COMMAND` | the answer is the text of the file |
 //! | `fault` | the server has a fault until all clients have exited, which removes the file |
-//! | `stuck` | the fault stays even then |
+//! | `stuck` | the fault remains after all clients have exited |
 //! | `initializing` | a new server does not become active |
-//! | `linger` | exited clients stay in the list |
-//! | `terminated` | written by the daemon: one line for each terminated client |
+//! | `linger` | exited clients remain in the list |
+//! | `terminated` | written by the daemon, with one line for each terminated client |
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, Read, Write};
@@ -34,7 +35,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Notify;
 use tokio::time::{interval, sleep};
 
-/// The interval at which `quit` checks whether all clients have exited.
+/// The interval between two checks of `quit` that all clients have exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[tokio::main(flavor = "current_thread")]
@@ -62,7 +63,7 @@ fn pipe() -> PathBuf {
     PathBuf::from(std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into()))
 }
 
-/// Returns the contents of an order file, if the file exists.
+/// Returns the content of an order file, if the file exists.
 fn order(name: &str) -> Option<String> {
     fs::read_to_string(PathBuf::from(std::env::var_os("STAND_IN_ORDERS")?).join(name)).ok()
 }
@@ -85,7 +86,7 @@ fn client() -> io::Result<()> {
 #[derive(Default)]
 struct State {
     server: Mutex<Option<Child>>,
-    /// The percentage of active threads that was last set.
+    /// The active-thread percentage that was set last.
     percentage: Mutex<Option<f64>>,
     quit: Notify,
 }
@@ -93,7 +94,7 @@ struct State {
 async fn daemon() -> io::Result<()> {
     let control = pipe().join("control");
     fs::create_dir_all(pipe().join("clients"))?;
-    // The error is dropped: the socket exists only if an earlier daemon was killed.
+    // The socket exists only if an earlier daemon was killed, so the error is ignored.
     fs::remove_file(&control).ok();
     let listener = UnixListener::bind(&control)?;
     fs::write(pipe().join("nvidia-cuda-mps-control.pid"), std::process::id().to_string())?;
@@ -104,7 +105,7 @@ async fn daemon() -> io::Result<()> {
             caller = listener.accept() => {
                 let state = Arc::clone(&state);
                 let (caller, _) = caller?;
-                // The error is dropped, because a test may kill the caller.
+                // A test may kill the caller, so the error is ignored.
                 tokio::spawn(async move { answer(caller, &state).await.ok() });
             }
             () = state.quit.notified() => break,
@@ -123,7 +124,7 @@ fn log(file: &str, line: &str) {
     let Some(folder) = std::env::var_os("CUDA_MPS_LOG_DIRECTORY") else { return };
     let file = OpenOptions::new().create(true).append(true).open(PathBuf::from(folder).join(file));
     let line = format!("[2026-01-01 00:00:00.000 Control {}] {line}", std::process::id());
-    // The error is dropped, because the tests do not need the log.
+    // The tests do not need the log, so the error is ignored.
     file.and_then(|mut file| writeln!(file, "{line}")).ok();
 }
 
@@ -194,7 +195,7 @@ fn status() -> &'static str {
             return "FAULT";
         }
         if let Some(orders) = std::env::var_os("STAND_IN_ORDERS") {
-            // The error is dropped: a test may have removed the file meanwhile.
+            // A test may have removed the file meanwhile, so the error is ignored.
             fs::remove_file(PathBuf::from(orders).join("fault")).ok();
         }
     }
@@ -219,7 +220,7 @@ fn terminate(client: &str) -> String {
     if let Some(orders) = std::env::var_os("STAND_IN_ORDERS") {
         let file =
             OpenOptions::new().create(true).append(true).open(PathBuf::from(orders).join("terminated"));
-        // The error is dropped: a test that needs the line then fails.
+        // The error is ignored, because a test that needs the line then fails.
         file.and_then(|mut file| writeln!(file, "{client}")).ok();
     }
     "0\n".to_owned()

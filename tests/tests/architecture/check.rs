@@ -1,11 +1,11 @@
-//! The checks of sources and manifests. Each fault is a line that names the place, the violation and
-//! the rule.
+//! The checks of sources and manifests. Each fault is a line that contains the place, the violation
+//! and the rule.
 
 use crate::manifests::Dependencies;
 use crate::source::{Manifest, Source};
 use crate::table::{MAX_LINES, Row};
 
-/// Returns the uses that no row permits.
+/// Returns the uses that the table does not permit.
 pub(crate) fn uses(table: &[Row], sources: &[Source]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in sources.iter().filter(|source| source.name.contains("/src/")) {
@@ -24,7 +24,8 @@ fn fault(row: &Row, path: &str) -> Option<String> {
     let root = path.split("::").next().unwrap_or(path);
     let part = row.part;
     if root == "crate" || root.starts_with("shadowslice") {
-        // The name of a crate alone is an attribute, the prefix of a string or a re-export, not a use.
+        // A crate name without a path is an attribute, a string prefix or a re-export, so it does
+        // not count as a use.
         let permitted = starts_with(path, &own_modules(part), "::")
             || row.may.iter().any(|may| starts_with(path, may, "::"))
             || !path.contains("::");
@@ -32,24 +33,24 @@ fn fault(row: &Row, path: &str) -> Option<String> {
     }
     let path = path.trim_end_matches("::*");
     let hit = row.never.iter().find(|never| {
-        // An import of `std::time` could bring in any of its clocks.
+        // An import of `std::time` could include any of its clocks.
         starts_with(path, never, "::") || (path.contains("::") && starts_with(never, path, "::"))
     });
     hit.map(|never| format!("is used, but {part} must not use {never}"))
 }
 
-/// Returns the path of the modules of a part.
+/// Returns the module path of a part.
 fn own_modules(part: &str) -> String {
     let inside = part.split_once("/src/").map_or("", |(_, inside)| inside);
     format!("crate::{}", inside.trim_end_matches(".rs").replace('/', "::"))
 }
 
-/// Returns true if `path` is `start`, or continues after it with `separator`.
+/// Returns true if `path` equals `start`, or continues after `start` with `separator`.
 fn starts_with(path: &str, start: &str, separator: &str) -> bool {
     path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with(separator))
 }
 
-/// Returns the dependencies that a crate must not have.
+/// Returns the dependencies that the table forbids.
 pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) -> Vec<String> {
     let mut faults = Vec::new();
     for Manifest { name, dependencies } in manifests {
@@ -73,7 +74,8 @@ pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) 
     faults
 }
 
-/// Returns forbidden unsafe code, and files that are listed without need.
+/// Returns the places with forbidden unsafe code, and the files that are listed although they need
+/// no unsafe code.
 pub(crate) fn unsafe_code(permitted: &[&str], sources: &[Source]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in sources {
@@ -94,14 +96,14 @@ pub(crate) fn unsafe_code(permitted: &[&str], sources: &[Source]) -> Vec<String>
     faults
 }
 
-/// Returns the files that are too long.
+/// Returns the files that have too many lines.
 pub(crate) fn lengths(sources: &[Source]) -> Vec<String> {
     let long = sources.iter().filter(|source| source.lines > MAX_LINES);
     long.map(|source| format!("{}: {} lines; the maximum is {MAX_LINES}", source.name, source.lines))
         .collect()
 }
 
-/// Returns the rows that match no file.
+/// Returns the table rows that match no file.
 pub(crate) fn stale(table: &[Row], sources: &[Source]) -> Vec<String> {
     let is_stale = |row: &&Row| !sources.iter().any(|source| starts_with(&source.name, row.part, "/"));
     table

@@ -1,18 +1,18 @@
-//! The checks of documents: each file and heading that they name exists, and they name each file that a
-//! newcomer needs.
+//! The checks of documents. Each file and heading that documents name must exist, and the documents
+//! must name each file that a newcomer needs.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The documents at the root. All documents in `docs/` are checked as well.
+/// The checked documents in the root folder. All documents in `docs/` are checked as well.
 const DOCUMENTS: [&str; 5] =
     ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
 
 /// The book's table of contents, which must name every document.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// The folders at the start of paths that are checked.
+/// The folder names with which checked paths begin.
 const TREE: [&str; 10] = [
     "shared/",
     "worker/",
@@ -26,10 +26,10 @@ const TREE: [&str; 10] = [
     "python/",
 ];
 
-/// The path of a document from the root, and its text.
+/// The path of a document relative to the root, and its text.
 type Document = (String, String);
 
-/// Returns the faults of all documents.
+/// Returns the faults in all documents.
 pub(crate) fn faults(root: &Path) -> Vec<String> {
     let names = DOCUMENTS.map(str::to_owned).into_iter();
     let names = names.chain(files(root, "docs", ".md"));
@@ -60,7 +60,7 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
     faults
 }
 
-/// Returns the files of a folder and its subfolders, as paths from the root.
+/// Returns the files in a folder and its subfolders, as paths relative to the root.
 fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -78,13 +78,13 @@ fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
     files
 }
 
-/// A link to a file of the tree, to a heading, or to both.
+/// A link to a file in the tree, to a heading, or to both.
 #[derive(Debug)]
 struct Link<'t> {
     line: usize,
-    /// The path from the document's folder; empty in a link to the document itself.
+    /// The path relative to the document's folder, which is empty in a link to the document itself.
     path: &'t str,
-    /// The heading's anchor; empty in a link to the whole file.
+    /// The anchor of the heading, which is empty in a link to the whole file.
     anchor: &'t str,
 }
 
@@ -102,7 +102,7 @@ impl<'t> Link<'t> {
         })
     }
 
-    /// Returns the path from the root, for a link in the document `name`.
+    /// Returns the path relative to the root, for a link in the document `name`.
     fn target(&self, name: &str) -> String {
         let mut parts: Vec<&str> = name.split('/').collect();
         if !self.path.is_empty() {
@@ -119,7 +119,7 @@ impl<'t> Link<'t> {
     }
 }
 
-/// Returns the broken paths in code spans and links.
+/// Returns the paths in code spans and links that do not exist.
 pub(crate) fn missing_paths(name: &str, text: &str, root: &Path) -> Vec<String> {
     let mut faults = Vec::new();
     let mut check = |line: usize, path: &str| {
@@ -136,7 +136,7 @@ pub(crate) fn missing_paths(name: &str, text: &str, root: &Path) -> Vec<String> 
     faults
 }
 
-/// Returns the links to missing headings.
+/// Returns the links to headings that do not exist.
 pub(crate) fn missing_headings(documents: &[Document]) -> Vec<String> {
     let anchors: BTreeMap<&str, Vec<String>> =
         documents.iter().map(|(name, text)| (name.as_str(), anchors(text))).collect();
@@ -154,7 +154,7 @@ pub(crate) fn missing_headings(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Returns the documents that are missing in the book.
+/// Returns the documents that are missing in the book's table of contents.
 pub(crate) fn missing_chapters(documents: &[Document]) -> Vec<String> {
     let summary = documents.iter().find(|(name, _)| name == SUMMARY).map_or("", |(_, text)| text.as_str());
     let chapters: Vec<String> = Link::all(summary).map(|link| link.target(SUMMARY)).collect();
@@ -162,7 +162,7 @@ pub(crate) fn missing_chapters(documents: &[Document]) -> Vec<String> {
     left_out.map(|(name, _)| format!("{SUMMARY}: does not list {name}")).collect()
 }
 
-/// Returns the anchors of a document's headings, as GitHub forms them.
+/// Returns the anchors of a document's headings, in the form that GitHub generates.
 fn anchors(text: &str) -> Vec<String> {
     let mut count: BTreeMap<String, usize> = BTreeMap::new();
     let mut fenced = false;

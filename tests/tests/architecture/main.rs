@@ -1,6 +1,6 @@
-//! Tests of the architecture that only read files: the dependencies between parts, the files that may
-//! contain `unsafe`, the maximum length of a file, and the files and headings that documents name.
-//! ARCHITECTURE.md gives the reasons.
+//! Tests of the architecture that only read files. They check the dependencies between parts, the
+//! files that may contain `unsafe`, the maximum length of a file, and the files and headings that
+//! documents name. ARCHITECTURE.md explains the reasons.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "this crate contains only tests")]
 

@@ -1,15 +1,18 @@
 //! The permitted dependencies between crates, as data.
 
-/// The dependencies that a crate's manifest may list, except those of tests and build scripts.
+/// The dependencies that a crate's manifest may list. Dependencies of tests and build scripts are
+/// not restricted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Dependencies {
     /// The complete list of permitted dependencies.
     Only(&'static [&'static str]),
-    /// All dependencies except those of the first lists; those of the second list are permitted anyway.
+    /// All dependencies except those in the first lists. Dependencies in the second list are always
+    /// permitted.
     Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 
-/// The permitted dependencies of each crate. Arrows go down only:
+/// The permitted dependencies of each crate. Dependencies point only in the direction of the
+/// arrows:
 ///
 /// ```text
 ///   supervisor ─▶ operations ─▶ control ─┐
@@ -80,7 +83,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
 
-/// The crates of the workspace. The rule of a crate names those that it may use.
+/// The crates of the workspace. A crate's rule lists those that the crate may use.
 const OWN: &[&str] = &[
     "shadowslice",
     "shadowslice-config",
@@ -95,8 +98,8 @@ const OWN: &[&str] = &[
     "shadowslice-worker",
 ];
 
-/// Crates that use or query a GPU.
+/// The crates that use or query a GPU.
 const GPU: &[&str] = &["ort", "cudarc", "nvml-wrapper"];
 
-/// Crates that communicate with clients.
+/// The crates that communicate with clients.
 const NETWORK: &[&str] = &["hyper", "tonic"];

@@ -1,4 +1,4 @@
-//! Tests of the checks with artificial files: each check finds its fault.
+//! Tests of the checks with artificial files. Each check must find its fault.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::manifests::MANIFESTS;
 use crate::source::{Manifest, Source};
 use crate::table::{MAX_LINES, ROWS, UNSAFE};
 
-/// Returns the faults of an artificial file.
+/// Returns the faults in an artificial file.
 fn faults(name: &str, text: &str) -> Vec<String> {
     check::uses(ROWS, &[Source::parse(name, text)])
 }

@@ -1,15 +1,15 @@
-//! The parts of Rust files and manifests that the rules check.
+//! The contents of Rust files and manifests that the rules check.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// A path that a file names, separated by `::`, and its line.
+/// A path with `::` that a file uses, and the number of its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Used {
     pub(crate) path: String,
     pub(crate) line: usize,
 }
 
-/// A type that other files can name, and its line.
+/// A type that other files can use, and the number of its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Declared {
     pub(crate) name: String,
@@ -19,14 +19,14 @@ pub(crate) struct Declared {
 /// A Rust file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// The path from the workspace's root.
+    /// The path relative to the root of the workspace.
     pub(crate) name: String,
     pub(crate) lines: usize,
-    /// All paths outside of tests, with imports written out, from `crate` or a crate's name.
+    /// All paths outside of tests, beginning with `crate` or a crate's name. Imports are expanded.
     pub(crate) uses: Vec<Used>,
-    /// All types outside of tests with a `pub` of some kind.
+    /// All types outside of tests that are declared with some form of `pub`.
     pub(crate) types: Vec<Declared>,
-    /// The lines that contain `unsafe`.
+    /// The numbers of the lines that contain `unsafe`.
     pub(crate) unsafe_lines: Vec<usize>,
 }
 
@@ -51,14 +51,14 @@ fn is_test(name: &str) -> bool {
     !name.contains("/src/") || name.ends_with("tests.rs") || name.contains("/tests/")
 }
 
-/// Returns the modules from the crate's root to that of a file.
+/// Returns the module names from the crate's root to a file's module.
 fn module(name: &str) -> Vec<&str> {
     let inside = name.split_once("/src/").map_or("", |(_, inside)| inside);
     let path = inside.trim_end_matches(".rs").trim_end_matches("/mod");
     path.split('/').filter(|part| !matches!(*part, "" | "lib" | "main" | "mod")).collect()
 }
 
-/// Resolves `self` and `super` in a path. Modules within a file are tests, so they are ignored.
+/// Resolves `self` and `super` in a path. Inline modules contain tests, so they are ignored.
 fn absolute(module: &[&str], path: &str) -> String {
     let mut above = module.len();
     let mut rest = path;
@@ -112,7 +112,7 @@ fn find_types(tokens: TokenStream, types: &mut Vec<Declared>) {
     }
 }
 
-/// Collects the paths in `tokens`, each with `prefix`, except those of tests.
+/// Collects the paths in `tokens`, each with `prefix`. Ignores paths in tests.
 fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
@@ -152,7 +152,7 @@ fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
 
 type Tokens = std::iter::Peekable<proc_macro2::token_stream::IntoIter>;
 
-/// Consumes a `::` if it comes next.
+/// Consumes a `::` if it is next.
 fn follows_colons(tokens: &mut Tokens) -> bool {
     let mut ahead = tokens.clone();
     let colon =
@@ -168,7 +168,7 @@ fn is_cfg_test(group: &Group) -> bool {
     group.stream().to_string().replace(' ', "") == "cfg(test)"
 }
 
-/// Skips the module in the visibility of an item, because a visibility does not use the module.
+/// Skips the module in the visibility of an item, because a visibility does not count as a use.
 fn skip_visibility(tokens: &mut Tokens) {
     let names_a_module = |text: &str| matches!(text, "crate" | "super" | "self") || text.starts_with("in ");
     if matches!(tokens.peek(), Some(TokenTree::Group(group)) if names_a_module(&group.stream().to_string())) {
@@ -176,7 +176,7 @@ fn skip_visibility(tokens: &mut Tokens) {
     }
 }
 
-/// Skips to the end of an item: its `;`, or the end of its body.
+/// Skips to the end of an item, which is its `;` or the end of its body.
 fn skip_item(tokens: &mut Tokens) {
     for token in tokens.by_ref() {
         match token {
@@ -191,12 +191,13 @@ fn skip_item(tokens: &mut Tokens) {
 #[derive(Debug)]
 pub(crate) struct Manifest {
     pub(crate) name: String,
-    /// The dependencies except those of tests and the build script.
+    /// The dependencies, without those of tests and of the build script.
     pub(crate) dependencies: Vec<String>,
 }
 
 impl Manifest {
-    /// Parses a manifest in the style of this workspace: each dependency is a line or a table.
+    /// Parses a manifest in the style of this workspace, where each dependency is a line or a
+    /// table.
     pub(crate) fn parse(name: &str, text: &str) -> Self {
         let mut dependencies = Vec::new();
         let mut listing = false;

@@ -1,11 +1,11 @@
-//! The rules for modules, unsafe code and the length of files, as data.
+//! The rules for modules, unsafe code and the length of files, in the form of data.
 
-/// The modules and crates that a part of the workspace may use. The row of a file is the one with the
-/// longest `part` that the file's path starts with, if there is one.
+/// The modules and crates that a part of the workspace may use. A file belongs to the row with the
+/// longest `part` with which the file's path begins. Files without such a row have no rule.
 ///
-/// `may` applies to paths of the workspace. A path outside of the part itself that starts with `crate`
-/// or with the name of a crate of the workspace must start with an entry of `may`. `never` applies to
-/// all other paths.
+/// `may` applies to paths of the workspace. If such a path begins with `crate` or the name of a
+/// crate of the workspace, and lies outside the part itself, it must begin with an entry of `may`.
+/// `never` applies to all other paths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) part: &'static str,
@@ -13,10 +13,10 @@ pub(crate) struct Row {
     pub(crate) never: &'static [&'static str],
 }
 
-/// The paths of clocks. Callers pass the time as a `Timestamp` instead.
+/// The paths of clocks. Code under this rule gets the time from its caller as a `Timestamp`.
 const NO_CLOCK: &[&str] = &["std::time::Instant", "std::time::SystemTime", "nix::time", "tokio::time"];
 
-/// The paths of everything with side effects or external state.
+/// The paths that have side effects or access external state.
 const PURE: &[&str] = &[
     "std::time::Instant",
     "std::time::SystemTime",
@@ -33,7 +33,7 @@ const PURE: &[&str] = &[
 /// The crates that use or query a GPU.
 const NO_GPU: &[&str] = &["ort", "cudarc", "nvml_wrapper"];
 
-/// The crates that the manifest of control permits.
+/// The crates that the manifest of the crate `control` permits.
 const ALL: &[&str] =
     &["crate", "shadowslice_config", "shadowslice_datapath", "shadowslice_policy", "shadowslice_shared"];
 
@@ -42,24 +42,24 @@ const OPERATIONS: &[&str] =
 
 /// The rules for parts of crates. The rules between crates are in [`super::manifests`].
 pub(crate) const ROWS: &[Row] = &[
-    // The formats and types that supervisor and workers share.
+    // This crate contains the formats and types that the supervisor and the workers share.
     Row { part: "shared/src", may: &["crate"], never: NO_CLOCK },
-    // A worker uses CUDA and ONNX Runtime only in engines and devices. An engine may use a real GPU, but
-    // a device must not use an engine.
+    // In a worker, only engines and devices use CUDA and ONNX Runtime. An engine may use a real
+    // GPU, but a device must not use an engine.
     Row { part: "worker/src", may: &["crate", "shadowslice_shared", "shadowslice_worker"], never: NO_GPU },
     Row {
         part: "worker/src/engine",
         may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
         never: &["cudarc"],
     },
-    // The worker as a module of a Python interpreter.
+    // This crate is the worker as a module of a Python interpreter.
     Row {
         part: "worker/python/src",
         may: &["crate", "shadowslice_shared", "shadowslice_worker", "pyo3"],
         never: NO_GPU,
     },
     Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
-    // The policy decides without I/O: it uses neither slabs nor sockets nor processes.
+    // The policy decides without I/O, so it uses no slabs, sockets or processes.
     Row {
         part: "supervisor/policy/src",
         may: &[
@@ -74,7 +74,7 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: PURE,
     },
-    // The simulator is as pure as the policy, except its command, which reads files.
+    // The simulator is pure like the policy. Its command is an exception, because it reads files.
     Row {
         part: "benches/simulator/src",
         may: &["crate", "shadowslice_policy", "shadowslice_shared"],
@@ -86,7 +86,8 @@ pub(crate) const ROWS: &[Row] = &[
         never: NO_CLOCK,
     },
     Row { part: "benches/simulator/src/main.rs", may: &["crate"], never: NO_CLOCK },
-    // The planner asks the policy and sends orders. It starts, routes and stops nothing itself.
+    // The planner calls the policy and sends orders. It does not start, route or stop anything
+    // itself.
     Row {
         part: "supervisor/control/src/controller/planner",
         may: &[
@@ -99,8 +100,8 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: NO_GPU,
     },
-    // These parts compute results from facts alone: the changes of a new configuration, the missing parts
-    // of a host, the texts of metrics and traces.
+    // These parts compute results only from their arguments: the changes of a new configuration,
+    // the missing parts of a host, and the texts of metrics and traces.
     Row { part: "supervisor/control/src/models/plan.rs", may: ALL, never: PURE },
     Row {
         part: "supervisor/operations/src/doctor/judge",
@@ -123,16 +124,17 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate::otlp", "shadowslice_datapath", "shadowslice_shared"],
         never: PURE,
     },
-    // The display of `top` is pure. Only `run.rs` queries the supervisor and draws.
+    // The display of `top` is pure. Only `run.rs` queries the supervisor and draws the screen.
     Row {
         part: "supervisor/operations/src/top",
         may: &["crate", "shadowslice_control", "shadowslice_datapath", "shadowslice_shared"],
         never: PURE,
     },
     Row { part: "supervisor/operations/src/top/run.rs", may: OPERATIONS, never: &[] },
-    // Whole-system tests use binaries, sockets and documents, as users do.
+    // Whole-system tests use binaries, sockets and documents in the same way as users.
     Row { part: "tests/src", may: &["crate", "shadowslice_tests"], never: &["ort", "cudarc"] },
-    // The policy evaluation is pure, except the files that simulate, read profiles and write results.
+    // The policy evaluation is pure. The files that simulate, read profiles and write results are
+    // exceptions.
     Row {
         part: "benches/src/bin/policy-eval",
         may: &["crate", "shadowslice_benches::table", "shadowslice_simulator::results"],
@@ -151,7 +153,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// The files that contain `unsafe` code. No other file may.
+/// The only files that may contain `unsafe` code.
 pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
     "supervisor/control/src/process/spawn.rs",

@@ -1,5 +1,5 @@
-//! The access log: it has a line for each answered request, a rotation loses no line, and no request
-//! waits for the log.
+//! The access log: it has one line for each answered request, a rotation loses no line, and no
+//! request waits for the log.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed helper fails the test")]
 
 use std::fs;
@@ -28,7 +28,7 @@ controller: {policy: static}
 access_log: access.log
 ";
 
-/// Starts a server with a fast model, and a slow one whose queue holds one request.
+/// Starts a server with two models: a fast one, and a slow one whose queue holds one request.
 async fn logging(prepare: impl FnOnce(&Home)) -> ServerUnderTest {
     let model = echo("echo", "profile: profile.yaml, share: {initial: 50%}");
     let full = echo("full", "profile: slow.yaml, share: {initial: 50%}, queue: {max_requests: 1}");
@@ -66,7 +66,7 @@ fn lines(file: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// Waits for a line that fulfils `wanted`, and returns it.
+/// Waits for a line that meets the condition `wanted`, and returns that line.
 async fn line(file: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let until = Instant::now() + DEFAULT_TIMEOUT;
     loop {
@@ -131,7 +131,7 @@ async fn each_request_over_http_is_a_line() {
 async fn the_lines_of_refused_and_cancelled_requests_have_the_reason() {
     let server = logging(|_| {}).await;
     let file = file(&server);
-    // One request executes, one waits, and the queue is full for the others.
+    // One request executes and one waits, so the queue is full for all other requests.
     let asking = (0..6).map(|_| http(&server, inference("full", "", "")));
     let asking: Vec<io::Result<String>> = join_all(asking).await;
     assert!(asking.iter().flatten().any(|answer| answer.starts_with("HTTP/1.1 503")), "{asking:?}");
@@ -184,13 +184,13 @@ async fn a_rotation_loses_no_line() {
     };
     ask("before").await;
     line(&file, "the first request", |line| line["request_id"] == "before").await;
-    // After SIGHUP, the next line is in the new file.
+    // After SIGHUP, the supervisor writes the next line to the new file.
     fs::rename(&file, folder.join("1")).unwrap();
     server.signal(Signal::SIGHUP).unwrap();
     server.wait_line(&["configuration reloaded"]).await.unwrap();
     ask("signalled").await;
     line(&file, "the second request", |line| line["request_id"] == "signalled").await;
-    // Without a signal, the supervisor opens the new file soon.
+    // Without a signal, the supervisor detects the new file after a short time.
     fs::rename(&file, folder.join("2")).unwrap();
     let until = Instant::now() + DEFAULT_TIMEOUT;
     let mut requests = 0;
@@ -211,7 +211,7 @@ async fn a_rotation_loses_no_line() {
     assert_eq!(ids, expected.collect::<Vec<_>>());
 }
 
-/// A number of lines above the capacity of the queue, the writer and a pipe together.
+/// The number of lines, which exceeds the total capacity of the queue, the writer and a pipe.
 const MANY: usize = 12_000;
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn requests_do_not_wait_for_a_reader_that_stopped() {
     let mut server = logging(|home| {
         nix::unistd::mkfifo(&home.path().join("access.log"), Mode::S_IRWXU).unwrap();
         let reader = fs::OpenOptions::new().read(true).write(true).open(home.path().join("access.log"));
-        // The pipe stays open during the test, and nobody reads from it.
+        // The pipe stays open during the test, and no process reads from it.
         std::mem::forget(reader.unwrap());
     })
     .await;

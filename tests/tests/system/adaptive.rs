@@ -1,4 +1,4 @@
-//! Policies that decide shares while the server serves.
+//! Policies that change shares while the server serves.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::fixtures::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
 use crate::standby::{in_phase, incumbent, kill};
 
-/// Starts two models that take 10 ms per batch with 66 SMs or more, under a policy.
+/// Starts two models under a policy. Their batches take 10 ms on 66 or more SMs.
 async fn two(controller: &str, first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     of_profile(&profile(10.0), controller, first, second).await
 }
@@ -120,9 +120,10 @@ async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // Even the minimum share is enough for the load, so that no request waits for long. GSLICE
-    // increases the share of a model that answers only as many requests as arrive, and decreases that
-    // of a model that answers more. Both change this share, whatever an interval measures.
+    // Even the minimum share is sufficient for the load, so no request waits for long. GSLICE
+    // increases the share of a model that answers only as many requests as arrive, and decreases
+    // the share of a model that answers more. In both cases GSLICE changes this share, regardless
+    // of the measurements in an interval.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
@@ -139,7 +140,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     );
     let table = server.command_output(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
-    // The last interval saw none of the requests.
+    // The last interval contained none of the requests.
     assert!(table.contains("cover the last ") && !table.contains(" idle "), "{table}");
     server.stop().await.unwrap();
 }
@@ -164,9 +165,9 @@ async fn a_plan_shows_the_groups_of_each_model_and_who_shares_them() {
     server.stop().await.unwrap();
 }
 
-/// Starts a model that gets less load than its capacity, and a saturated model of lower priority. Their
-/// kernels take turns, so that the first model cannot keep up. All is slow enough for the load of the
-/// host not to matter.
+/// Starts a model whose load is below its capacity, and a saturated model with a lower priority.
+/// The kernels of both models take turns, so the first model cannot keep up with its load. All
+/// times are long, so that the load of the host does not matter.
 async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
@@ -220,7 +221,8 @@ async fn nothing_is_refused_and_no_share_changes_while_all_models_meet_their_slo
     server.stop().await.unwrap();
 }
 
-/// Stops a process for 160 of every 400 ms, like a host without CPU time for it, until the task is aborted.
+/// Stops a process for 160 of every 400 ms until the task is aborted. This simulates a host without
+/// CPU time for the process.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
         let process = ProcessHandle::of(pid).expect("the worker runs");
@@ -233,8 +235,8 @@ fn starve(pid: i32) -> JoinHandle<()> {
     })
 }
 
-/// Checks a model whose batches take a fiftieth of its SLO, so that more SMs do not help it, and
-/// other work on the host does not matter.
+/// Checks a model whose batches take a fiftieth of its SLO. More SMs do not help this model, and
+/// other work on the host does not affect the result.
 #[tokio::test]
 async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neighbours() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";
@@ -253,8 +255,8 @@ async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neigh
     starved.abort();
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&two);
-    // A host that also runs other tests may leave so little CPU time that the queue does not advance,
-    // which the policy cannot change.
+    // If the host also runs other tests, it may have so little CPU time that the queue does not
+    // advance. The policy cannot change that.
     let by_the_policy = one.failed.keys().find(|why| !why.contains("the server is overloaded"));
     assert_eq!((by_the_policy, one.wrong, one.answered() + one.failures()), (None, 0, one.offered));
     assert!(one.attainment(Duration::from_millis(100)) < 0.95, "the model violates its SLO");
@@ -311,7 +313,7 @@ async fn a_resize_that_only_retries_the_start_of_a_model_holds_nothing() {
     assert!(!words.contains("held until"), "{words}");
     let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
-    // The same command holds the share of a model that serves.
+    // For a model that serves, the same command sets and holds the share.
     assert!(server.command_output(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
     assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();

@@ -1,4 +1,5 @@
-//! Faults of workers in each role and phase, under load. `make attack` prints the table.
+//! Faults of workers in each role and phase, under load. `make attack` prints the results as a
+//! table.
 
 use std::time::Duration;
 
@@ -11,19 +12,20 @@ use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 
 use crate::fixtures::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
 
-/// The faults. SIGTERM ends a worker like its own exit.
+/// The faults. SIGTERM makes a worker exit in the same way as its own exit.
 const FAULTS: [Signal; 4] = [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGSEGV, Signal::SIGTERM];
 
-/// The event that brings a worker into its role and phase.
+/// The event that puts a worker into its role and phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trigger {
     Start,
-    /// The death of the serving worker.
+    /// The death of the worker that serves.
     Death,
     Resize,
 }
 
-/// The role and phase of the worker, the event before, and whether a standby is ready.
+/// The role and phase of the worker, the event that precedes the fault, and a flag that is true if
+/// a standby is ready.
 const CELLS: [(&str, &str, Trigger, bool); 8] = [
     ("incumbent", "serving", Trigger::Start, false),
     ("incumbent", "serving", Trigger::Start, true),
@@ -35,7 +37,8 @@ const CELLS: [(&str, &str, Trigger, bool); 8] = [
     ("standby", "standing", Trigger::Start, true),
 ];
 
-/// The longest latency of a request, in ms: 2 s, and the time of a start if a starting worker hangs.
+/// The maximum latency of a request in ms. The value is 2 s, plus the time of a start in case a
+/// starting worker hangs.
 const BACK_WITHIN: f64 = 5000.0;
 
 async fn server(standby: bool) -> Result<ServerUnderTest, HarnessError> {
@@ -53,7 +56,8 @@ fn find<'m>(model: &'m ModelStatusJson, role: &str, phase: &str) -> Option<&'m W
     model.workers.iter().find(|worker| worker.role == role && worker.more["phase"] == phase)
 }
 
-/// Causes the fault once a worker has this role and phase. Returns false if no worker was hit.
+/// Causes the fault once a worker has this role and phase. Returns false if there was no such
+/// worker.
 async fn strike(
     server: &ServerUnderTest,
     (role, phase, way, _): (&str, &str, Trigger, bool),
@@ -78,7 +82,7 @@ async fn strike(
     if way != Trigger::Resize {
         return hit.await;
     }
-    // The outcome of the resize depends on the fault.
+    // The result of the resize depends on the fault, so it is ignored.
     let (_, hit) = tokio::join!(server.resize("echo", 20), hit);
     hit
 }

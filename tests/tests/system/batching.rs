@@ -1,4 +1,5 @@
-//! Real models: many requests at the same time, in batches, each with its correct answer.
+//! Tests with real models: many concurrent requests run in batches, and each must get its correct
+//! answer.
 
 use shadowslice_tests::cases::{self, models_folder};
 use shadowslice_tests::home::{HarnessError, Home};

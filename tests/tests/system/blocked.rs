@@ -1,4 +1,4 @@
-//! Blocked files, sockets and logs: only the parts that need them wait.
+//! Tests with blocked files, sockets and logs. Only the parts that need them may wait.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -34,7 +34,7 @@ async fn a_reload_of_an_unreadable_configuration_times_out_and_a_later_one_works
     let (code, why) = reload().await;
     assert!(code == Some(1) && why.contains("earlier read"), "{why}");
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
-    // The read returns when the other end of the pipe closes.
+    // The read returns when the other end of the pipe is closed.
     drop(File::options().write(true).open(&config).unwrap());
     std::fs::remove_file(&config).unwrap();
     std::fs::write(&config, text).unwrap();
@@ -85,7 +85,7 @@ async fn a_status_without_a_reply_times_out() {
     assert!(output.status.code() == Some(69) && why.contains("did not answer within 10 s"), "{why}");
 }
 
-/// Makes a full pipe, and returns its ends.
+/// Makes a pipe whose buffer is full, and returns its ends.
 fn full_pipe() -> io::Result<(OwnedFd, File)> {
     let (unread, full) = pipe()?;
     let mut full = File::from(full);

@@ -1,4 +1,5 @@
-//! Broken or missing parts: the other models serve, and the operator gets the reason.
+//! Tests with broken or missing parts. The other models must serve, and the operator must get the
+//! reason.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +15,8 @@ use shadowslice_tests::server::ServerUnderTest;
 
 use crate::fixtures::{EMULATED, ask, echo, echo_case, home, one_echo, unwrapped};
 
-/// Runs `serve` with the configuration of a folder until it exits; returns the exit code and stderr.
+/// Runs `serve` with the configuration of a folder until it exits. Returns the exit code and
+/// stderr.
 async fn refused(home: &Home) -> Result<(Option<i32>, String), HarnessError> {
     let output = home.run(&["serve", "config.yaml"]).await?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
@@ -83,7 +85,7 @@ async fn a_model_loads_as_soon_as_its_broken_file_is_repaired() {
     let said = server.home().run(&["status"]).await.unwrap();
     let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
     assert!(said.contains("when its files or its configuration change"), "{said}");
-    // Rename a complete copy, because a file is incomplete while it is copied.
+    // The complete copy is renamed, because a file is incomplete while it is being copied.
     let folder = server.home().path();
     std::fs::copy(models_folder().join("digits.onnx"), folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("m.onnx")).unwrap();
@@ -166,7 +168,8 @@ async fn workers_that_send_nonsense_at_their_start_harm_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let real = sibling_binary("shadowslice-worker").unwrap();
     let (count, real) = (home.path().join("count"), real.display().to_string());
-    // A length of 4 GiB; the maximum length with too few bytes; no message; an invalid message.
+    // The messages are: a length of 4 GiB, the maximum length with too few bytes, no message, and
+    // an invalid message.
     let script = format!(
         "echo >> {count}\ncase $(wc -l < {count}) in\n\
          1) printf '\\377\\377\\377\\377nonsense' >&9; sleep 60 ;;\n\
@@ -194,7 +197,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     server.stop().await.unwrap();
 }
 
-/// Runs a command that writes to `out`; returns its exit code and its stderr.
+/// Runs a command whose output goes to `out`. Returns its exit code and its stderr.
 async fn into(home: &Home, arguments: &[&str], out: impl Into<Stdio>) -> (Option<i32>, String) {
     let mut command = home.command(arguments).expect("the binary exists");
     let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("the command starts");

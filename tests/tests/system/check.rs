@@ -1,4 +1,4 @@
-//! `shadowslice check` finds the errors that a start would find.
+//! Tests that `shadowslice check` finds the errors that a start would find.
 #![allow(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::fs::{Permissions, create_dir, set_permissions};
@@ -146,7 +146,7 @@ fn home_write(server: &ServerUnderTest, name: &str, text: &str) {
     server.home().write(name, text).expect("the folder is writable");
 }
 
-/// Returns a configuration with this run directory and an emulated GPU.
+/// Returns a configuration with an emulated GPU and this run directory.
 fn serving_in(run_dir: &Path) -> String {
     let model = echo("echo", "share: {initial: 50%}");
     format!("run_dir: {}\n{EMULATED}models: [{model}]\n", run_dir.display())
@@ -191,13 +191,14 @@ async fn the_run_directory_of_a_running_supervisor_is_accepted() {
     home.write("config.yaml", &text).unwrap();
     let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
-    // Root sees such modes in the run directory of another user's supervisor.
+    // Root finds such access modes when it checks the run directory of another user's supervisor.
     set_permissions(server.home().run_dir(), Permissions::from_mode(0o777)).unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
     server.stop().await.unwrap();
 }
 
-/// Checks a folder without write permission. Root switches to another user, because it can write anywhere.
+/// Checks a folder without write permission. If the test runs as root, it switches to another user,
+/// because root can write anywhere.
 #[tokio::test]
 async fn a_run_directory_in_a_read_only_folder_is_refused() {
     let home = Home::new().unwrap();

@@ -33,7 +33,7 @@ pub(crate) struct Collector {
 
 #[derive(Debug, Default)]
 struct Received {
-    /// The number of spans of each message that the collector rejects.
+    /// The number of spans that the collector rejects in each message.
     rejects: i64,
     spans: Mutex<Vec<Span>>,
     resources: Mutex<Vec<Resource>>,
@@ -69,7 +69,7 @@ impl Collector {
         Self::listen(TcpListener::bind("127.0.0.1:0").await?, 0)
     }
 
-    /// Starts a collector that rejects this number of spans of each message.
+    /// Starts a collector that rejects this number of spans in each message.
     pub(crate) async fn rejecting(rejects: i64) -> io::Result<Self> {
         Self::listen(TcpListener::bind("127.0.0.1:0").await?, rejects)
     }
@@ -84,7 +84,7 @@ impl Collector {
         Ok(Self { address, received, running: running.abort_handle() })
     }
 
-    /// Returns all spans received so far.
+    /// Returns all spans that have been received so far.
     pub(crate) fn spans(&self) -> Vec<Span> {
         self.received.spans.lock().clone()
     }
@@ -108,7 +108,7 @@ impl Collector {
         waited.map_err(|_| format!("no {what} among {:#?}", self.spans()))
     }
 
-    /// Waits for the spans of a trace, which arrive together with the span of the request.
+    /// Waits for the spans of a trace, which arrive together with the request's own span.
     pub(crate) async fn trace(&self, id: &str) -> Result<Vec<Span>, String> {
         let of = |spans: &[Span]| -> Vec<Span> {
             spans.iter().filter(|span| hex(&span.trace_id) == id).cloned().collect()
@@ -116,7 +116,7 @@ impl Collector {
         self.wait(id, |spans| Some(of(spans)).filter(|spans| !spans.is_empty())).await
     }
 
-    /// Returns an attribute of the sender of the spans.
+    /// Returns a resource attribute of the sender of the spans.
     pub(crate) fn resource(&self, key: &str) -> Option<String> {
         let resources = self.received.resources.lock();
         resources.first().and_then(|resource| value(&resource.attributes, key))
@@ -129,7 +129,7 @@ impl Drop for Collector {
     }
 }
 
-/// Formats an identifier as in headers.
+/// Formats an identifier in the form in which headers contain it.
 pub(crate) fn hex(id: &[u8]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -148,7 +148,7 @@ fn value(attributes: &[KeyValue], key: &str) -> Option<String> {
     }
 }
 
-/// Returns the spans with this name.
+/// Returns the spans that have this name.
 pub(crate) fn named<'s>(spans: &'s [Span], name: &str) -> Vec<&'s Span> {
     spans.iter().filter(|span| span.name == name).collect()
 }

@@ -1,4 +1,4 @@
-//! Workers that die or hang while they serve, which clients do not notice.
+//! Tests with workers that die or hang while they serve. Clients must not notice.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,8 @@ use crate::fixtures::{
     EMULATED, ask, assert_nothing_lost, echo, echo_case, home, home_under, load, one_echo, profile,
 };
 
-/// The keys of the model. It serves late requests, because a restart takes longer than the SLO.
+/// The keys of the model. The model serves late requests, because a restart takes longer than the
+/// SLO.
 const SERVE_LATE: &str = "share: {initial: 50%}, queue: {on_late: serve}";
 
 fn incumbent(model: &ModelStatusJson) -> Option<&WorkerStatusJson> {
@@ -26,7 +27,7 @@ fn shadow(model: &ModelStatusJson) -> Option<&WorkerStatusJson> {
     model.workers.iter().find(|worker| worker.role == "shadow")
 }
 
-/// Waits until a process other than `old` serves, and returns its PID.
+/// Waits until a process other than `old` serves, and returns that process's PID.
 async fn replaced(server: &ServerUnderTest, old: i32) -> Result<i32, HarnessError> {
     let other = |model: &ModelStatusJson| incumbent(model).map(|worker| worker.pid).filter(|pid| *pid != old);
     let serving = |model: &ModelStatusJson| model.state == "ready" && other(model).is_some();
@@ -49,7 +50,8 @@ async fn clients_do_not_see_incumbents_killed() {
     server.stop().await.unwrap();
 }
 
-/// Checks that requests wait while no worker serves, and that a long outage does not count as overload.
+/// Checks that requests wait while no worker serves, and that a long outage does not count as
+/// overload.
 #[tokio::test]
 async fn a_long_outage_refuses_no_request() {
     for policy in ["static", "adaptive"] {
@@ -77,7 +79,7 @@ async fn deaths_far_apart_do_not_make_a_model_without_requests_unready() {
     }
     let next = server.model("echo").await.unwrap();
     assert_eq!(incumbent(&next).unwrap().more["restarts"], 7);
-    // After this time of being ready, a death does not count as consecutive.
+    // If the worker has been ready for this time, its death does not count as consecutive.
     tokio::time::sleep(Duration::from_secs(11)).await;
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     replaced(&server, pid).await.unwrap();
@@ -128,7 +130,7 @@ async fn a_shadow_that_is_ready_before_the_next_incumbent_serves_and_its_share_i
     let server = ServerUnderTest::start_ready(home).await.unwrap();
     let kill = async {
         let mut killed = 0;
-        // Kill the first worker and its replacement, so that the next one has to start
+        // The first worker and its replacement are killed, so that the next worker has to start
         // after the shadow.
         for _ in 0..2 {
             let dies = |model: &ModelStatusJson| {
@@ -177,8 +179,8 @@ async fn kill_three(server: &ServerUnderTest) -> Result<(), HarnessError> {
     Ok(())
 }
 
-/// Checks that a request that kills its workers fails after three deaths, that equal requests are refused
-/// at once for a while, and that the model serves on.
+/// Checks that a request that kills its workers fails after three deaths. Equal requests must then
+/// be refused immediately for a while, and the model must continue to serve.
 #[tokio::test]
 async fn requests_that_kill_their_workers_do_not_stop_the_model() {
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();
@@ -200,13 +202,13 @@ async fn requests_that_kill_their_workers_do_not_stop_the_model() {
         "{equal:?}"
     );
     assert_eq!(ask(server.client(), "echo", &echo_case(4), 0.0).await, RequestOutcome::Right);
-    // The refusal of the first content, which lasts a second, is over by now.
+    // The refusal of the first content lasts a second, and is over by now.
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
-/// Checks requests of rising priority: each overtakes earlier ones, but these are still found to be the
-/// cause.
+/// Checks requests of rising priority that kill their workers. Each request overtakes the earlier
+/// ones, but the earlier ones must still be identified as the cause.
 #[tokio::test]
 async fn requests_of_rising_priority_that_kill_their_workers_are_identified_one_by_one() {
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();
@@ -235,7 +237,8 @@ async fn requests_of_rising_priority_that_kill_their_workers_are_identified_one_
     server.stop().await.unwrap();
 }
 
-/// Checks a worker whose sockets are closed but whose process remains, as while a driver destroys a context.
+/// Checks a worker process that remains after its sockets are closed. This happens, for example,
+/// while a driver destroys a context.
 #[tokio::test]
 async fn a_worker_process_that_remains_after_its_sockets_closed_delays_nothing() {
     let model = echo("echo", &format!("profile: profile.yaml, standby: off, {SERVE_LATE}"));
@@ -256,8 +259,8 @@ async fn a_worker_process_that_remains_after_its_sockets_closed_delays_nothing()
     server.stop().await.unwrap();
 }
 
-/// Checks a supervisor that adopts orphans, like process 1 of a container. Each start of a worker leaves
-/// two orphans.
+/// Checks a supervisor that adopts orphaned processes, like process 1 of a container. Each start of
+/// a worker leaves two orphans.
 #[tokio::test]
 async fn a_subreaper_reaps_orphans_and_gets_the_exit_status_of_its_own_children() {
     let mut home = home(&[echo("echo", SERVE_LATE)]).unwrap();
@@ -316,7 +319,7 @@ async fn a_stopped_supervisor_does_not_treat_workers_as_hung() {
     let loading = load(&server, "echo", 50.0, Duration::from_secs(4));
     tokio::time::sleep(Duration::from_secs(1)).await;
     server.process().signal(Signal::SIGSTOP).unwrap();
-    // A worker counts as hung after a second, and the answers stay unread for longer.
+    // A worker counts as hung after a second. The answers remain unread for longer than that.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     server.process().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&loading.await.unwrap());

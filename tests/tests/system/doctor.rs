@@ -1,4 +1,4 @@
-//! `shadowslice doctor` on this host, with and without a GPU.
+//! Tests of `shadowslice doctor` on this host, with and without a GPU.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use shadowslice_tests::home::{HarnessError, Home};
 
 use crate::fixtures::{EMULATED, echo};
 
-/// Runs the doctor, and returns its exit code and its checks.
+/// Runs `shadowslice doctor`, and returns its exit code and its checks.
 async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks), HarnessError> {
     let arguments = [&["doctor", "--json"], arguments].concat();
     let output = home.run(&arguments).await?;
@@ -23,7 +23,7 @@ async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks)
     Ok((output.status.code(), report))
 }
 
-/// The doctor's output in JSON.
+/// The JSON output of `shadowslice doctor`.
 #[derive(Debug, Deserialize)]
 struct Checks {
     checks: Vec<Check>,
@@ -130,7 +130,8 @@ async fn a_worker_that_breaks_off_is_a_finding_and_so_is_an_absent_one() {
     assert_eq!((code, found.level("worker"), found.level("libraries")), (Some(69), Some("fault"), None));
 }
 
-/// Makes a folder with the MPS programs that the doctor checks, at the start of PATH.
+/// Makes a folder that contains the MPS programs that the doctor checks, and puts it at the start
+/// of PATH.
 fn with_mps(script: &str) -> Result<Home, HarnessError> {
     let mut home = Home::new()?;
     let io = |source| HarnessError::Io { what: "create a program".into(), source };

@@ -1,4 +1,4 @@
-//! Drained hosts and models, which serve on but are not ready.
+//! Tests of drained hosts and models, which continue to serve but are not ready.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio_stream::StreamExt;
 use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 use crate::readiness::says_ready;
 
-/// Starts two models, `m` and `n`, which clients may load and unload.
+/// Starts the models `m` and `n`, which clients may load and unload.
 async fn serving(more: &str) -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
@@ -23,7 +23,7 @@ async fn serving(more: &str) -> Result<ServerUnderTest, HarnessError> {
     ServerUnderTest::start_ready(home).await
 }
 
-/// The readiness of a model as clients see it.
+/// The readiness of a model, as clients see it.
 #[derive(Debug, PartialEq)]
 struct Readiness {
     http: bool,
@@ -32,7 +32,7 @@ struct Readiness {
     state: String,
 }
 
-/// Asks for the readiness of a model over HTTP, over gRPC and in the repository index.
+/// Queries the readiness of a model over HTTP, over gRPC and in the repository index.
 async fn readiness(server: &ServerUnderTest, model: &str) -> Result<Readiness, Box<dyn StdError>> {
     let path = format!("/v2/models/{model}/ready");
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", &path).await?;
@@ -85,7 +85,7 @@ async fn a_drained_model_answers_and_is_not_ready_until_it_is_undrained_or_loade
     assert_eq!(says_ready(&server).await.unwrap(), [true; 3], "another model is ready");
     assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_eq!(server.model("m").await.unwrap().more["drained"], true);
-    // New workers with another configuration stay drained, until an undrain.
+    // New workers with another configuration remain drained until an undrain.
     let yaml = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     server.home().write("config.yaml", yaml.replacen("name: m,", "name: m, batch: {max: 4},", 1)).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);

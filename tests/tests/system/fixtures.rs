@@ -18,7 +18,7 @@ gpus: [{device: emulated, sms: 132}]
 controller: {policy: static}
 "#;
 
-/// Makes a folder with these models, given as YAML, on the emulated GPU.
+/// Makes a folder with these models, which are given as YAML, on the emulated GPU.
 pub(crate) fn home(models: &[String]) -> Result<Home, HarnessError> {
     home_under("static", models)
 }
@@ -29,8 +29,8 @@ pub(crate) fn home_under(policy: &str, models: &[String]) -> Result<Home, Harnes
     Home::with_config(&format!("{host}models:\n{models}"))
 }
 
-/// Returns the YAML of a model that answers `x` as `y`. Its share changes by shadows unless the keys
-/// say otherwise.
+/// Returns the YAML of a model that answers `x` as `y`. Its share changes by hand-overs unless the
+/// keys specify another way.
 pub(crate) fn echo(name: &str, more: &str) -> String {
     let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
     let handover = if more.contains("handover: ") { "" } else { "handover: shadow, " };
@@ -40,8 +40,8 @@ pub(crate) fn echo(name: &str, more: &str) -> String {
     )
 }
 
-/// Returns a profile of a model that takes `execution_ms` for a batch of any size up to 16 with 66 SMs or
-/// more, and proportionally longer with fewer.
+/// Returns the profile of a model. A batch of up to 16 rows takes `execution_ms` on 66 or more SMs,
+/// and proportionally longer on fewer SMs.
 pub(crate) fn profile(execution_ms: f64) -> String {
     format!(
         "source: {{kind: illustrative}}\n\
@@ -57,7 +57,7 @@ pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<ServerUnde
     one_echo_under("static", execution_ms, more).await
 }
 
-/// Starts the same server, under a policy that decides the model's share.
+/// Starts the same server with a policy that decides the model's share.
 pub(crate) async fn one_echo_under(
     policy: &str,
     execution_ms: f64,
@@ -68,12 +68,12 @@ pub(crate) async fn one_echo_under(
     ServerUnderTest::start_ready(home).await
 }
 
-/// Joins the lines of a command's output, which wrap at 80 columns.
+/// Joins the lines of a command's output, which is wrapped at 80 columns.
 pub(crate) fn unwrapped(output: &str) -> String {
     output.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Makes the n-th echo request, with its answer.
+/// Makes the n-th echo request and its expected answer.
 pub(crate) fn echo_case(n: u16) -> RequestCase {
     let tensor = |name| ClientTensor::fp32(name, &[1, 16], &[f32::from(n); 16]);
     RequestCase { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
@@ -93,7 +93,8 @@ pub(crate) async fn ask(
     }
 }
 
-/// Sends all requests at once and returns the outcome of each, in the order in which they ended.
+/// Sends all requests at the same time. Returns the outcomes in the order in which the requests
+/// ended.
 pub(crate) async fn ask_all(
     client: &InferGrpcClient,
     model: &'static str,
@@ -108,7 +109,7 @@ pub(crate) async fn ask_all(
     asking.join_all().await
 }
 
-/// Starts an open-loop load of echo requests on a model, ending after `span`.
+/// Starts an open-loop load of echo requests on a model. The load ends after `span`.
 pub(crate) fn load(
     server: &ServerUnderTest,
     model: &'static str,
@@ -137,7 +138,7 @@ pub(crate) fn planned_load(
     })
 }
 
-/// Fails unless every request was answered correctly.
+/// Panics unless every request was answered correctly.
 pub(crate) fn assert_nothing_lost(tally: &LoadTally) {
     assert!(tally.offered > 0, "no load");
     assert_eq!(

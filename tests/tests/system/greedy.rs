@@ -1,4 +1,5 @@
-//! Clients that take too many resources: they are served or refused with a reason, and others are served.
+//! Tests with clients that use too many resources. The server must serve them or refuse them with a
+//! reason, and must serve other clients.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use crate::hostile::{
     post,
 };
 
-/// Makes a configuration of a model whose input has any length; a batch takes `execution_ms`.
+/// Makes the configuration of a model whose input may have any length. A batch takes
+/// `execution_ms`.
 fn home(limits: &str, execution_ms: f64) -> AnyResult<Home> {
     let yaml = format!(
         "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -58,7 +60,7 @@ async fn compressed_bodies_stay_within_the_memory_limit() {
         let refused = answer.starts_with("HTTP/1.1 503") && why;
         assert!(refused || answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
-    // The allocator keeps freed memory for some seconds, on each thread.
+    // Each thread's allocator keeps freed memory for some seconds.
     assert!(peak(&server) < 900, "{} MiB", peak(&server));
     assert_served(server.client()).await;
     server.stop().await.unwrap();
@@ -112,7 +114,7 @@ async fn unread_answers_count_as_memory_and_slow_readers_are_disconnected() {
     }
     assert!(refused > 0 && slow.len() > 2, "{} requests were served", slow.len());
     assert_served(server.client()).await;
-    // Reading 1 KiB per second is progress, but too slow.
+    // A client that reads 1 KiB per second makes progress, but is too slow.
     let begun = Instant::now();
     let mut pace = interval(Duration::from_secs(1));
     let mut room = [0; 1024];
@@ -121,7 +123,7 @@ async fn unread_answers_count_as_memory_and_slow_readers_are_disconnected() {
         answer = exchange(&mut connect(&server, "http.sock").await.unwrap(), &request).await.unwrap();
         pace.tick().await;
         for stream in &mut slow {
-            // The error is dropped: the server may have closed the connection.
+            // The server may have closed the connection, so the error is ignored.
             let _ = stream.try_read(&mut room);
         }
     }
@@ -135,7 +137,7 @@ async fn unread_answers_count_as_memory_and_slow_readers_are_disconnected() {
 async fn a_connection_with_many_requests_does_not_block_others() {
     let server = ServerUnderTest::start_ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
     let (greedy, other) = (server.client(), server.client());
-    // Both connections exist now.
+    // Both connections exist from this point on.
     assert_served(greedy.clone()).await;
     assert_served(other.clone()).await;
     let mut asking = JoinSet::new();
@@ -152,7 +154,8 @@ async fn a_connection_with_many_requests_does_not_block_others() {
     let outcomes = asking.join_all().await;
     let right = outcomes.iter().filter(|outcome| **outcome == RequestOutcome::Right).count();
     assert!((7..=16).contains(&right), "{right}");
-    // All sixty requests except the answered ones were refused, including the first outcome.
+    // The server must have refused all sixty requests except those that it answered. The first
+    // outcome counts as well.
     let refused = outcomes.len() + 1 - right;
     let model = server.model("echo").await.unwrap();
     assert_eq!(model.requests.refused["host_full"], refused as u64, "{model:?}");

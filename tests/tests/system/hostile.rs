@@ -1,4 +1,4 @@
-//! The requests of hostile clients.
+//! The requests that hostile clients send.
 
 use std::error::Error;
 use std::io::{self, Read};
@@ -14,12 +14,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// A result with any error.
+/// A result whose error may have any type.
 pub(crate) type AnyResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// A time limit far below the server's limits for clients.
+/// A time limit far below the limits that the server sets for clients.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) async fn connect(server: &ServerUnderTest, socket: &str) -> io::Result<UnixStream> {
@@ -30,7 +30,7 @@ pub(crate) fn post(model: &str, headers: &str, length: usize) -> String {
     format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{headers}\r\n")
 }
 
-/// Makes a request with an answer of this number of bytes.
+/// Makes a request whose answer has this number of bytes.
 pub(crate) fn large(bytes: usize) -> Vec<u8> {
     let json = format!(
         r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,{}],"parameters":{{"binary_data_size":{bytes}}}}}],"parameters":{{"binary_data_output":true}}}}"#,
@@ -43,11 +43,11 @@ pub(crate) fn large(bytes: usize) -> Vec<u8> {
     request
 }
 
-/// Sends as much of a request as the server reads, and reads the beginning of the answer.
+/// Sends as much of a request as the server reads, and then reads the beginning of the answer.
 pub(crate) async fn exchange(stream: &mut UnixStream, request: &[u8]) -> AnyResult<String> {
     let (mut from, mut to) = stream.split();
     let sending = async {
-        // The error is dropped: a server that refuses a request early closes the connection.
+        // A server that refuses a request early closes the connection, so the error is ignored.
         let _ = to.write_all(request).await;
         std::future::pending::<()>().await
     };
@@ -66,18 +66,17 @@ pub(crate) fn bomb() -> io::Result<Vec<u8>> {
     Ok([post("echo", "content-encoding: gzip\r\n", bomb.len()).into_bytes(), bomb].concat())
 }
 
-/// Makes the beginning of a request of 60 MiB for an unknown model.
+/// Makes the beginning of a request of 60 MiB to an unknown model.
 pub(crate) fn absent() -> Vec<u8> {
     [post("absent", "", 60 * MIB).into_bytes(), vec![0; 8 * MIB]].concat()
 }
 
-/// Makes a frame of HTTP/2.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Makes the frame with the head of an inference call.
+/// Makes the frame with the headers of an inference call.
 pub(crate) fn call_head(method: &str, stream: u32) -> Vec<u8> {
     // All texts are shorter than 128 bytes.
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
@@ -98,7 +97,7 @@ pub(crate) fn preface() -> Vec<u8> {
     [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat()
 }
 
-/// Makes the heads of several calls of ModelInfer, and a ping after them.
+/// Makes the headers of several calls of ModelInfer, followed by a ping.
 pub(crate) fn heads(calls: u32) -> Vec<u8> {
     let mut sent = preface();
     (0..calls).for_each(|call| sent.extend(call_head("ModelInfer", 2 * call + 1)));
@@ -106,7 +105,8 @@ pub(crate) fn heads(calls: u32) -> Vec<u8> {
     sent
 }
 
-/// Opens a connection with this number of started calls, and waits until the server has read them.
+/// Opens a connection on which this number of calls have started, and waits until the server has
+/// read them.
 pub(crate) async fn called(server: &ServerUnderTest, calls: u32) -> AnyResult<UnixStream> {
     let mut stream = connect(server, "grpc.sock").await?;
     stream.write_all(&heads(calls)).await?;
@@ -119,7 +119,7 @@ pub(crate) async fn called(server: &ServerUnderTest, calls: u32) -> AnyResult<Un
     Ok(stream)
 }
 
-/// Makes the beginning of a call whose message announces 1.9 GiB.
+/// Makes the beginning of a call that announces a message of 1.9 GiB.
 pub(crate) fn endless_call() -> Vec<u8> {
     let mut call = heads(1);
     call.truncate(call.len() - 17);
@@ -127,7 +127,7 @@ pub(crate) fn endless_call() -> Vec<u8> {
     call
 }
 
-/// Returns true if these frames contain the head of an answer.
+/// Returns true if these frames contain the headers of an answer.
 pub(crate) fn has_answer(mut frames: &[u8]) -> bool {
     while let [a, b, c, kind, ..] = *frames {
         if kind == 1 {

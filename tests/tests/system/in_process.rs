@@ -1,4 +1,4 @@
-//! Shares that change inside the worker.
+//! Tests of shares that change inside the worker.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use shadowslice_tests::status::ModelStatusJson;
 
 use crate::fixtures::{EMULATED, assert_nothing_lost, echo, load, one_echo, profile};
 
-/// Parses a list of groups such as `0-4,7`.
+/// Parses a list of groups, for example `0-4,7`.
 fn groups(text: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
@@ -30,7 +30,7 @@ async fn two_models(first: &str, second: &str) -> Result<ServerUnderTest, Harnes
 
 #[tokio::test]
 async fn a_share_changes_in_the_same_process_and_batches_take_the_time_of_the_profile() {
-    // A batch takes 10 ms with 66 SMs, so it takes 82 ms with the 8 SMs of 10 %.
+    // A batch takes 10 ms on 66 SMs, so it takes 82 ms on the 8 SMs of a share of 10 %.
     let server =
         one_echo(10.0, "handover: auto, share: {initial: 100%}, queue: {on_late: serve}").await.unwrap();
     let before = server.model("echo").await.unwrap();
@@ -89,13 +89,13 @@ async fn shares_that_fit_get_separate_groups_and_others_overlap() {
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (8, 6, 0));
     server.resize("one", 60).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (9, 6, 0));
-    // The models have 12 and 6 of 17 groups, so they share one.
+    // The models have 12 and 6 of the 17 groups, so they have one group in common.
     server.resize("one", 75).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (12, 6, 1));
     server.stop().await.unwrap();
 }
 
-/// Returns the execution time of a batch of one row, as the emulated device reports it, in ms.
+/// Returns the execution time in ms of a batch with one row, as the emulated device reports it.
 async fn executes(server: &ServerUnderTest, model: &str) -> f64 {
     let model = server.model(model).await;
     model.ok().and_then(|model| model.more["execution_ms"]["1"].as_f64()).unwrap_or(f64::NAN)
@@ -105,19 +105,19 @@ async fn executes(server: &ServerUnderTest, model: &str) -> f64 {
 async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
-    // A batch takes 10 ms on all SMs, and proportionally longer on fewer. On a busy host a worker may
-    // wait for a processor between two batches, which must be short beside a batch.
+    // A batch takes 10 ms on all SMs, and proportionally longer on fewer. On a busy host, a worker
+    // may wait for a CPU between two batches. That wait must be short compared to a batch.
     server.home().write("profile.yaml", profile(10.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
     let side_by_side = async || {
-        // The neighbour is busy for longer than the other load, even if its clients are slow.
+        // The neighbour is busy for longer than the other load lasts, even if its clients are slow.
         let busy = load(&server, "two", 60.0, Duration::from_secs(4));
         assert_nothing_lost(&load(&server, "one", 10.0, Duration::from_secs(2)).await.unwrap());
         assert_nothing_lost(&busy.await.unwrap());
     };
     side_by_side().await;
     let apart = executes(&server, "one").await;
-    // Caches and memory bandwidth are shared, which costs 10 % while the neighbour executes.
+    // The models share caches and memory bandwidth, which costs 10 % while the neighbour executes.
     let alone = 10.0 * 132.0 / 64.0;
     assert!(
         (alone - 0.1..1.1 * alone + 0.1).contains(&apart),
@@ -132,18 +132,18 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     server.stop().await.unwrap();
 }
 
-/// Returns the percentage of 132 SMs for a number of groups of 8 SMs.
+/// Returns the percentage of 132 SMs that corresponds to a number of groups of 8 SMs.
 fn share(groups: u32) -> u32 {
     (groups * 800).div_ceil(132)
 }
 
-/// Checks a model whose neighbours approach from both sides, by one group each time, so
-/// that it has dozens of partitions, more than stay ready. The model's own share only grows,
-/// by one group now and then.
+/// Checks a model whose neighbours grow towards it from both sides, by one group at a time. The
+/// model thus gets dozens of partitions, which are more than its worker keeps ready. The model's
+/// own share only grows, by one group at a time.
 #[tokio::test]
 async fn a_model_between_others_avoids_their_groups_and_keeps_its_worker() {
     let more = "profile: profile.yaml, handover: auto, share: {min: 6%, initial: 7%}";
-    // The models with the higher priority get the groups at the ends.
+    // The models with the higher priority get the groups at both ends.
     let models = [("left", 1), ("middle", 2), ("right", 1)]
         .map(|(name, priority)| format!("  - {}\n", echo(name, &format!("{more}, priority: {priority}"))));
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat())).unwrap();
@@ -152,13 +152,12 @@ async fn a_model_between_others_avoids_their_groups_and_keeps_its_worker() {
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {
-        // The error is dropped, because a share that is already set is refused.
+        // The supervisor refuses a share that is already set, so the error is ignored.
         server.resize_by_socket(model, share(groups)).await.ok();
     };
     for middle in 2..=7 {
         for left in 1..=(16 - middle) {
-            // First the neighbours shrink, and then they grow again until none of the 17 groups is
-            // free.
+            // The neighbours first shrink, and then grow again until none of the 17 groups is free.
             let right = 17 - middle - left;
             for (model, groups) in
                 [("right", 1), ("left", 1), ("middle", middle), ("left", left), ("right", right)]

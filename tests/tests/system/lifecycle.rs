@@ -1,4 +1,4 @@
-//! The start, the listeners and the stop of a server.
+//! Tests of the start, the listeners and the stop of a server.
 
 use std::fs;
 use std::io::Write;
@@ -47,7 +47,7 @@ async fn a_second_sigterm_ends_the_server_at_once() {
         tokio::spawn(async move { ask_all(&client, "echo", (0..3).map(echo_case).collect(), 0.0).await });
     server.wait_status("echo", "3 requests accepted", |model| model.requests.accepted == 3).await.unwrap();
     server.signal(Signal::SIGTERM).unwrap();
-    // The server now waits for three requests of three seconds each.
+    // The server is now waiting for three requests of three seconds each.
     assert!(timeout(Duration::from_secs(1), server.wait_exit()).await.is_err(), "the server did not drain");
     server.signal(Signal::SIGTERM).unwrap();
     server.wait_exit().await.unwrap();
@@ -89,7 +89,7 @@ async fn an_incomplete_request_does_not_delay_the_stop() {
         peer.write_all(request).unwrap();
         peers.push(peer);
     }
-    // A request in flight may take half a minute, but these connections have none.
+    // The server waits half a minute for requests in flight, but these connections have none.
     timeout(Duration::from_secs(20), server.stop())
         .await
         .expect("the server waits for incomplete requests")
@@ -117,7 +117,8 @@ async fn a_server_starts_although_a_killed_one_left_sockets_and_a_stopped_worker
     left.iter().for_each(|worker| worker.signal(Signal::SIGSTOP).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.wait_exit().await.unwrap();
-    // The kernel wakes stopped processes of an orphaned group, and most of them exit then.
+    // The kernel wakes stopped processes of an orphaned group, and most of these processes then
+    // exit.
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
     let second = ServerUnderTest::start(second, None).unwrap();
     let client = InferGrpcClient::new(&run_dir.join("grpc.sock"));
@@ -163,8 +164,8 @@ async fn private_files_are_not_accessible_to_others() {
     server.stop().await.unwrap();
 }
 
-/// Waits until all workers of a dead supervisor have exited, at most 30 s; returns the number of the
-/// remaining ones.
+/// Waits at most 30 s until all workers of a dead supervisor have exited. Returns the number of
+/// remaining workers.
 async fn outlived(workers: &[ProcessHandle]) -> usize {
     let mut tick = interval(Duration::from_millis(20));
     let living = || workers.iter().filter(|worker| worker.is_alive()).count();
@@ -173,7 +174,7 @@ async fn outlived(workers: &[ProcessHandle]) -> usize {
             tick.tick().await;
         }
     };
-    // A timeout may be dropped, because the returned number shows it.
+    // The returned number reveals a timeout, so the timeout itself is ignored.
     let _ = timeout(Duration::from_secs(30), waiting).await;
     living()
 }

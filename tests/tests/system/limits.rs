@@ -1,4 +1,5 @@
-//! Requests beyond a limit are refused with a reason, and others are served.
+//! Tests with requests that exceed a limit. The server must refuse them with a reason, and must
+//! serve other requests.
 
 use shadowslice_tests::cases::ClientTensor;
 use shadowslice_tests::home::Home;

@@ -1,4 +1,4 @@
-//! The log: each event is a line, and figures are rounded.
+//! Tests of the log. Each event must be one line, and figures must be rounded.
 #![allow(clippy::unwrap_used, reason = "a failed helper fails the test")]
 
 use std::time::Duration;
@@ -19,8 +19,8 @@ timeouts: {dwell: 100ms, lame_duck: 123456us}
 models:
 ";
 
-/// Runs a server through resizes, deaths, decisions, reloads, a drain, refused commands and a stop, and
-/// returns its log.
+/// Runs a server through resizes, deaths, decisions, reloads, a drain, refused commands and a stop.
+/// Returns its log.
 async fn eventful(form: Option<&str>) -> String {
     let mut home = Home::with_config(&format!(
         "{CONFIG}  - {}\n  - {}\n",
@@ -61,7 +61,7 @@ async fn eventful(form: Option<&str>) -> String {
     text
 }
 
-/// Finds numbers with one decimal point. Addresses and versions have more than one.
+/// Finds numbers with exactly one decimal point, because addresses and versions have more.
 fn decimals(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let words = text.split(|letter: char| !letter.is_ascii_digit() && letter != '.');
     let parts = words.map(|word| word.trim_matches('.')).filter_map(|word| word.split_once('.'));

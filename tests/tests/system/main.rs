@@ -1,4 +1,5 @@
-//! Whole-system tests: the real binaries on an emulated GPU, which the tests use as clients and operators do.
+//! Whole-system tests, which use the real binaries on an emulated GPU in the same way as clients
+//! and operators.
 
 mod access_log;
 mod adaptive;

@@ -1,4 +1,4 @@
-//! The metrics, as a scraper reads them.
+//! Tests of the metrics, which are read as a scraper reads them.
 
 use std::time::Instant;
 
@@ -37,7 +37,8 @@ pub(crate) async fn scrape(server: &ServerUnderTest, socket: &str) -> Result<Met
     Metrics::parse(&body)
 }
 
-/// Waits until this number of answers is counted, which is shortly after the clients have them.
+/// Waits until this number of answers has been counted. The supervisor counts an answer shortly
+/// after the client has received it.
 pub(crate) async fn counted(server: &ServerUnderTest, answers: u64) -> Result<(), HarnessError> {
     let all = |model: &ModelStatusJson| model.requests.succeeded == answers;
     server.wait_status("echo", "the ends of all requests", all).await.map(drop)
@@ -64,7 +65,7 @@ async fn a_request_and_a_resize_move_the_counters() {
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.resize("echo", 20).await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, RequestOutcome::Right);
-    // The controller gets the first answer after the client.
+    // The controller receives the first answer later than the client.
     let effect =
         |model: &ModelStatusJson| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
     server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();
@@ -94,7 +95,7 @@ async fn a_request_and_a_resize_move_the_counters() {
     server.stop().await.unwrap();
 }
 
-/// Makes a request with this number of rows.
+/// Makes a request that has this number of rows.
 fn rows(rows: u16) -> RequestCase {
     let tensor = |name| {
         ClientTensor::fp32(name, &[i64::from(rows), 16], &vec![f32::from(rows); 16 * usize::from(rows)])
@@ -144,7 +145,7 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
     let us = |part| theirs(&format!("{part}_duration_us"), "");
     let parts = us("queue") + us("compute_input") + us("compute_infer") + us("compute_output");
     let whole = us("request");
-    // Triton's sums exclude the times of receiving and writing.
+    // The sums in Triton's statistics exclude the times of receiving and writing.
     let (receiving, writing) =
         (ours("request_receive_seconds_sum", ""), ours("answer_write_seconds_sum", ""));
     let here = latency - receiving - writing;
@@ -303,8 +304,8 @@ async fn latency_begins_with_the_head_of_a_slow_grpc_request() {
         async move { client.infer_with_late_body("echo", &echo_case(4).inputs, delay).await }
     });
     head_rx.await.unwrap();
-    // The other requests come by the same connection, so the head of the first request has been
-    // read when they are answered.
+    // The other requests use the same connection. When they are answered, the server has therefore
+    // read the headers of the first request.
     assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, RequestOutcome::Right);
     let begun = Instant::now();
     for n in 1..4 {

@@ -1,4 +1,4 @@
-//! Other mechanisms for changes of shares, and the recovery of unready models.
+//! Tests of the other mechanisms for share changes, and of the recovery of unready models.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     let model = server.model("echo").await.unwrap();
     assert_eq!((model.share_percent, model.workers.len(), model.handovers.completed), (20, 1, 1));
     assert_ne!(model.workers[0].pid, before);
-    // No worker served while the new one started, which takes 1,070 ms by its profile. The stall is about
-    // that time minus the time until a request arrived.
+    // While the new worker started, no worker served. According to the profile, the start takes
+    // 1,070 ms. The stall is about that time minus the time until a request arrived.
     let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
     assert!(stall_us >= 900_000.0, "{stall_us} us");
     server.stop().await.unwrap();
@@ -120,7 +120,7 @@ async fn kill_until_unready(server: &ServerUnderTest) -> Result<(), HarnessError
         }
         for worker in model.workers {
             if let Some(process) = ProcessHandle::of(worker.pid) {
-                // The error is dropped: a worker that died meanwhile counts as well.
+                // A worker that has died meanwhile counts as well, so the error is ignored.
                 process.signal(Signal::SIGKILL).ok();
             }
         }
@@ -154,7 +154,7 @@ async fn failed_starts_do_not_count_as_deaths_and_end_with_their_cause() {
     };
     limit("16");
     ProcessHandle::of(worker).unwrap().signal(Signal::SIGKILL).unwrap();
-    // New connections also need descriptors, so no command works meanwhile. Eight starts take 1.3 s.
+    // New connections need descriptors too, so no command works meanwhile. Eight starts take 1.3 s.
     let is_unready = || server.log().contains("the model is unready");
     while !is_unready() {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,5 +1,5 @@
-//! Supervisors on a simulated GPU under MPS: a stand-in replaces NVIDIA's control program, and the workers
-//! are clients of its server and have no GPU.
+//! Tests of supervisors on a simulated GPU under MPS. A stand-in replaces NVIDIA's control program.
+//! The workers are clients of its server and have no GPU.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::path::Path;
@@ -16,8 +16,8 @@ use crate::fixtures::{echo, unwrapped};
 
 const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
 
-/// Returns the script of a worker. It reports the data of the GPU, computes reference answers on the CPU,
-/// and runs `then` as a client of the MPS server instead of serving.
+/// Returns the script of a worker. The worker reports the properties of the GPU and computes
+/// reference answers on the CPU. Instead of serving, it runs `then` as a client of the MPS server.
 fn worker(then: &str) -> String {
     let real = sibling_binary("shadowslice-worker").unwrap();
     format!(
@@ -50,7 +50,7 @@ fn home(then: &str, partition: &str) -> Result<Home, HarnessError> {
     Ok(home)
 }
 
-/// Waits until the GPU fulfils `wanted`, and returns it.
+/// Waits until the GPU meets the condition `wanted`, and returns its status.
 async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) -> GpuStatusJson {
     let looking = async {
         let mut tick = interval(Duration::from_millis(20));
@@ -67,7 +67,6 @@ async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) 
     found.map_err(|_| server.log()).unwrap()
 }
 
-/// Waits until a process has exited.
 async fn wait_gone(process: ProcessHandle) {
     let mut tick = interval(Duration::from_millis(20));
     let waiting = async {
@@ -103,12 +102,13 @@ async fn the_daemon_exits_with_a_killed_supervisor() {
     let mut server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
-    // Stop the supervisor first, so that it starts no child after the list is taken.
+    // The supervisor is stopped first, so that it starts no child after the test has read the list.
     server.signal(Signal::SIGSTOP).unwrap();
     let children = server.children();
     server.signal(Signal::SIGKILL).unwrap();
     server.wait_exit().await.unwrap();
-    // Real workers notice the death of the supervisor. These are shells until they sleep.
+    // Real workers exit when the supervisor dies. These workers are shells that end as `sleep`, so the
+    // test has to kill them.
     let workers_end = async {
         let mut tick = interval(Duration::from_millis(20));
         loop {
@@ -163,7 +163,8 @@ async fn models_survive_a_long_outage_of_mps() {
     let down = gpu(&server, |gpu| gpu.why.is_some()).await;
     assert!(down.why.unwrap().contains("daemon"), "{}", server.log());
     let before = server.model("echo").await.unwrap();
-    // Wait longer than eight worker deaths would take: after eight, the model would be unready.
+    // The wait is longer than eight worker deaths would take, after which the model would be
+    // unready.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = server.model("echo").await.unwrap();
     assert_ne!(after.state, "unready", "{}", server.log());

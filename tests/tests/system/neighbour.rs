@@ -1,8 +1,9 @@
-//! The effect of attacks on a well-behaved client of another model. `make attack` prints the table.
+//! Tests of the effect that attacks have on a well-behaved client of another model. `make attack`
+//! prints the results as a table.
 //!
-//! The attacker is a thread of the lowest priority, because the supervisor is not responsible for the
-//! processor time of the attacker. The effect of that time alone shows in a *twin*: a thread of the same
-//! priority that sends its bytes to a socket without a server.
+//! The attacker is a thread with the lowest priority, because the supervisor is not responsible for
+//! the CPU time that the attacker uses. A *twin* measures the effect of that CPU time alone. The
+//! twin is a thread with the same priority that sends its bytes to a socket without a server.
 
 mod attacks;
 mod faults;
@@ -29,11 +30,11 @@ use crate::hostile::{AnyResult, SOON};
 use attacks::Target;
 use setting::{AttackSetting, MEMORY, NEIGHBOUR};
 
-/// The allowed memory above `limits.memory`, in MiB: the queues of two models, the buffers of connections,
-/// and the supervisor itself.
+/// The memory that is allowed above `limits.memory`, in MiB. It covers the queues of two models,
+/// the buffers of connections, and the supervisor itself.
 const EXTRA_MEMORY: u64 = 2 * 64 + 256;
 
-/// The longest time from the end of an attack to the next answer for the neighbour, in ms.
+/// The maximum time from the end of an attack to the next answer for the neighbour, in ms.
 const RECOVERY_LIMIT: f64 = 2000.0;
 
 struct Attack {
@@ -101,13 +102,14 @@ impl RunningAttack {
     }
 
     fn end(self) -> AnyResult<()> {
-        // The error is dropped: if the attack has ended by itself, the thread's result says so.
+        // If the attack has already ended on its own, the result of the thread shows it. The error
+        // is therefore ignored.
         let _ = self.stop_tx.send(());
         self.thread.join().map_err(|_| "the attack panicked")?
     }
 }
 
-/// Imitates an attacker without a server: sends bytes to a socket whose other end discards them.
+/// Imitates an attacker without a server. Sends bytes to a socket whose other end discards them.
 async fn twin() -> AnyResult<()> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let (mut ours, mut theirs) = tokio::net::UnixStream::pair()?;
@@ -142,7 +144,7 @@ fn mib(bytes: Option<u64>) -> u64 {
     bytes.map_or(u64::MAX, |bytes| bytes >> 20)
 }
 
-/// Formats p50, p99 and the maximum, in ms.
+/// Formats the p50, the p99 and the maximum latency, in ms.
 fn figures(tally: &LoadTally) -> String {
     let [half, most, all] = [0.5, 0.99, 1.0].map(|quantile| tally.latency_ms(quantile));
     format!("{half:>5.1} {most:>6.1} {all:>6.1}")
@@ -189,7 +191,7 @@ async fn row(Attack { name, setting, start }: Attack) -> AnyResult<()> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; `make attack` runs it"]
 async fn a_neighbour_loses_nothing_to_an_attack() {
-    // ATTACK selects attacks by a part of their name.
+    // The variable ATTACK selects attacks by a part of their name.
     let one = std::env::var("ATTACK").unwrap_or_default();
     println!(
         "ms: p50, p99, longest; MiB\n{:<34} {:<19} | {:<19} | {:<19} | p99 / both  | memory, peak | lost, wrong | back | rounds",

@@ -1,4 +1,5 @@
-//! Requests that a hostile page may send over TCP from a browser, and warnings about open addresses.
+//! Tests with requests that a hostile web page may send over TCP from a browser, and of warnings
+//! about open addresses.
 
 use std::io;
 use std::net::SocketAddr;

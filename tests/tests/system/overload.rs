@@ -1,4 +1,4 @@
-//! An overloaded model: all commands of operators show the same reason and rates.
+//! Tests with an overloaded model. All commands must show operators the same reason and rates.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use shadowslice_tests::status::ModelStatusJson;
 
 use crate::fixtures::{one_echo_under, planned_load, unwrapped};
 
-/// The throughput of a copy in requests per second, with batches of one row that take 10 ms.
+/// The throughput of one copy of the model, in requests per second. Batches have one row and take
+/// 10 ms.
 const CAPACITY: f64 = 100.0;
 
 const OFFERED: f64 = 180.0;
@@ -18,7 +19,7 @@ async fn all_commands_show_the_same_reason_and_rates_of_an_overload() {
     let plan =
         LoadPlan { rate: OFFERED, span: Duration::from_secs(20), arrivals: ArrivalPattern::Uniform, seed: 1 };
     let load = planned_load(&server, "echo", plan);
-    // The load lasts longer than the window of ten seconds.
+    // The load lasts longer than the measurement window of ten seconds.
     let full =
         |model: &ModelStatusJson| model.more["rates"]["window_s"].as_f64().is_some_and(|span| span >= 10.0);
     let loaded = |model: &ModelStatusJson| {

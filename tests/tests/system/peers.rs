@@ -1,4 +1,5 @@
-//! Access for the users and groups that the configuration lists. Root imitates these users.
+//! Tests of access for the users and groups that the configuration lists. Root switches to these
+//! users.
 
 use std::fs::{Permissions, copy, set_permissions};
 use std::io;
@@ -14,7 +15,7 @@ use tonic::Code;
 
 use crate::fixtures::echo;
 
-/// A listed user. No host has these users and groups.
+/// A user that the configuration lists. No host has these users and groups.
 const ALICE: User = User { uid: "70001", groups: "70009" };
 const MEMBER: User = User { uid: "70002", groups: "70008,70005" };
 const STRANGER: User = User { uid: "70005", groups: "70001" };
@@ -22,7 +23,7 @@ const STRANGER: User = User { uid: "70005", groups: "70001" };
 #[derive(Clone, Copy)]
 struct User {
     uid: &'static str,
-    /// The supplementary groups. The primary group is 70003.
+    /// The supplementary groups of the user. The primary group is 70003.
     groups: &'static str,
 }
 
@@ -33,7 +34,7 @@ impl User {
         command.args([&uid, "--regid=70003", &groups]).arg(program).args(arguments).output().await
     }
 
-    /// Sends an HTTP request; returns the status of the answer, or `None` without an answer.
+    /// Sends an HTTP request. Returns the status of the answer, or `None` without an answer.
     async fn post(self, socket: &Path, path: &str, body: &str) -> io::Result<Option<u16>> {
         let (socket, url) = (socket.to_string_lossy(), format!("http://x{path}"));
         let arguments =

@@ -1,4 +1,4 @@
-//! Models whose GPU the supervisor chooses, on a host with two GPUs.
+//! Tests with models whose GPU the supervisor chooses, on a host with two GPUs.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ gpus: [{device: emulated, sms: 132}, {device: emulated, sms: 132}]
 timeouts: {dwell: 100ms}
 "#;
 
-/// Returns a model whose times and SLO determine its SMs. Its queue serves late requests, because the
-/// machine may be busy.
+/// Returns a model whose execution times and SLO determine its number of SMs. The model serves late
+/// requests, because the machine may be busy.
 fn auto(name: &str, slo: &str) -> String {
     echo(name, &format!("gpu: auto, slo: {slo}, profile: profile.yaml, queue: {{on_late: serve}}"))
 }
@@ -40,7 +40,7 @@ async fn gpus(server: &ServerUnderTest, names: &[&str]) -> Result<Vec<Option<u64
     Ok(names.iter().map(gpu).collect())
 }
 
-/// Runs a command that fails, and returns its error message.
+/// Runs a command that must fail, and returns its error message.
 async fn refused(server: &ServerUnderTest, arguments: &[&str]) -> Result<String, HarnessError> {
     let refused = server.home().run(arguments).await?;
     assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
@@ -66,7 +66,8 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     );
     let need = server.model("large").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["memory_mib"]), (&64.into(), &120.into()), "{need}");
-    // Without a profile, the supervisor estimates the need from the warm-up, and then from batches.
+    // Without a profile, the supervisor estimates the required SMs from the warm-up, and later from
+    // batches.
     assert_eq!(ask(server.client(), "bare", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let need = server.model("bare").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["why"]), (&8.into(), &serde_json::Value::Null), "{need}");
@@ -79,7 +80,7 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     assert!(moved.is_none(), "{moved:?}");
     assert_eq!(gpus(&server, &["other"]).await.unwrap(), [Some(1)]);
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(1)]);
-    // Also not for a supervisor that was killed, or an upgrade.
+    // The models also stay after the supervisor has been killed, and after an upgrade.
     assert_eq!(server.command_output(&["move", "little", "0"]).await.unwrap(), "little is ready on GPU 0\n");
     server.upgrade().await.unwrap();
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
@@ -137,7 +138,7 @@ async fn a_model_that_cannot_move_serves_on_and_the_reason_is_reported() {
 
 #[tokio::test]
 async fn the_supervisor_moves_a_model_if_one_violates_its_slo_and_a_gpu_has_room() {
-    // Each model needs a whole GPU: a batch takes 5 ms on 132 SMs, and the SLO is 11 ms.
+    // Each model needs a whole GPU, because a batch takes 5 ms on 132 SMs and the SLO is 11 ms.
     let busy = |name| auto(name, "11ms").replace("profile.yaml", "whole.yaml");
     let server = serving(&[busy("m"), busy("n")]).await.unwrap();
     assert_eq!(gpus(&server, &["m", "n"]).await.unwrap(), [Some(0), Some(1)]);

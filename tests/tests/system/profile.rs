@@ -1,4 +1,5 @@
-//! `shadowslice profile` measures the times and the memory of the emulated device.
+//! Tests that `shadowslice profile` measures the execution times and the memory of the emulated
+//! device.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
 use shadowslice_tests::home::Home;
 use shadowslice_tests::process::ProcessHandle;
 
-/// The execution times of a device, further arguments, and the rows that the profile must have.
+/// The execution times of a device, additional arguments, and the rows that the profile must have.
 struct ProfileCase {
     table: &'static str,
     arguments: [&'static str; 4],
@@ -17,14 +18,14 @@ struct ProfileCase {
 #[tokio::test]
 async fn the_profile_of_an_emulated_device_is_measured_with_its_knee() {
     let cases = [
-        // More than 40 SMs are not faster. The profile is not in the source tree, so the result cannot
-        // be a copy.
+        // Batches are not faster on more than 40 SMs. This profile is not in the source tree, so
+        // the result cannot be a copy.
         ProfileCase {
             table: "{sms: [8, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}",
             arguments: ["--shares", "10%,31,100%", "--sms", "132"],
             rows: [("sms:", &[8.0, 40.0, 132.0]), ("1:", &[17.0, 5.5, 5.5]), ("4:", &[42.0, 12.25, 12.25])],
         },
-        // The device is too small for groups, so each share has its own worker.
+        // The device is too small to be divided into groups, so each share has its own worker.
         ProfileCase {
             table: "{sms: [4, 8], 1: [9.0, 4.5], 4: [21.0, 12.25]}",
             arguments: ["--shares", "50,100", "--sms", "8"],
@@ -48,8 +49,8 @@ async fn the_profile_of_an_emulated_device_is_measured_with_its_knee() {
             let list = line.trim().trim_start_matches('[').trim_end_matches(']');
             list.split(',').map(|number| number.trim().parse().unwrap()).collect()
         };
-        // The device takes exactly its time, unless the computation of the answer takes longer, which may
-        // happen on a busy host.
+        // The device takes exactly the time in the profile, unless the computation of the answer
+        // takes longer. That may happen on a busy host.
         for (key, wanted) in rows {
             assert_eq!(row(key).len(), wanted.len());
             for (found, wanted) in row(key).iter().zip(wanted) {

@@ -1,4 +1,4 @@
-//! The readiness of a host.
+//! Tests of the readiness of a host.
 
 use std::error::Error as StdError;
 
@@ -27,17 +27,17 @@ pub(crate) async fn says_ready(server: &ServerUnderTest) -> Result<[bool; 3], Bo
 const READY: [bool; 3] = [true; 3];
 const UNREADY: [bool; 3] = [false; 3];
 
-/// Returns a model that is ready soon.
+/// Returns a model that is ready after a short time.
 fn quick() -> String {
     echo("quick", "share: {initial: 40%}")
 }
 
-/// Returns a model that loads for longer than a test.
+/// Returns a model whose load takes longer than a test.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 40%}")
 }
 
-/// Returns a model with a broken file.
+/// Returns a model whose file is broken.
 fn broken() -> String {
     "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned()
 }
@@ -47,7 +47,7 @@ fn write(home: &Home, more: &str, models: &[String]) -> Result<(), HarnessError>
     home.write("config.yaml", format!("{EMULATED}{more}\nmodels:\n{models}")).map(drop)
 }
 
-/// Starts a server with these models, without waiting for them.
+/// Starts a server with these models. Does not wait for the models.
 async fn starting(more: &str, models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
@@ -94,7 +94,7 @@ async fn a_model_added_by_a_reload_does_not_make_the_host_unready() {
     let mut health = server.client().health().await.unwrap();
     assert!(health.next().await.unwrap().unwrap());
     write(server.home(), "", &[quick(), broken(), slow()]).unwrap();
-    // The command returns when each model is ready or unready, and one of them stays loading here.
+    // The command returns when each model is ready or unready. Here, one model keeps loading.
     let mut reloading = server.home().command(&["reload"]).unwrap().spawn().unwrap();
     let added = async { while server.model("slow").await.is_err() {} };
     timeout(DEFAULT_TIMEOUT, added).await.unwrap();

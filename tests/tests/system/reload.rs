@@ -1,4 +1,4 @@
-//! Changes of the configuration under load.
+//! Tests of configuration changes under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,10 +18,11 @@ use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load,
 
 const CLIENTS: u16 = 8;
 
-/// The keys of a model that takes 2 ms per batch and serves late requests, because the machine may be busy.
+/// The keys of a model that takes 2 ms per batch. It serves late requests, because the machine may
+/// be busy.
 const QUICK: &str = "profile: profile.yaml, queue: {on_late: serve}";
 
-/// Writes a configuration with these models and more top-level keys.
+/// Writes a configuration with these models and additional top-level keys.
 fn write(home: &Home, models: &[String], more: &str) -> Result<(), HarnessError> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     home.write("config.yaml", format!("{EMULATED}{more}models:\n{models}")).map(drop)
@@ -59,7 +60,8 @@ impl Clients {
         Self { stop, asking }
     }
 
-    /// Stops the clients. Fails unless every request was answered correctly; returns their number.
+    /// Stops the clients. Panics unless every request was answered correctly. Returns the number of
+    /// requests.
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.asking.join_all().await;
@@ -86,8 +88,8 @@ async fn ask_on(
     (right, wrong)
 }
 
-/// Sends requests one after the other until one fails. Returns the number of correct answers before, and
-/// the reason of the failure.
+/// Sends requests one by one until a request fails. Returns the number of correct answers before
+/// the failure, and the reason for the failure.
 async fn ask_until_refused(client: InferGrpcClient, seed: u16) -> (u64, String) {
     let mut right = 0;
     loop {
@@ -295,11 +297,12 @@ async fn a_sighup_during_a_hand_over_waits_for_it() {
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
     server.wait_status("m", "the file's share", |model| model.share_percent == 70).await.unwrap();
-    // The replacement of workers also waits for a hand-over.
+    // The replacement of workers also waits until a hand-over has ended.
     rewrite(&server, &[quick("m", "share: {initial: 70%}, batch: {max: 2}")]).unwrap();
     let (resized, reloaded) = tokio::join!(server.resize("m", 30), server.reload());
     assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);
-    // The resize either completed or failed with the old workers, so its result may be dropped.
+    // The resize either completed or failed together with the old workers, so its result is
+    // ignored.
     drop(resized);
     clients.end().await;
     server.stop().await.unwrap();
@@ -308,7 +311,7 @@ async fn a_sighup_during_a_hand_over_waits_for_it() {
 #[tokio::test]
 async fn killed_workers_do_not_stop_a_reload() {
     let home = Home::new().unwrap();
-    // The model loads slowly, so that the test can kill the loading worker.
+    // The model loads slowly, so that the test has time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
     let server = ServerUnderTest::start_ready(home).await.unwrap();
@@ -346,11 +349,11 @@ async fn if_new_workers_fail_the_old_ones_stay() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    // On a host without ONNX Runtime, the reason names it instead.
+    // On a host without ONNX Runtime, the reason mentions ONNX Runtime instead.
     assert!(printed.contains("\"why\":\"") || said.contains("ONNX Runtime"), "{printed} {said}");
     clients.end().await;
     assert_eq!(incumbent(&server, "m").await.unwrap(), before);
-    // The file can be repaired.
+    // After the operator has repaired the file, a reload must find no changes.
     rewrite(&server, &[quick("m", "share: {initial: 50%}")]).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), []);
     server.stop().await.unwrap();
@@ -412,11 +415,11 @@ async fn new_bounds_apply_before_the_next_decision_even_to_a_held_share() {
     server.stop().await.unwrap();
 }
 
-/// Checks that a reload whose hand-over fails, under this policy, is retried by the next reload, and
-/// blocks no client meanwhile.
+/// Checks a reload whose hand-over fails under this policy. The next reload must retry the
+/// hand-over, and no client may be blocked meanwhile.
 async fn assert_retried(policy: &str) -> Result<(), HarnessError> {
     let home = Home::new()?;
-    // The model loads slowly, so that the test can kill the loading worker.
+    // The model loads slowly, so that the test has time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
     let write = |home: &Home, most: u32| {
         let share = format!("standby: off, slo: {most}s, share: {{initial: {most}%, max: {most}%}}");
@@ -474,8 +477,8 @@ async fn many_reloads_leave_nothing_open() {
         change(n).await;
     }
     server.wait_children(1).await.unwrap();
-    // Twelve leaking reloads would leave at least twelve open files. The last removed instance may
-    // still be closing its files.
+    // If reloads leaked files, twelve reloads would leave at least twelve files open. The last
+    // removed instance may still be closing its files.
     let closed = async {
         let mut tick = tokio::time::interval(Duration::from_millis(20));
         while server.process().open_files() > before + 3 {

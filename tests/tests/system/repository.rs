@@ -1,4 +1,4 @@
-//! The model repository of the protocol: index, load and unload.
+//! Tests of the protocol's model repository: index, load and unload.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ async fn a_load_with_another_configuration_hands_over() {
     server.client().load("m", None).await.unwrap();
     let other = |model: &ModelStatusJson| model.workers.iter().all(|worker| worker.pid != before);
     server.wait_status("m", "other workers", other).await.unwrap();
-    // The next reload restores the values of the file.
+    // The next reload restores the values from the file.
     server.reload().await.unwrap();
     let model = server.model("m").await.unwrap();
     assert_eq!((model.share_percent, model.slo.latency_ms), (40, 200.0));
@@ -107,7 +107,7 @@ async fn a_load_stays_within_the_limits_of_the_configuration() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{config}: {refused}");
         assert!(refused.message().contains(words), "{config}: {refused}");
     }
-    // A client may raise a value again that it lowered, up to the value in the file.
+    // A client may raise a value that it has lowered, up to the value in the file.
     for config in [r#"{"priority": 7}"#, r#"{"priority": 1, "queue": {"max_requests": 9}}"#] {
         server.client().load("m", Some(config)).await.unwrap();
     }

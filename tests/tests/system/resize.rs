@@ -1,4 +1,4 @@
-//! Shares set with `resize` under load.
+//! Tests of shares that `resize` sets under load.
 
 use std::time::Duration;
 
@@ -64,15 +64,15 @@ async fn impossible_shares_are_refused_with_the_reason() {
 
 #[tokio::test]
 async fn a_smaller_share_takes_the_time_of_the_profile() {
-    // A batch takes 10 ms with 66 SMs, so it takes 55 ms with the 12 SMs of 10 %.
+    // A batch takes 10 ms on 66 SMs, so it takes 55 ms on the 12 SMs of a share of 10 %.
     let server = one_echo(10.0, "share: {initial: 50%}, queue: {on_late: serve}").await.unwrap();
     let wide = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
     server.resize("echo", 10).await.unwrap();
     let narrow = load(&server, "echo", 10.0, Duration::from_secs(2)).await.unwrap();
     assert_nothing_lost(&wide);
     assert_nothing_lost(&narrow);
-    // Compare the fastest requests, because a busy host delays some of the
-    // others.
+    // The test compares the fastest requests, because a busy host delays some of the other
+    // requests.
     let [wide, narrow] = [wide, narrow].map(|tally| tally.latency_ms(0.01));
     assert!((10.0..55.0).contains(&wide) && narrow >= 55.0, "{wide} and {narrow} ms");
     server.stop().await.unwrap();
@@ -100,13 +100,13 @@ async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     }
     server.wait_status("echo", "one worker", alone).await.unwrap();
     let after = server.process().open_files();
-    // A connection for `status` may be open at both times.
+    // During each count, a connection for `status` may be open.
     assert!(after <= before + 3, "{before} files were open before six hand-overs, and {after} after");
     server.stop().await.unwrap();
 }
 
-/// Checks that bounds that change during a hand-over apply to the new share; the worker that
-/// is replaced keeps its share.
+/// Checks share bounds that change during a hand-over. They must apply to the new share, and the
+/// replaced worker must keep its share.
 #[tokio::test]
 async fn a_reload_during_a_hand_over_considers_its_share() {
     let write = |home: &Home, more: &str| {
@@ -126,7 +126,8 @@ async fn a_reload_during_a_hand_over_considers_its_share() {
             server.reload().await.unwrap()
         };
         let (resized, reloaded) = tokio::join!(server.resize("m", share), reload);
-        // If the reload replaces the model, the resize either completed or failed with the old workers.
+        // If the reload replaces the model, the resize either completed or failed together with the
+        // old workers.
         (resized.ok().and_then(|done| done.outcome), reloaded.changes().len())
     };
     assert_eq!(during(80, "initial: 40%, max: 50%}").await, (Some("completed".into()), 1));
@@ -157,7 +158,7 @@ async fn bounds_hold_even_if_the_hand_over_that_would_meet_them_fails() {
     let reload = async {
         let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await.unwrap();
         let killed = async {
-            // By then the reload has considered the share of the hand-over.
+            // At this point, the reload has already processed the share of the hand-over.
             let changed = |model: &ModelStatusJson| model.slo.latency_ms == 8_000.0;
             server.wait_status("m", "the new SLO", changed).await.unwrap();
             ProcessHandle::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();

@@ -1,4 +1,5 @@
-//! A rolling restart of two hosts behind a proxy that sends requests to ready hosts.
+//! Tests of a rolling restart of two hosts. A proxy in front of them sends requests only to ready
+//! hosts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,16 +19,17 @@ use tokio::time::{interval, timeout};
 
 use crate::fixtures::{EMULATED, echo, profile};
 
-/// The interval at which the proxy checks the readiness of the hosts.
+/// The interval at which the proxy polls the readiness of the hosts.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The time for which a stopping host still serves: many polls, because the machine may be busy.
+/// The time for which a stopping host continues to serve. It spans many polls, because the machine
+/// may be busy.
 const LAME_DUCK: &str = "2s";
 
 type Connection = BufReader<UnixStream>;
 
-/// Reads the head and the body of a request or an answer. Returns `None` if the peer closed the
-/// connection before.
+/// Reads the head and the body of a request or an answer. Returns `None` if the peer has closed the
+/// connection first.
 async fn read(from: &mut Connection) -> io::Result<Option<(String, Vec<u8>)>> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -51,7 +53,7 @@ async fn write(to: &mut Connection, first: &str, body: &[u8]) -> io::Result<()> 
 struct Backend {
     socket: PathBuf,
     ready_tx: watch::Sender<bool>,
-    /// The number of starts. Connections of an earlier start are dead.
+    /// The number of starts so far. Connections from an earlier start are dead.
     starts: AtomicU64,
     answered: AtomicU64,
 }
@@ -74,15 +76,15 @@ impl Backend {
         }
     }
 
-    /// Waits until the readiness has this value; returns false on a timeout.
+    /// Waits until the readiness has this value. Returns false on a timeout.
     async fn is_soon(&self, ready: bool) -> bool {
         let mut ready_rx = self.ready_tx.subscribe();
         timeout(DEFAULT_TIMEOUT, ready_rx.wait_for(|now| *now == ready)).await.is_ok()
     }
 }
 
-/// Forwards the requests of one client to the ready hosts in turn. It keeps a connection to each host
-/// until the host closes it, and retries no request.
+/// Forwards the requests of one client to the ready hosts in rotation. Keeps a connection to each
+/// host until the host closes it. Does not retry requests.
 async fn forward(client: UnixStream, backends: [Arc<Backend>; 2]) -> io::Result<()> {
     let mut client = BufReader::new(client);
     let mut kept: [Option<(u64, Connection)>; 2] = [None, None];
@@ -108,7 +110,7 @@ async fn forward(client: UnixStream, backends: [Arc<Backend>; 2]) -> io::Result<
     Ok(())
 }
 
-/// Sends a request to a host; returns the answer, and the connection if it stays open.
+/// Sends a request to a host. Returns the answer, and the connection if it stays open.
 async fn ask(
     backend: &Backend,
     kept: Option<(u64, Connection)>,
@@ -136,8 +138,8 @@ async fn proxy(listener: UnixListener, backends: [Arc<Backend>; 2]) {
     }
 }
 
-/// Sends requests one after the other until `stop` is set, over one connection or a new one for each.
-/// Returns the number of answers, and the failures.
+/// Sends requests one by one until `stop` is set. Uses one connection, or a new connection for each
+/// request. Returns the number of answers, and the failures.
 async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Vec<String>) {
     let body = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}]}"#;
     let (mut right, mut wrong, mut kept) = (0, Vec::new(), None);
@@ -173,7 +175,7 @@ fn start(run_dir: &Path) -> Result<ServerUnderTest, HarnessError> {
     ServerUnderTest::start(home, None)
 }
 
-/// Waits until the host has answered more requests of the clients; returns false on a timeout.
+/// Waits until the host has answered more requests of the clients. Returns false on a timeout.
 async fn answers(backend: &Backend) -> bool {
     let before = backend.answered.load(Ordering::Relaxed);
     let mut tick = interval(POLL_INTERVAL);

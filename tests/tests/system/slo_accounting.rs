@@ -1,4 +1,4 @@
-//! The requests that count against the SLO of a model.
+//! Tests of the requests that count against a model's SLO.
 
 use std::error::Error as StdError;
 
@@ -12,7 +12,7 @@ use tonic::Code;
 use crate::fixtures::{EMULATED, echo, echo_case, profile};
 use crate::metrics::scrape;
 
-/// Starts a server with these models and metrics, without waiting for the models.
+/// Starts a server with these models and with metrics. Does not wait for the models.
 fn starting(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let host = EMULATED.replace("metrics: []", "metrics: [\"unix:metrics.sock\"]");
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
@@ -22,7 +22,7 @@ fn starting(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     ServerUnderTest::start(home, None)
 }
 
-/// Returns the failures in Triton's statistics.
+/// Returns the number of failures in Triton's statistics.
 async fn failures(server: &ServerUnderTest, model: &str) -> Result<u64, Box<dyn StdError>> {
     let path = format!("/v2/models/{model}/stats");
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", &path).await?;

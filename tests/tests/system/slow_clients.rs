@@ -1,4 +1,5 @@
-//! Slow clients: latencies count from the first byte of a request to the last byte of its answer.
+//! Tests with slow clients. Latencies must count from the first byte of a request to the last byte
+//! of its answer.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +19,13 @@ use crate::metrics::scrape;
 
 const SLO: Duration = Duration::from_secs(2);
 
-/// A number of bytes that exceeds the buffer of a socket and the window of a call.
+/// A number of bytes that exceeds the buffer of a socket and the flow-control window of a call.
 const LARGE: usize = 600_000;
 
 /// The largest frame that a server accepts by default, in bytes.
 const FRAME: usize = 16 << 10;
 
-/// Starts a server with a model whose input has any length.
+/// Starts a server with a model whose input may have any length.
 async fn started() -> AnyResult<ServerUnderTest> {
     let home = Home::with_config(
         "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}\n\
@@ -36,8 +37,8 @@ async fn started() -> AnyResult<ServerUnderTest> {
     Ok(ServerUnderTest::start_ready(home).await?)
 }
 
-/// Sends other requests until the SLO of the request that the server has started to read is over. Returns
-/// their number.
+/// Sends other requests until the SLO of the request that the server has started to read has
+/// passed. Returns the number of these other requests.
 async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     let (begun, mut others) = (Instant::now(), 0);
     while begun.elapsed() <= SLO {
@@ -47,7 +48,8 @@ async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     others
 }
 
-/// Waits until all requests count as answered, and checks that all except `late` met the SLO.
+/// Waits until all requests count as answered, and checks that all except `late` of them met the
+/// SLO.
 async fn counted(server: &ServerUnderTest, answered: u64, late: u64) -> AnyResult<()> {
     let all = |model: &ModelStatusJson| model.requests.succeeded >= answered;
     let status = server.wait_status("echo", "the ends of all requests", all).await?;
@@ -132,7 +134,7 @@ fn message() -> Vec<u8> {
     framed("echo", &[ClientTensor::fp32("x", &[1, floats as i64], &vec![1.0; floats])])
 }
 
-/// Makes frames with a part of the body of a call.
+/// Makes frames that contain a part of a call's body.
 fn data(stream: u32, bytes: &[u8], ends: bool) -> Vec<u8> {
     let frames: Vec<_> = bytes.chunks(FRAME).map(|piece| frame(0, 0, stream, piece)).collect();
     let end = if ends { frame(0, 1, stream, &[]) } else { Vec::new() };
@@ -144,17 +146,17 @@ fn whole_call(method: &str, stream: u32) -> Vec<u8> {
     [call_head(method, stream), data(stream, &message(), true)].concat()
 }
 
-/// Makes the frames that let the server send more bytes on a call.
+/// Makes the frames that allow the server to send more bytes on a call.
 fn take(stream: u32, bytes: u32) -> Vec<u8> {
     let room = &bytes.to_be_bytes();
     [frame(8, 0, 0, room), frame(8, 0, stream, room)].concat()
 }
 
-/// The kind of frames with data.
+/// The frame type of data.
 const DATA: u8 = 0;
-/// The kind of frames with headers or trailers.
+/// The frame type of headers and trailers.
 const HEADERS: u8 = 1;
-/// The kind of frames with settings.
+/// The frame type of settings.
 const SETTINGS: u8 = 4;
 
 struct Frame {
@@ -171,7 +173,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// Opens a connection, and acknowledges the settings of the server with their large windows.
+    /// Opens a connection, and acknowledges the server's settings, which have large windows.
     async fn connect(server: &ServerUnderTest) -> AnyResult<Self> {
         let mut frames = Self { stream: connect(server, "grpc.sock").await?, received: Vec::new() };
         frames.send(&preface()).await?;
@@ -184,7 +186,7 @@ impl Frames {
         Ok(self.stream.write_all(bytes).await?)
     }
 
-    /// Waits for the next frame of this kind on this call.
+    /// Waits for the next frame of this type on this call.
     async fn next(&mut self, kind: u8, stream: u32) -> AnyResult<Frame> {
         loop {
             let length = self.received.first_chunk::<3>().map(|&[a, b, c]| u32::from_be_bytes([0, a, b, c]));
@@ -271,7 +273,7 @@ async fn a_grpc_answer_that_is_read_slowly_is_late() {
     let mut slow = Frames::connect(&server).await.unwrap();
     slow.send(&whole_call("ModelInfer", 1)).await.unwrap();
     slow.next(HEADERS, 1).await.unwrap();
-    // The client allows the first half of the answer, but not its end.
+    // The client allows the server to send the first half of the answer, but not the second half.
     slow.send(&take(1, LARGE as u32 / 2)).await.unwrap();
     slow.wait_data(1, LARGE / 2).await.unwrap();
     let others = until_it_is_late(&server).await;
@@ -305,9 +307,9 @@ async fn assert_slow_message_is_late(method: &str) -> AnyResult<()> {
     let server = started().await?;
     let (message, mut slow) = (message(), Frames::connect(&server).await?);
     slow.send(&[call_head(method, 1), data(1, &message[..1000], false)].concat()).await?;
-    // This call begins early, and its message comes late but in one piece.
+    // This call begins early. Its message arrives late, but in one piece.
     slow.send(&call_head("ModelStreamInfer", 3)).await?;
-    // The server reads all this before it answers another call of the connection.
+    // The server reads all these bytes before it answers another call on the connection.
     let small = framed("echo", &echo_case(1).inputs);
     slow.send(&[call_head("ModelInfer", 5), data(5, &small, true)].concat()).await?;
     slow.wait_stream_end(5).await?;

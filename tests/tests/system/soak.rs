@@ -1,5 +1,6 @@
-//! Long runs for `make soak`: hand-overs compared with a twin run without hand-overs, under an open-loop
-//! load and with saturated models, and a hundred kills of workers without and with a standby.
+//! Long runs for `make soak`. Hand-overs under an open-loop load and with saturated models are
+//! compared with a twin run without hand-overs. Two further runs kill a hundred workers, without
+//! and with a standby.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,25 +16,25 @@ use shadowslice_tests::status::{HandoverJson, ModelStatusJson};
 
 use crate::fixtures::{ask, assert_nothing_lost, echo_case, one_echo, one_echo_under, planned_load};
 
-/// The number of hand-overs of the long run.
+/// The number of hand-overs in the long run.
 const HANDOVERS: usize = 1000;
 
 /// The number of hand-overs under closed-loop load.
 const CLOSED_LOOP_HANDOVERS: usize = 100;
 
-/// The number of killed workers in the long run.
+/// The number of workers that the long run kills.
 const KILLS: usize = 100;
 
-/// The time of a batch in ms, which is the same for all shares in these tests.
+/// The execution time of a batch in ms, which is the same for all shares in these tests.
 const BATCH_MS: f64 = 20.0;
 
 /// A closed-loop load that saturates the model.
 struct ClosedLoop {
     clients: usize,
-    /// The execution time of batches up to 16 rows in the profile, in ms.
+    /// The execution time in the profile of batches with up to 16 rows, in ms.
     up_to_16_rows_ms: f64,
-    /// The execution time of the batches that these clients fill, in ms. Batches of 32 rows take twice as
-    /// long.
+    /// The execution time of the batches that these clients fill, in ms. Batches of 32 rows take
+    /// twice as long as batches of 16 rows.
     batch_ms: f64,
 }
 
@@ -43,23 +44,22 @@ const CLOSED_LOOPS: [ClosedLoop; 3] = [
     ClosedLoop { clients: 64, up_to_16_rows_ms: 0.5, batch_ms: 1.0 },
 ];
 
-/// The shares that alternate. A share returns only after two others, because otherwise its worker would
-/// still be parked and no shadow would start.
+/// The shares in rotation. Each share returns only after two other shares. Otherwise its worker
+/// would still be parked, and no shadow would start.
 const SHARES: [u32; 3] = [80, 70, 60];
 
-/// The keys of the model. No request is refused as late, and all shares are above the knee, so that only
-/// hand-overs make
-/// a difference.
+/// The keys of the model. No request is refused as late, and all shares are large enough not to
+/// slow batches down. Differences are therefore caused by hand-overs only.
 const MODEL: &str = "share: {initial: 60%}, queue: {on_late: serve}";
 const WITH_STANDBY: &str = "share: {initial: 60%}, queue: {on_late: serve}, standby: always";
 
-/// Returns the n-th part of a load of any length.
+/// Returns the n-th part of a load, which may have any number of parts.
 fn part(n: u64) -> LoadPlan {
     LoadPlan { rate: 60.0, span: Duration::from_secs(10), arrivals: ArrivalPattern::Poisson, seed: n }
 }
 
-/// Loads a server until `work` ends; returns the tally of the load, the number of its parts, and the
-/// result of the work.
+/// Runs an open-loop load on a server until `work` ends. Returns the tally of the load, the number
+/// of its parts, and the result of `work`.
 async fn loaded_while<T>(server: &ServerUnderTest, work: impl Future<Output = T>) -> (LoadTally, u64, T) {
     let mut tally = LoadTally::default();
     let mut parts = 0;
@@ -111,7 +111,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     );
 }
 
-/// Runs a closed-loop load until `work` ends; returns its tally and the result of the work.
+/// Runs a closed-loop load until `work` ends. Returns its tally and the result of `work`.
 async fn closed_loop_while<T>(
     server: &ServerUnderTest,
     clients: usize,
@@ -176,7 +176,8 @@ fn report(handovers: &[HandoverJson], tally: &LoadTally, twin: &LoadTally) {
     }
 }
 
-/// Kills the serving worker repeatedly, each time after another worker serves and a standby is ready.
+/// Kills the serving worker repeatedly. Before each kill, another worker must serve and a standby
+/// must be ready.
 async fn kill_the_serving_worker(server: &ServerUnderTest, count: usize) -> Result<(), HarnessError> {
     let mut killed = 0;
     for _ in 0..count {
@@ -226,12 +227,13 @@ async fn serving_workers_are_killed(policy: &str) {
     );
 }
 
-/// Kills workers of every role at random moments while shares change.
+/// Kills workers of all roles at random times while shares change.
 async fn kill_at_random(server: &ServerUnderTest, count: usize) -> Result<usize, HarnessError> {
     let mut random = SplitMix64::new(11);
     let mut killed = 0;
     while killed < count {
-        // The test needs resizes and kills at the same time, so a resize may be refused or aborted.
+        // Resizes and kills happen at the same time in this test, so a resize may be refused or
+        // aborted.
         let resizing = server.resize("echo", SHARES[killed % SHARES.len()]);
         let killing = async {
             tokio::time::sleep(Duration::from_secs_f64(random.fraction() * 0.4)).await;
@@ -242,7 +244,7 @@ async fn kill_at_random(server: &ServerUnderTest, count: usize) -> Result<usize,
         };
         let (_, hit) = tokio::join!(resizing, killing);
         killed += usize::from(hit?);
-        // Consecutive deaths without an answer make a model unready, so wait for answers.
+        // Consecutive deaths without an answer make a model unready, so the test waits for answers.
         let answered = server.model("echo").await?.requests.succeeded;
         server.wait_status("echo", "answers", |model| model.requests.succeeded > answered + 2).await?;
     }

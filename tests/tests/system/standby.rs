@@ -1,4 +1,4 @@
-//! Standbys: deaths of workers and changes of shares with them.
+//! Tests of worker deaths and share changes with standbys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,8 @@ use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load,
 /// The number of closed-loop clients.
 pub(crate) const CONNECTIONS: u16 = 8;
 
-/// Starts a server with one model that takes 5 ms per batch at half of the GPU. A parked worker stays for
-/// `dwell`.
+/// Starts a server with one model that takes 5 ms per batch on half of the GPU. A parked worker
+/// stays for the time `dwell`.
 async fn one_echo(standby: &str, dwell: &str) -> Result<ServerUnderTest, HarnessError> {
     let more = format!(
         "profile: profile.yaml, share: {{initial: 50%}}, queue: {{on_late: serve}}, standby: {standby}"
@@ -50,7 +50,7 @@ pub(crate) fn kill(pid: i32) {
     assert!(killed, "cannot kill process {pid}");
 }
 
-/// Waits until a standby other than `but` is ready.
+/// Waits until a standby whose PID is not `but` is ready.
 async fn wait_standby(server: &ServerUnderTest, but: i32) -> Result<ModelStatusJson, HarnessError> {
     let other = |model: &ModelStatusJson| standing(model).is_some_and(|worker| worker.pid != but);
     server.wait_status("echo", "another standing worker", other).await
@@ -79,7 +79,7 @@ impl Clients {
         Self { stop, asking }
     }
 
-    /// Stops the clients. Fails unless every request was answered correctly.
+    /// Stops the clients. Panics unless every request was answered correctly.
     pub(crate) async fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         let outcomes: Vec<RequestOutcome> = self.asking.join_all().await.into_iter().flatten().collect();
@@ -135,7 +135,7 @@ async fn a_share_with_a_standby_takes_effect_without_a_new_worker() {
     let of = |sms: u32| -> Vec<i32> {
         model.workers.iter().filter(|worker| worker.sms == sms).map(|worker| worker.pid).collect()
     };
-    // The replaced worker and the earlier standby both have half of the GPU.
+    // The replaced worker and the previous standby both have half of the GPU.
     assert_eq!((of(66).len(), of(26).len()), (2, 1), "{model:?}");
     for (percent, sms) in [(50, 66), (20, 26), (50, 66), (20, 26)] {
         let handover = server.resize("echo", percent).await.unwrap();
@@ -203,7 +203,8 @@ async fn the_standby_replaces_an_incumbent_that_dies_during_a_hand_over() {
         let shadow = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "shadow");
         server.wait_status("echo", "a shadow", shadow).await.unwrap();
         kill(serving);
-        // The end of the lane is noticed shortly before the exit of the process.
+        // The supervisor notices the end of the lane shortly before it notices the exit of the
+        // process.
         let relieved = |model: &ModelStatusJson| {
             model.handovers.failovers == 1 && model.workers.iter().all(|worker| worker.pid != serving)
         };
@@ -232,7 +233,7 @@ async fn without_a_configured_standby_there_is_none() {
 async fn standbys_stay_within_the_allowed_memory_and_status_gives_the_reason() {
     let more = "profile: profile.yaml, share: {initial: 50%}, standby: always";
     let models = ["first", "second"].map(|name| format!("  - {}\n", echo(name, more))).concat();
-    // Each standby takes 120 MiB by its profile.
+    // According to the profile, each standby takes 120 MiB.
     let controller = "controller: {policy: static, standby_memory: 200Mi}";
     let config = EMULATED.replace("controller: {policy: static}", controller);
     let home = Home::with_config(&format!("{config}models:\n{models}")).unwrap();
@@ -262,7 +263,7 @@ async fn standbys_stay_within_the_allowed_memory_and_status_gives_the_reason() {
 
 #[tokio::test]
 async fn the_reason_for_a_missing_standby_disappears_once_one_starts() {
-    // Each standby takes 120 MiB by its profile.
+    // According to the profile, each standby takes 120 MiB.
     let controller = "controller: {policy: static, standby_memory: 200Mi}";
     let config = |first: &str, second: &str| {
         let model = |name: &str, standby: &str| {
@@ -289,7 +290,7 @@ async fn the_reason_for_a_missing_standby_disappears_once_one_starts() {
 
 #[tokio::test]
 async fn a_standby_of_a_higher_priority_gets_the_memory_of_a_lower_one() {
-    // Each standby takes 120 MiB by its profile.
+    // According to the profile, each standby takes 120 MiB.
     let controller = "controller: {policy: static, standby_memory: 200Mi}";
     let config = |of_high: &str| {
         let model = |name: &str, standby: &str, priority: u32| {
@@ -313,7 +314,8 @@ async fn a_standby_of_a_higher_priority_gets_the_memory_of_a_lower_one() {
     server.stop().await.unwrap();
 }
 
-/// Returns the MiB of weights that a worker loaded onto its GPU, and of all weights that it uses.
+/// Returns two numbers in MiB: the weights that a worker loaded onto its GPU, and all weights that
+/// the worker uses.
 fn weights(worker: &WorkerStatusJson) -> (Option<u64>, Option<u64>) {
     let memory = &worker.more["memory"];
     (memory["brought_mib"].as_u64(), memory["weights_mib"].as_u64())
@@ -339,7 +341,8 @@ async fn weights_are_loaded_once_and_outlive_all_workers() {
     server.stop().await.unwrap();
 }
 
-/// Checks a stopped standby. A standby gets no requests, so nothing else would reveal the stop.
+/// Checks a standby that is stopped by SIGSTOP. The supervisor must detect this, although a standby
+/// gets no requests.
 #[tokio::test]
 async fn a_stopped_standby_is_replaced() {
     let server = one_echo("always", "100ms").await.unwrap();

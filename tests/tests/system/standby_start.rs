@@ -1,5 +1,5 @@
-//! Starting standbys: changes of shares and deaths of workers with them. Each standby is stopped during
-//! its start, so that no test depends on the speed of the processes.
+//! Tests of worker deaths and share changes while a standby is starting. Each standby is stopped
+//! during its start, so that no test depends on the speed of the processes.
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::{HarnessError, Home};
@@ -10,14 +10,14 @@ use shadowslice_tests::status::ModelStatusJson;
 use crate::fixtures::{EMULATED, echo, profile};
 use crate::standby::{CONNECTIONS, Clients, in_phase, incumbent, kill};
 
-/// Returns a configuration with a model at half of the GPU.
+/// Returns a configuration with one model on half of the GPU.
 fn config(dwell: &str, standby: &str) -> String {
     let more = "profile: profile.yaml, share: {initial: 50%}, queue: {on_late: serve}";
     let model = echo("echo", &format!("{more}, standby: {standby}"));
     format!("{EMULATED}timeouts: {{dwell: {dwell}}}\nmodels:\n  - {model}\n")
 }
 
-/// Starts a model at half of the GPU that loads for 2 s, and stops its standby while that loads.
+/// Starts a model on half of the GPU whose load takes 2 s. Stops its standby during that load.
 async fn half_started(dwell: &str) -> Result<(ServerUnderTest, ProcessHandle, i32), HarnessError> {
     let home = Home::with_config(&config(dwell, "always"))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s"))?;
@@ -30,7 +30,8 @@ async fn half_started(dwell: &str) -> Result<(ServerUnderTest, ProcessHandle, i3
     Ok((server, half, pid))
 }
 
-/// Does the same, and changes the share, so that the standby has the earlier one.
+/// Starts the same model and stops its standby, then changes the share. The standby therefore still
+/// has the previous share.
 async fn half_started_elsewhere() -> Result<(ServerUnderTest, ProcessHandle, i32), HarnessError> {
     let (server, half, pid) = half_started("100ms").await?;
     server.resize("echo", 20).await?;
@@ -42,26 +43,26 @@ async fn half_started_elsewhere() -> Result<(ServerUnderTest, ProcessHandle, i32
     Ok((server, half, pid))
 }
 
-/// Counts the workers started so far, including the reference worker.
+/// Counts the workers that have been started so far, including the reference worker.
 fn started(server: &ServerUnderTest) -> usize {
     server.log().matches("worker started").count()
 }
 
-/// Waits until this number of hand-overs is completed. The status shows a hand-over shortly after its
-/// client gets the answer.
+/// Waits until this number of hand-overs is completed. The status shows a hand-over shortly after
+/// the client that requested it gets the answer.
 async fn completed(server: &ServerUnderTest, handovers: u64) -> Result<ModelStatusJson, HarnessError> {
     let all = move |model: &ModelStatusJson| model.handovers.completed >= handovers;
     server.wait_status("echo", "a hand-over that was completed", all).await
 }
 
-/// Returns the numbers of deaths and of restarts.
+/// Returns the number of deaths and the number of restarts.
 fn deaths_and_restarts(model: &ModelStatusJson) -> (u64, u64) {
     let count = |key: &str| model.more[key].as_u64().expect("a count");
     (count("worker_deaths"), count("worker_restarts"))
 }
 
-/// Waits until this worker, which was the standby, is the shadow of a hand-over. Checks that no worker was
-/// started for that.
+/// Waits until this worker, which was the standby, is the shadow of a hand-over. Checks that no
+/// other worker was started for the hand-over.
 async fn wait_shadow(
     server: &ServerUnderTest,
     pid: i32,
@@ -74,7 +75,7 @@ async fn wait_shadow(
     Ok(model)
 }
 
-/// Waits until every client has more answers, and fails unless all answers were correct.
+/// Waits until every client has received more answers. Panics unless all answers were correct.
 async fn finish(server: &ServerUnderTest, clients: Clients) -> Result<ModelStatusJson, HarnessError> {
     let answered = server.model("echo").await?.requests.succeeded + 2 * u64::from(CONNECTIONS);
     let more = |model: &ModelStatusJson| model.requests.succeeded > answered;
@@ -222,7 +223,7 @@ async fn a_change_while_a_starting_standby_replaces_a_dead_worker_uses_that_stan
     };
     let (resized, ()) = tokio::join!(server.resize("echo", 50), going_on);
     assert_eq!(resized.unwrap().to_sms, 66);
-    // `resize` may return a moment before `status` shows the share.
+    // `resize` may return shortly before `status` shows the share.
     let in_force = |model: &ModelStatusJson| model.share_percent == 50 && incumbent(model).is_some();
     let model = server.wait_status("echo", "the new share", in_force).await.unwrap();
     assert_eq!(incumbent(&model).map(|worker| worker.pid), Some(pid));

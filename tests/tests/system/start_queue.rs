@@ -1,4 +1,4 @@
-//! Many workers that start at the same time on a host with few cores.
+//! Tests with many workers that start at the same time on a host with few cores.
 
 use std::pin::pin;
 
@@ -13,7 +13,8 @@ use crate::standby::{incumbent, kill};
 
 const MODELS: usize = 12;
 
-/// A timeout of many times one start, but less than the starts of all models together.
+/// A timeout that is much longer than one start, but shorter than the starts of all models
+/// together.
 const TIMEOUTS: &str = "timeouts: {spawn: 2s}\n";
 
 /// A start that holds a lock for 0.25 s, as if it needed the only core.
@@ -38,7 +39,7 @@ fn many() -> impl Iterator<Item = String> {
     (0..MODELS).map(|number| format!("m{number}"))
 }
 
-/// Makes a folder with these models. Workers start slowly while the folder has a file `slow`.
+/// Makes a folder with these models. Workers start slowly while the folder contains a file `slow`.
 fn home(names: impl Iterator<Item = String>) -> Result<Home, HarnessError> {
     leave_two_cores().expect("a thread may restrict its cores");
     let mut home = Home::with_config(&config(names))?;

@@ -1,4 +1,4 @@
-//! A pseudo-terminal that runs a `shadowslice` command, and its screen.
+//! A pseudo-terminal that runs a `shadowslice` command, and the contents of its screen.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,9 +23,10 @@ use tokio::time::timeout;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Terminal {
-    /// The side of the user, which reads the screen and types keys.
+    /// The user's end of the terminal, which reads the screen and types keys.
     outer: File,
-    /// The side of the program. It stays open so that the modes can be read after the program's exit.
+    /// The program's end of the terminal. It stays open so that the test can read the modes after
+    /// the program has exited.
     inner: OwnedFd,
     before: String,
     parser: Arc<Mutex<vt100::Parser>>,
@@ -37,7 +38,7 @@ pub(crate) struct Terminal {
 #[derive(Default)]
 struct Shown {
     text: String,
-    /// True if a program uses the alternate screen or hides the cursor.
+    /// True if a program is using the alternate screen or has hidden the cursor.
     taken: bool,
 }
 
@@ -68,7 +69,7 @@ impl Terminal {
         Ok(Self { outer, inner, before, parser, shown_rx, child })
     }
 
-    /// Waits until the screen fulfils `is`, and returns its text.
+    /// Waits until the screen meets the condition `is`, and returns the screen's text.
     pub(crate) async fn shows(&mut self, what: &str, is: impl Fn(&str) -> bool) -> Result<String, String> {
         let shown = timeout(TIMEOUT, self.shown_rx.wait_for(|shown| is(&shown.text))).await;
         match shown {
@@ -93,12 +94,13 @@ impl Terminal {
         Ok(kill(Pid::from_raw(pid.ok_or(io::ErrorKind::NotFound)?), signal)?)
     }
 
-    /// Waits until the program exits; returns its status, and what it did not restore on the terminal.
+    /// Waits until the program exits. Returns its status, and the terminal settings that it did not
+    /// restore.
     pub(crate) async fn wait_exit(mut self) -> Result<(ExitStatus, Vec<&'static str>), String> {
         let status = timeout(TIMEOUT, self.child.wait()).await;
         let status = status.map_err(|_| "the program does not exit")?.map_err(|error| error.to_string())?;
         let raw = tcgetattr(&self.inner).is_ok_and(|after| modes(&after) == self.before);
-        // The last output of the program may not have been read yet.
+        // The test may not have read the last output of the program yet.
         let seen = timeout(TIMEOUT, self.shown_rx.wait_for(|shown| !shown.taken)).await;
         let seen = seen.is_ok_and(|seen| seen.is_ok());
         let faults = [(!raw, "modes"), (!seen, "screen or cursor")];
@@ -125,7 +127,7 @@ fn controlled(home: &Home, arguments: &[&str], inner: &OwnedFd) -> io::Result<Co
 fn read_on(mut from: File, parser: &Mutex<vt100::Parser>, shown_tx: &watch::Sender<Shown>) {
     let mut bytes = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
-        // Release the parser's lock before the channel takes its own.
+        // The parser's lock must be released before the channel takes its own lock.
         let shown = {
             let mut parser = parser.lock();
             parser.process(&bytes[..count]);
@@ -145,7 +147,7 @@ fn winsize((columns, rows): (u16, u16)) -> Winsize {
     Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// Formats all modes that a program may change.
+/// Formats all terminal modes that a program may change.
 fn modes(termios: &Termios) -> String {
     let Termios { input_modes, output_modes, control_modes, local_modes, special_codes, .. } = termios;
     format!("{input_modes:?} {output_modes:?} {control_modes:?} {local_modes:?} {special_codes:?}")

@@ -1,4 +1,4 @@
-//! `shadowslice top` with and without a terminal.
+//! Tests of `shadowslice top` with and without a terminal.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Traced requests: a collector gets their spans, and no request waits for the collector.
+//! Tests of traced requests. A collector must receive their spans, and no request may wait for the
+//! collector.
 
 use std::io;
 use std::net::SocketAddr;
@@ -44,7 +45,7 @@ async fn traced(
     ServerUnderTest::start_ready(home).await
 }
 
-/// Returns a `traceparent` of the n-th trace.
+/// Returns a `traceparent` header of the n-th trace.
 fn parent(n: u32, flags: &str) -> String {
     format!("00-{}-00000000000000aa-{flags}", trace(n))
 }
@@ -53,7 +54,7 @@ fn trace(n: u32) -> String {
     format!("4bf92f3577b34da6a3ce929d{n:08x}")
 }
 
-/// Sends a request over HTTP with these headers, and returns the whole answer.
+/// Sends a request over HTTP with these headers, and returns the complete answer.
 async fn post(server: &ServerUnderTest, model: &str, headers: &[(&str, &str)]) -> io::Result<String> {
     let values = ["1"; 16].join(",");
     let tensor = format!(r#"{{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [{values}]}}"#);
@@ -70,13 +71,13 @@ async fn post(server: &ServerUnderTest, model: &str, headers: &[(&str, &str)]) -
     Ok(answer)
 }
 
-/// Sends a request to `echo` over gRPC with this parent.
+/// Sends a request to `echo` over gRPC with this `traceparent`.
 async fn call(server: &ServerUnderTest, traceparent: &str) -> Result<(), Status> {
     let metadata = [("traceparent", traceparent), ("tracestate", "vendor=1")];
     server.client().infer_with("echo", &echo_case(1).inputs, &metadata).await.map(drop)
 }
 
-/// Returns the span of the whole request.
+/// Returns the span that covers the whole request.
 fn own(spans: &[Span]) -> &Span {
     let own = named(spans, "inference");
     assert_eq!(own.len(), 1, "{spans:#?}");
@@ -91,7 +92,7 @@ async fn spans_counted(server: &ServerUnderTest, outcome: &str) -> io::Result<f6
     counted.ok_or_else(|| io::Error::other("the metrics have no counter of spans"))
 }
 
-/// Waits until at least this number of spans has this outcome.
+/// Waits until at least this number of spans have this outcome.
 async fn until_counted(server: &ServerUnderTest, outcome: &str, least: f64) -> io::Result<()> {
     let counting = async {
         while spans_counted(server, outcome).await? < least {
@@ -154,13 +155,14 @@ async fn a_request_has_a_span_in_its_callers_trace_over_both_protocols() {
         assert!(took >= Duration::from_millis(5), "the profile says 5 ms: {took:?}");
     }
     assert_eq!(collector.resource("service.name").as_deref(), Some("test"));
-    // Spans are counted when the answer of the collector arrives.
+    // Spans are counted when the collector's answer arrives.
     until_counted(&server, "exported", 8.0).await.unwrap();
     assert_eq!(spans_counted(&server, "exported").await.unwrap(), 8.0);
     server.stop().await.unwrap();
 }
 
-/// Checks that spans contain their children, that these do not overlap, and that the times are recent.
+/// Checks that spans contain their child spans, that the child spans do not overlap, and that the
+/// times are recent.
 fn assert_in_order([own, queue, batch, execution]: [&Span; 4]) {
     let times = [
         own.start_time_unix_nano,
@@ -196,7 +198,7 @@ async fn the_parent_decides_on_sampling_and_without_one_the_ratio() {
         for header in malformed {
             post(&server, "echo", &[("traceparent", header), ("tracestate", "a=1")]).await.unwrap();
         }
-        // Traced requests arrive at the collector in the order in which they ended.
+        // Traced requests arrive at the collector in the order in which the requests ended.
         let last = parent(if expected > 0 { 8 } else { 9 }, "01");
         call(&server, &last).await.unwrap();
         collector.trace(&last[3..35]).await.unwrap();
@@ -337,7 +339,8 @@ async fn a_killed_worker_and_the_retry_are_visible() {
 #[tokio::test]
 async fn a_hand_over_is_visible_in_the_span() {
     let collector = Collector::start().await.unwrap();
-    // The running batch takes 2.6 s with few SMs, longer than the start of a shadow on a busy host.
+    // On few SMs, the running batch takes 2.6 s. That is longer than the start of a shadow on a
+    // busy host.
     let few = "share: {initial: 30%}, queue: {on_late: serve}";
     let server = traced(1_500.0, "0%", collector.address, few).await.unwrap();
     let resize = async {

@@ -1,4 +1,5 @@
-//! Upgrades: one supervisor takes over from another, and failed upgrades change nothing.
+//! Tests of upgrades. One supervisor must take over from another, and a failed upgrade must change
+//! nothing.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::time::Duration;
@@ -20,7 +21,7 @@ fn home() -> Result<Home, HarnessError> {
     Home::with_config(&format!("{adaptive}{MODELS}{models}"))
 }
 
-/// Runs an upgrade that fails, and returns its error message.
+/// Runs an upgrade that must fail, and returns its error message.
 async fn refused(server: &ServerUnderTest) -> String {
     let output = server.home().run(&["upgrade"]).await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -75,7 +76,7 @@ async fn a_next_supervisor_that_cannot_serve_changes_nothing() {
         ("models: nonsense".to_owned(), "must be a list"),
         (format!("run_dir: /tmp/elsewhere\n{config}"), "an upgrade cannot change run_dir"),
         (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
-        // At this point the next supervisor has the other sockets.
+        // At this point, the next supervisor already has the other sockets.
         (config.replace("metrics: []", &format!("metrics: [\"{taken}\"]")), "cannot listen on"),
     ] {
         server.home().write("config.yaml", &written).unwrap();
@@ -98,7 +99,7 @@ async fn a_next_supervisor_that_cannot_serve_changes_nothing() {
     server.stop().await.unwrap();
 }
 
-/// Checks that a second supervisor in the same run directory fails and leaves the workers alone.
+/// Checks that a second supervisor in the same run directory fails and does not affect the workers.
 async fn assert_alone(server: &ServerUnderTest, config: &str) {
     let before = server.model("a").await.unwrap().workers[0].pid;
     server.home().write("second.yaml", config).unwrap();
@@ -134,7 +135,7 @@ async fn a_next_supervisor_that_is_stopped_before_it_serves_changes_nothing() {
     server.stop().await.unwrap();
 }
 
-/// Waits for the supervisor that this one starts.
+/// Waits for the supervisor that this supervisor starts, and returns it.
 async fn successor(server: &ServerUnderTest) -> ProcessHandle {
     let first = server.process();
     let found = async {
@@ -170,7 +171,7 @@ async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
-        // When its first worker runs, the next supervisor has all that it needs.
+        // When its first worker is running, the next supervisor has everything that it needs.
         let has_begun = async {
             while descendants(next.pid).is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -195,7 +196,7 @@ async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhil
     let slo = async |server: &ServerUnderTest| server.model("a").await.unwrap().slo.latency_ms;
     assert_eq!(slo(&server).await, 88.0);
 
-    // A slow start leaves time to send commands.
+    // The slow start leaves time to send commands.
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let slow = echo("c", "profile: slow.yaml, share: {initial: 10%}");
     let profile = "source: {kind: illustrative}\nstart: {process: 3s, load: 1ms, warm: 1ms}\n\

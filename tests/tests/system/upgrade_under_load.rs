@@ -1,4 +1,5 @@
-//! Upgrades under load: models move to the next supervisor one by one while clients keep their connections.
+//! Tests of upgrades under load. Models move to the next supervisor one by one while clients keep
+//! their connections.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::time::Duration;
@@ -31,7 +32,7 @@ fn home() -> Home {
     home
 }
 
-/// Writes a configuration with these models between `a` and `b`.
+/// Writes a configuration that has these models between `a` and `b`.
 fn configure(home: &Home, between: &[String]) {
     let fast = |name| echo(name, "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
     let models: Vec<String> = [&[fast("a")][..], between, &[fast("b")]].concat();
@@ -44,7 +45,8 @@ fn configure_with(home: &Home, models: &[String]) {
     home.write("config.yaml", format!("{host}models:\n{models}")).unwrap();
 }
 
-/// Returns a model that takes more than 2 s to start, during which `a` has moved and `b` has not.
+/// Returns a model that takes more than 2 s to start. During that time, `a` has moved and `b` has
+/// not.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 10%}")
 }
@@ -61,7 +63,7 @@ async fn a_has_moved(server: &ServerUnderTest) {
     assert_eq!(server.model("b").await.unwrap().state, "ready");
 }
 
-/// Returns the supervisor that this one has started.
+/// Returns the supervisor that this supervisor has started.
 fn successor(server: &ServerUnderTest) -> ProcessHandle {
     let named = |process: &ProcessHandle| {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
@@ -110,7 +112,8 @@ async fn nothing_is_lost_and_at_most_one_model_has_two_sets_of_workers() {
     let before = server.process();
     let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
-        // There are the next supervisor, workers of `a` and `b`, and one more of `a` or `slow`.
+        // The children are the next supervisor, the workers of `a` and `b`, and one more worker of
+        // `a` or `slow`.
         let all = server.children();
         assert!(all.len() <= 4, "{all:?}");
         assert!(server.client().model_ready("a").await.unwrap());
@@ -122,7 +125,7 @@ async fn nothing_is_lost_and_at_most_one_model_has_two_sets_of_workers() {
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }
-    // The previous supervisor may have open connections, but no workers.
+    // The previous supervisor may have open connections, but must not have workers.
     let left = descendants(before.pid).into_iter().filter(|process| *process != server.process());
     let workers: Vec<_> =
         left.filter(|process| !descendants(server.process().pid).contains(process)).collect();
@@ -182,7 +185,7 @@ async fn a_stop_during_an_upgrade_answers_accepted_requests_and_leaves_nothing()
     let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
         let (outcome, ()) = tokio::join!(ask(client, "a", &case, 0.0), async {
-            // The request is in flight by then.
+            // The request is in flight after this time.
             tokio::time::sleep(Duration::from_millis(200)).await;
             server.signal(Signal::SIGTERM).unwrap();
         });
@@ -313,7 +316,7 @@ async fn workers_start_from_the_binary_that_existed_when_the_supervisor_started(
     }
     home.set_binary(folder.join("shadowslice"));
     let server = ServerUnderTest::start_ready(home).await.unwrap();
-    // Replace the file as a package manager does.
+    // The test replaces the file in the same way as a package manager.
     std::fs::copy("/bin/false", folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("shadowslice-worker")).unwrap();
     let before = server.model("a").await.unwrap().workers[0].pid;
@@ -328,7 +331,7 @@ async fn workers_start_from_the_binary_that_existed_when_the_supervisor_started(
     server.stop().await.unwrap();
 }
 
-/// Sends the head of a request to `a` without its body.
+/// Sends the headers of a request to `a` without its body.
 async fn send_head(server: &ServerUnderTest) -> tokio::net::TcpStream {
     use tokio::io::AsyncWriteExt;
     let at = server.tcp_address("HTTP").await.unwrap();
@@ -343,7 +346,7 @@ async fn a_hang_is_noticed_even_if_an_unfinished_request_keeps_a_model_from_movi
     let server = serving().await;
     configure(server.home(), &[slow()]);
     let half = send_head(&server).await;
-    // The server has read the head by then.
+    // The server has read the headers by the time it answers this request.
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let (output, tallies) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
@@ -355,7 +358,7 @@ async fn a_hang_is_noticed_even_if_an_unfinished_request_keeps_a_model_from_movi
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
     assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
-    // The worker that waited for the body exits with the request.
+    // The worker that was waiting for the body exits once the request has ended.
     server.wait_children(2).await.unwrap();
     server.wait_reaped().await.unwrap();
     server.stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! Workers that run as separate users, which requires a supervisor that runs as root.
+//! Tests of workers that run as separate users, which requires a supervisor that runs as root.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -19,7 +19,7 @@ fn with_users(users: &str) -> Result<Home, HarnessError> {
     Ok(home)
 }
 
-/// Returns the user IDs and the groups of a process.
+/// Returns the user IDs and the group IDs of a process.
 fn user_of(pid: i32) -> (String, String) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let of =

@@ -1,5 +1,5 @@
 //! The calls from the worker to the `Runner` of the Python package.
-#![allow(unsafe_code)] // memory that Rust and Python share without a copy
+#![allow(unsafe_code)] // Rust and Python share memory without a copy.
 
 use std::ffi::{c_char, c_int};
 
@@ -18,11 +18,12 @@ use shadowslice_worker::inputs::Inputs;
 /// `PyBUF_READ`, which the stable interface of older interpreters does not define.
 const READ: c_int = 0x100;
 
-/// A Python model, behind the `Runner` of the package.
+/// A Python model, which the worker calls through the `Runner` of the package.
 #[derive(Debug)]
 pub(crate) struct PythonHost {
     runner: Py<PyAny>,
-    /// True if inputs lie in the request slab, which stays mapped. Warm-up inputs do not.
+    /// True if inputs lie in the request slab, which stays mapped. Warm-up inputs do not lie in the
+    /// slab.
     stays_mapped: bool,
 }
 
@@ -32,7 +33,7 @@ struct LoadReply {
     /// The model's signature, or `None` if the model cannot be loaded.
     #[pyo3(item(0))]
     signature: Option<SignatureReply>,
-    /// The reason of a failure.
+    /// The reason for the failure.
     #[pyo3(item(1))]
     why: String,
 }
@@ -43,7 +44,7 @@ struct SignatureReply {
     inputs: Vec<TensorReply>,
     #[pyo3(item(1))]
     outputs: Vec<TensorReply>,
-    /// The number of streams that the model generates at a time.
+    /// The number of streams that the model can generate at the same time.
     #[pyo3(item(2))]
     streams: u32,
 }
@@ -55,7 +56,7 @@ struct TensorReply {
     /// The datatype's name in the protocol, for example `FP32`.
     #[pyo3(item(1))]
     datatype: String,
-    /// The shape with the batch axis.
+    /// The shape, including the batch axis.
     #[pyo3(item(2))]
     shape: Vec<i64>,
 }
@@ -66,7 +67,7 @@ struct BasisReply {
     /// The basis, or `None` if the model's `warmup` failed.
     #[pyo3(item(0))]
     basis: Option<ProofBasisReply>,
-    /// The reason of a failure.
+    /// The reason for the failure.
     #[pyo3(item(1))]
     why: String,
 }
@@ -75,7 +76,7 @@ struct BasisReply {
 struct ProofBasisReply {
     #[pyo3(item(0))]
     deterministic: bool,
-    /// The inputs that the model gives itself, if it gives any.
+    /// The inputs that the model supplies for its own proof, or `None` if it supplies none.
     #[pyo3(item(1))]
     inputs: Option<Vec<InputReply>>,
 }
@@ -97,7 +98,7 @@ struct RunReply {
     /// True if the request's input caused the failure.
     #[pyo3(item(1))]
     is_input_fault: bool,
-    /// The reason of a failure.
+    /// The reason for the failure.
     #[pyo3(item(2))]
     why: String,
 }
@@ -106,10 +107,11 @@ struct RunReply {
 struct AnswerReply {
     #[pyo3(item(0))]
     outputs: Vec<OutputReply>,
-    /// The arrays that hold the outputs' bytes; they live as long as this reference.
+    /// The arrays that hold the outputs' bytes. The addresses in `outputs` are valid while this
+    /// reference exists.
     #[pyo3(item(1))]
     _arrays: Py<PyAny>,
-    /// True if the stream has further answers.
+    /// True if the stream has more answers.
     #[pyo3(item(2))]
     more: bool,
 }
@@ -119,7 +121,7 @@ struct OutputReply {
     /// The shape without the batch axis.
     #[pyo3(item(0))]
     shape: Vec<i64>,
-    /// The address and the length in bytes of each request's part.
+    /// The address and the length in bytes of each request's part of the output.
     #[pyo3(item(1))]
     parts: Vec<(usize, usize)>,
 }
@@ -130,7 +132,7 @@ struct RecordReply {
     /// The recording, or `None` if the model is not recorded.
     #[pyo3(item(0))]
     recording: Option<RecordingReply>,
-    /// The reason of a failure.
+    /// The reason for the failure.
     #[pyo3(item(1))]
     why: Option<String>,
 }
@@ -154,7 +156,7 @@ struct RecordedOutputReply {
     shape: Vec<i64>,
     #[pyo3(item(1))]
     address: usize,
-    /// The bytes of a row.
+    /// The number of bytes in a row.
     #[pyo3(item(2))]
     row: usize,
 }
@@ -190,7 +192,7 @@ impl ModelHost for PythonHost {
 
     fn finish_warm_up(&mut self) {
         self.stays_mapped = true;
-        // If this fails, the runner keeps more memory than it needs.
+        // If this call fails, the runner keeps more memory than it needs.
         Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
     }
 
@@ -208,7 +210,7 @@ impl ModelHost for PythonHost {
     }
 
     fn release_partition(&mut self) {
-        // If this fails, the memory stays allocated and is used again.
+        // If this call fails, the memory stays allocated for later batches.
         Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
     }
 
@@ -265,7 +267,7 @@ impl ModelHost for PythonHost {
     }
 
     fn close(&mut self, stream: u64) {
-        // The log has what the generator raises.
+        // The Python package logs any exception that the generator raises.
         Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();
     }
 }
@@ -282,8 +284,8 @@ fn answer(reply: PyResult<RunReply>, slot: &mut AnswerSlot<'_>) -> Result<Engine
     }
 }
 
-/// Returns the contiguous bytes of an input. Bytes that are contiguous already, in memory that
-/// stays mapped, are not copied.
+/// Returns the contiguous bytes of an input. Does not copy bytes that are already contiguous in
+/// memory that stays mapped.
 fn tensor<'py>(
     py: Python<'py>,
     inputs: &Inputs<'_>,
@@ -296,8 +298,8 @@ fn tensor<'py>(
     }
     let part = inputs.part(0, input);
     let length = isize::try_from(part.len())?;
-    // SAFETY: the request slab stays mapped while the process serves, so a view that a model keeps
-    // remains valid, whatever its bytes are later. Nothing is written through the view.
+    // SAFETY: the request slab stays mapped while the process serves. A view that a model keeps
+    // therefore remains valid, even if its bytes change. Nothing is written through the view.
     let view = unsafe { PyMemoryView_FromMemory(part.as_ptr().cast::<c_char>().cast_mut(), length, READ) };
     // SAFETY: the pointer is a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, view) }
@@ -307,7 +309,8 @@ fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> 
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
         // SAFETY: `Runner.run` returns the addresses of contiguous arrays with this number of
-        // bytes. The caller keeps them alive, and nobody writes to them before the next batch.
+        // bytes. The caller keeps the arrays alive, and nothing writes to them before the next
+        // batch.
         _ => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), length) },
     };
     BatchOutput { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }

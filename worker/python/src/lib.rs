@@ -1,7 +1,7 @@
 //! The worker's library as the Python module `shadowslice._worker`.
 //!
-//! The phases are those of `shadowslice-worker`: boot, proof and batches. Only the loading and
-//! running of the model is in Python, in the package `shadowslice`.
+//! The phases are those of `shadowslice-worker`: boot, proof and batches. Only the code that loads
+//! and runs the model is in Python, in the package `shadowslice`.
 
 mod host;
 
@@ -14,16 +14,16 @@ use shadowslice_worker::{log_line, sandbox};
 
 use host::PythonHost;
 
-/// Serves as the supervisor orders, until the supervisor closes the socket, and returns the exit
-/// code. `runner` is a `Runner` of the package. The process first changes to `user`, if one is
-/// given.
+/// Boots the worker and serves until the supervisor closes the socket. Returns the exit code.
+/// `runner` is a `Runner` of the package. If `user` is given, the process first changes to that
+/// user.
 #[pyfunction]
 #[pyo3(signature = (runner, user = None))]
 fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
-    // The model's own threads run while the worker waits.
+    // The model's own threads can run while the worker waits.
     py.detach(|| match run(runner, user) {
-        // If the supervisor has ended, nobody is left to read a report. After a refusal it has the
-        // reason.
+        // If the supervisor has exited, no process reads a report. After a refusal, the supervisor
+        // already knows the reason.
         Ok(()) | Err(WorkerError::SupervisorGone) => 0,
         Err(WorkerError::Refused(_)) => 1,
         Err(fault) => {
@@ -49,10 +49,10 @@ fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
     }
 }
 
-/// Enters a worker's sandbox, in a process that only checks a model and writes to these folders.
+/// Enters a worker's sandbox. The process only checks a model, and may write only to these folders.
 #[pyfunction]
 fn enter_sandbox(writable: Vec<PathBuf>) {
-    // Failures need no report here: each worker that starts reports them.
+    // Failures need no report here, because every worker reports them when it starts.
     sandbox::harden_process().ok();
     sandbox::enter(&writable);
 }

@@ -1,4 +1,5 @@
-//! The channel over which a worker boots: orders from the supervisor, reports to it.
+//! The channel between supervisor and worker during the boot: orders arrive on it, and reports
+//! leave on it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,7 @@ use shadowslice_shared::frame;
 use crate::clock::HungUp;
 use crate::serve::ServeError;
 
-/// The reasons why a worker ends before it has done its work.
+/// The reasons why a worker exits before it has finished its work.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     #[error(
@@ -34,7 +35,7 @@ impl From<HungUp> for WorkerError {
     }
 }
 
-/// The socket of the boot.
+/// The socket between supervisor and worker during the boot.
 #[derive(Debug)]
 pub struct BootChannel(UnixStream);
 

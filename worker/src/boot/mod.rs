@@ -1,5 +1,6 @@
-//! The boot of a worker: [`ConnectedWorker`], then [`LoadedWorker`], then [`WarmWorker`], each made
-//! from the previous one. If a phase fails, the worker reports the reason to the supervisor.
+//! The boot of a worker in three phases: [`ConnectedWorker`], [`LoadedWorker`] and [`WarmWorker`].
+//! Each phase consumes the result of the previous phase. If a phase fails, the worker reports the
+//! reason to the supervisor.
 
 mod channel;
 mod partitions;
@@ -33,7 +34,7 @@ pub use channel::BootChannel;
 pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
 
-/// A worker that has taken over its descriptors and said hello.
+/// A worker that has taken ownership of its descriptors and has sent its hello.
 #[derive(Debug)]
 pub struct ConnectedWorker {
     channel: BootChannel,
@@ -43,18 +44,18 @@ pub struct ConnectedWorker {
 }
 
 impl ConnectedWorker {
-    /// Takes over the descriptors that the supervisor has passed to this process. `host` runs the
-    /// models that no engine of this library runs.
+    /// Takes ownership of the descriptors that the supervisor has passed to this process. `host`
+    /// runs the models that no engine of this library can run.
     pub fn new(host: Option<Box<dyn ModelHost>>) -> Result<Self, WorkerError> {
         let (boot, descriptors) = adopt().map_err(WorkerError::Connect)?;
-        // The first order proves that the supervisor lives, so the parent must be looked up before
-        // it.
+        // The parent is looked up before the first order arrives. That order then proves that the
+        // supervisor was alive at the lookup.
         let parent = ParentProcess::find().unwrap_or_else(log_unwatched);
         Ok(Self { channel: BootChannel::open(boot)?, descriptors, host, parent })
     }
 
-    /// Loads the model as the supervisor orders. On an emulated device this takes at least the time
-    /// that the assignment's profile gives for starting a process and loading.
+    /// Loads the model that the supervisor assigns. On an emulated device, loading takes at least
+    /// the time that the assignment's profile states for the process start and the load.
     pub fn load(self) -> Result<LoadedWorker, WorkerError> {
         let Self { channel, descriptors, host, parent } = self;
         let BootCommand::Load(assignment) = channel.receive_order()? else {
@@ -63,7 +64,8 @@ impl ConnectedWorker {
         let begun_ns = now_ns();
         let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
-            // One worker of a model reports these; the others would repeat them.
+            // All workers of a model have the same restrictions, so only the reference worker logs
+            // the missing ones.
             breaches.iter().for_each(|breach| log_line(&chain(breach)));
         }
         parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
@@ -93,16 +95,16 @@ pub struct LoadedWorker {
     channel: BootChannel,
     purpose: WorkerPurpose,
     partition: Option<PartitionSpec>,
-    /// The minimum time that warming takes on the emulated device.
+    /// The minimum time that the warm-up takes on the emulated device.
     warm: Duration,
     parts: Parts,
 }
 
 impl LoadedWorker {
-    /// Warms the model up, and proves its answers. Returns `None` if this worker only computes the
-    /// reference answers: its work is done then.
+    /// Warms up the model and proves its answers. Returns `None` if this worker only computes the
+    /// reference answers, because its work is then complete.
     ///
-    /// Warm-up runs occupy no SMs of the emulated GPU, and take none of its time.
+    /// Warm-up runs occupy no SMs of the emulated GPU and take no time on it.
     pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
         let BootCommand::Warm(warm_up) = self.channel.receive_order()? else {
             return Err(self.channel.refuse_unexpected_order());
@@ -128,8 +130,8 @@ fn log_unwatched<T: Default>(error: io::Error) -> T {
     T::default()
 }
 
-/// Adds the waits on an emulated device to the times of loading. `process` is the time to start a
-/// process, which is part of `all`.
+/// Adds the emulated waits to the load times. `process` is the time to start a process, which is
+/// part of `all`.
 fn with_waits(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
     let context = took.context.max(process);
     let before = took.libraries.saturating_add(context);
@@ -140,7 +142,7 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
-/// The parts of a worker that survive the boot.
+/// The parts of a worker that are still needed after the boot.
 #[derive(Debug)]
 struct Parts {
     engine: ModelEngine,
@@ -154,7 +156,7 @@ struct Parts {
     socket: OwnedFd,
     /// The model's file, if it is an ONNX model.
     model_file: Option<PathBuf>,
-    /// The memory that this worker takes of an emulated GPU.
+    /// The memory that this worker occupies on an emulated GPU.
     memory: DeviceMemory,
 }
 
@@ -162,7 +164,7 @@ struct Parts {
 struct LoadedParts {
     parts: Parts,
     times: LoadTimes,
-    /// The GPU memory that loading the model took, in bytes; 0 without a real GPU.
+    /// The GPU memory that the load of the model took, in bytes; 0 without a real GPU.
     weights: u64,
 }
 
@@ -207,8 +209,8 @@ impl Parts {
         };
         let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
         if assignment.device == DeviceSpec::Cuda {
-            // A reference worker computes on the CPU, which supports optional inputs. Workers that
-            // serve this model compute on a GPU, which does not.
+            // A reference worker computes on the CPU, which supports optional inputs. The workers
+            // that serve this model compute on a GPU, which does not support them.
             signature.optional.clear();
         }
         let weights = free.saturating_sub(device.free_memory());
@@ -272,7 +274,7 @@ impl Parts {
         match purpose {
             WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             WorkerPurpose::Serve | WorkerPurpose::Reference => {}
-            // This prevents recordings, on which the reference answers must not depend.
+            // This call prevents recordings. The reference answers must not depend on recordings.
             WorkerPurpose::DeviceReference => prover.engine.finish_warm_up()?,
         }
         let warm_ns = now_ns();
@@ -299,9 +301,9 @@ impl Parts {
         Ok(warmed)
     }
 
-    /// Has the next worker load the model with channels first, if channels last may be the cause of
-    /// this refusal. At an MPS percentage other causes are likelier, because half precision gives
-    /// wrong answers there.
+    /// Makes the next worker load the model with channels first, if channels last may have caused
+    /// this refusal. At an MPS percentage other causes are more likely, because half precision
+    /// gives wrong answers there.
     fn with_other_layout(&self, refusal: BootRefusal) -> BootRefusal {
         let by_layout = matches!(refusal, BootRefusal::NoPartitions(_) | BootRefusal::Proof { .. });
         let percentage = std::env::var(SHARE_VARIABLE).is_ok_and(|share| share != "100");

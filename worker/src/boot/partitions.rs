@@ -1,9 +1,10 @@
 //! The proof of a worker whose share is a partition inside the process.
 //!
-//! The result of a batch depends on the number of SMs, and not on which SMs these are: a kernel may
-//! not fit on them, or may rely on the number of SMs at its recording. So the worker proves every
-//! number of groups before it serves, each on the first groups. Afterwards it may use any
-//! partition. A hosted model is also tried on each partition before its first use.
+//! The result of a batch depends on the number of SMs, but not on which SMs are used. For example,
+//! a kernel may not fit on a number of SMs, or may rely on the number of SMs at its recording. The
+//! worker therefore proves every number of groups before it serves, always on the first groups of
+//! the GPU. After the proof, the worker may use any partition. A hosted model is also tried on each
+//! partition before its first use.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -14,16 +15,15 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::ModelEngine;
 use crate::proof::{self, ProofError, Prover};
 
-/// The time limit for the proofs of all partitions. If a model needs more, only its largest
-/// partitions are proven.
+/// The time limit for the proofs of all partitions, after which no smaller partitions are proven.
 const PROOFS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOO_SLOW: &str = "proving the larger partitions took more than a minute, so this one was not tried";
 const SMALLEST_UNFIT: &str = "the kernels of the smallest batch size do not fit on this number of SMs";
 const OTHER_DIVISION: &str = "the driver groups the SMs in this process differently than in earlier ones";
 
-/// Proves each number of groups. The answers on the whole GPU are proven already, with `times`.
-/// Also prepares the partition with which the worker starts.
+/// Proves each number of groups. The answers on the whole GPU are already proven, and `times` are
+/// the times of that proof. Also prepares the partition on which the worker starts.
 pub(super) fn prove(
     prover: &mut Prover<'_>,
     reference: &File,
@@ -44,7 +44,7 @@ pub(super) fn prove(
         }
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
-    // On a device without SMs, batches run alike on each partition.
+    // On a device without SMs, batches run the same way on every partition.
     let alike = !prover.engine.runs_on_groups();
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
@@ -66,7 +66,7 @@ pub(super) fn prove(
     Ok(ProvenPartitions { counts: proofs, ready: begin(prover.engine, *groups) })
 }
 
-/// Prepares the largest part of the partition that the model fits on, and returns that part.
+/// Prepares the largest part of the partition on which the model fits, and returns that part.
 fn begin(engine: &mut ModelEngine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;

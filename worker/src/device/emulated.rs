@@ -1,9 +1,10 @@
 //! The emulated GPU. While a batch executes, the worker occupies its seat in the shared pool. The
-//! batch takes the time of the profile, and longer if other workers contend for the SMs.
+//! batch takes the time that the profile states, and longer if other workers contend for the SMs.
 //!
-//! The emulated GPU works like a real stream: a batch starts when the previous one has ended or
-//! when the supervisor has sent it, whichever is later, and not when this thread sees it. So a late
-//! wake-up delays one answer and no further batch, and the throughput is that of the profile.
+//! The emulated GPU behaves like a real stream. A batch starts when the previous batch has ended or
+//! when the supervisor has sent the new one, whichever is later. The time at which this thread sees
+//! the batch does not matter. A late wake-up therefore delays one answer but no further batch, and
+//! the throughput is that of the profile.
 
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -23,13 +24,12 @@ use super::timeline::BatchProgress;
 use crate::clock::{now_ns, timespec};
 use shadowslice_shared::errors::chain;
 
-/// One worker on an emulated GPU.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
     gpu: SharedGpu,
-    /// The SMs of a share by percentage, or `None` for partitions.
+    /// The SMs of a share by percentage, or `None` if the share is a partition.
     share: Option<Occupant>,
     own: Occupant,
     priority: ClientPriority,
@@ -40,9 +40,9 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// Takes `seat` in the GPU's pool. The share comes from the environment, or with a `division`
-    /// from the partition that each batch names. Without `execution`, batches take only the time of
-    /// their computation.
+    /// Takes `seat` in the GPU's pool. The share comes from the environment. With a `division`, the
+    /// share comes from the partition that each batch names. Without `execution`, batches take only
+    /// the time of their computation.
     pub fn open(
         sms: Sms,
         division: Option<Division>,
@@ -58,7 +58,7 @@ impl EmulatedGpu {
         if seat >= SEATS {
             return Err(BootRefusal::Setup(format!("seat {seat} does not exist in a pool of {SEATS} seats")));
         }
-        // The default slack of 50 us would make waits that much longer than the profile says.
+        // The default timer slack would extend each wait by 50 us beyond the time in the profile.
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| BootRefusal::Setup(format!("cannot set the timer slack: {errno}")))?;
         let priority = priority_of(std::env::var_os(PRIORITY_VARIABLE).as_deref());
@@ -87,7 +87,7 @@ impl EmulatedGpu {
     }
 
     /// Waits for the end of the batch, and returns its duration. If the computation took longer
-    /// than the profile says, the duration is that of the computation.
+    /// than the profile states, returns the duration of the computation.
     pub fn finish(&mut self, started: StartedBatch) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
@@ -102,7 +102,7 @@ impl EmulatedGpu {
         self.occupy(None);
     }
 
-    /// Takes or leaves the seat, and wakes the workers that this slows down or speeds up.
+    /// Occupies or leaves the seat, and wakes the workers that this change slows down or speeds up.
     fn occupy(&mut self, occupant: Option<Occupant>) {
         let before = self.occupied.then_some(self.own);
         if occupant == before {
@@ -111,7 +111,7 @@ impl EmulatedGpu {
         self.occupied = occupant.is_some();
         self.own = occupant.unwrap_or(self.own);
         self.pool.occupy(self.seat, occupant);
-        // Two workers that start at once must not both miss the other.
+        // If two workers start at the same time, at least one must see the other.
         fence(Ordering::SeqCst);
         if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);
@@ -126,7 +126,8 @@ impl EmulatedGpu {
         self.gpu.time(execution, rows, self.own, self.pool.others(self.seat))
     }
 
-    /// Waits for the end of the batch at the speeds that the pool allows, and returns that time.
+    /// Waits for the end of the batch, at the speeds that the pool's load allows. Returns the end
+    /// time.
     fn wait_through(&self, execution: &Execution, started: StartedBatch) -> u64 {
         let pool = &self.pool;
         let mut progress = BatchProgress::start(started.at_ns, self.time(execution, started.rows));
@@ -137,8 +138,8 @@ impl EmulatedGpu {
             if end_ns <= now_ns() {
                 return end_ns;
             }
-            // The wait ends at the deadline, when the generation changes, or spuriously. In each
-            // case the loop computes the end again.
+            // The wait ends at the deadline, when the generation changes, or spuriously. In every
+            // case the loop computes the end of the batch again.
             let _why = futex::wait_bitset(
                 pool.generation(),
                 futex::Flags::empty(),
@@ -157,12 +158,13 @@ impl Drop for EmulatedGpu {
 }
 
 fn wake_all(pool: &Pool) {
-    // The call cannot fail on a mapped word, and a worker that does not wake up continues at its
+    // The call cannot fail on a mapped word. A worker that does not wake up continues at its
     // deadline.
     let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Returns the priority that the environment sets as with MPS, by default the normal one.
+/// Returns the client priority from the environment variable that MPS also uses. The default is the
+/// normal priority.
 fn priority_of(variable: Option<&std::ffi::OsStr>) -> ClientPriority {
     let below = (ClientPriority::Below as u32).to_string();
     if variable.is_some_and(|text| text == below.as_str()) {
@@ -172,7 +174,8 @@ fn priority_of(variable: Option<&std::ffi::OsStr>) -> ClientPriority {
     }
 }
 
-/// Returns the share that the environment sets as with CUDA, by default the whole GPU.
+/// Returns the share from the environment variable that MPS also uses. The default is the whole
+/// GPU.
 fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> {
     let Some(text) = variable else { return Ok(Percent::WHOLE) };
     let share =
@@ -192,8 +195,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Returns a worker at a seat of `pool`, on `own` of 100 SMs. A batch of one row takes `ms` on
-    /// 50.
+    /// Returns a worker at a seat of `pool`, with `own` of 100 SMs. A batch of one row takes `ms`
+    /// milliseconds on 50 SMs.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
         let execution = Execution::new(vec![Sms(50)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
         let own = Occupant::anywhere(Sms(own));
@@ -279,7 +282,7 @@ mod tests {
         let pool = Pool::create().unwrap();
         let mut ours = gpu(&pool, 0, 100, 5.0);
         let mut theirs = gpu(&pool, 1, 100, 1.0);
-        // Beside a batch of this size, `ours` would wait for days if nobody woke it.
+        // Next to a batch of this size, `ours` would wait for days if no other worker woke it.
         let _never_finished = theirs.start(u32::MAX, Groups::WHOLE, now_ns());
         let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));

@@ -1,5 +1,5 @@
-//! The memory of an emulated GPU. A profile gives the size that a worker takes. None of it is
-//! allocated, but workers exchange weights as on a real GPU.
+//! The memory of an emulated GPU. A profile states how much memory a worker takes. No memory is
+//! allocated, but workers exchange weights as they do on a real GPU.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,8 +9,8 @@ use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::weights::{self, RegionContent};
 
-/// Takes the memory that the profile gives. Brings the weights only if the supervisor, at the other
-/// end of this socket, has none for the model.
+/// Takes the memory that the profile states. Adds the memory of the weights only if the supervisor,
+/// at the other end of this socket, has no weights for the model.
 pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &ProcessMemory) -> io::Result<DeviceMemory> {
     let ProcessMemory { weights: bytes, activations: scratch, .. } = *profile;
     let mut memory = DeviceMemory { weights: bytes, brought: bytes, scratch };

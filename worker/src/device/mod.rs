@@ -1,4 +1,4 @@
-//! The device that a worker runs on: its SMs, and the time at which a batch ends.
+//! The device that a worker runs on, which determines the worker's SMs and the end of each batch.
 
 pub mod cuda;
 pub mod emulated;
@@ -21,13 +21,13 @@ use emulated::EmulatedGpu;
 /// The device on which a worker runs.
 #[derive(Debug)]
 pub enum ComputeDevice {
-    /// The host's processor, which computes reference answers and adds no time.
+    /// The host's CPU, which computes reference answers and adds no time.
     Host,
     Emulated(EmulatedGpu),
     Cuda(Arc<CudaGpu>),
 }
 
-/// A batch that executes on the device.
+/// A batch that is executing on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the batch ends with `finish`"]
 pub struct StartedBatch {
@@ -51,7 +51,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the number of SMs that the device really gave; 0 on the host.
+    /// Returns the number of SMs that the device actually assigned; 0 on the host.
     pub fn sms(&self) -> Sms {
         match self {
             Self::Host => Sms(0),
@@ -60,14 +60,14 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the free memory in bytes; 0 if the device is not a real GPU.
+    /// Returns the free memory in bytes, or 0 if the device is not a real GPU.
     pub fn free_memory(&self) -> u64 {
         let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|memory| memory.free as u64);
         free.unwrap_or(0)
     }
 
-    /// Takes the memory that an emulated GPU's profile gives. `weights` is the socket over which
-    /// the model's weights are exchanged.
+    /// Takes the memory that an emulated GPU's profile states. `weights` is the socket over which
+    /// workers and supervisor exchange the model's weights.
     pub fn take_memory(
         &self,
         profile: Option<&Profile>,
@@ -90,7 +90,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the minimum times of a start on this device.
+    /// Returns the minimum durations of the phases of a worker start on this device.
     pub fn start_times(&self, profile: Option<&Profile>) -> StartTimes {
         match self {
             Self::Host | Self::Cuda(_) => StartTimes::default(),
@@ -108,7 +108,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Ends a batch whose answer has been computed, and returns its duration.
+    /// Ends a batch whose answer has been computed, and returns the batch's duration.
     pub fn finish(&mut self, started: StartedBatch) -> Duration {
         match self {
             Self::Host | Self::Cuda(_) => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
@@ -116,7 +116,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Leaves the SMs to other workers until the next batch.
+    /// Releases the SMs for other workers until the next batch.
     pub fn idle(&mut self) {
         match self {
             Self::Host | Self::Cuda(_) => {}

@@ -1,29 +1,29 @@
-//! The emulated GPU's timeline: the progress of a batch, whose speed changes with the other workers
-//! that execute. This module is pure: the caller passes times in ns.
+//! The timeline of the emulated GPU: the progress of a batch, whose speed depends on the other
+//! workers that execute. This module does no I/O: the caller passes times in ns.
 
 use std::time::Duration;
 
 /// The progress of one batch.
 #[derive(Debug)]
 pub struct BatchProgress {
-    /// The time up to which `done` counts, in ns.
+    /// The time for which `done` is valid, in ns.
     at_ns: u64,
-    /// The part of the batch that is done, from 0 to 1.
+    /// The completed fraction of the batch, from 0 to 1.
     done: f64,
-    /// The duration of the whole batch at the present speed, in ns.
+    /// The duration of the whole batch at the current speed, in ns.
     whole_ns: f64,
 }
 
 impl BatchProgress {
-    /// Starts a batch that takes `whole` in all if nothing changes.
+    /// Starts a batch that takes `whole` in total if its speed does not change.
     pub fn start(at_ns: u64, whole: Duration) -> Self {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
     }
 
-    /// Changes the speed from `now_ns` on to that of a batch that takes `whole` in all.
+    /// Changes the speed at `now_ns` to the speed of a batch that takes `whole` in total.
     pub fn change(&mut self, now_ns: u64, whole: Duration) {
         let whole_ns = nanos(whole);
-        // At an unchanged speed nothing is rounded.
+        // If the speed has not changed, this condition avoids a rounding error.
         if whole_ns != self.whole_ns {
             let now_ns = now_ns.clamp(self.at_ns, self.end_ns());
             self.done += (now_ns - self.at_ns) as f64 / self.whole_ns;
@@ -37,7 +37,8 @@ impl BatchProgress {
     }
 }
 
-/// Profiles have no times of zero; the bound keeps the division above defined in any case.
+/// Returns nanoseconds, at least one. Profiles contain no times of zero, but the lower bound
+/// guarantees that the division above is defined.
 fn nanos(whole: Duration) -> f64 {
     whole.max(Duration::from_nanos(1)).as_nanos() as f64
 }
@@ -53,7 +54,7 @@ mod tests {
     fn others_slow_a_batch_only_while_they_are_there() {
         let mut progress = BatchProgress::start(0, TEN);
         progress.change(4 * MS, Duration::from_millis(20));
-        // At half the speed, the remaining 6 of 10 ms take 12 ms.
+        // At half the speed, the remaining 6 ms of 10 ms take 12 ms.
         assert_eq!(progress.end_ns(), 16 * MS);
         progress.change(10 * MS, TEN);
         assert_eq!(progress.end_ns(), 13 * MS);

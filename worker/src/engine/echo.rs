@@ -1,4 +1,4 @@
-//! The emulated engine, which returns every input as an output.
+//! The emulated engine, which returns every input unchanged as an output.
 
 use shadowslice_shared::batch::BatchOutput;
 use shadowslice_shared::boot::EchoTensor;
@@ -8,7 +8,8 @@ use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
-/// Returns the signature of an emulated model. With `batched`, shapes get a batch axis in front.
+/// Returns the signature of an emulated model. If `batched` is true, every shape begins with a
+/// batch axis.
 pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     let whole = |name: &str, tensor: &EchoTensor| {
         let batch = batched.then_some(-1);

@@ -1,5 +1,5 @@
-//! Copies of answers from the GPU into their slots.
-#![allow(unsafe_code)] // copies between the GPU and the slab
+//! Copies answers from the GPU into their slots.
+#![allow(unsafe_code)] // This module copies between the GPU and the slab.
 
 use std::ptr::NonNull;
 
@@ -10,13 +10,13 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 
-/// Puts the copies of an output on the compute stream: each request's rows, of `row` bytes each,
-/// into its own part.
+/// Puts the copies of an output on the compute stream. The rows of each request, of `row` bytes
+/// each, are copied into that request's part of the answer.
 ///
 /// # Safety
 ///
-/// The output lies at `start` on the GPU and has at least as many rows as the batch. Only the
-/// compute stream writes or frees that memory.
+/// The output must lie at `start` on the GPU and have at least the number of rows of the batch.
+/// Only the compute stream may write or free that memory.
 pub(super) unsafe fn fetch(
     shape: &[i64],
     row: usize,
@@ -30,9 +30,9 @@ pub(super) unsafe fn fetch(
         let len = row * inputs.rows_of(request) as usize;
         let (extent, place) = slot.reserve(len as u64);
         if let Some(place) = place {
-            // SAFETY: the caller guarantees the output, and the stream copies it before it writes
-            // or frees that memory. The part in the slot belongs to this batch until it is
-            // answered.
+            // SAFETY: the caller guarantees that the output is valid, and the stream copies it
+            // before it writes or frees that memory. The part in the slot belongs to this batch
+            // until the batch is answered.
             unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| cuda_failure(&fault))?;
         }
         done += len;

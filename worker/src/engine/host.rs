@@ -1,4 +1,4 @@
-//! The interface to a program that runs models around this library, such as a Python interpreter.
+//! The interface to a program that runs models with this library, such as a Python interpreter.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -11,31 +11,31 @@ use super::{EngineAnswer, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
-/// The model that a host has to load.
+/// The parameters with which a host loads a model.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadRequest<'a> {
-    /// The model's name.
     pub name: &'a str,
     pub path: &'a Path,
-    /// The only folder to which the model may write its own files, or `None` if there is none.
+    /// The only folder to which the model may write files, or `None` if there is none.
     pub cache: Option<&'a Path>,
     /// True if the model computes on the GPU of this process.
     pub on_gpu: bool,
 }
 
-/// The facts on which a model's proof is based, besides the reference answers.
+/// The properties of a model on which its proof is based, in addition to the reference answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProofBasis {
-    /// True if the same input always has the same answer.
+    /// True if the same input always produces the same answer.
     pub deterministic: bool,
-    /// The inputs that the model gives instead of made-up values, in the order of its inputs.
+    /// The inputs that the model supplies instead of made-up values, in the order of the model's
+    /// inputs.
     pub inputs: Option<Vec<GivenInput>>,
 }
 
-/// An input of one row, or of one request if the model has no batch axis.
+/// An input for one row, or for one request if the model has no batch axis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenInput {
-    /// The shape with the batch axis.
+    /// The shape, including the batch axis.
     pub shape: Vec<i64>,
     pub bytes: Vec<u8>,
 }
@@ -46,7 +46,7 @@ impl Default for ProofBasis {
     }
 }
 
-/// A batch that a host has recorded. The graph and its tensors live as long as the host.
+/// A batch that a host has recorded. The graph and its tensors exist while the host exists.
 #[derive(Debug)]
 pub struct HostRecording {
     /// The handle of a `CUgraph`.
@@ -66,28 +66,28 @@ pub struct RecordedOutput {
     pub row: usize,
 }
 
-/// A program that runs models. The one thread that serves calls it.
+/// A program that runs models. Only the thread that serves calls it.
 pub trait ModelHost: Debug + Send {
     fn load(&mut self, request: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
-    /// Returns the basis of the proof. Called only in workers that compute the reference answers;
-    /// afterwards `run` returns these.
+    /// Returns the basis of the proof. Only workers that compute the reference answers call this,
+    /// and `run` then computes those answers.
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal>;
 
-    /// Tells the host that from now on inputs lie in memory that stays mapped while the process
+    /// Tells the host that all further inputs lie in memory that stays mapped while the process
     /// serves.
     fn finish_warm_up(&mut self);
 
     /// Returns an error with the reason if batches cannot run on a given CUDA stream.
     fn check_movable(&self) -> Result<(), String>;
 
-    /// Runs the inputs of the proof on this CUDA stream, and returns an error with the reason if
-    /// the model does not run there.
+    /// Runs the inputs of the proof on this CUDA stream. Returns an error with the reason if the
+    /// model does not run there.
     fn try_on(&mut self, cuda: usize) -> Result<(), String>;
 
-    /// Runs a batch, and returns when the answer is in the slot. On the GPU the model computes on
-    /// this CUDA stream, given by its handle, or on any stream without one. If the answer has
-    /// `more`, it opens a stream of answers with the batch's id.
+    /// Runs a batch, and returns when the answer is in the slot. On the GPU, the model computes on
+    /// the CUDA stream with this handle, or on any stream without a handle. If the answer has
+    /// `more` set, it opens a stream of answers, whose id is the batch's id.
     fn run(
         &mut self,
         inputs: &Inputs<'_>,
@@ -95,12 +95,12 @@ pub trait ModelHost: Debug + Send {
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure>;
 
-    /// Records what `run` does on the GPU with inputs of these shapes, which it has run before.
-    /// Returns `None` if the model is not recorded.
+    /// Records the work that `run` does on the GPU with inputs of these shapes, which must have run
+    /// before. Returns `None` if the host does not record the model.
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
-    /// Returns the next answer of a stream, like [`Self::run`]. The stream ends with its last
-    /// answer, or with a failure.
+    /// Returns the next answer of a stream, in the same way as [`Self::run`]. The stream ends with
+    /// its last answer or with a failure.
     fn step(
         &mut self,
         stream: u64,
@@ -108,13 +108,13 @@ pub trait ModelHost: Debug + Send {
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure>;
 
-    /// Returns true if made-up values may be the cause of the last failure.
+    /// Returns true if made-up values may have caused the last failure.
     fn may_need_warmup(&self) -> bool;
 
-    /// Closes a stream, if it is still open.
+    /// Closes a stream if it is still open.
     fn close(&mut self, stream: u64);
 
-    /// Tells the host that a partition is not used for some time, so that the host can free what it
-    /// holds for the partition's stream.
+    /// Tells the host that a partition will not be used for some time. The host can then free the
+    /// memory that it holds for the partition's stream.
     fn release_partition(&mut self);
 }

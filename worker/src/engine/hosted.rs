@@ -34,17 +34,18 @@ pub struct Hosted {
 struct HostedPartitions {
     groups: SmGroups,
     uploads: UploadStream,
-    /// The partitions that were used. They are never freed, because the driver would keep their
-    /// memory.
+    /// The partitions that have been used. They are never freed, because the driver would not
+    /// release their memory.
     by_groups: BTreeMap<Groups, Partition>,
 }
 
 #[derive(Debug)]
 struct Partition {
-    /// The executables of all recordings, in the same order, while the partition is ready.
+    /// The executables of all recordings, in the same order as the recordings. They exist only
+    /// while the partition is ready.
     executables: Vec<Executable>,
     stream: PartitionStream,
-    /// The result of a run on the partition, if the model was tried there.
+    /// The result of the model's trial run on the partition, or `None` if there was none.
     tried: Option<Result<(), String>>,
 }
 
@@ -61,7 +62,7 @@ impl Hosted {
         Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
     }
 
-    /// Returns an error with the reason if batches can only run on the whole GPU.
+    /// Returns an error with the reason if batches can run only on the whole GPU.
     pub fn check_movable(&self) -> Result<(), String> {
         if self.partitions.is_none() {
             return Ok(());
@@ -70,7 +71,7 @@ impl Hosted {
         self.recorded.iter().try_for_each(|recorded| recorded.check_movable().map_err(|why| chain(&why)))
     }
 
-    /// Returns the division of the GPU, or `None` without partitions of a real GPU.
+    /// Returns the division of the GPU, or `None` if the worker has no partitions of a real GPU.
     pub fn division(&self) -> Option<&Division> {
         self.partitions.as_ref().map(|partitions| partitions.groups.division())
     }
@@ -85,8 +86,8 @@ impl Hosted {
         PartitionReply { groups, result: made }
     }
 
-    /// Tries the model on groups that are ready. A kernel whose blocks come in clusters may fit on
-    /// some groups, and not on other groups of the same number.
+    /// Tries the model on groups that are ready. A kernel whose blocks form clusters may fit on
+    /// some groups, but not on the same number of other groups.
     pub(super) fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
         let Some(Partition { stream, tried, .. }) = partitions.by_groups.get_mut(&groups) else {

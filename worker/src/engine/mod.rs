@@ -1,5 +1,5 @@
-//! The engines that run a model: an engine takes a checked batch, and writes the answer into its
-//! slot.
+//! The engines that run a model. An engine takes a checked batch, and writes the answer into the
+//! batch's slot.
 
 mod echo;
 mod fetch;
@@ -31,7 +31,7 @@ use shadowslice_shared::errors::chain;
 #[derive(Debug)]
 pub enum ModelEngine {
     Emulated,
-    /// ONNX Runtime on the host's processor.
+    /// ONNX Runtime on the host's CPU.
     OnnxRuntime(Box<OnnxSession>),
     OnGpu(Box<GpuEngine>),
     Hosted(Hosted),
@@ -45,8 +45,8 @@ pub enum Libraries {
 }
 
 impl Libraries {
-    /// Loads the libraries, with `gpu` also those that compute on GPUs. This does not touch the
-    /// GPU.
+    /// Loads the libraries. If `gpu` is true, also loads those that compute on GPUs. This does not
+    /// touch the GPU.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } | EngineSpec::Python { .. } => Ok(Self::None),
@@ -60,20 +60,20 @@ impl Libraries {
     }
 }
 
-/// The inputs and outputs of a model, with their whole shapes.
+/// The inputs and outputs of a model, with their complete shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
-    /// The inputs that a request may leave out. They have no batch axis.
+    /// The inputs that a request may omit. They have no batch axis.
     pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
-    /// The number of streams that the model generates at a time; 0 if the model gives one answer to
-    /// a request.
+    /// The number of streams that the model can generate at the same time; 0 if the model gives one
+    /// answer per request.
     pub streams: u32,
 }
 
 impl Signature {
-    /// Returns the inputs that every request gives, and those that it may leave out.
+    /// Returns the required inputs, and the inputs that a request may omit.
     pub fn all_inputs(&self) -> (&[TensorSpec], &[TensorSpec]) {
         (&self.inputs, &self.optional)
     }
@@ -83,8 +83,7 @@ impl Signature {
 #[derive(Debug)]
 pub struct EngineAnswer {
     pub outputs: Vec<BatchOutput>,
-    /// True if the answer belongs to a stream that goes on. The last answer of a stream has no
-    /// outputs.
+    /// True if more answers of the same stream follow. The last answer of a stream has no outputs.
     pub more: bool,
 }
 
@@ -98,11 +97,10 @@ impl EngineAnswer {
 #[derive(Debug)]
 pub struct EngineResources<'a> {
     pub gpu: Option<Arc<CudaGpu>>,
-    /// The socket over which the model's weights are exchanged.
+    /// The socket over which worker and supervisor exchange the model's weights.
     pub weights: Option<OwnedFd>,
     pub host: Option<Box<dyn ModelHost>>,
     pub partitioned: bool,
-    /// The model's name.
     pub model: &'a str,
 }
 
@@ -152,8 +150,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the time that a batch took, or `None` if no GPU measured it. The batch must have
-    /// [run](Self::run).
+    /// Returns the time that a batch took, or `None` if no GPU measured the time. The batch must
+    /// have [run](Self::run).
     pub fn execution_time(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
@@ -168,19 +166,19 @@ impl ModelEngine {
         }
     }
 
-    /// Returns true if the model's convolutions compute with channels last.
+    /// Returns true if the model's convolutions use the layout with channels last.
     pub fn channels_last(&self) -> bool {
         matches!(self, Self::OnGpu(engine) if engine.channels_last())
     }
 
-    /// Has later workers load the model with channels first. Returns false if the note for them
-    /// cannot be written.
+    /// Makes later workers load the model with channels first. Returns false if the file that tells
+    /// them to do so cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         matches!(self, Self::OnGpu(engine) if engine.use_channels_first(why))
     }
 
-    /// Records batches of this size, if recordings make them faster. Every size must have run
-    /// before.
+    /// Records batches of this size if recordings make them faster. Batches of all sizes must have
+    /// run before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -207,7 +205,7 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the basis of the proof. Called only in workers that compute the reference answers,
+    /// Returns the basis of the proof. Only workers that compute the reference answers call this,
     /// before the first answer.
     pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
@@ -216,7 +214,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns advice on answers that differ from the reference although the model may be right.
+    /// Returns advice for the case that answers differ from the reference although the model may be
+    /// correct.
     pub fn advice_on_difference(&self) -> &'static str {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
@@ -226,8 +225,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns advice on a failure on made-up values; the advice is empty if the values are not the
-    /// cause. Returns `None` for engines whose values come from the configuration.
+    /// Returns advice for a failure on made-up values. The advice is empty if the values did not
+    /// cause the failure. Returns `None` for engines whose values come from the configuration.
     pub fn advice_on_failure(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
@@ -247,8 +246,8 @@ impl ModelEngine {
         }
     }
 
-    /// Prepares a partition. Returns `None` if the result comes later; it comes at once if the
-    /// engine is not bound to SMs.
+    /// Prepares a partition. Returns `None` if the result becomes available later. If the engine is
+    /// not bound to SMs, returns the result immediately.
     pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(PartitionReply { groups, result: Ok(()) }),
@@ -257,8 +256,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns true if batches of this number of rows run on the partition, which must be ready.
-    /// Otherwise they run on the whole GPU.
+    /// Returns true if batches with this number of rows run on the partition, which must be ready.
+    /// Otherwise such batches run on the whole GPU.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => true,
@@ -267,7 +266,7 @@ impl ModelEngine {
     }
 
     /// Returns an error with the reason if the model does not run on these groups, which must be
-    /// ready. For most engines the proof has shown that for all groups.
+    /// ready. For most engines, the proof has already shown that the model runs on all groups.
     pub fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(()),
@@ -279,8 +278,8 @@ impl ModelEngine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
             Self::Hosted(hosted) => hosted.forget(groups),
-            // No batch is in flight, because a worker with this engine calls this before it serves
-            // only.
+            // No batch is in flight, because a worker with this engine makes this call only before
+            // it serves.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }
@@ -312,7 +311,7 @@ impl ModelEngine {
         slot.check().map(|()| ran)
     }
 
-    /// Closes a stream, if it is still open.
+    /// Closes a stream if it is still open.
     pub fn close(&mut self, stream: u64) {
         if let Self::Hosted(hosted) = self {
             hosted.close(stream);
@@ -324,7 +323,7 @@ pub(crate) fn no_stream_failure() -> RunFailure {
     RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
-/// Returns the failure of a batch for a CUDA call that failed.
+/// Converts a failed CUDA call to the failure of a batch.
 fn cuda_failure(fault: &CudaError) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

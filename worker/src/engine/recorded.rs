@@ -1,5 +1,5 @@
-//! A batch that a host has recorded as a CUDA graph, and that runs without the host.
-#![allow(unsafe_code)] // copies between slabs and the recording's tensors
+//! A batch that a host has recorded as a CUDA graph. The batch runs without the host.
+#![allow(unsafe_code)] // This module copies between slabs and the recording's tensors.
 
 use std::ptr::NonNull;
 
@@ -17,7 +17,7 @@ use crate::inputs::Inputs;
 /// The shapes of a batch's inputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InputShapes {
-    /// The number of rows, or `None` for a model without a batch axis.
+    /// The number of rows, or `None` if the model has no batch axis.
     rows: Option<u32>,
     shapes: Vec<Vec<i64>>,
 }
@@ -32,7 +32,7 @@ impl InputShapes {
         self.rows.unwrap_or(1)
     }
 
-    /// Returns the shapes with the batch axis.
+    /// Returns the shapes, including the batch axis.
     fn with_batch_axis(&self) -> Vec<Vec<i64>> {
         let rows = self.rows.map(i64::from);
         self.shapes.iter().map(|row| rows.into_iter().chain(row.iter().copied()).collect()).collect()
@@ -44,7 +44,7 @@ impl InputShapes {
     }
 }
 
-/// A recording of a host, ready to run.
+/// A recording of a host, which is ready to run.
 #[derive(Debug)]
 pub(super) struct RecordedGraph {
     shapes: InputShapes,
@@ -55,8 +55,8 @@ pub(super) struct RecordedGraph {
 }
 
 impl RecordedGraph {
-    /// Has the host record batches of these shapes. Returns `None` if the host does not record
-    /// them. `record` gets the shapes with the batch axis.
+    /// Makes the host record batches of these shapes. Returns `None` if the host does not record
+    /// them. `record` receives the shapes including the batch axis.
     pub(super) fn new(
         gpu: &CudaGpu,
         shapes: InputShapes,
@@ -65,7 +65,7 @@ impl RecordedGraph {
         let Some(HostRecording { graph, inputs, outputs }) = record(&shapes.with_batch_axis())? else {
             return Ok(None);
         };
-        // SAFETY: the host keeps what it has recorded, and does not change it.
+        // SAFETY: the host keeps its recordings and does not change them.
         let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| cuda_failure(&fault))?;
         let whole = recording.instantiate().map_err(|fault| cuda_failure(&fault))?;
         let inputs = inputs.into_iter().map(pointer).collect();
@@ -97,8 +97,8 @@ impl RecordedGraph {
         gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| cuda_failure(&fault))?;
         let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
-            // SAFETY: the output has as many rows as the recording, which are at least those of the
-            // batch. Only the recording writes there.
+            // SAFETY: the output has the rows of the recording, and the batch has no more rows than
+            // that. Only the recording writes there.
             unsafe { fetch(shape, *row, pointer(*address), inputs, gpu, slot) }
         });
         let outputs = outputs.collect::<Result<_, _>>()?;
@@ -111,9 +111,9 @@ impl RecordedGraph {
             let mut done = 0;
             for request in 0..inputs.requests() {
                 let part = inputs.part(request, input);
-                // SAFETY: there is room for at least this number of rows of this shape. A batch
-                // runs when the previous one has ended, and its parts stay in the slab until it is
-                // answered.
+                // SAFETY: the buffer has space for at least this number of rows of this shape. A
+                // batch runs when the previous batch has ended, and its parts stay in the slab
+                // until it is answered.
                 unsafe { gpu.copy_in(part, place.add(done)) }?;
                 done += part.len();
             }
@@ -122,14 +122,14 @@ impl RecordedGraph {
     }
 }
 
-/// Returns the index of the smallest recording that holds the batch.
+/// Returns the index of the smallest recording into which the batch fits.
 pub(super) fn fitting(recorded: &[RecordedGraph], inputs: &Inputs<'_>) -> Option<usize> {
     let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.shapes.holds(inputs));
     fits.min_by_key(|(_, recorded)| recorded.shapes.rows).map(|(index, _)| index)
 }
 
-/// Returns the pointer to a tensor. A tensor without elements may have no address; its bytes are
-/// never copied.
+/// Converts a tensor's address to a pointer. A tensor without elements may have no address, but its
+/// bytes are never copied.
 fn pointer(address: usize) -> NonNull<u8> {
     NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling())
 }

@@ -1,31 +1,32 @@
-//! Rows of other and of extreme values, which must not change the answers to the other rows of their
-//! batch.
+//! Rows with different or extreme values, which must not change the answers to the other rows of
+//! their batch.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::made_up::Fill;
 
-/// The factor for floats, which are of size 1 in made-up rows.
+/// The factor for floats. In made-up rows the magnitude of floats is at most 1.
 const FACTOR: f64 = 1e4;
 
 /// The factor for half precision, whose largest value is 65,504.
 const HALF_FACTOR: f64 = 100.0;
 
-/// The extreme integer. It fits every integer datatype, and exceeds most lengths and small tables.
+/// The extreme integer. It fits into every integer datatype, and exceeds most lengths and the sizes
+/// of small tables.
 const INTEGER: u8 = 100;
 
-/// The values that are extreme in a row.
+/// The kind of values that are extreme in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extreme {
-    /// Extreme floats. Integers become 1, if the others are 0 or 1.
+    /// Extreme floats. Integers become 1 if the fill is [`Fill::Bits`].
     Floats,
     /// Large integers.
     Integers,
 }
 
-/// Returns a tensor's bytes with extreme values. Integers and text change only if they were made up
-/// with `fill`, because given ones may have a meaning.
+/// Returns a tensor's bytes with extreme values. Integers and strings change only if they were made
+/// up with `fill`, because supplied values may have a meaning.
 pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Option<Fill>) -> Vec<u8> {
     let integer = match (which, fill) {
         (Extreme::Floats, Some(Fill::Bits)) => Some(1),
@@ -57,8 +58,8 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
     }
 }
 
-/// Returns a tensor's bytes with text and integers that differ from the given ones. With `bits` they
-/// are 0 or 1, and stay so. Floats do not change.
+/// Returns a tensor's bytes with strings and integers that differ from the given ones. With `bits`
+/// the values are 0 or 1, and remain 0 or 1. Floats do not change.
 pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8> {
     match datatype {
         Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 => bytes.to_vec(),
@@ -70,7 +71,7 @@ pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8>
         Datatype::Bool => bytes.iter().map(|value| 1 - value.min(&1)).collect(),
         _ => {
             let size = datatype.size().unwrap_or(1);
-            // Flipping the lowest bit gives the nearest other value, which fits the datatype.
+            // Flipping the lowest bit gives a neighbouring value, which fits into the datatype.
             let changed = |(at, &value): (usize, &u8)| if at % size == 0 { value ^ 1 } else { value };
             bytes.iter().enumerate().map(changed).collect()
         }

@@ -1,5 +1,5 @@
-//! The inputs on which a worker proves its answers: made-up values, or those that the model or the
-//! operator gives.
+//! The inputs on which a worker proves its answers. They are made-up values, or values that the
+//! model or the operator supplies.
 
 use std::os::fd::AsFd;
 
@@ -13,10 +13,10 @@ use super::made_up::{self, Fill, InputDraw};
 use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
-/// The maximum number of elements that are made up for an input: some gigabytes.
+/// The maximum number of elements of a made-up input, which takes some gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
-/// The inputs of one batch of the proof, in their own slab.
+/// The inputs of one batch of the proof, in a slab of their own.
 #[derive(Debug)]
 pub struct ProofInputs {
     pub(super) fill: Fill,
@@ -48,8 +48,8 @@ impl Prover<'_> {
         self.laid_out(run, std::iter::once((run.size, tensors.as_slice())))
     }
 
-    /// Returns values from the model's file for the inputs that hold text or integers, as
-    /// alternatives to try one after the other. Values that the operator gives do not change.
+    /// Returns values from the model's file for the inputs that hold strings or integers. The
+    /// prover tries these alternatives one by one. Values that the operator supplies do not change.
     pub(super) fn values_of_file(&self) -> Vec<Vec<Option<InputValues>>> {
         let Some(file) = self.file else { return Vec::new() };
         let Constants { whole, texts } = Constants::of(file);
@@ -95,7 +95,7 @@ impl Prover<'_> {
             shapes = tensors.iter().map(|tensor| tensor.shape.clone()).collect();
             laid_out.push(BatchRequest { rows, inputs });
         }
-        // A slab must not be empty.
+        // An empty slab is not allowed.
         bytes.push(0);
         let len = bytes.len() as u64;
         let setup = |fault: SlabError| unmakeable(run.size, &chain(&fault));

@@ -1,4 +1,4 @@
-//! Made-up inputs, which are the same in every worker of a model.
+//! Made-up inputs, which are identical in every worker of a model.
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
@@ -8,28 +8,29 @@ use shadowslice_shared::tensor::{Datatype, push_byte_string};
 /// The values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fill {
-    /// 0 or 1, which are tokens of every vocabulary and indices into nearly every table.
+    /// The values 0 and 1, which are tokens of every vocabulary and indices into nearly every
+    /// table.
     Bits,
-    /// 1, by which every model can divide.
+    /// The value 1, by which every model can divide.
     Ones,
-    /// 0, which is an index even into a table of one row.
+    /// The value 0, which is an index even into a table of one row.
     Zeros,
 }
 
 impl Fill {
-    /// All fills, in the order in which they are tried.
+    /// All kinds of values, in the order in which they are tried.
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// The purpose for which values are drawn. Both purposes get different values, so that a result
-/// left over from one cannot pass for an answer to the other.
+/// The purpose for which values are drawn. The two purposes get different values. A result left
+/// over from one purpose can therefore not pass for an answer to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
     WarmUp,
     Proof,
 }
 
-/// The choice of values for one input of a batch.
+/// The parameters that determine the values of one input of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputDraw {
     /// The index of the input.
@@ -38,7 +39,8 @@ pub(super) struct InputDraw {
     pub(super) draw: Draw,
 }
 
-/// Returns made-up values: floats are uniform in -1 to 1, all other values are those of `fill`.
+/// Returns made-up values. Floats are uniform from -1 to 1, and all other values are those of
+/// `fill`.
 pub(super) fn tensor(
     datatype: Datatype,
     count: usize,
@@ -69,7 +71,8 @@ pub(super) fn tensor(
     bytes
 }
 
-/// Returns values that the operator gives: one after the other, row by row, or drawn from a range.
+/// Returns values that the operator supplies. They are taken one after the other, row by row, or
+/// drawn from a range.
 pub(super) fn given(
     datatype: Datatype,
     count: usize,
@@ -78,7 +81,7 @@ pub(super) fn given(
     values: &InputValues,
 ) -> Vec<u8> {
     if let InputValues::Rows(rows) = values {
-        // The two draws begin with different rows, if there are several.
+        // The two draws begin with different rows if the operator supplies several rows.
         let first = usize::from(draw == Draw::WarmUp);
         return rows
             .iter()
@@ -113,7 +116,7 @@ pub(super) fn given(
     bytes
 }
 
-/// Appends a value. Integers that do not fit are cut, as in C.
+/// Appends a value. Integers that do not fit are truncated, as in C.
 fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     let (whole, number) = match value {
         ElementValue::Whole(whole) => (*whole, *whole as f64),
@@ -129,8 +132,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     }
 }
 
-/// The SplitMix64 generator of Steele, Lea and Flood. It is fast, and random enough to let every
-/// weight count.
+/// The SplitMix64 generator of Steele, Lea and Flood. It is fast, and its values are random enough
+/// that every weight influences the answers.
 struct SplitMix64(u64);
 
 impl SplitMix64 {

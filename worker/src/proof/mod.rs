@@ -1,6 +1,6 @@
-//! The proof that a worker's answers are right: at every batch size they must agree with the
-//! model's reference answers, on inputs that every worker can reproduce. Every size is tried,
-//! because the kernel that runs, and with it the possible faults, depends on the size.
+//! The proof that a worker's answers are correct. At every batch size the answers must agree with
+//! the model's reference answers, on inputs that every worker can reproduce. The size determines
+//! which kernels run, and therefore which faults are possible. Every size is therefore tried.
 
 mod compare;
 mod extremes;
@@ -34,43 +34,45 @@ use made_up::Fill;
 use reference::{Reference, ReferenceOutput, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
-/// The maximum number of answers that are proven of a stream. Answers after the first run other
-/// kernels.
+/// The maximum number of answers of a stream that are proven. The answers after the first run other
+/// kernels than the first.
 const MAX_PROVEN_ANSWERS: usize = 4;
 
-/// The lengths to try for axes that neither the model nor the operator fixes. The convolutions and
-/// pooling of whole networks need some hundreds.
+/// The lengths to try for axes that neither the model nor the operator fixes. Complete networks
+/// with convolutions and pooling need lengths of some hundreds.
 const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
-/// The state of a proof. The model runs as it does when it serves.
+/// The state of a proof, in which the model runs as it does when it serves.
 #[derive(Debug)]
 pub struct Prover<'a> {
     pub engine: &'a mut ModelEngine,
     pub signature: &'a Signature,
     pub slots: &'a AnswerSlots,
-    /// The memory of the slots, for reading.
+    /// The memory of the slots, which the prover reads.
     pub answers: &'a ReadableSlab,
     pub warm_up: &'a WarmUp,
-    /// A socket that closes when the supervisor no longer waits for the proof, or `None` if it
-    /// always waits.
+    /// A socket that closes when the supervisor no longer waits for the proof, or `None` if the
+    /// supervisor always waits.
     pub socket: Option<BorrowedFd<'a>>,
-    /// The channel that tells the supervisor the progress, or `None` if nobody needs it.
+    /// The channel on which the supervisor learns about progress, or `None` if progress is not
+    /// reported.
     pub channel: Option<&'a BootChannel>,
-    /// True if the model executes on a real GPU. Batches of each slot then have their own memory, so
-    /// the proof tries every slot.
+    /// True if the model executes on a real GPU. The batches of each slot then use separate memory,
+    /// so the proof tries every slot.
     pub on_gpu: bool,
-    /// The inputs made up so far, because making inputs takes longer than running them.
+    /// The inputs that have been made up so far. They are kept, because making inputs takes longer
+    /// than running them.
     pub inputs: BTreeMap<(u32, Draw), Rc<ProofInputs>>,
     /// The model's file, if it is an ONNX model.
     pub file: Option<&'a Path>,
-    /// The values of each input that come from the operator, from the reference worker's search or,
-    /// in later workers, from the reference answers.
+    /// The values of each input. They come from the operator or from the reference worker's search.
+    /// Later workers take them from the reference answers.
     pub values: Vec<Option<InputValues>>,
-    /// The length of axes that neither the model nor the operator fixes. Later workers take it from
-    /// the reference answers.
-    pub open_axis: i64,
-    /// The inputs that the model itself gives, which replace made-up ones. Later workers take them
+    /// The length of the axes that neither the model nor the operator fixes. Later workers take it
     /// from the reference answers.
+    pub open_axis: i64,
+    /// The inputs that the model itself supplies, which replace made-up inputs. Later workers take
+    /// them from the reference answers.
     pub given: Option<Vec<GivenInput>>,
 }
 
@@ -99,7 +101,7 @@ impl From<HungUp> for ProofError {
     }
 }
 
-/// A set of made-up inputs to try.
+/// A combination of made-up inputs to try.
 #[derive(Debug, Clone, PartialEq)]
 struct Attempt {
     fill: Fill,
@@ -107,8 +109,8 @@ struct Attempt {
     values: Vec<Option<InputValues>>,
 }
 
-/// Writes the reference answers, and returns the time of each size. If a model cannot run on some
-/// made-up inputs, for example because it divides by them, others are tried.
+/// Writes the reference answers, and returns the time of each batch size. If a model cannot run on
+/// some made-up inputs, for example because it divides by them, tries other inputs.
 pub fn write_reference(prover: &mut Prover<'_>, file: &File) -> Result<Vec<WarmTime>, BootRefusal> {
     let basis = prover.engine.basis()?;
     prover.given.clone_from(&basis.inputs);
@@ -149,7 +151,7 @@ fn first_that_runs(
         match reference_of(prover, basis, fill) {
             Ok(found) => Some(found),
             Err(refusal) => {
-                // The engine only knows its last failure, so the advice is taken now.
+                // The engine keeps only its last failure, so the advice must be read now.
                 first.get_or_insert_with(|| with_advice(prover, refusal));
                 None
             }
@@ -185,7 +187,7 @@ fn reference_of(
         }
         sizes.push(SizeAnswers { size, answers });
         if prover.is_useless(took) {
-            // A first run may take longer.
+            // The first run may take longer than later runs.
             took = took.min(prover.run(run)?.1);
         }
         times.push(WarmTime { rows: size, took, error: 0.0 });
@@ -197,16 +199,16 @@ fn reference_of(
     Ok((Reference { basis, fill, open_axis, values, sizes }, times))
 }
 
-/// Runs every size in every slot, so that everything that a process does only once is done: memory
-/// is allocated, kernels are loaded and chosen, executions are recorded. The inputs have the fill
-/// of the reference answers, because the model may not run on others, but have other values.
-/// Without reference answers the first fill is used.
+/// Runs every size in every slot. All one-time work of a process is then done: memory is allocated,
+/// kernels are loaded and chosen, and executions are recorded. The inputs have the fill of the
+/// reference answers, because the model may not run on another fill. Their values differ from those
+/// of the reference answers. Without reference answers, the first fill is used.
 pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofError> {
     let fill = match file {
         Some(file) => prover.read(file)?.fill,
         None => Fill::ALL[0],
     };
-    // The largest size comes first: the others fit into the memory that it allocates.
+    // The largest size comes first, because the others fit into the memory that it allocates.
     for &size in prover.warm_up.sizes.iter().rev() {
         prover.begin(size);
         for slot in (0..prover.slots()).rev() {
@@ -222,8 +224,8 @@ pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofErr
     Ok(())
 }
 
-/// Proves the answers on these groups. Returns the time of each size, up to the first one that does
-/// not fit on the groups.
+/// Proves the answers on these groups. Returns the time of each size, up to the first size that
+/// does not fit on the groups.
 pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, ProofError> {
     let Reference { basis, fill, sizes, .. } = prover.read(file)?;
     let mut times = Vec::with_capacity(prover.warm_up.sizes.len());
@@ -254,8 +256,8 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
     Ok(times)
 }
 
-/// Returns the difference of the answers from the wanted ones, or an error if the difference is too
-/// large.
+/// Returns the difference between the answers and the expected ones, or an error if the difference
+/// is too large.
 fn compare_answers(
     prover: &Prover<'_>,
     expected: &[ReferenceOutput],
@@ -281,16 +283,16 @@ fn compare_answers(
 }
 
 impl Prover<'_> {
-    /// Tells the supervisor which size runs.
+    /// Reports to the supervisor which size is about to run.
     fn begin(&self, size: u32) {
         if let Some(channel) = self.channel {
-            // If this fails, the next check of the socket reports the reason.
+            // If this send fails, the next check of the socket reports the reason.
             channel.send(BootReply::Warming { rows: size }).ok();
         }
     }
 
-    /// Returns true if a value that the model refuses only causes an error. On a GPU an index outside
-    /// its table may end the worker.
+    /// Returns true if a value that the model refuses only causes an error. On a GPU, an index
+    /// outside its table may crash the worker.
     fn survives_any_value(&self) -> bool {
         !self.on_gpu
     }
@@ -299,8 +301,8 @@ impl Prover<'_> {
         self.warm_up.useful.is_some_and(|useful| took > useful)
     }
 
-    /// Checks between two sizes that the supervisor still waits. A run on a GPU delays other
-    /// workers, and cannot be interrupted.
+    /// Checks between two sizes that the supervisor is still waiting. A run on a GPU delays other
+    /// workers and cannot be interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
     }
@@ -318,8 +320,8 @@ impl Prover<'_> {
         Ok(read)
     }
 
-    /// Returns true if other shapes and values may help. If a batch of the smallest size has run,
-    /// larger ones fail for another reason, such as memory.
+    /// Returns true if other shapes and values may work. If a batch of the smallest size has run,
+    /// larger batches fail for another reason, such as memory.
     fn may_need_others(&self, refusal: Option<&BootRefusal>) -> bool {
         let smallest = self.warm_up.sizes.first();
         let at_smallest = matches!(refusal, Some(BootRefusal::WarmUp { size, .. }) if Some(size) == smallest);
@@ -344,13 +346,14 @@ impl Prover<'_> {
         self.values_of_file().into_iter().flat_map(of).collect()
     }
 
-    /// Returns the lengths to try for free axes after the first one, or none if no axis is free.
+    /// Returns the remaining lengths to try for free axes, or none if no axis is free.
     fn further_lengths(&self) -> &'static [i64] {
         let has_open = self.warm_up.shapes.iter().flatten().any(|&axis| axis < 0);
         if has_open { &OPEN_AXES[1..] } else { &[] }
     }
 
-    /// Returns advice with the line of the configuration that gives values which the model accepts.
+    /// Returns advice that contains the line of the configuration that supplies values for the
+    /// model.
     fn advice(&self) -> String {
         if !self.warm_up.values.is_empty() && self.warm_up.values.iter().all(Option::is_some) {
             return "; the values come from `warmup`; set values there that the model accepts".to_owned();

@@ -1,4 +1,4 @@
-//! The reference answers, as they are stored in their memory file.
+//! The reference answers, in the format in which a memory file stores them.
 
 use std::fs::File;
 use std::io;
@@ -10,13 +10,13 @@ use shadowslice_shared::boot::InputValues;
 use super::made_up::Fill;
 use crate::engine::ProofBasis;
 
-/// The reference answers, with the inputs that they belong to.
+/// The reference answers, with the inputs to which they belong.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
     pub(super) basis: ProofBasis,
     /// The fill of made-up inputs.
     pub(super) fill: Fill,
-    /// The length of axes that neither the model nor the operator fixes.
+    /// The length of the axes that neither the model nor the operator fixes.
     pub(super) open_axis: i64,
     /// The values of each input, or `None` for a made-up input.
     pub(super) values: Vec<Option<InputValues>>,
@@ -57,7 +57,7 @@ impl Reference {
     }
 
     /// Reads the file from its start. Other workers have the same file open and share its position,
-    /// so the position is not used.
+    /// so this function does not use the position.
     pub(super) fn read(file: &File) -> Result<Self, ReferenceError> {
         let len = file.metadata().map_err(ReferenceError::Read)?.len();
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];

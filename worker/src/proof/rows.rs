@@ -1,10 +1,10 @@
 //! The proof that a row's answer does not depend on the other rows of its batch.
 //!
-//! A first axis of any length may be a sequence instead of a batch, or a model may compute a mean,
-//! a softmax or a normalisation over its rows. Then the answers to different clients would be mixed
-//! without any error. So the rows of one batch also run alone, in the opposite order, and beside a
-//! row of extreme values. The extreme row reveals what only large values change: a maximum, or the
-//! scale of a dynamic quantization.
+//! A first axis of any length may be a sequence instead of a batch. A model may also compute a
+//! mean, a softmax or a normalisation over its rows. The answers to different clients would then be
+//! mixed without any error. The rows of one batch are therefore also run alone, in the opposite
+//! order, and next to a row of extreme values. The extreme row reveals dependencies that only large
+//! values trigger, such as a maximum or the scale of a dynamic quantization.
 
 use std::time::Duration;
 
@@ -20,20 +20,21 @@ use super::{ProofBatch, Prover};
 use crate::engine::ProofBasis;
 use shadowslice_shared::groups::Groups;
 
-/// The factor on the usual tolerance for the comparison with the row alone, if the operator asks
-/// for batches. Models with dynamic quantization scale by the whole batch, which causes errors of
-/// some hundredths among similar rows. Rows that depend on each other cause much larger ones.
+/// The factor on the usual tolerance for the comparison with the row alone, if the operator
+/// configures batches. Models with dynamic quantization scale by the whole batch, which causes
+/// errors of some hundredths among similar rows. Rows that depend on each other cause much larger
+/// errors.
 const TOLERANCE_FACTOR: f64 = 10.0;
 
-/// The maximum number of rows to compare, if a batch of that size is quick. Rows of a sequence may
-/// depend on the row before the previous one.
+/// The maximum number of rows to compare, if a batch of that size is quick. In a sequence, a row
+/// may depend on the row before the previous one.
 const MAX_COMPARED_ROWS: u32 = 4;
 
-/// The maximum time of a quick batch. If all are slower, the smallest batch is compared.
+/// The maximum time of a quick batch. If no batch is quick, the smallest batch is compared.
 const MAX_QUICK_TIME: Duration = Duration::from_secs(1);
 
 impl Prover<'_> {
-    /// Runs a batch of some rows, and each row alone.
+    /// Runs a batch of several rows, and each of its rows alone.
     pub(super) fn check_rows(
         &mut self,
         basis: &ProofBasis,
@@ -89,14 +90,14 @@ impl Prover<'_> {
         rows.iter().map(|row| self.run_rows(run, &[row])).collect()
     }
 
-    /// Changes every second row of the inputs that hold the same text or integers in all rows, because
-    /// equal rows do not show whether they depend on each other.
+    /// Changes every second row of the inputs whose strings or integers are equal in all rows.
+    /// Equal rows do not show whether they depend on each other.
     fn varied(&self, fill: Fill, rows: &[Vec<InputTensor>]) -> Vec<Vec<InputTensor>> {
         let mut varied = rows.to_vec();
         for (input, spec) in self.signature.inputs.iter().enumerate() {
             let are_equal = rows.iter().all(|row| row[input] == rows[0][input]);
             let is_made_up = self.is_made_up(input);
-            // If both 0 and 1 were drawn, the model accepts both.
+            // If the values 0 and 1 were both drawn, the model accepts both.
             let is_safe = is_made_up && fill == Fill::Bits;
             if are_equal && (is_safe || self.survives_any_value()) {
                 for row in varied.iter_mut().skip(1).step_by(2) {
@@ -112,8 +113,8 @@ impl Prover<'_> {
         self.given.is_none() && self.values.get(input).is_none_or(Option::is_none)
     }
 
-    /// Runs the rows with an extreme row in place of the last. `alone` are the answers to the other
-    /// rows.
+    /// Runs the rows with an extreme row instead of the last row. `alone` are the answers to the
+    /// other rows.
     fn check_beside_extremes(
         &mut self,
         run: ProofBatch,
@@ -134,7 +135,7 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// Returns the row with extreme values, or `None` if that changes nothing.
+    /// Returns the row with extreme values, or `None` if no value of the row changes.
     fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
         let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
@@ -189,14 +190,14 @@ impl Prover<'_> {
     }
 }
 
-/// Returns the number of rows to compare, given the times of the batches.
+/// Chooses the number of rows to compare, depending on the times of the batches.
 fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
     let several = || times.iter().filter(|time| time.rows > 1);
     let quick = several().rfind(|time| time.rows <= MAX_COMPARED_ROWS && time.took <= MAX_QUICK_TIME);
     quick.or_else(|| several().next()).map(|time| time.rows)
 }
 
-/// Returns the outputs with the rows of all answers, one after the other.
+/// Returns the outputs, each with the rows of all answers in sequence.
 fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<ReferenceOutput> {
     let mut joined: Vec<ReferenceOutput> = Vec::new();
     for answer in answers {
@@ -212,7 +213,6 @@ fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<Re
     joined
 }
 
-/// Splits a tensor into its rows.
 fn split(datatype: Datatype, bytes: &[u8], rows: usize) -> Vec<Vec<u8>> {
     if datatype.size().is_some() {
         let row = bytes.len() / rows;

@@ -1,5 +1,5 @@
-//! The loop of a warm worker: receives batches, runs them and answers, until the supervisor closes
-//! the socket.
+//! The loop of a warm worker, which receives batches, runs them and answers them until the
+//! supervisor closes the socket.
 
 mod on_gpu;
 
@@ -22,11 +22,11 @@ use crate::inputs::Inputs;
 use on_gpu::GpuServeLoop;
 use shadowslice_shared::errors::chain;
 
-/// The maximum length of an engine's error text, in bytes. Longer texts are cut, so that every
-/// answer fits into a message.
+/// The maximum length of an engine's error text, in bytes. Longer texts are truncated, so that
+/// every answer fits into a message.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// A worker with a proven model, ready to serve.
+/// A worker with a proven model, which is ready to serve.
 #[derive(Debug)]
 pub struct WarmWorker {
     pub(crate) engine: ModelEngine,
@@ -49,7 +49,7 @@ pub enum ServeError {
     #[error("cannot wait for the next batch")]
     Wait(#[source] rustix::io::Errno),
     /// The GPU is unusable for this process; another process may still use it.
-    #[error("this worker has lost its GPU context and exits; the supervisor starts another worker")]
+    #[error("this process has lost its GPU")]
     Gpu(#[source] CudaError),
 }
 
@@ -71,8 +71,8 @@ impl WarmWorker {
                 Ok(Command::Run(batch)) => {
                     let ran = self.run(&batch);
                     if ran.is_err() {
-                        // The model may have opened a stream and then the answer did not fit. The
-                        // supervisor does not know that stream.
+                        // The model may have opened a stream before it turned out that the answer
+                        // does not fit. The supervisor does not know about that stream.
                         self.engine.close(batch.id);
                     }
                     WorkerMessage::Answer(self.answered(batch.id, ran)?)
@@ -105,9 +105,9 @@ impl WarmWorker {
         Ok(())
     }
 
-    /// Waits for the next message, and returns its length, which exceeds the buffer's if the
+    /// Waits for the next message and returns its length, which exceeds the buffer's length if the
     /// message did not fit. Returns `None` if the supervisor has closed the socket. Frees the
-    /// device for other workers only if no batch waits already.
+    /// device for other workers only if no batch is already waiting.
     fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeError> {
         let socket = self.socket.as_raw_fd();
         let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
@@ -121,8 +121,8 @@ impl WarmWorker {
         message_length(received)
     }
 
-    /// Turns the result of a run into an answer. If this process has lost the GPU, the worker ends
-    /// without an answer, and another worker runs the batch.
+    /// Converts the result of a run to an answer. If this process has lost the GPU, the worker
+    /// exits without an answer, and another worker runs the batch.
     fn answered(
         &self,
         id: u64,
@@ -140,7 +140,7 @@ impl WarmWorker {
         Ok(failed(id, failure))
     }
 
-    /// Runs a batch. A batch that fails takes none of the device's time.
+    /// Runs a batch. A batch that fails takes no time on the device.
     fn run(&mut self, batch: &Batch) -> Result<(Duration, EngineAnswer), RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
@@ -174,7 +174,7 @@ fn read_command(message: &[u8], len: usize) -> Result<Command, BatchAnswer> {
     }
 }
 
-/// Returns false if the supervisor has ended.
+/// Sends a report. Returns false if the supervisor has exited.
 fn send_report(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> Result<bool, ServeError> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),

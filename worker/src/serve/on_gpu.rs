@@ -1,5 +1,5 @@
-//! The loop of a worker with a real GPU: while one batch executes, the next batch's inputs are
-//! copied and its kernels queued.
+//! The loop of a worker with a real GPU. While one batch executes, the worker copies the next
+//! batch's inputs and queues its kernels.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,11 +26,11 @@ pub(super) struct GpuServeLoop {
     batched: bool,
     requests: ReadableSlab,
     slots: AnswerSlots,
-    /// The batches on the GPU, in the order in which they end.
+    /// The batches on the GPU, in the order in which they will end.
     in_flight: VecDeque<PendingBatch>,
 }
 
-/// A batch that the GPU has not finished.
+/// A batch that the GPU has not finished yet.
 struct PendingBatch {
     id: u64,
     slot: u8,
@@ -55,7 +55,7 @@ impl GpuServeLoop {
         Self { engine, signature, batched, requests, slots, in_flight: VecDeque::with_capacity(IN_FLIGHT) }
     }
 
-    /// Serves until the supervisor closes the socket, and answers all batches that have started.
+    /// Serves until the supervisor closes the socket. Then answers all batches that have started.
     pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeError> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         let mut more = true;
@@ -86,7 +86,7 @@ impl GpuServeLoop {
         Ok(())
     }
 
-    /// Executes a command, and returns a report if the command is done already.
+    /// Executes a command. Returns a report if the command is already complete.
     fn execute(
         &mut self,
         command: Result<Command, BatchAnswer>,
@@ -108,7 +108,7 @@ impl GpuServeLoop {
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
         let completed = self.engine.gpu().completions();
         let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // A closed socket is always ready, which would end every wait at once.
+        // A closed socket is always ready, and would end every wait immediately.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -118,7 +118,7 @@ impl GpuServeLoop {
         Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
-    /// Starts a batch. Returns an answer only if the launch failed.
+    /// Starts a batch. Returns an answer only if the launch fails.
     fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeError> {
         if self.in_flight.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are in flight already");
@@ -135,7 +135,7 @@ impl GpuServeLoop {
                 Ok(None)
             }
             Err(failure) => {
-                // Every part of the failed batch must have left the GPU before the slot is used
+                // All work of the failed batch must have ended on the GPU before the slot is used
                 // again.
                 self.engine.gpu().synchronize().map_err(ServeError::Gpu)?;
                 Ok(Some(failed(batch.id, failure)))
@@ -149,7 +149,7 @@ impl GpuServeLoop {
     }
 
     /// Reports partitions that are ready and batches that have ended. Returns false if the
-    /// supervisor has ended.
+    /// supervisor has exited.
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();
         while let Some(prepared) = self.engine.next_prepared() {

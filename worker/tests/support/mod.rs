@@ -1,4 +1,4 @@
-//! A minimal supervisor: it starts the real worker, boots it, and sends it batches.
+//! A minimal supervisor, which starts the real worker, boots it and sends it batches.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
 
@@ -35,7 +35,7 @@ use shadowslice_shared::units::Sms;
 pub const REQUEST_BYTES: u64 = 64 << 20;
 pub const SLOT_BYTES: u64 = 1 << 18;
 
-/// An output: its shape without the batch axis, and the bytes of each request's part.
+/// An output, as its shape without the batch axis and the bytes of each request's part.
 pub type Tensor = (Vec<i64>, Vec<Vec<u8>>);
 
 /// The parameters with which a worker is started.
@@ -54,7 +54,7 @@ impl Setup {
     }
 }
 
-/// A started worker, and the supervisor's side of what both share.
+/// A started worker, and the supervisor's end of all that it shares with the worker.
 pub struct Worker {
     pub child: Child,
     pub boot: UnixStream,
@@ -84,8 +84,8 @@ impl Worker {
         let pool = Pool::create().unwrap();
         let mut command = process::Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         command.arg("--boot").env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
-        // The supervisor sets this as well, because ONNX Runtime sends telemetry from the moment it
-        // is loaded.
+        // The supervisor also sets this variable, because ONNX Runtime sends telemetry from the
+        // moment it is loaded.
         command.env("ORT_DISABLE_TELEMETRY", "1");
         if let Some(share) = setup.share {
             command.env(SHARE_VARIABLE, share);
@@ -102,7 +102,7 @@ impl Worker {
         let mapping = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
         command.fd_mappings(mappings.into_iter().map(mapping).collect()).unwrap();
         let child = command.spawn().unwrap();
-        // The command holds the worker's end of the socket, and the test must notice when that
+        // The command holds the worker's end of the socket. The test must detect when that end
         // closes.
         drop(command);
         let hello = frame::receive(&boot).unwrap();
@@ -124,7 +124,6 @@ impl Worker {
         Self { child, boot, socket, requests, responses, pool, assignment }
     }
 
-    /// Sends an order.
     pub fn order(&self, order: BootCommand) {
         frame::send(&self.boot, &order).unwrap();
     }
@@ -144,7 +143,7 @@ impl Worker {
         self.order(BootCommand::Load(Box::new(self.assignment.clone())));
     }
 
-    /// Makes the worker load its model.
+    /// Makes the worker load its model, and returns the result.
     pub fn load(&self) -> Result<LoadedModel, BootRefusal> {
         self.order_load();
         match self.says().unwrap() {
@@ -154,7 +153,7 @@ impl Worker {
         }
     }
 
-    /// Makes the worker warm up; returns the partitions that it proved.
+    /// Makes the worker warm up, and returns the partitions that it proved.
     pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
         self.order(BootCommand::Warm(warm_up));
         match self.says().unwrap() {
@@ -167,23 +166,20 @@ impl Worker {
         }
     }
 
-    /// Sends any bytes as a message.
+    /// Sends arbitrary bytes as a message.
     pub fn send_bytes(&self, bytes: &[u8]) {
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
-    /// Sends a command.
     pub fn command(&self, command: &Command) {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         self.send_bytes(encode(command, &mut buffer).unwrap());
     }
 
-    /// Sends a batch.
     pub fn send(&self, batch: &Batch) {
         self.command(&Command::Run(batch.clone()));
     }
 
-    /// Waits for a report.
     pub fn report(&self) -> WorkerMessage {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
@@ -191,7 +187,6 @@ impl Worker {
         decode(&buffer[..len]).unwrap()
     }
 
-    /// Waits for an answer.
     pub fn receive(&self) -> BatchAnswer {
         match self.report() {
             WorkerMessage::Answer(answer) => answer,
@@ -199,7 +194,7 @@ impl Worker {
         }
     }
 
-    /// Makes the worker prepare a partition.
+    /// Makes the worker prepare a partition, and returns the result.
     pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
@@ -211,8 +206,8 @@ impl Worker {
         }
     }
 
-    /// Writes requests into the slab, one input after the other. Each request is its rows and the
-    /// bytes of each input.
+    /// Writes requests into the slab, one input after the other. Each request consists of its
+    /// number of rows and the bytes of each input.
     pub fn batch(&self, shapes: &[&[i64]], requests: &[(u32, Vec<Vec<u8>>)]) -> Batch {
         let mut end = 0_u64;
         let mut put = |bytes: &Vec<u8>| {
@@ -237,7 +232,7 @@ impl Worker {
         }
     }
 
-    /// Runs a batch.
+    /// Runs a batch, and returns its outputs.
     pub fn run(&self, batch: &Batch) -> Result<Vec<Tensor>, RunFailure> {
         self.send(batch);
         let answer = self.receive();
@@ -258,22 +253,22 @@ impl Worker {
             .collect())
     }
 
-    /// Closes the worker's socket, and waits for its end.
+    /// Closes the worker's socket, and waits for the worker to exit.
     pub fn stop(self) -> ExitStatus {
         let Self { mut child, socket, .. } = self;
         drop(socket);
         child.wait().unwrap()
     }
 
-    /// Closes everything that the kernel closes when a supervisor dies, and waits for the worker's
-    /// end.
+    /// Closes everything that the kernel closes when a supervisor dies, and waits for the worker to
+    /// exit.
     pub fn abandon(self) -> (ExitStatus, String) {
         let Self { child, boot, socket, .. } = self;
         drop((boot, socket));
         ended(child)
     }
 
-    /// Waits for the end of a worker that exits by itself; returns its stderr, too.
+    /// Waits until the worker exits on its own. Also returns its stderr.
     pub fn end(self) -> (ExitStatus, String) {
         let Self { child, socket: _socket, .. } = self;
         ended(child)
@@ -285,7 +280,7 @@ fn ended(child: Child) -> (ExitStatus, String) {
     (output.status, String::from_utf8(output.stderr).unwrap())
 }
 
-/// Computes the reference answers as the supervisor does.
+/// Computes the reference answers in the same way as the supervisor.
 pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     let file = reference_file();
     let worker =
@@ -297,7 +292,7 @@ pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     file
 }
 
-/// Returns a worker that serves, with proven answers.
+/// Returns a worker that serves and whose answers are proven.
 pub fn serving(setup: Setup, warm_up: &WarmUp) -> Worker {
     let reference = reference(&setup.engine, warm_up);
     let worker = Worker::start(setup, &reference);
@@ -314,7 +309,7 @@ pub fn corrupt(file: &File) {
     file.write_all_at(&[!byte[0]], last).unwrap();
 }
 
-/// Returns the emulated engine with an FP32 tensor of four elements and a string.
+/// Returns the emulated engine with two inputs: an FP32 tensor of four elements, and a string.
 pub fn echo() -> EngineSpec {
     let tensor = |input: &str, output: &str, datatype, shape: &[i64]| EchoTensor {
         input: TensorSpec { name: input.into(), datatype, shape: shape.to_vec() },
@@ -335,7 +330,7 @@ pub fn echo_warm_up() -> WarmUp {
     }
 }
 
-/// Returns true if the tests run on a real GPU: with `SHADOWSLICE_TEST_DEVICE=cuda`.
+/// Returns true if the tests run on a real GPU, which `SHADOWSLICE_TEST_DEVICE=cuda` selects.
 pub fn on_gpu() -> bool {
     std::env::var_os("SHADOWSLICE_TEST_DEVICE").is_some_and(|device| device == "cuda")
 }
@@ -346,7 +341,8 @@ pub fn onnxruntime(path: PathBuf) -> EngineSpec {
     EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers, optimised: None }
 }
 
-/// Returns the path of ONNX Runtime's library: `ORT_DYLIB_PATH`, else the one that `make` installs.
+/// Returns the path of ONNX Runtime's library. This is `ORT_DYLIB_PATH` if set, otherwise the
+/// library that `make` installs.
 pub fn library() -> PathBuf {
     let path = match std::env::var_os("ORT_DYLIB_PATH") {
         Some(path) => PathBuf::from(path),

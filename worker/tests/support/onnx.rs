@@ -1,7 +1,7 @@
-//! ONNX models of a few nodes, encoded by hand as protocol buffers: a field is its number and kind,
-//! then its value. The field numbers are those of onnx.proto.
+//! ONNX models of a few nodes, encoded without a library as protocol buffers. A field consists of
+//! its number and kind, then its value. The field numbers are those of onnx.proto.
 
-/// ONNX's numbers of datatypes.
+/// ONNX's numbers for datatypes.
 pub mod element {
     pub const FLOAT: u64 = 1;
     pub const UINT8: u64 = 2;
@@ -20,7 +20,6 @@ pub mod element {
     pub const FLOAT8: u64 = 17;
 }
 
-/// An encoded message.
 #[derive(Default, Clone)]
 struct Message(Vec<u8>);
 
@@ -51,7 +50,7 @@ impl Message {
     }
 }
 
-/// An operator: its kind, inputs and outputs.
+/// An operator, as its kind, inputs and outputs.
 pub struct Node(pub &'static str, pub &'static [&'static str], pub &'static [&'static str]);
 
 /// An input or output of a model.
@@ -62,12 +61,12 @@ pub struct Value {
 }
 
 impl Value {
-    /// Returns a tensor. Negative axes have no fixed length.
+    /// Returns a tensor. A negative length stands for a dynamic axis.
     pub fn tensor(name: &'static str, element: u64, shape: &[i64]) -> Self {
         Self { name, kind: Message::default().message(1, &tensor(element, shape)) }
     }
 
-    /// Returns a tensor of any rank.
+    /// Returns a tensor of unknown rank.
     pub fn of_any_rank(name: &'static str, element: u64) -> Self {
         Self { name, kind: Message::default().message(1, &Message::default().number(1, element)) }
     }
@@ -95,7 +94,6 @@ pub fn weights(name: &str, shape: &[u64], values: &[f32]) -> Vec<u8> {
     dims.number(2, element::FLOAT).bytes(8, name.as_bytes()).bytes(9, &bytes).0
 }
 
-/// Encodes a model.
 pub fn model(nodes: &[Node], constants: &[Vec<u8>], inputs: &[Value], outputs: &[Value]) -> Vec<u8> {
     let mut graph = Message::default();
     for Node(kind, inputs, outputs) in nodes {

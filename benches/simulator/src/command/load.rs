@@ -1,4 +1,4 @@
-//! The loads that the command line names.
+//! The loads that the command line selects.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -126,7 +126,8 @@ fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Resul
     let at = |arrival: &SimulatedArrival| arrival.at.since_origin().as_secs_f64();
     let ends = arrivals.first().map(at).zip(arrivals.last().map(at));
     let (first, last) = ends.ok_or_else(|| LoadError::Empty { path: path.clone() })?;
-    // A load with a single arrival at 0 s gets a minimum duration, because rates are divided by it.
+    // A load whose only arrival is at 0 s gets a minimum duration, because rates are divided by the
+    // duration.
     let Some(seconds) = seconds else { return Ok(DrawnLoad { arrivals, seconds: last.max(1e-3) }) };
     let end = Timestamp::after_origin(Duration::from_secs_f64(seconds));
     arrivals.retain(|arrival| arrival.at < end);

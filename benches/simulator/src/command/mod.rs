@@ -32,8 +32,8 @@ use trace::Trace;
 
 /// Simulate how policies share the GPUs of a configuration.
 ///
-/// The simulation needs only profiles, no GPUs and no model files. It runs the same policy code as the
-/// supervisor.
+/// The simulation needs only profiles. It needs no GPUs and no model files. It runs the same policy
+/// code as the supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct SimulateOptions {
@@ -66,7 +66,7 @@ pub(crate) struct SimulateOptions {
     /// starts.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
-    /// Do not model the contention of models for memory bandwidth, as on emulated GPUs.
+    /// Do not model contention for memory bandwidth. Emulated GPUs do not model it either.
     #[arg(long)]
     no_interference: bool,
     /// Write the arrivals to this file, in the format of --load. Works with one load and one seed.

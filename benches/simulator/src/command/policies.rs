@@ -1,4 +1,4 @@
-//! The policies that the command line names.
+//! The policies that the command line selects.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ const LAYOUT: &str = "layout:";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
     Policy(Choice),
-    /// Every layout of the adaptive policy that applies to the models, one after the other.
+    /// Every layout of the adaptive policy that is possible with the models, one after the other.
     Layouts,
     /// The layout with this name.
     Layout(String),
@@ -58,7 +58,7 @@ impl fmt::Display for PolicyArgument {
 }
 
 impl PolicyArgument {
-    /// Returns the policies to run. Layouts depend on the work of these arrivals.
+    /// Returns the policies to run. The layouts among them depend on the work of these arrivals.
     pub(super) fn policies(
         &self,
         scenario: &Scenario,
@@ -92,7 +92,7 @@ impl PolicyArgument {
     }
 }
 
-/// Returns the fraction of its GPU that each model's requests use at their minimum cost.
+/// Returns the fraction of its GPU that each model needs if its requests have their minimum cost.
 fn work(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> Vec<f64> {
     let mut work = vec![0.0; scenario.models.len()];
     for arrival in arrivals {

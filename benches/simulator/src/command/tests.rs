@@ -137,7 +137,7 @@ fn exit_codes_distinguish_an_invalid_load_from_an_unreadable_file() {
     let code = |arguments: &str| run(&parsed(&format!("{MIX} --policy static {arguments}")).unwrap());
     fs::write(file("empty.csv"), "").unwrap();
     fs::write(file("nonsense.csv"), "soon,bert").unwrap();
-    // The file is sparse and uses no disk space.
+    // The file is sparse, so it uses no disk space.
     fs::File::create(file("long.csv")).unwrap().set_len(5 << 30).unwrap();
     for wrong in ["empty.csv", "nonsense.csv", "long.csv"] {
         assert_eq!(code(&format!("--load {}", file(wrong))), exit::USAGE, "{wrong}");
@@ -212,7 +212,7 @@ fn a_model_with_few_requests_gets_room_next_to_a_busy_one() {
     let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 2);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
-    // 30 requests a second for one model and 2,300 for the other, at random times.
+    // The load has 30 requests per second for one model and 2,300 for the other, at random times.
     let mut random = 1_u64;
     let mut within_a_minute = |_| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -235,7 +235,7 @@ fn a_model_with_few_requests_gets_room_next_to_a_busy_one() {
     let urgent = [0, 1].map(|run| kept(run, "urgent"));
     assert!(urgent[0] < 0.85, "their kernels take turns: {urgent:?}");
     assert!(urgent[1] > 0.98, "{urgent:?}");
-    // Half of the GPU is enough for about nine tenths of the hog's requests.
+    // Half of the GPU is enough to answer about nine tenths of the hog's requests in time.
     assert!(kept(1, "hog") > 0.8);
 }
 

@@ -1,10 +1,10 @@
-//! The trace of a policy's decisions as text, with a line whenever a decision changes.
+//! The trace of a policy's decisions as text. It has one line for each change of a decision.
 
 use shadowslice_policy::sharing::{
     AdmissionPolicy, Decision, LayoutReport, LayoutResult, PolicyInput, VerdictReason,
 };
 
-/// The last state of each model.
+/// The last reported state of each model.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     last: Vec<String>,
@@ -58,8 +58,8 @@ fn described(why: &VerdictReason, names: &[String]) -> String {
     }
 }
 
-/// Returns a layout that was tried, with the missed requests of all models and of the first priority, in
-/// percent.
+/// Returns a layout that the policy tried, with its percentage of missed requests for all models
+/// and for the first priority.
 fn of(tried: &LayoutResult) -> String {
     let LayoutResult { pattern, missed, missed_first_priority } = tried;
     format!("{pattern} {:.1}/{:.1}", missed * 100.0, missed_first_priority * 100.0)

@@ -1,4 +1,4 @@
-//! Loads in files, with one arrival per line in the form `seconds,model`.
+//! Loads from files that have one arrival per line, in the form `seconds,model`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use shadowslice_shared::units::Timestamp;
 
 use crate::scenario::SimulatedArrival;
 
-/// The maximum duration of a load, in seconds: about eleven days.
+/// The maximum duration of a load, in seconds, which is about eleven days.
 pub const MAX_SECONDS: f64 = 1e6;
 
 /// The maximum number of arrivals of a load.
@@ -19,7 +19,7 @@ pub const MAX_ARRIVALS: usize = 50_000_000;
 pub struct BadLine {
     /// The number of the line. The first line is 1.
     pub line: usize,
-    /// The reason, which is part of this error's text and therefore not its source.
+    /// The reason, which is part of this error's text and is therefore not returned as its source.
     pub wrong: BadLineReason,
 }
 
@@ -75,7 +75,8 @@ pub fn read<'n>(
     Ok(arrivals)
 }
 
-/// Returns an arrival as a line that [`read`] parses to the same arrival. `name` is the name of its model.
+/// Returns a line for an arrival, from which [`read`] parses the same arrival. `name` is the name
+/// of the arrival's model.
 pub fn line(arrival: &SimulatedArrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())

@@ -1,4 +1,4 @@
-//! The loads of a simulation: named loads, and loads in files.
+//! The loads of a simulation: named loads, and loads from files.
 
 mod file;
 mod rate_curve;
@@ -18,31 +18,32 @@ use stream::{GapDistribution, ModelArrivals};
 use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 
-/// A random load with a name. Each model's rate is chosen so that its requests use the same mean fraction
-/// of its GPU if each has its minimum cost within the SLO. Only [`NamedLoad::Zipf`] divides the GPU
-/// unequally.
+/// A random load with a name. Each model's rate is chosen so that its requests, at their minimum
+/// cost within the SLO, use the same mean fraction of its GPU. Only [`NamedLoad::Zipf`] divides the
+/// GPU unequally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedLoad {
     /// Poisson arrivals with constant rates.
     Poisson,
-    /// Bursts with constant rates. The coefficient of variation of the gaps is 2.
+    /// Bursts with constant mean rates. The coefficient of variation of the gaps is 2.
     Gamma,
     /// Rates that switch at random between 0.6 times the mean, for 6 s on average, and 2.2 times the mean,
     /// for 2 s on average.
     Mmpp,
-    /// Rates that follow a sine wave with an amplitude of 0.8 of the mean and two periods in a run. Each
-    /// model has its own phase.
+    /// Rates that follow a sine wave with an amplitude of 0.8 times the mean and two periods per
+    /// run. Each model has its own phase.
     Diurnal,
-    /// A step of one model, which the seed selects, to three times its rate in the second third of the run.
+    /// A rate of one model that triples in the second third of the run. The seed selects the model.
     Step,
-    /// A peak of one model, which the seed selects, at five times its rate for a tenth of the run.
+    /// A rate of one model that is five times as high for a tenth of the run. The seed selects the
+    /// model.
     Flash,
-    /// Alternation of two models, which the seed selects, between 1.75 and 0.25 times their rates. A run has
-    /// six phases.
+    /// Rates of two models that alternate between 1.75 and 0.25 times their means. A run has six
+    /// phases, and the seed selects the models.
     Anti,
-    /// A peak of all models at three times their rates for a fifth of the run.
+    /// Rates of all models that are three times as high for a fifth of the run.
     Surge,
-    /// Constant rates in proportion to 1/rank of the model. The seed draws the ranks.
+    /// Constant rates that are proportional to 1/rank of the model. The seed determines the ranks.
     Zipf,
 }
 
@@ -94,7 +95,7 @@ impl NamedLoad {
         weights
     }
 
-    /// Returns the rate of a model over the run.
+    /// Returns the rate of a model over the duration of the run.
     fn rate_curve(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> RateCurve {
         let steps = |steps: &[(f64, f64)]| RateCurve::steps(steps, seconds);
         let random = || Random::new(seed, RandomPurpose::RateCurve, model);

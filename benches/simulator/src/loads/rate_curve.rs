@@ -1,10 +1,11 @@
-//! The rate of a load over time, in steps. Each step has a factor that multiplies the mean rate.
+//! The rate of a load over time, as a sequence of steps. Each step has a factor that multiplies the
+//! mean rate.
 
 use std::f64::consts::TAU;
 
 use crate::random::Random;
 
-/// The number of steps of a wave in a run.
+/// The number of steps with which a wave is approximated in a run.
 const WAVE_STEPS: u32 = 192;
 
 /// The number of periods of a wave in a run.
@@ -13,8 +14,8 @@ const WAVE_PERIODS: f64 = 2.0;
 /// The amplitude of a wave, as a fraction of the mean rate.
 const WAVE_SWING: f64 = 0.8;
 
-/// The factor of the low state of a switching rate, and the state's mean duration in seconds. The mean over
-/// both states is 1.
+/// The factor of the low state of a switching rate, and the mean duration of that state in seconds.
+/// The mean factor over both states is 1.
 const LOW: (f64, f64) = (0.6, 6.0);
 /// The factor and the mean duration in seconds of the high state.
 const HIGH: (f64, f64) = (2.2, 2.0);
@@ -37,8 +38,8 @@ pub(crate) enum RateCurve {
 }
 
 impl RateCurve {
-    /// Returns a curve of these steps: the end as a fraction of the run, and the factor. Factors are scaled
-    /// to a mean of 1.
+    /// Returns a curve of these steps. Each step is its end, as a fraction of the run, and its
+    /// factor. Scales the factors to a mean of 1.
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
         let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
         let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();

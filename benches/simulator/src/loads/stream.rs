@@ -1,4 +1,4 @@
-//! The arrivals of all models in order of time, drawn one by one.
+//! The arrivals of all models in order of time, which are drawn one by one.
 
 use super::rate_curve::{RateCurve, RateSpan};
 use crate::random::Random;
@@ -13,7 +13,7 @@ pub(crate) enum GapDistribution {
     Gamma { shape: f64 },
 }
 
-/// The arrivals of one model. Gaps are drawn for a rate of 1 and divided by the current rate.
+/// The arrivals of one model. Gaps are drawn for a rate of 1 and then divided by the current rate.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelArrivals {
     random: Random,
@@ -42,7 +42,8 @@ impl ModelArrivals {
             let room = (self.step.until - self.at) * rate;
             if gap < room {
                 self.at += gap / rate;
-                // The comparison uses rounded times, so that a written file has the same arrivals.
+                // The comparison uses rounded times, so that a written file has the same arrivals
+                // as the run.
                 let at = seconds_to_ns(self.at);
                 return if at < seconds_to_ns(self.end) { at } else { NEVER };
             }

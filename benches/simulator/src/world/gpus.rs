@@ -1,14 +1,16 @@
 //! The execution speed of each worker.
 //!
-//! **Contention**: kernels of workers that may use the same SMs take turns, as measured on real GPUs
-//! ([`shadowslice_shared::contention`]). The emulated device does the same. Other worlds divide the GPU in
-//! proportion ([`contention`](super::contention)), or in time slices, as without MPS.
+//! **Contention**: kernels of workers that may use the same SMs take turns, as measured on real
+//! GPUs ([`shadowslice_shared::contention`]). The emulated device uses the same model. Other
+//! simulated worlds divide the GPU in proportion ([`contention`](super::contention)) or in time
+//! slices, as without MPS.
 //!
-//! **Bandwidth**, which caps do not divide: a batch takes `t` at its share and `t_whole` on the whole GPU.
-//! It moves the same bytes in both cases, so it needs the fraction `d = bandwidth · t_whole / t` of the
-//! memory bandwidth. If the fractions of all batches sum to `D > 1`, the memory-bound part `d` of the time
-//! takes `D` times as long, so the batch takes `t · (1 + d·(D − 1))`. The emulated device does not model
-//! bandwidth, so this can be turned off.
+//! **Bandwidth**, which caps do not divide: a batch takes `t` at its share and `t_whole` on the
+//! whole GPU. It moves the same bytes in both cases, so it needs the fraction
+//! `d = bandwidth · t_whole / t` of the memory bandwidth. If the fractions of all batches sum to
+//! `D > 1`, the memory-bound part `d` of the time takes `D` times as long. The batch then takes
+//! `t · (1 + d·(D − 1))`. The emulated device does not model bandwidth, so the simulator can turn
+//! this effect off.
 
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ pub(super) struct WorldGpus<'a> {
     rules: GpuRules,
 }
 
-/// The rules that say how much workers slow each other down.
+/// The rules that determine how much workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GpuRules {
     pub(super) sharing: GpuSharing,
@@ -37,11 +39,11 @@ pub(super) struct GpuRules {
 #[derive(Debug)]
 struct SimulatedGpu {
     gpu: SharedGpu,
-    /// The sum of the bandwidth fractions that the batches need.
+    /// The sum of the bandwidth fractions that all batches need.
     demand: f64,
-    /// The seats with an occupant.
+    /// The seats that have an occupant.
     occupied: Vec<usize>,
-    /// The demand for memory bandwidth divided by the bandwidth, at least 1.
+    /// The demand for memory bandwidth divided by the available bandwidth, at least 1.
     oversubscription: f64,
 }
 
@@ -54,7 +56,8 @@ struct GpuSeat<'a> {
     granted: Occupant,
     /// The timer that fires when the seat's batch ends.
     timer: usize,
-    /// The SMs of the current batch, or of the last batch while the seat is kept. `None` without either.
+    /// The SMs of the current batch, or of the last batch while the seat is kept. `None` if there
+    /// is neither.
     occupant: Option<Occupant>,
     running: Option<RunningBatch>,
 }
@@ -64,13 +67,13 @@ struct RunningBatch {
     rows: u32,
     noise: f64,
     started: u64,
-    /// The time up to which `done` counts, in ns.
+    /// The time for which `done` is valid, in ns.
     at: u64,
-    /// The fraction of the batch that is done, from 0 to 1.
+    /// The completed fraction of the batch, from 0 to 1.
     done: f64,
-    /// The time of the whole batch at its current speed, in ns.
+    /// The duration of the whole batch at its current speed, in ns.
     whole: f64,
-    /// The fraction of the bandwidth that the batch needs.
+    /// The fraction of the memory bandwidth that the batch needs.
     demand: f64,
 }
 
@@ -84,7 +87,8 @@ impl<'a> WorldGpus<'a> {
         &self.gpus[gpu].gpu
     }
 
-    /// Adds a seat, and returns its index. `timer` fires when a batch of the seat ends.
+    /// Adds a seat, and returns its index. `timer` is the timer that fires when a batch of the seat
+    /// ends.
     pub(super) fn add_seat(
         &mut self,
         gpu: usize,
@@ -102,7 +106,7 @@ impl<'a> WorldGpus<'a> {
         seat.granted = granted.with_priority(seat.granted.priority);
     }
 
-    /// Starts a batch at a seat where no batch executes.
+    /// Starts a batch at a seat at which no batch is executing.
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -119,7 +123,8 @@ impl<'a> WorldGpus<'a> {
         shared.settle(seats, *rules, same, now, timers);
     }
 
-    /// Ends the batch of a seat, and returns its execution time. The seat is kept for the next batch.
+    /// Ends the batch of a seat, and returns its execution time. The seat stays occupied for the
+    /// next batch.
     pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
         let seat = &mut self.seats[seat];
         timers.set(seat.timer, crate::time::NEVER);
@@ -128,7 +133,7 @@ impl<'a> WorldGpus<'a> {
         Duration::from_nanos(now - batch.started)
     }
 
-    /// Gives up a seat after its last batch, so that others can use its SMs.
+    /// Frees a seat after its last batch, so that other workers can use its SMs.
     pub(super) fn leave(&mut self, seat: usize, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -140,8 +145,8 @@ impl<'a> WorldGpus<'a> {
 }
 
 impl SimulatedGpu {
-    /// Updates all speeds, unless neither the occupants (`same`) nor the oversubscription of the bandwidth
-    /// has changed.
+    /// Updates all speeds. Does nothing if the occupants are the same (`same`) and the
+    /// oversubscription of the bandwidth has not changed.
     fn settle(
         &mut self,
         seats: &mut [GpuSeat<'_>],
@@ -191,21 +196,22 @@ impl SimulatedGpu {
 }
 
 impl GpuSeat<'_> {
-    /// Records a batch. Returns the occupant before it and its own one.
+    /// Records a batch. Returns the seat's occupant before the batch, and its occupant during the
+    /// batch.
     fn begin(&mut self, rows: u32, noise: f64, now: u64) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows);
-        // With an infinite time, the next speed always differs and sets the timer.
+        // With an infinite duration, the next speed always differs and therefore sets the timer.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
         self.running = Some(RunningBatch { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)
     }
 
-    /// Updates the speed of the batch, and its timer.
+    /// Updates the speed of the batch and the batch's timer.
     fn proceed(&mut self, base: f64, demand: f64, oversubscription: f64, now: u64, timers: &mut Timers) {
         let Some(batch) = &mut self.running else { return };
         let whole = base * batch.noise * (1.0 + demand * (oversubscription - 1.0));
         batch.demand = demand;
-        // If the speed stays the same, the timer is kept, which avoids rounding errors.
+        // If the speed stays the same, the timer is not changed, which avoids rounding errors.
         if whole != batch.whole {
             batch.done += (now - batch.at) as f64 / batch.whole;
             batch.at = now;
@@ -225,7 +231,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Returns seats on a GPU of 100 SMs, each with a timer.
+    /// Returns seats on a GPU with 100 SMs, each with its own timer.
     fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (WorldGpus<'a>, Timers) {
         under(profiles, GpuRules { sharing: GpuSharing::Proportional, interference })
     }
@@ -255,12 +261,12 @@ mod tests {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 75)], false);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // From 4 ms on, the batch has 40 SMs instead of 50, so its remaining 6 ms take 7.5 ms.
+        // After 4 ms, the batch has 40 SMs instead of 50, so its remaining 6 ms take 7.5 ms.
         gpus.start(1, 1, 1.0, 4 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 11_500_000));
         gpus.finish(0, 11_500_000, &mut timers);
         gpus.leave(0, 11_500_000, &mut timers);
-        // 60 of 75 SMs were enough for the other batch.
+        // For the other batch, 60 of 75 SMs were enough.
         assert_eq!((timers.first(), timers.due()), (1, 14 * MS));
     }
 
@@ -270,7 +276,8 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 100)], false);
         gpus.start(1, 1, 1.0, 0, &mut timers);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // The workers get one and two thirds of the GPU, so their batches take 15 and 10 ms.
+        // The workers get one third and two thirds of the GPU, so their batches take 15 ms and 10
+        // ms.
         assert_eq!((timers.first(), timers.due()), (1, 10 * MS));
         gpus.finish(1, 10 * MS, &mut timers);
         gpus.start(1, 1, 1.0, 10 * MS, &mut timers);
@@ -284,7 +291,8 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 50)], true);
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
-        // Together they need 1.6 times the bandwidth, so 0.8 of each batch's time takes 1.6 times as long.
+        // Together the batches need 1.6 times the bandwidth, so 0.8 of each batch's time takes 1.6
+        // times as long.
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 5 * MS + 7_400_000));
         gpus.finish(0, 12_400_000, &mut timers);

@@ -1,5 +1,5 @@
-//! The hand-overs of a model, with the supervisor's state machine. Workers take the start times of the
-//! scenario, and never fail.
+//! The hand-overs of a model, which use the supervisor's state machine. Workers take the start
+//! times of the scenario and never fail.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -60,8 +60,8 @@ impl WorldModel<'_> {
         self.repartitions.clear();
     }
 
-    /// Starts a hand-over, unless one is in progress. A standby worker takes over if it has the share.
-    /// Otherwise it stops, and a new worker starts.
+    /// Starts a hand-over, unless one is already in progress. If the standby worker has the new
+    /// share, it takes over. Otherwise the standby worker stops, and a new worker starts.
     pub(super) fn change(&mut self, change: &ShareChange, now: u64, shared: &mut SharedState<'_>) {
         let share = Percent::smallest_for(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, timestamp(now));
@@ -69,25 +69,25 @@ impl WorldModel<'_> {
         self.report(LifecycleEvent::Resize { request, hold: false }, now, shared);
     }
 
-    /// Reports the next fact about the starting shadow to the state machine.
+    /// Reports the shadow's next event to the state machine.
     pub(super) fn shadow_progressed(&mut self, now: u64, shared: &mut SharedState<'_>) {
         shared.timers.set(timer(self.index, WorldTimer::Shadow), NEVER);
         let Some(fact) = self.shadow.take() else { return };
         self.report(fact, now, shared);
     }
 
-    /// Reports that a worker has no requests in flight.
+    /// Reports to the state machine that a worker has no requests in flight.
     pub(super) fn drained(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
         self.report(LifecycleEvent::Drained(self.workers[worker.0 as usize].name), now, shared);
     }
 
-    /// Reports that the time of a phase is over.
+    /// Reports to the state machine that the time of a phase is over.
     pub(super) fn phase_over(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on_timer(timestamp(now));
         self.perform(actions, now, shared);
     }
 
-    /// Reports a fact to the state machine, and performs its actions.
+    /// Reports an event to the state machine, and performs the actions that it returns.
     fn report(&mut self, fact: LifecycleEvent, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on(fact, timestamp(now));
         self.perform(actions, now, shared);
@@ -105,7 +105,7 @@ impl WorldModel<'_> {
         shared.timers.set(timer(self.index, WorldTimer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
-    /// Performs an action, and returns the facts that follow immediately.
+    /// Performs an action, and returns the events that follow immediately.
     fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
@@ -149,13 +149,15 @@ impl WorldModel<'_> {
                     idle: true,
                 }];
             }
-            // Other actions are for failed workers, partitions and reports, which are not simulated.
+            // The other actions concern failed workers, partitions and reports, which are not
+            // simulated.
             _ => {}
         }
         Vec::new()
     }
 
-    /// Starts a worker. The first worker connects immediately, a shadow after its start time.
+    /// Starts a worker. The first worker connects immediately. A shadow connects after its start
+    /// time.
     fn start(&mut self, launch: Launch, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
         let seat = if launch.low_priority { 1 - self.serving } else { self.serving };
         self.workers[seat].name = launch.worker;
@@ -183,7 +185,7 @@ impl WorldModel<'_> {
         self.workers.iter().position(|seated| seated.name == worker)
     }
 
-    /// Records that the share has changed.
+    /// Records a change of the share.
     pub(super) fn share_changed(&mut self, now: u64) {
         self.since = now;
         self.repartitions.push(now);

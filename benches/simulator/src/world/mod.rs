@@ -6,9 +6,9 @@
 //!                 └─admission─ policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
-//! The world advances from event to event: the next arrival, or the earliest timer. A policy gets only facts
-//! that the supervisor has too. All changes of a decision begin immediately, in the decision's order. Each
-//! takes effect when its shadow is warm.
+//! The world advances from event to event: the next arrival, or the earliest timer. A policy gets
+//! only data that the supervisor also provides. All changes of a decision begin immediately, in
+//! the decision's order. Each change takes effect when its shadow is warm.
 
 mod contention;
 mod gpus;
@@ -34,10 +34,9 @@ use crate::scenario::{Scenario, SimulatedArrival};
 use crate::time::{NEVER, at_ns, ns, timestamp};
 use crate::timers::Timers;
 
-/// The settings of a world.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorldSettings {
-    /// The interval between two decisions of the policy, above zero.
+    /// The interval between two decisions of the policy, which must be positive.
     pub interval: Duration,
     /// The time for which a replaced worker stays as a standby.
     pub dwell: Duration,
@@ -55,13 +54,13 @@ pub enum GpuSharing {
     /// Kernels of workers that use the same SMs take turns, as measured on real GPUs.
     #[default]
     Turns,
-    /// Workers whose shares do not fit together divide the GPU in proportion.
+    /// Workers whose shares do not fit onto the GPU together divide it in proportion to their
+    /// shares.
     Proportional,
     /// Workers use the whole GPU in time slices.
     Slices,
 }
 
-/// The outcome of a simulation.
 #[derive(Debug, Clone)]
 pub struct WorldOutcome {
     pub(crate) models: Vec<ModelOutcome>,
@@ -79,7 +78,7 @@ pub(crate) struct ModelOutcome {
     pub(crate) share: u32,
 }
 
-/// The part of the world that models share.
+/// The part of the world that all models share.
 #[derive(Debug)]
 struct SharedState<'a> {
     gpus: WorldGpus<'a>,
@@ -90,20 +89,19 @@ struct SharedState<'a> {
 }
 
 impl SharedState<'_> {
-    /// Returns the factor of the next batch's execution time, at least 0.1.
+    /// Returns a random factor for the next batch's execution time, at least 0.1.
     fn noise(&mut self) -> f64 {
         if self.deviation == 0.0 { 1.0 } else { (1.0 + self.deviation * self.random.normal()).max(0.1) }
     }
 }
 
-/// The timers of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorldTimer {
     /// The end of the batch of the model's first worker.
     FirstWorker,
     /// The end of the batch of the model's second worker.
     SecondWorker,
-    /// The time at which the scheduler must be called again.
+    /// The time at which the scheduler must be called next.
     Alarm,
     /// The next step of the shadow's start.
     Shadow,
@@ -127,8 +125,9 @@ fn timer(model: usize, timer: WorldTimer) -> usize {
 /// The policy's decision, which is called once in each interval.
 pub type Decide<'d> = dyn FnMut(&PolicyInput) -> Decision + 'd;
 
-/// Simulates a scenario. Arrivals must be in order of time and name models of the scenario only. The run ends
-/// one maximum SLO after the last arrival; requests without an answer remain pending.
+/// Simulates a scenario. Arrivals must be in order of time, and may name only models of the
+/// scenario. The run ends one maximum SLO after the last arrival. Requests without an answer then
+/// count as pending.
 pub fn run(
     scenario: &Scenario,
     settings: &WorldSettings,

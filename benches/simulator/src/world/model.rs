@@ -35,14 +35,14 @@ pub(super) struct WorldModel<'a> {
     pub(super) index: usize,
     slo_ns: u64,
     pub(super) scheduler: Scheduler<(), ()>,
-    /// The serving worker, and the standby or the shadow.
+    /// The serving worker, and the standby worker or the shadow.
     pub(super) workers: [WorldWorker; 2],
     pub(super) serving: usize,
     pub(super) machine: Workers,
-    /// The next fact about the starting shadow.
+    /// The next event of the starting shadow.
     pub(super) shadow: Option<LifecycleEvent>,
     pub(super) gpu: Sms,
-    /// The in-process share, or `None` if shadows change the share.
+    /// The in-process share, or `None` if hand-overs change the share.
     pub(super) in_process: Option<InWorkerShare>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
@@ -92,7 +92,6 @@ impl<'a> WorldModel<'a> {
         new
     }
 
-    /// Attaches a worker to the scheduler.
     pub(super) fn attach(&mut self, worker: usize, slice: &Slice) {
         self.workers[worker].sms = slice.sms;
         let blank = Predictor::new(self.spec.terms.profile.as_ref(), slice.sms);
@@ -112,7 +111,6 @@ impl<'a> WorldModel<'a> {
         sizes.map(time).collect()
     }
 
-    /// Handles the arrival of a request.
     pub(super) fn arrive(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let arrived = timestamp(now);
         self.tally.arrived += 1;
@@ -125,7 +123,7 @@ impl<'a> WorldModel<'a> {
         }
     }
 
-    /// Sends all batches that can be sent, and sets the timer for the next one.
+    /// Sends all batches that can be sent, and sets the timer for the next batch.
     pub(super) fn dispatch(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let rest = loop {
             match self.scheduler.next(timestamp(now)) {
@@ -164,7 +162,7 @@ impl<'a> WorldModel<'a> {
         shared.gpus.start(seat, rows, noise, now, &mut shared.timers);
     }
 
-    /// Handles the end of a worker's first batch in flight.
+    /// Handles the end of the first of a worker's batches in flight.
     pub(super) fn completed(&mut self, worker: usize, now: u64, shared: &mut SharedState<'_>) {
         let (seat, worker) = (self.workers[worker].seat, id(worker));
         let took = shared.gpus.finish(seat, now, &mut shared.timers);
@@ -191,7 +189,7 @@ impl<'a> WorldModel<'a> {
         self.dispatch(now, shared);
     }
 
-    /// Changes the admission control.
+    /// Changes the model's admission control.
     pub(super) fn set_admission(
         &mut self,
         admission: AdmissionPolicy,
@@ -202,7 +200,7 @@ impl<'a> WorldModel<'a> {
         self.dispatch(now, shared);
     }
 
-    /// Returns the facts that the policy gets.
+    /// Returns the data about this model that the policy gets.
     pub(super) fn live(&mut self, now: u64, gpu: &SharedGpu) -> ModelSnapshot {
         ModelSnapshot {
             share: self.in_process_share(gpu).unwrap_or(self.share()),

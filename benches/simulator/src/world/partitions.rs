@@ -1,5 +1,5 @@
-//! In-process share changes: the groups of a GPU's SMs that each model uses. Groups change between two
-//! batches, without a start or a delay.
+//! In-process share changes: the groups of a GPU's SMs that each model uses. Groups change between
+//! two batches, without a process start or a delay.
 
 use shadowslice_policy::groups::{GroupTenant, place};
 use shadowslice_policy::sharing::ShareChange;
@@ -17,12 +17,13 @@ pub(super) struct InWorkerShare {
     count: usize,
     /// The current groups.
     groups: Groups,
-    /// The groups of the model in a layout.
+    /// The groups that a layout assigns to the model.
     preferred: Option<Groups>,
 }
 
 impl InWorkerShare {
-    /// Returns a share with enough groups for `sms`, or `None` if the GPU cannot be divided.
+    /// Returns a share that has enough groups for `sms` SMs, or `None` if the GPU cannot be
+    /// divided.
     pub(super) fn of(gpu: &SharedGpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
         Some(Self { count: count_of(division, sms), groups: Groups::WHOLE, preferred: None })
@@ -33,14 +34,15 @@ impl InWorkerShare {
     }
 }
 
-/// Returns the minimum number of groups that has `sms` SMs.
+/// Returns the minimum number of groups that have `sms` SMs together.
 fn count_of(division: &Division, sms: Sms) -> usize {
     let fits = |&count: &usize| division.sms(Groups::first(count)) >= sms;
     (1..division.count()).find(fits).unwrap_or(division.count())
 }
 
 impl WorldModel<'_> {
-    /// Changes the desired number of groups. [`place_all`] then moves the model with its next batch.
+    /// Changes the desired number of groups. The model moves with its next batch, after
+    /// [`place_all`].
     pub(super) fn resize_in_process(&mut self, change: &ShareChange, gpu: &SharedGpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.in_process, &gpu.division) else { return };
         let count = count_of(division, change.to);
@@ -51,8 +53,8 @@ impl WorldModel<'_> {
         }
     }
 
-    /// Returns the in-process share. The SMs of the model's groups may differ from it if one of them is the
-    /// left-over group.
+    /// Returns the in-process share. If one of the model's groups is the left-over group, its SMs
+    /// may differ from this share.
     pub(super) fn in_process_share(&self, gpu: &SharedGpu) -> Option<Sms> {
         let (inside, division) = (self.in_process?, gpu.division.as_ref()?);
         let whole = inside.count >= division.count();
@@ -67,7 +69,7 @@ impl WorldModel<'_> {
     }
 }
 
-/// Places the groups of all models on a GPU.
+/// Assigns groups to all models on a GPU.
 pub(super) fn place_all(models: &mut [WorldModel<'_>], gpu: usize, shared: &SharedState<'_>) {
     let gpu_of = shared.gpus.gpu(gpu);
     let total = gpu_of.division.as_ref().map_or(0, Division::count);

@@ -26,7 +26,8 @@ fn keep(_: &PolicyInput) -> Decision {
     Decision::default()
 }
 
-/// A policy that requests one change after another, each at its tick (counted from 1), and records the facts.
+/// A policy that requests the given changes, each at its own tick (counted from 1), and records its
+/// inputs.
 struct Script {
     changes: Vec<(usize, ShareChange)>,
     seen: Vec<PolicyInput>,
@@ -46,7 +47,7 @@ impl Script {
         })
     }
 
-    /// Returns the facts about the only model at this tick.
+    /// Returns the policy's data about the only model at this tick.
     fn at(&self, tick: usize) -> &shadowslice_policy::sharing::ModelSnapshot {
         &self.seen[tick - 1].models[0]
     }
@@ -58,7 +59,8 @@ fn change(to: u32, at_once: bool) -> ShareChange {
 
 #[test]
 fn an_m_d_1_queue_waits_as_pollaczek_and_khinchine_say() {
-    // At half load, the mean wait is rho / (2 (1 - rho)) service times, which is half a service time.
+    // The mean wait is rho / (2 (1 - rho)) service times. At half load, that is half a service
+    // time.
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let arrivals = NamedLoad::Poisson.arrivals(&scenario, 3, 4_000.0, 0.25);
     let outcome = run(&scenario, &SETTINGS, arrivals, &mut keep);
@@ -78,7 +80,8 @@ fn batches_form_while_another_executes() {
         sizes.extend(facts.models[0].observation.batches.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
-    // One request executes. Eight others wait for its end, and three wait for the end of those eight.
+    // One request executes. Eight other requests wait for its end, and three more wait for the end
+    // of those eight.
     let arrivals = (0..12).map(|n| SimulatedArrival { at: timestamp(n), model: 0 });
     let _outcome = run(&scenario, &SETTINGS, arrivals, &mut decide);
     assert_eq!(sizes, [(1, 1), (3, 1), (8, 1)]);
@@ -98,7 +101,8 @@ fn an_incomplete_batch_waits_for_its_delay() {
 fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let scenario = on_one_gpu(100, vec![model("a", 100.0)]);
     let mut script = Script::new(vec![(1, change(40, false)), (2, change(10, false))]);
-    // The batch in flight at 3.5 s ends on the old worker, while the shadow executes other batches.
+    // The batch that is in flight at 3.5 s ends on the old worker, while the shadow already
+    // executes other batches.
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
     assert_eq!(script.at(2).pending_share, Some(Sms(40)));
@@ -115,9 +119,9 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let executed = |tick: usize| script.at(tick).observation.batches.iter().map(|e| e.count).sum::<u64>();
     assert_eq!((executed(7), executed(8)), (0, 3), "only batches at the new share");
     let tally = &outcome.models[0].tally;
-    // The first request ends at 3520 ms on the old worker, the next at 3625, 3750 and 3875 ms on the shadow.
-    // The last one takes 125 ms. For 20 ms both workers execute, which delays the old worker by 1.6 ms and
-    // each of the next three requests by 1.8 ms.
+    // The first request ends on the old worker at 3520 ms. The next requests end on the shadow at
+    // 3625, 3750 and 3875 ms, and the last request takes 125 ms. Both workers execute for 20 ms,
+    // which delays the old worker by 1.6 ms and each of the next three requests by 1.8 ms.
     assert_eq!(tally.latency_sum_ns / u128::from(MS), 100 + 195 + 310 + 425 + 125 + 7);
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS], "the second change came during the first one");
 }
@@ -184,14 +188,14 @@ fn noise_spreads_execution_times_around_the_profiles() {
 fn inside_a_worker_a_share_changes_with_the_next_batch() {
     let spec = ScenarioModel { in_process: true, ..model("a", 100.0) };
     let scenario = on_one_gpu(100, vec![spec.clone(), ScenarioModel { in_process: true, ..model("b", 1.0) }]);
-    // 4 of 100 SMs are left over, and 26 SMs need four groups of 8.
+    // The GPU has 100 SMs, and 4 of them are left over. A share of 26 SMs needs four groups of 8 SMs.
     let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
     assert_eq!((script.at(1).share, script.at(1).standby_share), (Sms(56), None));
     let after = script.at(2);
     assert_eq!((after.share, after.share_since, after.pending_share), (Sms(32), timestamp(500 * MS), None));
     let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);
-    // The first batch ends at 520 ms at the old share. The second one takes 100 ms times 50 / 32.
+    // The first batch ends at 520 ms at the old share. The second batch takes 100 ms times 50 / 32.
     assert_eq!(latency, 100 + 90 + 156);
     assert_eq!(outcome.models[0].repartitions, [500 * MS]);
     assert!(outcome.models[1].repartitions.is_empty());

@@ -6,31 +6,34 @@ use shadowslice_simulator::results::SimulationRun;
 
 use crate::simulate::{EVALUATED, LAYOUT, MixRuns, OPEN};
 
-/// The maximum gap between the evaluated policy and the best fixed layout, as a [weighted] fraction in time.
+/// The maximum gap between the evaluated policy and the best fixed layout, as a [weighted] fraction
+/// of requests in time.
 pub(crate) const MAX_GAP: f64 = 0.01;
 
-/// The weight of a priority relative to the next lower one, as in the objective of the evaluated policy.
+/// The weight of a priority relative to the next lower priority, as in the objective of the
+/// evaluated policy.
 pub(crate) const PRIORITY_WEIGHT: f64 = 4.0;
 
 /// The fractions of requests in time, as means over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct InTimeRates {
     pub(crate) all: f64,
-    /// The fraction of the requests of each mix's highest priority.
+    /// The fraction among the requests of each mix's highest priority.
     pub(crate) first: f64,
     pub(crate) weighted: f64,
     /// The largest gap to the best fixed layout in a mix.
     pub(crate) largest_gap: f64,
 }
 
-/// The evaluated policy's requests in time divided by those of a reference, as means over mixes.
+/// The evaluated policy's number of requests in time, divided by that of a reference, as means over
+/// mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ratios {
     pub(crate) best_layout: f64,
     pub(crate) bound: f64,
 }
 
-/// A mix in which a fixed layout is better than the evaluated policy.
+/// A mix in which a fixed layout answers more requests in time than the evaluated policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayoutGap<'t> {
     pub(crate) trial: &'t MixRuns,
@@ -39,24 +42,24 @@ pub(crate) struct LayoutGap<'t> {
 }
 
 impl LayoutGap<'_> {
-    /// Returns the gap as a [weighted] fraction in time.
+    /// Returns the gap as a [weighted] fraction of requests in time.
     pub(crate) fn size(&self) -> f64 {
         weighted(self.best) - weighted(self.evaluated)
     }
 }
 
-/// Returns the run of a policy.
 pub(crate) fn run<'t>(trial: &'t MixRuns, policy: &str) -> Option<&'t SimulationRun> {
     trial.runs.iter().find(|run| run.policy == policy)
 }
 
-/// Returns the run of the layout with the largest [weighted] fraction in time.
+/// Returns the run of the layout with the largest [weighted] fraction of requests in time.
 pub(crate) fn best_layout(trial: &MixRuns) -> Option<&SimulationRun> {
     let layouts = trial.runs.iter().filter(|run| run.policy == OPEN || run.policy.starts_with(LAYOUT));
     layouts.max_by(|one, other| weighted(one).total_cmp(&weighted(other)))
 }
 
-/// Returns the fractions of requests in time under a policy, or `None` if no mix has a run of it.
+/// Returns the fractions of requests in time under a policy, or `None` if no mix has a run of that
+/// policy.
 pub(crate) fn in_time(trials: &[MixRuns], policy: &str) -> Option<InTimeRates> {
     let runs: Vec<(&SimulationRun, &SimulationRun)> =
         trials.iter().filter_map(|trial| Some((run(trial, policy)?, best_layout(trial)?))).collect();
@@ -95,12 +98,13 @@ pub(crate) fn gaps(trials: &[MixRuns]) -> Vec<LayoutGap<'_>> {
     all
 }
 
-/// Returns the fraction in time of the requests of the highest priority.
+/// Returns the fraction of requests in time among those of the highest priority.
 pub(crate) fn of_first_priority(run: &SimulationRun) -> f64 {
     by_priority(run).first().copied().unwrap_or(1.0)
 }
 
-/// Returns the mean over priorities of the fractions in time, with the weights of [`PRIORITY_WEIGHT`].
+/// Returns the mean fraction of requests in time over all priorities, with the weights of
+/// [`PRIORITY_WEIGHT`].
 pub(crate) fn weighted(run: &SimulationRun) -> f64 {
     let weights = std::iter::successors(Some(1.0), |weight| Some(weight / PRIORITY_WEIGHT));
     let (sum, kept) = by_priority(run)
@@ -110,7 +114,7 @@ pub(crate) fn weighted(run: &SimulationRun) -> f64 {
     if sum > 0.0 { kept / sum } else { 1.0 }
 }
 
-/// Returns the fraction in time of each priority's requests, from the highest priority to the lowest.
+/// Returns the fraction of requests in time for each priority, from the highest to the lowest.
 fn by_priority(run: &SimulationRun) -> Vec<f64> {
     let mut kept = BTreeMap::new();
     for model in run.per_model.values() {

@@ -1,25 +1,26 @@
-//! The evidence of the runs: which mixes are easy, which of them the policy harms, and how often shares
-//! change under a steady load.
+//! The evidence of the runs. It shows which mixes are easy, which of the easy mixes the policy
+//! harms, and how often shares change under a steady load.
 
 use shadowslice_simulator::results::SimulationRun;
 
 use crate::compare::run;
 use crate::simulate::{BASE, EVALUATED, MixRuns};
 
-/// The fraction in time of every model's requests without a policy, from which a mix is easy.
+/// The minimum fraction of requests in time without a policy that each model of an easy mix has.
 const EASY_FROM: f64 = 0.99;
 
 /// The maximum loss of requests in time in an easy mix, as a fraction of all requests.
 const MAX_LOSS: f64 = 0.003;
 
-/// The maximum ratio of a median to its baseline in an easy mix.
+/// The maximum ratio of a median latency to its baseline in an easy mix.
 const MEDIAN_FACTOR: f64 = 1.1;
-/// The growth of a median that is allowed in addition to the factor, in ms.
+/// The growth of a median latency that is allowed in addition to the factor, in ms.
 const MEDIAN_SLACK_MS: f64 = 0.5;
 
-/// The time after which shares must be at rest under a steady load, in seconds since the start.
+/// The time after which shares must no longer change under a steady load, in seconds since the
+/// start.
 pub(crate) const AT_REST_FROM_S: f64 = 30.0;
-/// The number of share changes a minute from which shares are not at rest.
+/// The number of share changes per minute from which shares are not at rest.
 pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
 
 /// All mixes, divided into easy and hard ones.
@@ -29,15 +30,15 @@ pub(crate) struct Evidence {
     pub(crate) hard: Vec<MixRuns>,
 }
 
-/// The harm that the evaluated policy did to an easy mix.
+/// The harm that the evaluated policy caused in an easy mix.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
     pub(crate) mix: String,
     /// The loss of requests in time, as a fraction of all requests.
     pub(crate) loss: f64,
-    /// The number of refused requests in addition to those without a policy.
+    /// The number of requests that were refused in addition to those refused without a policy.
     pub(crate) refused: u64,
-    /// The model whose median exceeds the limit most, and by how much, in ms.
+    /// The model whose median latency exceeds the limit most, and the excess in ms.
     pub(crate) slower: Option<(String, f64)>,
 }
 
@@ -57,7 +58,7 @@ impl Evidence {
         Self { easy, hard }
     }
 
-    /// Returns the harm to each easy mix that was harmed.
+    /// Returns the harm to each easy mix that the policy harmed.
     pub(crate) fn harmed(&self) -> Vec<Harm> {
         self.easy.iter().filter_map(harm).filter(|harm| !harm.is_none()).collect()
     }
@@ -78,7 +79,7 @@ fn harm(trial: &MixRuns) -> Option<Harm> {
     })
 }
 
-/// Returns the share changes a minute of each mix after [`AT_REST_FROM_S`].
+/// Returns the share changes per minute of each mix after [`AT_REST_FROM_S`].
 pub(crate) fn moves_at_rest(trials: &[MixRuns], seconds: f64) -> Vec<f64> {
     let minutes = (seconds - AT_REST_FROM_S) / 60.0;
     let moves = |trial: &MixRuns| {

@@ -24,23 +24,23 @@ const LEAST_SLO_MS: f64 = 4.0;
 const PERCENTILES: [f64; 4] = [90.0, 95.0, 99.0, 99.9];
 /// The maximum batch sizes.
 const BATCHES: [u32; 4] = [4, 8, 16, 32];
-/// The priorities of models. 1 is twice as likely as 2 or 3.
+/// The priorities of models. Priority 1 is twice as likely as 2 or 3.
 const PRIORITIES: [u32; 4] = [1, 1, 2, 3];
 
-/// The mean fractions of the GPU that a load uses.
+/// The mean fractions of the GPU that a load may use.
 const UTILISATIONS: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 0.85];
 
-/// The loads of mixes.
+/// The loads that a mix may have.
 const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", "zipf"];
 
 /// The priorities of the mixes of seven models.
 const SEVEN: [u32; 7] = [1, 1, 2, 2, 2, 3, 3];
-/// The loads of the mixes of seven models, used in turn.
+/// The loads of the mixes of seven models, which are used in rotation.
 const SEVEN_LOADS: [&str; 4] = ["poisson", "step", "surge", "zipf"];
-/// The utilisations of the mixes of seven models, used in turn.
+/// The utilisations of the mixes of seven models, which are used in rotation.
 const SEVEN_UTILISATIONS: [f64; 3] = [0.6, 0.85, 1.1];
 
-/// A measured profile that a model of a mix may have.
+/// A measured profile that a model in a mix may have.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MeasuredProfile {
     pub(crate) name: String,
@@ -59,7 +59,7 @@ pub(crate) struct RandomMix {
 }
 
 impl RandomMix {
-    /// Returns the same models under another load.
+    /// Returns a mix of the same models under another load.
     pub(crate) fn under(&self, load: &'static str) -> Self {
         Self { load, ..self.clone() }
     }
@@ -119,8 +119,8 @@ pub(crate) fn drawn(known: &[MeasuredProfile], seed: u64) -> RandomMix {
     RandomMix { seed, entries, utilisation, load }
 }
 
-/// Draws a mix of seven models of three priorities, with different profiles if there are enough. `turn`
-/// selects the load and the utilisation.
+/// Draws a mix of seven models with three priorities. The models have different profiles if there
+/// are enough profiles. `turn` selects the load and the utilisation.
 pub(crate) fn seven(known: &[MeasuredProfile], seed: u64, turn: usize) -> RandomMix {
     let mut random = Rng::with_seed(seed);
     let mut order: Vec<&MeasuredProfile> = known.iter().collect();
@@ -136,7 +136,7 @@ pub(crate) fn seven(known: &[MeasuredProfile], seed: u64, turn: usize) -> Random
     RandomMix { seed, entries, utilisation, load }
 }
 
-/// The random properties of a model.
+/// The randomly drawn properties of a model.
 #[derive(Debug)]
 struct DrawnTerms {
     slo_ms: f64,

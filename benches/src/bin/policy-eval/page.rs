@@ -25,7 +25,8 @@ pub(crate) struct PageSection {
     pub(crate) evidence: Evidence,
 }
 
-/// Returns the text of the page. Its lines stay within 100 columns for the mixes that are drawn today.
+/// Returns the text of the page. Its lines stay within 100 columns for the mixes that are currently
+/// drawn.
 pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, state: &str) -> String {
     let Setup { first_seed, seconds, runs, .. } = setup;
     let runs = runs.display();

@@ -10,7 +10,7 @@ use shadowslice_config::ConfigError;
 
 use crate::mixes::{self, MeasuredProfile};
 
-/// An error that prevents drawing mixes.
+/// An error that makes it impossible to draw mixes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MixError {
     #[error("cannot list {}; set --profiles to the folder of the models' profiles", path.display())]
@@ -25,8 +25,8 @@ pub(crate) enum MixError {
     Broken { path: PathBuf },
 }
 
-/// Returns the measured profiles of a folder, by name. They are read from a configuration of all of
-/// the folder's profiles, which is written to `all`.
+/// Returns the measured profiles of a folder, by name. Writes a configuration with all profiles of
+/// the folder to `all`, and reads the profiles from it.
 pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<MeasuredProfile>, MixError> {
     let list = |source| MixError::List { path: folder.to_owned(), source };
     let folder = folder.canonicalize().map_err(list)?;

@@ -1,4 +1,4 @@
-//! The simulations: calls of `shadowslice-simulate`, and the results.
+//! The simulations: calls of `shadowslice-simulate`, and their results.
 
 use std::fs;
 use std::io;
@@ -16,10 +16,10 @@ use crate::profiles::{MixError, known};
 /// The evaluated policy.
 pub(crate) const EVALUATED: &str = "adaptive";
 
-/// MPS without shares, the state that the policy must not make worse.
+/// The baseline policy, which is MPS without shares. The evaluated policy must not be worse.
 pub(crate) const BASE: &str = "unpartitioned";
 
-/// The initial layout of the adaptive policy, kept for the whole run.
+/// The initial layout of the adaptive policy, which is kept for the whole run.
 pub(crate) const OPEN: &str = "unpartitioned+admission";
 
 /// All policies that the page compares.
@@ -33,9 +33,9 @@ pub(crate) const POLICIES: [&str; 7] = [
     "gpulet+admission",
 ];
 
-/// The name for all other layouts of the adaptive policy, each kept for a whole run.
+/// The policy argument that runs all other layouts of the adaptive policy, each for a whole run.
 const LAYOUTS: &str = "layouts";
-/// The prefix of the names of these layouts.
+/// The prefix of a layout's name in the results.
 pub(crate) const LAYOUT: &str = "layout:";
 
 /// The differences between the simulated world and the profiles. Policies know only the profiles.
@@ -43,7 +43,7 @@ pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
 /// A load with constant rates.
 pub(crate) const STEADY: &str = "poisson";
-/// The duration of the runs that check whether shares come to rest, in seconds.
+/// The duration of the runs that check if shares stop changing under a steady load, in seconds.
 pub(crate) const STEADY_SECONDS: u32 = 90;
 
 /// The mechanism that changes shares.
@@ -85,7 +85,7 @@ pub(crate) struct Setup {
     /// The number of mixes whose shares change in-process
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) mixes: u64,
-    /// The number of these mixes, from the first one on, to run again with shares changed by shadows
+    /// The number of mixes, counted from the first, to run again with hand-overs
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) shadows: u64,
     /// The number of mixes of seven models

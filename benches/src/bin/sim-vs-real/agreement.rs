@@ -1,4 +1,4 @@
-//! The agreement of the simulated and the real runs of a case, and its targets.
+//! The agreement of a case's simulated and real runs, and the targets for it.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use crate::cases::ReplayCase;
 use crate::outcomes::{OutcomeCounts, RunOutcome};
 use crate::real::ReplayResult;
 
-/// The maximum difference of the goodput, as a fraction of the simulated one.
+/// The maximum difference of the goodput, as a fraction of the simulated goodput.
 pub(crate) const GOODPUT_TOLERANCE: f64 = 0.05;
-/// The maximum difference of the p99, as a fraction of the simulated one.
+/// The maximum difference of the p99, as a fraction of the simulated p99.
 pub(crate) const P99_TOLERANCE: f64 = 0.15;
 /// The maximum difference of the number of repartitions.
 pub(crate) const REPARTITIONS_TOLERANCE: f64 = 1.0;
 
-/// A figure of the simulated and of the real runs.
+/// The same figure of the simulated and of the real runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Pair {
     pub(crate) simulated: Spread,
@@ -52,7 +52,7 @@ impl Pair {
         if real == simulated { 1.0 } else { real / simulated }
     }
 
-    /// Returns true if the medians differ by at most this fraction of the simulated one.
+    /// Returns true if the medians differ by at most this fraction of the simulated median.
     pub(crate) fn is_within_fraction(&self, fraction: f64) -> bool {
         self.is_within(fraction * self.simulated.median)
     }
@@ -77,7 +77,7 @@ impl Pairs {
         }
     }
 
-    /// Returns whether each target is met: goodput, p99, repartitions.
+    /// Returns three booleans: true if the target is met for goodput, p99 and repartitions.
     pub(crate) fn met(&self) -> [bool; 3] {
         [
             self.in_time.is_within_fraction(GOODPUT_TOLERANCE),
@@ -88,7 +88,8 @@ impl Pairs {
 }
 
 impl Agreement {
-    /// Compares the runs of a case, which has at least one simulated phase and one real round.
+    /// Compares the runs of a case, which must have at least one simulated phase and one real
+    /// round.
     pub(crate) fn of(case: ReplayCase, simulated: &[RunOutcome], rounds: &[ReplayResult]) -> Self {
         let quiet = rounds.iter().filter(|round| round.is_quiet()).count();
         let simulated: Vec<&RunOutcome> = simulated.iter().collect();

@@ -1,5 +1,5 @@
-//! The arrival times of requests, in files with lines of `seconds,model`. `shadowslice-simulate` writes
-//! and reads the same format.
+//! The arrival times of requests, in files with lines of the form `seconds,model`.
+//! `shadowslice-simulate` writes and reads the same format.
 
 use std::time::Duration;
 
@@ -8,13 +8,14 @@ use shadowslice_benches::MeasureError;
 /// The interval between two decisions of the policy.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time before the first request, in the real and in the simulated run. The supervisor starts in
-/// that time, and its policy makes its first decisions. The time ends in the middle of an interval, so
-/// that both runs have completed the same number of intervals.
+/// The time before the first request, in the real and in the simulated run. In that time the
+/// supervisor starts, and its policy makes its first decisions. The lead time ends in the middle of
+/// an interval, so that both runs have completed the same number of intervals.
 pub(crate) const LEAD: Duration = Duration::from_millis(4250);
 
-/// The phases that are simulated, in ms. A supervisor's first interval begins a few ms after its process
-/// (about 5 ms by its log), so each simulated run shifts the arrivals by one of these times.
+/// The phases that are simulated, in ms. A supervisor's first interval begins a few ms after its
+/// process starts (about 5 ms according to its log). Each simulated run therefore shifts the
+/// arrivals by one of these times.
 pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// The arrival of one request.
@@ -22,7 +23,6 @@ pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 pub(crate) struct ReplayArrival {
     /// The time of the arrival since the start of the run.
     pub(crate) at: Duration,
-    /// The name of the model.
     pub(crate) model: String,
 }
 

@@ -1,4 +1,4 @@
-//! The load on the host from other programs.
+//! The load that other programs put on the host.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use shadowslice_benches::machine::{busy, cores};
 use shadowslice_tests::process::ProcessHandle;
 
-/// The CPU time that the host and the measured processes have used at one time.
+/// The CPU time that the host and the measured processes have used up to a point in time.
 #[derive(Debug)]
 pub(crate) struct HostReading {
     at: Instant,
@@ -16,7 +16,7 @@ pub(crate) struct HostReading {
 }
 
 impl HostReading {
-    /// Reads the CPU times. The measurement consists of `processes`, their ended children and this
+    /// Reads the CPU times. The measured processes are `processes`, their ended children and this
     /// program.
     pub(crate) fn take(processes: impl IntoIterator<Item = ProcessHandle>) -> Self {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
@@ -25,7 +25,8 @@ impl HostReading {
         Self { at: Instant::now(), busy: busy(), ours }
     }
 
-    /// Returns the CPU time of other programs since an earlier reading, in percent of all cores.
+    /// Returns the CPU time that other programs have used since an earlier reading, in percent of
+    /// all cores.
     pub(crate) fn others_percent(&self, earlier: &Self) -> f64 {
         let wall = (self.at - earlier.at).as_secs_f64();
         let others =
@@ -34,11 +35,12 @@ impl HostReading {
     }
 }
 
-/// Returns the sum of the first `times` CPU times of a process: user, system, and the user and system
-/// times of its ended children. Zero if the process has ended.
+/// Returns the sum of the first `times` CPU times of a process: user, system, and the user and
+/// system times of its ended children. Returns zero if the process has ended.
 fn used(pid: i32, times: usize) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name may contain spaces, so fields count from the last bracket. The first one there is the state.
+    // The process name may contain spaces, so the fields are counted from the last bracket. The
+    // first field there is the state.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
     let ticks: u64 = fields.skip(11).take(times).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);

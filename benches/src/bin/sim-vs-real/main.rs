@@ -28,11 +28,12 @@ use outcomes::RunOutcome;
 use real::ReplayResult;
 use simulated::Simulator;
 
-/// Compare `shadowslice-simulate` with `shadowslice serve` on the emulated device, and write a page that
-/// shows how well they agree. With the default options this takes about five minutes on two cores.
+/// Compare `shadowslice-simulate` with `shadowslice serve` on the emulated device, and write a page
+/// that shows how well they agree. With the default options this takes about five minutes on two
+/// cores.
 ///
-/// Each load is drawn once, simulated, and sent to a new supervisor in each round. The cases take turns,
-/// so noise of the machine affects all of them alike.
+/// Each load is drawn once, simulated, and sent to a new supervisor in each round. The cases take
+/// turns, so that noise of the machine affects all cases equally.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-sim-vs-real")]
 pub(crate) struct SimVsRealOptions {
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A case with its arrivals and the results so far.
+/// A case with its arrivals and its results so far.
 struct ReplayedCase {
     case: ReplayCase,
     arrivals: Vec<ReplayArrival>,
@@ -99,7 +100,7 @@ fn run(options: &SimVsRealOptions) -> Result<(), MeasureError> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // An interrupt ends the future, which drops and so stops the supervisor.
+        // An interrupt ends the future. The future drops the supervisor, which stops it.
         tokio::select! {
             replayed = replay(options, &simulator, &mut trials) => replayed,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -108,7 +109,7 @@ fn run(options: &SimVsRealOptions) -> Result<(), MeasureError> {
     report(options, &trials)
 }
 
-/// Runs all rounds, with the cases in reverse order every other time.
+/// Runs all rounds. Every second round runs the cases in reverse order.
 async fn replay(
     options: &SimVsRealOptions,
     simulator: &Simulator,

@@ -23,14 +23,15 @@ pub(crate) struct OutcomeCounts {
     /// The number of requests answered within the SLO.
     pub(crate) in_time: u64,
     pub(crate) refused: u64,
-    /// The 99th percentile of the latency since the scheduled arrival, in ms. 0 without answers.
+    /// The 99th percentile of the latency since the scheduled arrival, in ms. The value is 0
+    /// without answers.
     pub(crate) p99_ms: f64,
-    /// The number of changes of shares that took effect.
+    /// The number of share changes that took effect.
     pub(crate) repartitions: u64,
 }
 
 impl RunOutcome {
-    /// Returns the outcomes of a simulated run of this duration.
+    /// Returns the outcomes of a simulated run, which lasted this long.
     pub(crate) fn simulated(run: &SimulationRun, lasted: Duration) -> Self {
         let seconds = lasted.as_secs_f64();
         let per_model: BTreeMap<String, OutcomeCounts> = run
@@ -51,7 +52,7 @@ impl RunOutcome {
         Self { all: OutcomeCounts { p99_ms: run.p99_ms, ..sum(per_model.values()) }, per_model }
     }
 
-    /// Returns the outcomes of a run from those of its models and the p99 over all models.
+    /// Returns the outcomes of a run from the outcomes of its models and the p99 over all models.
     pub(crate) fn of(per_model: BTreeMap<String, OutcomeCounts>, p99_ms: f64) -> Self {
         Self { all: OutcomeCounts { p99_ms, ..sum(per_model.values()) }, per_model }
     }

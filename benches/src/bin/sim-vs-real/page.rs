@@ -1,4 +1,4 @@
-//! The page of the comparison.
+//! The page with the comparison.
 
 use shadowslice_benches::machine::HostInfo;
 use shadowslice_benches::spread::Spread;
@@ -8,7 +8,6 @@ use crate::SimVsRealOptions;
 use crate::agreement::{Agreement, GOODPUT_TOLERANCE, P99_TOLERANCE, Pair, Pairs, REPARTITIONS_TOLERANCE};
 use crate::arrivals::{LEAD, PHASES_MS};
 
-/// Returns the page.
 pub(crate) fn of(agreements: &[Agreement], options: &SimVsRealOptions, machine: &HostInfo) -> String {
     let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
     let SimVsRealOptions { seconds, rounds, utilisation, seed, config, .. } = options;
@@ -41,7 +40,6 @@ The targets for the medians: goodput within {:.0} %, p99 of all answers within {
     )
 }
 
-/// Returns all tables.
 pub(crate) fn tables(agreements: &[Agreement]) -> String {
     [summary(agreements), cases(agreements), models(agreements), rounds(agreements)].join("\n")
 }

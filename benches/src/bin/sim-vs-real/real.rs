@@ -1,5 +1,5 @@
-//! The real runs: the arrivals of a case, sent to a supervisor in an open loop. Latency is the time from
-//! the scheduled arrival to the last byte of the answer.
+//! The real runs, which send the arrivals of a case to a supervisor in an open loop. Latency is the
+//! time from the scheduled arrival to the last byte of the answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,16 +28,17 @@ use crate::outcomes::{OutcomeCounts, RunOutcome};
 /// The maximum time until an answer arrives.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The longest period of a policy: gslice changes shares in every fifth interval.
+/// The longest period of a policy. The policy gslice changes shares in every fifth interval.
 const POLICY_PERIOD: Duration = INTERVAL.saturating_mul(5);
 
-/// The longest latency that the histogram distinguishes, in microseconds. [`ANSWER_TIMEOUT`] is shorter.
+/// The longest latency that the histogram can represent, in microseconds. [`ANSWER_TIMEOUT`] is
+/// shorter.
 const LONGEST_US: u64 = 60_000_000;
 
-/// The CPU time of other programs above which a round is disturbed, in percent of all cores.
+/// The CPU time of other programs above which a round counts as disturbed, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
-/// The outcome of one real run, and the disturbances by other programs.
+/// The outcome of one real run, and the load of other programs during the run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ReplayResult {
     pub(crate) figures: RunOutcome,
@@ -68,7 +69,7 @@ impl fmt::Display for ReplayResult {
     }
 }
 
-/// A model with its client and its request.
+/// A model with its client and its prepared request.
 struct ReplayModel {
     name: String,
     client: InferGrpcClient,
@@ -91,8 +92,8 @@ struct SentRequest {
     answer: JoinHandle<ReplayAnswer>,
 }
 
-/// Starts a supervisor with this configuration and sends it the arrivals. `like` is a simulated outcome,
-/// which names the models.
+/// Starts a supervisor with this configuration and sends it the arrivals. `like` is a simulated
+/// outcome, from which the names of the models are taken.
 pub(crate) async fn replay(
     config: &Path,
     arrivals: &[ReplayArrival],
@@ -108,8 +109,8 @@ pub(crate) async fn replay(
     for name in like.per_model.keys() {
         models.push(Arc::new(ReplayModel::connect(&server, name).await?));
     }
-    // If the supervisor is not ready in time on a busy machine, all requests are delayed by a whole period
-    // of the policy.
+    // If the supervisor is not ready in time on a busy machine, all requests are delayed by a whole
+    // number of the policy's periods.
     while started.elapsed() > LEAD {
         started += POLICY_PERIOD;
     }
@@ -168,8 +169,8 @@ impl ReplayModel {
     }
 }
 
-/// Sends each request at its time. A thread waits for the times, because the reactor has a resolution of
-/// one millisecond.
+/// Sends each request at its scheduled time. A separate thread waits for these times, because the
+/// reactor has a resolution of one millisecond.
 async fn send(
     arrivals: &[ReplayArrival],
     models: &[Arc<ReplayModel>],
@@ -192,7 +193,8 @@ async fn send(
             let receiver = Arc::clone(&models[model]);
             SentRequest { model, late, answer: reactor.spawn(async move { receiver.send(due).await }) }
         };
-        // The send fails only if an interrupt has dropped the receiver. Nobody needs the requests then.
+        // The send fails only if an interrupt has dropped the receiver. The requests are then no
+        // longer needed.
         sent_tx.send(due.into_iter().map(one).collect()).ok();
     });
     let sent = sent_rx.await;
@@ -200,7 +202,7 @@ async fn send(
     Ok(sent?)
 }
 
-/// Waits for all answers. Returns the outcomes, and the p99 of the delay of requests in ms.
+/// Waits for all answers. Returns the outcomes, and the p99 of the sending delay in ms.
 async fn collect(
     models: &[Arc<ReplayModel>],
     sent: Vec<SentRequest>,

@@ -1,4 +1,5 @@
-//! The simulated runs: calls of `shadowslice-simulate`, and the files that both kinds of runs use.
+//! The simulated runs: calls of `shadowslice-simulate`, and the files that the simulated and the
+//! real runs use.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,8 +17,9 @@ use crate::arrivals::{self, INTERVAL, LEAD, PHASES_MS, ReplayArrival};
 use crate::cases::{CASES, ReplayCase};
 use crate::outcomes::RunOutcome;
 
-/// Returns the configuration without `share.initial`. Under `adaptive`, the policy chooses the initial
-/// shares of a simulation, and those of a supervisor without configured ones.
+/// Returns the configuration without `share.initial`. Under `adaptive`, the policy chooses the
+/// initial shares of a simulation. A supervisor also lets the policy choose if no shares are
+/// configured.
 fn without_shares(mix: &str) -> String {
     mix.lines()
         .filter(|line| !line.trim_start().starts_with("share:"))
@@ -71,7 +73,7 @@ impl Simulator {
         Ok(simulator)
     }
 
-    /// Returns the path of a case's configuration, which both kinds of runs use.
+    /// Returns the path of a case's configuration, which the simulated and the real runs use.
     pub(crate) fn config(&self, case: ReplayCase) -> PathBuf {
         self.folder.join(format!("{}-{}.yaml", case.policy, case.handover))
     }
@@ -106,8 +108,8 @@ impl Simulator {
         arrivals::read(&fs::read_to_string(&path).map_err(about("read", &path))?)
     }
 
-    /// Simulates a case. `--no-interference` is set because the emulated device does not model memory
-    /// bandwidth.
+    /// Simulates a case. The option `--no-interference` is set because the emulated device does not
+    /// model memory bandwidth.
     fn simulate(&self, case: ReplayCase, load: &Path, more: &[&str]) -> Result<SimulationRun, MeasureError> {
         let mut command = Command::new(&self.program);
         command.arg(self.config(case)).arg("--load").arg(load);

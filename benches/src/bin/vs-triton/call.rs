@@ -1,4 +1,4 @@
-//! HTTP calls other than inference, each on its own connection.
+//! HTTP calls other than inference. Each call uses its own connection.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,6 @@ use shadowslice_benches::MeasureError;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The maximum duration of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends a request, and returns the body of the answer. A status other than 200 is an error.
@@ -26,7 +25,7 @@ pub(crate) async fn call(
     let calling = async {
         let stream = TcpStream::connect(address).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // The sender reports a failure of the connection.
+        // The request's sender reports a failure of the connection.
         tokio::spawn(async move { drop(connection.await) });
         let request = Request::builder().method(method).uri(path).header("host", "localhost");
         let response = sender.send_request(request.body(Full::new(Bytes::from(body)))?).await?;
@@ -40,7 +39,8 @@ pub(crate) async fn call(
     timeout(CALL_TIMEOUT, calling).await.map_err(|_| format!("{path}: no answer within {CALL_TIMEOUT:?}"))?
 }
 
-/// Loads a model through the model repository extension, with these keys of its configuration changed.
+/// Loads a model through the model repository extension, and overrides these keys of its
+/// configuration.
 pub(crate) async fn load(address: SocketAddr, model: &str, config: &Value) -> Result<(), MeasureError> {
     let body = json!({"parameters": {"config": config.to_string()}}).to_string();
     call(address, Method::POST, &format!("/v2/repository/models/{model}/load"), body).await.map(drop)

@@ -1,4 +1,4 @@
-//! The cases of a round. Each runs on one server.
+//! The cases of a round. Each case runs on one server.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// The size of the large tensor, in bytes: about one image for a convolutional network.
+/// The size of the large tensor in bytes, which is about one image for a convolutional network.
 pub(crate) const LARGE: usize = 600_000;
 
 /// The number of connections during a change.
@@ -38,7 +38,7 @@ pub(crate) enum LiveChange {
     Load,
     /// `shadowslice resize` changes the model's share.
     Resize,
-    /// SIGKILL ends the model's worker, or the stub of Triton's Python backend.
+    /// SIGKILL ends the model's worker, or the stub process of Triton's Python backend.
     Kill,
 }
 
@@ -48,14 +48,14 @@ pub(crate) enum LiveChange {
 pub(crate) enum CaseWork {
     /// A closed loop over `connections` connections.
     Load { wire: Wire, bytes: usize, connections: u16 },
-    /// Triton's gRPC client for Python on one connection, over a Unix socket to shadowslice and over TCP
-    /// to Triton.
+    /// Triton's gRPC client for Python on one connection. The connection uses a Unix socket to
+    /// shadowslice, and TCP to Triton.
     Python,
     /// A closed loop during a change.
     Change(LiveChange),
 }
 
-/// The work of one server in a comparison.
+/// The work that one server does in a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct ServerCase {
     pub(crate) side: Side,

@@ -14,10 +14,9 @@ use tokio::time::{sleep, timeout};
 use crate::case::{CHANGE_CONNECTIONS, SMALL};
 use crate::results::ChangeResult;
 
-/// The time for which the clients run before the change.
+/// The time for which the clients run before the change starts.
 const TIME_BEFORE_CHANGE: Duration = Duration::from_millis(300);
 
-/// The maximum duration of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The pause of a client after a failure.
@@ -29,13 +28,13 @@ const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// The state that all clients share.
 struct ChangeLoopState {
     result: Mutex<ChangeResult>,
-    /// True from the start of the change on: requests count.
+    /// True once the change has started. From then on, requests are counted.
     has_begun: AtomicBool,
     over: AtomicBool,
 }
 
-/// Performs `change` under load, and continues the load for `span` afterwards. Returns the outcomes of
-/// the requests since the start of the change.
+/// Performs `change` under load, and continues the load for `span` afterwards. Returns the outcomes
+/// of the requests that were sent since the start of the change.
 pub(crate) async fn under_load(
     http: SocketAddr,
     change: impl Future<Output = Result<(), MeasureError>>,
@@ -70,7 +69,8 @@ pub(crate) async fn infer_once(http: SocketAddr) -> Result<(), ExchangeError> {
     EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGE_CONNECTIONS).exchange(0).await
 }
 
-/// Sends requests until the load is over. Only a wrong answer ends it earlier.
+/// Sends requests until the load is over. A wrong answer ends the load early; other failures do
+/// not.
 async fn send_until_over(
     http: SocketAddr,
     connection: u16,

@@ -1,4 +1,4 @@
-//! The comparisons and their targets.
+//! The comparisons of both servers, and their targets.
 
 use serde::Serialize;
 use shadowslice_benches::MeasureError;
@@ -8,7 +8,7 @@ use crate::CaseRounds;
 use crate::case::{CaseWork, LARGE, LiveChange, SMALL, ServerCase, Side, Wire};
 use crate::results::{CaseResult, Figure};
 
-/// A comparison of one figure of both servers.
+/// A comparison of one figure between both servers.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     pub(crate) what: &'static str,
@@ -18,16 +18,17 @@ pub(crate) struct Comparison {
     pub(crate) target: ComparisonTarget,
 }
 
-/// The target for shadowslice's median divided by Triton's, or for shadowslice's figures alone.
+/// The target for the ratio of shadowslice's median to Triton's, or for shadowslice's figures
+/// alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ComparisonTarget {
-    /// A ratio of at most this.
+    /// A ratio of at most this value.
     AtMost(f64),
-    /// A ratio below this.
+    /// A ratio below this value.
     Below(f64),
-    /// A ratio of at least this.
+    /// A ratio of at least this value.
     AtLeast(f64),
-    /// Zero failed requests in every round.
+    /// No failed requests in any round.
     NoneFails,
     /// A figure without a target.
     Nothing,
@@ -40,12 +41,12 @@ pub(crate) struct ComparisonResult {
     pub(crate) figure: Figure,
     pub(crate) ours: Spread,
     pub(crate) triton: Spread,
-    /// The ratio of shadowslice's median to Triton's, or `None` if Triton's is zero.
+    /// The ratio of shadowslice's median to Triton's median, or `None` if Triton's median is zero.
     pub(crate) ratio: Option<f64>,
-    /// The target, in words. The JSON field keeps its old name.
+    /// The target, as a text. The JSON field keeps its earlier name.
     #[serde(rename = "aim")]
     pub(crate) target: String,
-    /// True if the target is met, `None` without a target.
+    /// True if the target is met; `None` without a target.
     pub(crate) met: Option<bool>,
 }
 
@@ -53,7 +54,7 @@ const fn load(side: Side, wire: Wire, bytes: usize, connections: u16) -> ServerC
     ServerCase { side, what: CaseWork::Load { wire, bytes, connections } }
 }
 
-/// Returns a comparison over the same protocol and transport.
+/// Returns a comparison in which both servers use the same protocol and transport.
 const fn same_wire(
     what: &'static str,
     figure: Figure,
@@ -67,7 +68,7 @@ const fn same_wire(
     Comparison { what, figure, ours, triton, target }
 }
 
-/// Returns a comparison with shadowslice over a Unix socket and Triton over TCP.
+/// Returns a comparison in which shadowslice uses a Unix socket and Triton uses TCP.
 const fn unix_socket(what: &'static str, figure: Figure, bytes: usize, connections: u16) -> Comparison {
     let ours = load(Side::Ours, Wire::HttpUnix, bytes, connections);
     let triton = load(Side::Triton, Wire::HttpTcp, bytes, connections);
@@ -91,7 +92,8 @@ const fn during_change(
     }
 }
 
-/// All comparisons, in the page's order. Cases run in the order of their first occurrence here.
+/// All comparisons, in the order of the page. Cases run in the order in which they first occur
+/// here.
 pub(crate) const COMPARISONS: [Comparison; 20] = {
     use ComparisonTarget::{AtLeast, AtMost, Below, NoneFails, Nothing};
     use Figure::{Failed, LongestMs, P50Us, PerSecond, ServerCpuUs};
@@ -128,8 +130,8 @@ pub(crate) const COMPARISONS: [Comparison; 20] = {
 };
 
 impl Comparison {
-    /// Returns the comparison's figures and whether they meet the target. Only rounds that were quiet for
-    /// both servers count, or all rounds if there are none.
+    /// Returns the figures of the comparison, and the result for its target. Uses only rounds that
+    /// were quiet for both servers, or all rounds if there are no such rounds.
     pub(crate) fn compare(&self, trials: &[CaseRounds]) -> Result<ComparisonResult, MeasureError> {
         let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
         let both: Vec<_> = ours.iter().zip(triton).collect();
@@ -174,7 +176,8 @@ impl ComparisonTarget {
         }
     }
 
-    /// Returns whether the target is met, or `None` without a target or without a ratio that it needs.
+    /// Returns true if the target is met. Returns `None` without a target, or if the ratio
+    /// that the target needs does not exist.
     pub(crate) fn met(self, ours: Spread, ratio: Option<f64>) -> Option<bool> {
         match self {
             Self::AtMost(most) => Some(ratio? <= most),

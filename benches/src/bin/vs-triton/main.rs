@@ -32,11 +32,12 @@ use page::Versions;
 use results::CaseResult;
 use servers::ServerPair;
 
-/// Compare `shadowslice serve` with NVIDIA Triton, and write a page that shows which targets are met. With
-/// the default options this takes about five minutes on two cores.
+/// Compare `shadowslice serve` with NVIDIA Triton, and write a page that shows which targets are
+/// met. With the default options this takes about five minutes on two cores.
 ///
-/// Both servers run all the time. The cases take turns, in reverse order every other time, so noise of the
-/// machine affects both servers alike. Every byte of the answers is compared.
+/// Both servers run all the time. The cases take turns, and every second round reverses their
+/// order. Noise of the machine therefore affects both servers equally. Every byte of the answers is
+/// compared.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-vs-triton")]
 pub(crate) struct VsTritonOptions {
@@ -100,10 +101,10 @@ fn run(options: &VsTritonOptions) -> Result<(), MeasureError> {
     if rows.is_empty() {
         return Err(format!("no comparison matches --only {:?}", options.only).into());
     }
-    // One thread sends all load.
+    // One thread sends the complete load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (trials, versions) = runtime.block_on(async {
-        // A signal ends the future, which drops and so stops the servers.
+        // A signal ends the future. The future drops the servers, which stops them.
         tokio::select! {
             measured = measure(options, &rows) => measured,
             _ = interrupted() => Err("interrupted".into()),

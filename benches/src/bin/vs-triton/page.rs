@@ -11,7 +11,7 @@ use crate::comparisons::ComparisonResult;
 use crate::results::{CaseResult, ChangeResult};
 use crate::{CaseRounds, VsTritonOptions};
 
-/// The versions of the measured software.
+/// The versions of the software that is measured.
 #[derive(Debug, Serialize)]
 pub(crate) struct Versions {
     pub(crate) ours: String,
@@ -39,7 +39,6 @@ pub(crate) fn json(
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// Returns the page.
 pub(crate) fn of(
     options: &VsTritonOptions,
     machine: &HostInfo,
@@ -96,7 +95,6 @@ Only rounds that were quiet for both servers count, or all rounds if there are n
     )
 }
 
-/// Returns the table of all comparisons.
 pub(crate) fn table(compared: &[ComparisonResult]) -> String {
     let row = |it: &ComparisonResult| {
         let met = match it.met {
@@ -121,7 +119,7 @@ pub(crate) fn table(compared: &[ComparisonResult]) -> String {
     lines(&["", "figure", "shadowslice", "Triton", "x", "target", ""], compared.iter().map(row))
 }
 
-/// Returns the table of further results of changes.
+/// Returns the table with further results of the changes.
 fn changes(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let CaseWork::Change(change) = trial.case.what else { return None };
@@ -157,7 +155,7 @@ fn aftermath(measured: &CaseResult) -> Option<&ChangeResult> {
     }
 }
 
-/// Returns the table of the CPU time that other programs used.
+/// Returns the table with the CPU time that other programs used.
 fn quiet(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let others: Vec<f64> = trial
@@ -177,7 +175,7 @@ fn quiet(trials: &[CaseRounds]) -> String {
     lines(&["case", "quiet", "others %"], rows)
 }
 
-/// Returns a spread as text, with one decimal if the median is below 100 and the values differ.
+/// Formats a spread as text. Uses one decimal if the median is below 100 and the values differ.
 fn shown(spread: Spread) -> String {
     if spread.min == spread.max {
         format!("{:.0}", spread.median)

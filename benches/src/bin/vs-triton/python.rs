@@ -1,4 +1,4 @@
-//! Triton's gRPC client for Python, in its own process.
+//! Triton's gRPC client for Python, which runs in its own process.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use crate::VsTritonOptions;
 use crate::results::PythonClientResult;
 
-/// The time that the client may take in addition to the length of a round.
+/// The time that the client may take beyond the length of a round.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The process of the client. It ends when its standard input is closed.
+/// The process of the client. It exits when its standard input is closed.
 pub(crate) struct PythonClient {
     _child: Child,
     stdin: ChildStdin,

@@ -32,9 +32,10 @@ pub(crate) struct ChangeResult {
     pub(crate) failed: u64,
     /// The longest latency of a request, in ms, including failed ones.
     pub(crate) longest_ms: f64,
-    /// The time until the server reported the change as complete, in ms. About zero for a kill.
+    /// The time until the server reported that the change was complete, in ms. The value is about
+    /// zero for a kill.
     pub(crate) change_ms: f64,
-    /// True if the model answers at the end of the round, without intervention.
+    /// True if the model answers at the end of the round without intervention.
     pub(crate) serves: bool,
     /// The error of the first request that failed.
     pub(crate) first_failure: Option<String>,
@@ -78,7 +79,8 @@ impl Figure {
 }
 
 impl CaseResult {
-    /// Returns true if other programs used at most 10 % of the machine, or if that is not measured.
+    /// Returns true if other programs used at most 10 % of the machine, or if their use was not
+    /// measured.
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Self::Load(round) => round.is_quiet(),

@@ -19,12 +19,12 @@ use crate::results::CaseResult;
 use crate::shadowslice::ShadowsliceServer;
 use crate::triton::TritonServer;
 
-/// The file that pins the ONNX Runtime of shadowslice.
+/// The content of the file that pins the version of ONNX Runtime for shadowslice.
 const RUNTIME: &str = include_str!("../../../../requirements-onnxruntime.txt");
-/// The file that pins the ONNX Runtime of Triton's models.
+/// The content of the file that pins the version of ONNX Runtime for Triton's models.
 const TRITON_RUNTIME: &str = include_str!("../../../rivals/requirements-triton.txt");
 
-/// Both servers, with Triton's Python client.
+/// Both servers, and Triton's Python client.
 pub(crate) struct ServerPair {
     ours: ShadowsliceServer,
     triton: TritonServer,
@@ -33,7 +33,7 @@ pub(crate) struct ServerPair {
 }
 
 impl ServerPair {
-    /// Starts both servers and the client, and returns when the servers are ready.
+    /// Starts both servers and the client. Returns when the servers are ready.
     pub(crate) async fn start(options: &VsTritonOptions) -> Result<Self, MeasureError> {
         let models = std::fs::canonicalize(options.rivals.join("models")).map_err(|error| {
             format!("cannot find the models in {}: {error}; run `make rivals`", options.rivals.display())
@@ -91,7 +91,7 @@ impl ServerPair {
         })
     }
 
-    /// Returns the CPU clocks of a server's current processes.
+    /// Returns the CPU clocks of all current processes of a server.
     fn clocks(&self, side: Side) -> Result<ServerClocks, MeasureError> {
         let (server, workers) = match side {
             Side::Ours => self.ours.processes(),
@@ -145,14 +145,13 @@ impl ServerPair {
         }
     }
 
-    /// Stops both servers.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         self.triton.stop().await?;
         self.ours.stop().await
     }
 }
 
-/// Returns a TCP address of the loop-back device that was free at the time of the call.
+/// Returns a TCP address of the loop-back device that was free during the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

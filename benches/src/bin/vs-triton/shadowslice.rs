@@ -1,4 +1,4 @@
-//! The shadowslice server, started as users start it.
+//! The shadowslice server, which is started in the same way as by users.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,6 @@ use crate::call::load;
 use crate::case::{LARGE, SMALL};
 use crate::servers::free_address;
 
-/// The number of models.
 const MODELS: usize = 2;
 
 /// The shares between which `resize` alternates, in percent.
@@ -67,8 +66,8 @@ impl ShadowsliceServer {
         format!("unix://{}", self.server.home().run_dir().join("grpc.sock").display())
     }
 
-    /// Waits until each model has only one worker. No hand-over is in probation then, so no old worker can
-    /// take over again.
+    /// Waits until each model has only one worker. No hand-over is then in probation, so no old
+    /// worker can take the traffic back.
     pub(crate) async fn settle(&self) -> Result<(), MeasureError> {
         Ok(self.server.wait_children(MODELS).await?)
     }
@@ -113,8 +112,8 @@ impl ShadowsliceServer {
     }
 }
 
-/// Returns a configuration with models that have no profile, so the emulated GPU adds no time. Other keys
-/// keep their defaults where the load permits.
+/// Returns a configuration whose models have no profile, so the emulated GPU adds no time. All keys
+/// keep their defaults unless the load requires other values.
 fn config(models: &[String], http: SocketAddr, grpc: SocketAddr) -> String {
     let models: String = models
         .iter()

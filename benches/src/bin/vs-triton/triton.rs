@@ -24,13 +24,14 @@ use crate::servers::free_address;
 /// The maximum time until Triton answers after a start or a load.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The interval between two checks whether Triton answers.
+/// The interval between two checks that test if Triton answers.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The maximum time for Triton to end by itself. After a stub was killed it would take half a minute.
+/// The maximum time for Triton to exit on its own. After a stub has been killed, Triton would take
+/// half a minute.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The Triton server with its stubs. A drop kills all of them.
+/// The Triton server with its stubs. Dropping this value kills all of them.
 pub(crate) struct TritonServer {
     child: Child,
     process: ProcessHandle,
@@ -75,7 +76,7 @@ impl TritonServer {
         Ok(metadata["version"].as_str().unwrap_or("unknown").to_owned())
     }
 
-    /// Reloads the small model. Triton ignores a load without changes, so each load sets another
+    /// Reloads the small model. Triton ignores a load that changes nothing, so each load changes a
     /// parameter.
     pub(crate) async fn load(&mut self) -> Result<(), MeasureError> {
         self.loads += 1;
@@ -93,8 +94,8 @@ impl TritonServer {
         if Some(self.stub()?) == before { Err("the reload did not replace the stub".into()) } else { Ok(()) }
     }
 
-    /// Returns the stub that serves the small model: the newest one, because the stub of an earlier load
-    /// may still be ending.
+    /// Returns the stub that serves the small model. This is the newest stub, because the stub of
+    /// an earlier load may still be exiting.
     fn stub(&self) -> Result<ProcessHandle, MeasureError> {
         let path = format!("/{}/", model(SMALL));
         let serves = |stub: &ProcessHandle| {
@@ -136,7 +137,7 @@ impl TritonServer {
 impl Drop for TritonServer {
     fn drop(&mut self) {
         let stubs = descendants(self.process.pid);
-        // The signals fail only for processes that have ended.
+        // The signals fail only for processes that have already ended.
         let _ = self.child.start_kill();
         for stub in stubs {
             let _ = stub.signal(Signal::SIGKILL);

@@ -1,5 +1,5 @@
-//! The demo: three models on an emulated GPU that are resized repeatedly under load, with every answer
-//! checked.
+//! The demo: three models on an emulated GPU, whose shares change repeatedly under load while every
+//! answer is checked.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the demo writes to the user's terminal")]
 
 mod report;
@@ -22,16 +22,16 @@ use crate::report::DemoReport;
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// The interval between lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Serves three models on an emulated GPU, resizes each of them under load, and checks every answer.
+/// Serves three models on an emulated GPU, changes the share of each under load, and checks every
+/// answer.
 ///
-/// The exit code is 0 only if no request was lost, refused or answered wrongly, every resize completed,
-/// and the stopped server left nothing behind.
+/// The exit code is 0 only if no request was lost, refused or answered wrongly, every resize
+/// completed, and the stopped server left no processes or files behind.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The length of the load, in seconds.
+    /// The duration of the load, in seconds.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=86_400))]
     seconds: u64,
 }
@@ -63,7 +63,7 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Runs the whole demo; returns true if it passed.
+/// Runs the complete demo. Returns true if it passed.
 async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     let workloads = workload::all()?;
     let mut server = ServerUnderTest::start(Home::new()?, Some(&config()))?;
@@ -95,7 +95,7 @@ async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     Ok(passed)
 }
 
-/// Loads and resizes all models; returns the resizes of each model, in the same order.
+/// Loads and resizes all models. Returns the resizes of each model, in the order of the models.
 async fn under_load(server: &ServerUnderTest, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
     let start = Instant::now();
     let loads = (1..).zip(workloads).map(|(seed, workload)| workload.load(server, span, seed));

@@ -1,4 +1,4 @@
-//! The output of the demo.
+//! The text output of the demo.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use shadowslice_tests::status::{HandoverJson, StatusJson};
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// The smallest delay of the client itself that the demo reports, in ms.
+/// The smallest sending delay of the client that the demo reports, in ms.
 const LATE_MS: f64 = 10.0;
 
 /// Prints a line of progress.
@@ -51,9 +51,9 @@ fn number(value: Option<f64>, digits: usize) -> String {
 
 /// The results of the demo.
 pub(crate) struct DemoReport<'a> {
-    /// The models with the results of their requests.
+    /// The models, with the results of their requests.
     pub(crate) workloads: &'a [Workload],
-    /// The resizes of each model, in the same order.
+    /// The resizes of each model, in the order of the models.
     pub(crate) resizes: &'a [Resizes],
 }
 
@@ -85,8 +85,8 @@ impl DemoReport<'_> {
         self.remarks();
     }
 
-    /// Prints the verdict. Returns true if no request was lost or answered wrongly, and every resize
-    /// succeeded and was not rolled back.
+    /// Prints the verdict. Returns true if no request was lost or answered wrongly, and every
+    /// resize succeeded and none was rolled back.
     pub(crate) fn verdict(&self, status: &StatusJson) -> bool {
         let lost: u64 = self.workloads.iter().map(|workload| workload.tally.lock().failures()).sum();
         let wrong: u64 = self.workloads.iter().map(|workload| workload.tally.lock().wrong).sum();

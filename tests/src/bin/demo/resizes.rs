@@ -1,4 +1,4 @@
-//! Resizes of each model under load with `shadowslice resize`, as an operator would do it.
+//! Resizes of each model under load with `shadowslice resize`, as an operator would run it.
 
 use std::time::Duration;
 
@@ -16,25 +16,25 @@ const RESIZE_INTERVAL: Duration = Duration::from_secs(4);
 /// The time from the start of the load to the first resize.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 
-/// The interval between the first resizes of the models, short enough for them to overlap.
+/// The interval between the first resizes of two models, which is short enough for the resizes to
+/// overlap.
 const STAGGER: Duration = Duration::from_millis(700);
 
-/// The time before the end of the load in which no resize starts, so that the last shares take effect.
+/// The time before the end of the load in which no resize starts, so that the last resizes can take
+/// effect.
 const FINAL_PAUSE: Duration = Duration::from_secs(2);
 
-/// The time limit for the first batch at a new share.
+/// The time limit for the first batch at the new share.
 const EFFECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The resizes of one model.
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
-    /// The successful resizes.
     pub(crate) completed: Vec<HandoverJson>,
-    /// The number of failed resizes.
     pub(crate) failed: u64,
 }
 
-/// Resizes all models until the load ends; returns the resizes in the order of the models.
+/// Resizes all models until the load ends. Returns the resizes in the order of the models.
 pub(crate) async fn all(
     server: &ServerUnderTest,
     workloads: &[Workload],
@@ -76,7 +76,7 @@ async fn one_model(
     resizes
 }
 
-/// Adds the time to effect if `resize` returned before the first batch at the new share completed.
+/// Adds the time to effect, if `resize` returned before the first batch at the new share completed.
 async fn with_effect(server: &ServerUnderTest, model: &str, handover: HandoverJson) -> HandoverJson {
     if handover.effect_ms.is_some() {
         return handover;

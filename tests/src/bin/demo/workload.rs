@@ -10,18 +10,16 @@ use shadowslice_tests::client::InferGrpcClient;
 use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
 use shadowslice_tests::server::ServerUnderTest;
 
-/// The number of connections per model.
 const CONNECTIONS: usize = 4;
 
 /// A model under load.
 pub(crate) struct Workload {
-    /// The name of the model.
     pub(crate) name: &'static str,
-    /// The shares that the model gets in turn, in percent.
+    /// The shares that the model gets in rotation, in percent.
     pub(crate) shares: &'static [u32],
     /// The tally of the requests so far.
     pub(crate) tally: Arc<Mutex<LoadTally>>,
-    /// The number of correct labels, if the cases have true labels.
+    /// The number of correctly predicted labels, if the cases have true labels.
     pub(crate) truths: Option<Arc<AtomicU64>>,
     rate: f64,
     cases: Arc<Vec<RequestCase>>,
@@ -40,7 +38,7 @@ pub(crate) fn all() -> Result<Vec<Workload>, CasesError> {
     ])
 }
 
-/// Makes cases with rows of sixteen numbers, their standard scores and their mean.
+/// Makes cases with rows of sixteen numbers, the standard scores of the numbers, and their mean.
 fn standardised() -> Vec<RequestCase> {
     let case = |n: u16| {
         let row: Vec<f32> = (0..16u8).map(|i| f32::from(n * u16::from(i) % 17)).collect();

@@ -1,5 +1,6 @@
-//! The stage `contention`: the slowdown of one model's batches by another's, at several shares of both:
-//! on the same groups of SMs, on disjoint groups, and on overlapping groups.
+//! The stage `contention`, which measures how much one model's batches are slowed down by another
+//! model. It uses several shares of both models: on the same groups of SMs, on disjoint groups, and
+//! on overlapping groups.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,7 +18,7 @@ use crate::serving::{RunningServer, ServingOptions};
 use crate::tools::CheckSettings;
 use crate::traffic::{Saturation, TestedModel};
 
-/// The pairs of the model to measure and the model that slows it down.
+/// The pairs of models. The first model is measured, and the second model slows it down.
 const PAIRS: [[&str; 2]; 4] =
     [["resnet50", "vgg19"], ["resnet50", "bert-base"], ["mobilenet-v2", "vgg19"], ["bert-base", "resnet50"]];
 
@@ -35,14 +36,15 @@ const SHARES: [[u32; 2]; 10] = [
     [50, 50],
 ];
 
-/// The rows of the largest batches, which the other model runs, and the rows of the measured requests,
-/// which are sent one at a time, so that nothing is queued.
+/// The maximum batch size, with which the other model runs, and the rows of the measured requests.
+/// Measured requests are sent one at a time, so that no request is queued.
 const BATCHES: [(u32, &[u32]); 2] = [(16, &[1, 8]), (2, &[1])];
 
-/// The number of requests in flight of the other model: one executes, one is queued, one is in transit.
+/// The number of requests in flight of the other model: one executes, one is queued, and one is in
+/// transit.
 const IN_FLIGHT: usize = 3;
 
-/// The time of each measurement.
+/// The duration of each measurement.
 const SPAN: Duration = Duration::from_millis(500);
 
 pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
@@ -61,7 +63,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     Ok(())
 }
 
-/// Measures one pair with batches of at most `batch` rows.
+/// Measures one pair, with batches of at most `batch` rows.
 async fn pair(
     settings: &CheckSettings,
     figures: &mut FigureStore,
@@ -77,7 +79,7 @@ async fn pair(
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
         for (subject, share) in [(&one, own), (&other, others)] {
-            // The error is dropped, because a share that is already set is refused.
+            // The supervisor refuses a share that is already set, so the error is ignored.
             serving.server.resize(&subject.model, share).await.ok();
         }
         for &rows in rows {
@@ -93,13 +95,13 @@ async fn pair(
     Ok(measured)
 }
 
-/// Returns the mean latency, in ms, of requests that are sent one after the other.
+/// Returns the mean latency in ms of requests that are sent one by one.
 async fn latency(serving: &RunningServer, one: &Arc<TestedModel>, rows: u32) -> Result<f64, StageError> {
     let result = one.saturate(&serving.server, Saturation { rows, in_flight: 1 }, SPAN).await?;
     Ok(mean(&result.latencies_ms).map_or(f64::NAN, |(mean, _)| mean))
 }
 
-/// Measures the latency of requests of one model while the other is saturated.
+/// Measures the latency of one model's requests while the other model is saturated.
 async fn beside(
     serving: &RunningServer,
     [one, other]: [&Arc<TestedModel>; 2],

@@ -1,4 +1,4 @@
-//! The failures of a stage.
+//! The errors of a stage.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use shadowslice_tests::home;
 
-/// A failure of a stage.
+/// An error that ends a stage.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StageError {
-    /// A failure of the supervisor under test, or of the harness around it.
+    /// A failure of the supervisor under test or of the test harness.
     #[error("the supervisor under test failed")]
     Server(#[from] home::HarnessError),
-    /// A failed operation on a file or process.
+    /// A failed operation on a file or a process.
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
     /// A text that is not valid JSON.
@@ -34,14 +34,14 @@ pub(crate) enum StageError {
 }
 
 impl StageError {
-    /// Makes the error of an operation on a file.
+    /// Makes the error for an operation on a file.
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path: PathBuf = path.into();
         move |source| Self::Io { what: format!("{what} {}", path.display()), source }
     }
 }
 
-/// Formats an error with its causes, in one line.
+/// Formats an error and its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

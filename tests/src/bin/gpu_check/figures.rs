@@ -1,5 +1,5 @@
-//! The figures: a JSON tree that is saved after each step, so that the next run continues where the
-//! last one stopped.
+//! The figures of the check. They are a JSON tree, which is saved after each step so that the next
+//! run continues where the last run stopped.
 
 use std::fs;
 use std::io::Read;
@@ -12,7 +12,7 @@ use crate::report;
 use crate::stages::CheckStage;
 use crate::tools::{CheckSettings, CheckedDevice};
 
-/// The figures taken so far.
+/// The figures that have been measured so far.
 #[derive(Debug)]
 pub(crate) struct FigureStore {
     folder: PathBuf,
@@ -22,7 +22,7 @@ pub(crate) struct FigureStore {
 }
 
 impl FigureStore {
-    /// Opens the figures in a folder; they are empty if the folder has none.
+    /// Opens the figures in a folder. If the folder has no figures, they are empty.
     pub(crate) fn open(folder: &Path, settings: &CheckSettings) -> Result<Self, StageError> {
         let path = folder.join("gpu.json");
         let tree = match fs::read(&path) {
@@ -50,7 +50,7 @@ impl FigureStore {
         path.iter().try_fold(&self.tree, |tree, key| tree.get(key)).filter(|value| !value.is_null())
     }
 
-    /// Sets the value at a path, and creates the maps on the way.
+    /// Sets the value at a path, and creates missing maps along the path.
     pub(crate) fn set(&mut self, path: &[&str], value: impl Into<Value>) {
         let mut tree = &mut self.tree;
         for key in path {
@@ -62,7 +62,6 @@ impl FigureStore {
         *tree = value.into();
     }
 
-    /// Removes the value at a path.
     pub(crate) fn remove(&mut self, path: &[&str]) {
         if let Some((last, way)) = path.split_last()
             && let Some(tree) = way.iter().try_fold(&mut self.tree, |tree, key| tree.get_mut(key))
@@ -72,8 +71,8 @@ impl FigureStore {
         }
     }
 
-    /// Returns true if a stage has all its figures, from these binaries, and not from a quick run if a
-    /// full run is wanted.
+    /// Returns true if all figures of a stage exist and come from these binaries. If a full run is
+    /// required, figures from a quick run do not count.
     pub(crate) fn has(&self, stage: CheckStage, quick: bool) -> bool {
         let stages = ["stages", stage.name()];
         let at = |key| self.get(&[stages[0], stages[1], key]);
@@ -82,8 +81,8 @@ impl FigureStore {
             && (quick || at("quick").and_then(Value::as_bool) == Some(false))
     }
 
-    /// Returns true if an unfinished stage has a model's figures, from these binaries, and not from a
-    /// quick run if a full run is wanted.
+    /// Returns true if an unfinished stage has a model's figures from these binaries. If a full run
+    /// is required, figures from a quick run do not count.
     pub(crate) fn has_model(&self, stage: CheckStage, model: &str, quick: bool) -> bool {
         let taken = self.get(&["progress", stage.name(), model]);
         let quickly = taken.and_then(|taken| taken["quick"].as_bool());
@@ -91,7 +90,7 @@ impl FigureStore {
             && (quick || quickly == Some(false))
     }
 
-    /// Records that a stage has a model's figures, and saves all figures.
+    /// Records that a stage has finished with a model, and saves all figures.
     pub(crate) fn record_model(
         &mut self,
         stage: CheckStage,

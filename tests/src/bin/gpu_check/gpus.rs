@@ -1,5 +1,6 @@
-//! The stage `gpus`: two GPUs of one host. It measures the throughput of each GPU alone and of both, and
-//! checks that hand-overs and the death of an MPS server do not affect the other GPU.
+//! The stage `gpus`, which uses two GPUs of one host. It measures the throughput of each GPU alone
+//! and of both together. It checks that hand-overs and the death of an MPS server on one GPU do not
+//! affect the other GPU.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -26,19 +27,19 @@ use crate::traffic::{LoadResult, Saturation, TestedModel};
 /// The number of models on each GPU.
 const MODELS: usize = 2;
 
-/// The load of each model while the capacities are measured.
+/// The load on each model during the measurement of the capacities.
 const SATURATION: Saturation = Saturation { rows: 8, in_flight: 8 };
 
-/// The time for which the capacities are measured.
+/// The duration of the measurement of the capacities.
 const SATURATE: Duration = Duration::from_secs(4);
 
 /// The time for which the load runs before the first hand-over on the second GPU.
 const CALM: Duration = Duration::from_secs(8);
 
-/// The number of hand-overs of each model of the second GPU.
+/// The number of hand-overs of each model on the second GPU.
 const HANDOVERS: usize = 4;
 
-/// The shares that alternate, in percent.
+/// The shares between which hand-overs alternate, in percent.
 const SHARES: [u32; 2] = [45, 30];
 
 /// The time limit of `nvidia-smi`.
@@ -68,13 +69,13 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     verdict
 }
 
-/// A GPU as an element of the configuration key `gpus`, and its UUID if it is a real GPU.
+/// A GPU, as an element of the configuration key `gpus`. A real GPU also has a UUID.
 struct CheckedGpu {
     device: String,
     uuid: Option<String>,
 }
 
-/// Returns the GPU to measure and another GPU of the host; `None` if the host has a single GPU.
+/// Returns the GPU to measure and another GPU of the host, or `None` if the host has only one GPU.
 async fn two_gpus(settings: &CheckSettings) -> Result<Option<[CheckedGpu; 2]>, StageError> {
     let CheckedDevice::Gpu(measured) = &settings.device else {
         let gpu = || CheckedGpu { device: gpu(settings), uuid: None };
@@ -143,11 +144,11 @@ async fn capacities(
     Ok(())
 }
 
-/// The times of the events on the second GPU.
+/// The times of the events that disturb the second GPU.
 struct Disturbance {
     calm: TimeWindow,
     handovers: TimeWindow,
-    /// The time from the kill of the MPS server until the models are ready again.
+    /// The time from the kill of the MPS server until all models are ready again.
     killed: Option<TimeWindow>,
 }
 
@@ -157,7 +158,7 @@ async fn disturb(
     uuid: Option<&str>,
 ) -> Result<Disturbance, StageError> {
     let begun = Instant::now();
-    // The calm time has a fixed length, so no event marks its end.
+    // The calm period has a fixed length, so no event marks its end.
     sleep(CALM).await;
     let calm = (begun, Instant::now());
     for (model, n) in models.iter().flat_map(|model| (0..HANDOVERS).map(move |n| (model, n))) {
@@ -183,7 +184,7 @@ async fn disturb(
     Ok(Disturbance { calm, handovers, killed: Some((killed, Instant::now())) })
 }
 
-/// Finds the MPS server of a GPU among the descendants of a supervisor.
+/// Finds a GPU's MPS server among the descendants of a supervisor.
 fn mps_server(supervisor: i32, uuid: &str) -> Option<ProcessHandle> {
     let holds = |process: &ProcessHandle, file: &str, text: &str| {
         let read = std::fs::read(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
@@ -194,8 +195,8 @@ fn mps_server(supervisor: i32, uuid: &str) -> Option<ProcessHandle> {
     })
 }
 
-/// Stores the figures. Returns an error if an answer was wrong or a request was lost, except requests
-/// of the GPU whose MPS server was killed.
+/// Stores the figures. Returns an error if an answer was wrong or a request was lost. Lost requests
+/// on the GPU whose MPS server was killed are not errors.
 fn into_figures(
     figures: &mut FigureStore,
     names: &[String],
@@ -215,7 +216,7 @@ fn into_figures(
     figures.set(&["gpus", "handovers"], HANDOVERS * (names.len() - on_first));
     let back = killed.map(|(killed, back)| rounded((back - killed).as_secs_f64()));
     figures.set(&["gpus", "back_after_s"], back);
-    // Requests in flight on a GPU are lost when its MPS server dies.
+    // When a GPU's MPS server dies, the requests in flight on that GPU are lost.
     let spared = if killed.is_some() { &loaded[..on_first] } else { loaded };
     let lost: u64 = spared.iter().map(|loaded| loaded.tally.failures()).sum();
     let wrong: u64 = loaded.iter().map(|loaded| loaded.tally.wrong).sum();

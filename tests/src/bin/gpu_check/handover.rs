@@ -1,4 +1,4 @@
-//! The stage `handover`: the parts of the time of a hand-over, model by model.
+//! The stage `handover`, which measures the phases of a hand-over for each model.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::traffic::{BackgroundLoad, TestedModel};
 /// The number of hand-overs of each model.
 const HANDOVERS: usize = 5;
 
-/// The shares that alternate, in percent.
+/// The shares between which hand-overs alternate, in percent.
 const SHARES: [u32; 2] = [60, 30];
 
 /// The rate of the load, in requests per second.
@@ -66,7 +66,7 @@ async fn hand_over_model(
     Ok(handovers)
 }
 
-/// Stores the medians and the raw values.
+/// Stores the medians and all single values.
 fn into_figures(figures: &mut FigureStore, model: &str, handovers: &[HandoverResult]) {
     let raw: Vec<Value> = handovers.iter().map(HandoverResult::json).collect();
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -84,8 +84,8 @@ fn into_figures(figures: &mut FigureStore, model: &str, handovers: &[HandoverRes
     add_stalls(figures, model, &stalls);
 }
 
-/// Adds stalls to the figures. All of them are kept, because they are few and short. A later run of the
-/// same kind replaces them.
+/// Adds stalls to the figures. All values are kept, because they are few and short. A later run of
+/// the same kind replaces them.
 pub(crate) fn add_stalls(figures: &mut FigureStore, kind: &str, stalls_us: &[f64]) {
     figures.set(&["raw", "stall_us", kind], stalls_us);
     let all = figures.get(&["raw", "stall_us"]).and_then(Value::as_object);

@@ -9,7 +9,7 @@ use crate::error::{StageError, chain};
 use crate::figures::FigureStore;
 use crate::tools::{CheckSettings, CheckedDevice, output};
 
-/// The time limit of each program.
+/// The time limit of each external program.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
@@ -40,7 +40,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
             );
         }
     }
-    // On a host without MPS, the supervisor does not divide the GPU.
+    // Without MPS on the host, the supervisor does not divide the GPU.
     let mps = ask("nvidia-cuda-mps-control", &["-v"]).await.ok();
     figures.set(&["mps"], mps.map_or(Value::Null, |version| version.trim().into()));
     figures
@@ -48,7 +48,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     Ok(())
 }
 
-/// Returns the whole report of `shadowslice doctor`, whatever its exit status is.
+/// Returns the complete report of `shadowslice doctor`, regardless of its exit status.
 async fn doctor(settings: &CheckSettings) -> Result<Value, StageError> {
     let mut command = Command::new(settings.supervisor());
     command.args(["doctor", "--json"]).kill_on_drop(true);
@@ -56,7 +56,7 @@ async fn doctor(settings: &CheckSettings) -> Result<Value, StageError> {
     let program = || "shadowslice doctor --json".to_owned();
     let result = result.map_err(|_| StageError::Timeout { program: program(), within: PROGRAM_TIMEOUT })?;
     let output = result.map_err(|source| StageError::Io { what: format!("run `{}`", program()), source })?;
-    // The folder of the binaries is specific to the host, so it stays out of the figures.
+    // The folder of the binaries is specific to the host, so it is left out of the figures.
     let report =
         String::from_utf8_lossy(&output.stdout).replace(&*settings.bin_dir.to_string_lossy(), "BIN_DIR");
     serde_json::from_str(&report).map_err(|source| {

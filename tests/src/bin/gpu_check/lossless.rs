@@ -1,5 +1,5 @@
-//! The stage `lossless`: many hand-overs of all models under load, with no request lost or answered
-//! wrongly, and a twin run without hand-overs.
+//! The stage `lossless`, which runs many hand-overs of all models under load. No request may be
+//! lost or answered wrongly. A twin run repeats the load without hand-overs.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -27,22 +27,22 @@ const HANDOVERS: usize = 200;
 /// The minimum number of hand-overs of each model. Some models start ten times as fast as others.
 const MIN_PER_MODEL: usize = 10;
 
-/// The number of failures after which the hand-overs of a model stop.
+/// The number of failures after which a model gets no further hand-overs.
 const MAX_FAILURES: usize = 5;
 
-/// The shares that alternate, in percent.
+/// The shares between which hand-overs alternate, in percent.
 const SHARES: [u32; 2] = [45, 30];
 
-/// The time for which the capacity of the models is measured.
+/// The time for which the models' capacity is measured.
 const SATURATE: Duration = Duration::from_secs(3);
 
-/// The number of requests in flight of each model while its capacity is measured.
+/// The number of requests in flight per model while the capacity is measured.
 const IN_FLIGHT: usize = 16;
 
 /// The maximum number of parts of the load that the twin run repeats.
 const TWIN_PARTS: u64 = 15;
 
-/// The longest time of the twin run, which has the same load without hand-overs.
+/// The maximum duration of the twin run, which has the same load without hand-overs.
 const TWIN: Duration = Duration::from_secs(45);
 
 /// The models under load, and their rates.
@@ -53,7 +53,8 @@ pub(crate) struct ModelLoads {
 }
 
 impl ModelLoads {
-    /// Measures the throughput of each model while all are saturated, and takes half of it as the rate.
+    /// Measures the throughput of each model while all models are saturated. Uses half of the
+    /// throughput as the rate.
     pub(crate) async fn half(serving: &RunningServer, models: &[String]) -> Result<Self, StageError> {
         let learning = models.iter().map(|model| TestedModel::learn(&serving.server, model));
         let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
@@ -120,9 +121,9 @@ fn p99(tally: &LoadTally) -> f64 {
     rounded(tally.latency_ms(0.99))
 }
 
-/// Writes the arrival and latency of each request, and the start and end of each hand-over with the
-/// parts of its worker's start, into files beside the log. These show which requests were slow, and
-/// when. Times are those of the system clock, in microseconds.
+/// Writes two files next to the log: the arrival and latency of each request, and the start and end
+/// of each hand-over with the phases of its worker's start. The files show which requests were
+/// slow, and when. Times are those of the system clock, in microseconds.
 fn record(
     settings: &CheckSettings,
     loads: &ModelLoads,
@@ -159,7 +160,7 @@ fn record(
 struct ModelHandovers {
     effects_ms: Vec<f64>,
     stalls_us: Vec<f64>,
-    /// The time of each hand-over, from its request to its effect, and its figures.
+    /// The time window of each hand-over, from its request to its effect, and its figures.
     courses: Vec<(TimeWindow, Value)>,
     failed: Vec<String>,
 }

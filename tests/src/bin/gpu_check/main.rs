@@ -1,5 +1,6 @@
-//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON
-//! and as a page. It drives the real binaries over their sockets.
+//! The program behind `make gpu-check`, which tests shadowslice on a GPU host. It runs in stages
+//! that can be resumed, and writes its figures as JSON and as a page. It uses the real binaries
+//! over their sockets.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it writes to its user's terminal")]
 
 mod contention;
@@ -43,8 +44,8 @@ use crate::tools::CheckSettings;
 
 /// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
 ///
-/// The check skips a stage that has figures from the same binaries. If a stage fails, the check
-/// records the reason and goes on. The exit status is 0 only if no stage failed.
+/// The check skips a stage that already has figures from the same binaries. If a stage fails, the
+/// check records the reason and continues. The exit status is 0 only if no stage failed.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The folder of `shadowslice` and `shadowslice-worker`.
@@ -62,7 +63,7 @@ struct Arguments {
     /// Use fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Run the stages that already have figures, too.
+    /// Repeat the stages that already have figures.
     #[arg(long)]
     again: bool,
     /// The index of the GPU, or `emulated` for a rehearsal without a GPU.
@@ -87,11 +88,12 @@ struct Arguments {
     /// Run only this policy in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
-    /// The rounds in which the stages `policies` and `mixes` measure each policy. Every other round
-    /// has the reverse order, as a host has busy times.
+    /// The number of rounds in which the stages `policies` and `mixes` measure each policy. Every
+    /// second round runs in reverse order, because a host may be busy at times.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The time limit of the whole run, in seconds. Stages are cut short, and keep their measurements.
+    /// The time limit of the whole run, in seconds. Stages that run out of time end early, and keep
+    /// their measurements.
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(10..=86_400))]
     seconds: u64,
 }
@@ -113,7 +115,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Waits for SIGINT or SIGTERM, so that the check can clean up the processes that it started.
+/// Waits for SIGINT or SIGTERM. The check can then clean up the processes that it started.
 async fn stop_signal() -> String {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
         return "cannot wait for signals".into();
@@ -129,7 +131,7 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "not a number above 0".into())
 }
 
-/// Runs the stages; returns true if none of them failed.
+/// Runs the stages. Returns true if no stage failed.
 async fn check(arguments: &Arguments) -> Result<bool, StageError> {
     if arguments.list_models {
         policies::models_of(&arguments.mixes)?.iter().for_each(|name| println!("{name}"));

@@ -1,5 +1,5 @@
-//! The stage `memory`: the GPU memory of a model with one worker and with two, and after all workers and
-//! the MPS server were killed under load.
+//! The stage `memory`, which measures the GPU memory of a model with one worker and with two
+//! workers. It measures again after all workers and the MPS server have been killed under load.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -14,25 +14,25 @@ use crate::stages::CheckStage;
 use crate::tools::{CheckSettings, CheckedDevice, query_gpu};
 use crate::traffic::{BackgroundLoad, TestedModel};
 
-/// The largest batch, in rows.
+/// The maximum batch size, in rows.
 const BATCH: u32 = 32;
 
-/// The shares of the first worker and of the second, in percent.
+/// The shares of the first and the second worker, in percent.
 const SHARES: [u32; 2] = [100, 60];
 
-/// The number of times that all workers of a model are killed.
+/// The number of times that the stage kills all workers of a model.
 const KILLS: usize = 10;
 
 /// The minimum number of requests that are answered between two kills.
 const BETWEEN_KILLS: u64 = 50;
 
-/// The number of times that the MPS server is killed.
+/// The number of times that the stage kills the MPS server.
 const SERVER_KILLS: usize = 1;
 
 /// The rate of the load, in requests per second.
 const RATE: f64 = 50.0;
 
-/// The largest allowed growth of memory after the kills, in MiB.
+/// The maximum allowed growth of GPU memory after the kills, in MiB.
 const MAX_GROWTH_MIB: i64 = 16;
 
 pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
@@ -54,7 +54,7 @@ async fn measure_model(
     let growth = async || Ok::<_, StageError>(used_mib(settings).await? - idle);
     let (models, name) = (std::slice::from_ref(model), format!("memory-{}", model.name));
     let service = ServingOptions { name: &name, models, share: SHARES[0], batch: BATCH, handover: "shadow" };
-    // The old worker stays until the memory with two workers is read.
+    // The old worker must remain until the memory of two workers has been read.
     let config = config(settings, service).replace("dwell: 200ms", "dwell: 5s");
     let serving = RunningServer::start_with(settings, &name, &config).await?;
     let subject = TestedModel::learn(&serving.server, &model.name).await?;
@@ -92,12 +92,12 @@ async fn measure_model(
     Ok(())
 }
 
-/// Kills all workers of a model, and waits until another worker serves.
+/// Kills all workers of a model, and waits until a new worker serves.
 async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), StageError> {
     let doomed: Vec<i32> =
         serving.server.model(&model.name).await?.workers.iter().map(|worker| worker.pid).collect();
     for process in doomed.iter().filter_map(|pid| ProcessHandle::of(*pid)) {
-        // The error is dropped, because the worker may just have exited.
+        // The worker may just have exited, so the error is ignored.
         process.signal(Signal::SIGKILL).ok();
     }
     let fresh = |status: &ModelStatus| {
@@ -105,19 +105,21 @@ async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), 
         status.state == "ready" && other
     };
     let status = serving.server.wait_status(&model.name, "a worker after the kill", fresh).await?;
-    // The supervisor blames a request that is in flight at several deaths, so let new ones come.
+    // If a request is in flight at several worker deaths, the supervisor treats it as their cause.
+    // The test therefore waits for new requests.
     let enough = status.requests.succeeded + BETWEEN_KILLS;
     let served = |status: &ModelStatus| status.requests.succeeded > enough;
     serving.server.wait_status(&model.name, "answers after the kill", served).await?;
     Ok(())
 }
 
-/// Kills the MPS server, and with it all workers; waits until another worker serves.
+/// Kills the MPS server, which also ends all workers. Then waits until a new worker serves.
 async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(), StageError> {
     let server = serving.server.status().await?.gpus.first().and_then(|gpu| gpu.mps_server_pid);
     let Some(process) = server.and_then(ProcessHandle::of) else { return Ok(()) };
     let before = serving.wait_single_worker(&model.name).await?.pid;
-    // The error is dropped: if the server has exited by itself, another worker serves as well.
+    // If the server has already exited on its own, a new worker serves too, so the error is
+    // ignored.
     process.signal(Signal::SIGKILL).ok();
     let fresh = |status: &ModelStatus| {
         status.state == "ready" && status.workers.iter().all(|worker| worker.pid != before)
@@ -126,14 +128,14 @@ async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(
     Ok(())
 }
 
-/// Returns the used memory of the GPU, in MiB; 0 for an emulated GPU.
+/// Returns the used memory of the GPU in MiB, or 0 for an emulated GPU.
 async fn used_mib(settings: &CheckSettings) -> Result<i64, StageError> {
     let CheckedDevice::Gpu(index) = &settings.device else { return Ok(0) };
     let used = query_gpu(settings, index, "memory.used").await?;
     used.parse().map_err(|_| StageError::Unusable(format!("unexpected output of nvidia-smi: {used:?}")))
 }
 
-/// Formats the table of the page.
+/// Formats the table for the page.
 pub(crate) fn show(figures: &Value) -> String {
     let parts =
         ["one_mib", "two_mib", "effect_ms", "before_kills_mib", "after_kills_mib", "lost", "left_mib"];

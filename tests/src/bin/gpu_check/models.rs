@@ -1,4 +1,4 @@
-//! The models to measure, and inputs for them.
+//! The models to measure, and the inputs for them.
 
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
@@ -11,10 +11,10 @@ use shadowslice_tests::random::SplitMix64;
 
 use crate::error::StageError;
 
-/// The models that come first, in case time runs out.
+/// The models that are measured first, in case the time runs out.
 const FIRST: [&str; 5] = ["resnet50", "bert-base", "mobilenet-v2", "alexnet", "vgg19"];
 
-/// The size chosen for a dynamic axis other than the batch axis.
+/// The length that is used for a dynamic axis other than the batch axis.
 const OPEN_AXIS: i64 = 16;
 
 /// The exclusive upper bound of random INT64 inputs.
@@ -25,18 +25,18 @@ const TOKENS: f64 = 1000.0;
 pub(crate) struct MeasuredModel {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// The size of the file in bytes. Nearly all of it is weights.
+    /// The size of the file in bytes. Nearly all bytes belong to weights.
     pub(crate) size: u64,
 }
 
 impl MeasuredModel {
-    /// Returns true if the name says that the model computes in half precision.
+    /// Returns true if the name indicates that the model computes in half precision.
     pub(crate) fn is_half(&self) -> bool {
         ["-fp16", "-bf16"].iter().any(|end| self.name.ends_with(end))
     }
 }
 
-/// Returns the models in a folder; if `only` is not empty, only the models that it names.
+/// Returns the models in a folder. If `only` is not empty, returns only the models that it names.
 pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<MeasuredModel>, StageError> {
     let entries = std::fs::read_dir(folder).map_err(StageError::io("read", folder))?;
     let mut models = BTreeMap::new();
@@ -57,7 +57,7 @@ pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<MeasuredModel>,
     Ok(models.into_values().collect())
 }
 
-/// Makes the inputs of one request. Another seed gives other inputs.
+/// Makes the inputs of one request. Another seed produces other inputs.
 pub(crate) fn inputs(
     specs: &[ModelInputSpec],
     rows: u32,
@@ -80,8 +80,8 @@ pub(crate) fn inputs(
     specs.iter().map(tensor).collect()
 }
 
-/// Makes FP32 elements that are half noise, half a constant for each channel. Models that average
-/// over an image would remove pure noise, and then all answers would be the same.
+/// Makes FP32 elements that are half noise and half a constant for each channel. Models that
+/// average over an image would remove pure noise, so all answers would be equal.
 fn floats(shape: &[i64], seed: u64) -> Bytes {
     let mut random = SplitMix64::new(seed);
     let mut normal = || (-2.0 * (1.0 - random.fraction()).ln()).sqrt() * (TAU * random.fraction()).cos();

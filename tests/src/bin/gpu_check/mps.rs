@@ -13,23 +13,23 @@ use tokio::time::{Instant, interval, timeout};
 use crate::error::StageError;
 use crate::tools::{CheckSettings, ProcessFamily};
 
-/// The program that is both the daemon and the shell that talks to it.
+/// The program that is both the daemon and the client that sends commands to the daemon.
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
-/// The time limit of one command of the shell.
+/// The time limit for one command to the daemon.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time limit for the start of the daemon and its server.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A daemon with a server, for one GPU. Dropping this kills both.
+/// A daemon with a server for one GPU. Dropping this value kills both.
 #[derive(Debug)]
 pub(crate) struct PrivateMpsDaemon {
-    /// The pipe directory, in /tmp because the path of a Unix socket must be short.
+    /// The pipe directory. It is in /tmp because the path of a Unix socket must be short.
     folder: TempDir,
     logs: PathBuf,
     child: Child,
-    /// The daemon and its server, which are killed when this is dropped.
+    /// The daemon and its server. Dropping this value kills them.
     _family: ProcessFamily,
     uuid: String,
 }
@@ -46,7 +46,7 @@ impl PrivateMpsDaemon {
         let printed = fs::File::create(&log).map_err(StageError::io("write", &log))?;
         let errors = printed.try_clone().map_err(StageError::io("write", &log))?;
         let mut command = Command::new(CONTROL);
-        // The standard input stays open, because the daemon might treat its end as a command.
+        // The standard input stays open, because the daemon might interpret its end as a command.
         command.arg("-f").stdin(Stdio::piped()).stdout(printed).stderr(errors).process_group(0);
         environment(&mut command, &folder, &logs, uuid);
         let child =
@@ -57,12 +57,12 @@ impl PrivateMpsDaemon {
         Ok(daemon)
     }
 
-    /// Sets the environment that makes a program a client of the daemon.
+    /// Sets the environment variables that make a program a client of the daemon.
     pub(crate) fn configure_client(&self, command: &mut Command) {
         environment(command, &self.folder, &self.logs, &self.uuid);
     }
 
-    /// Runs one command of the shell, and returns its output.
+    /// Sends one command to the daemon, and returns the output.
     async fn ask(&self, shell_command: &str) -> Result<String, StageError> {
         let mut command = Command::new(CONTROL);
         self.configure_client(&mut command);
@@ -89,8 +89,8 @@ impl PrivateMpsDaemon {
         let user = nix::unistd::getuid();
         loop {
             tick.tick().await;
-            // The error is dropped: the command fails until the daemon listens, and does nothing if there
-            // is a server.
+            // The command fails until the daemon is listening, and does nothing if a server exists.
+            // The error is therefore ignored.
             let _ = self.ask(&format!("start_server -uid {user}")).await;
             let servers = self.ask("get_server_list").await.unwrap_or_default();
             if let Some(server) = servers.split_ascii_whitespace().next()

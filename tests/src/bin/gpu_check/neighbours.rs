@@ -1,5 +1,6 @@
-//! The stage `neighbours`: the slowdown of the incumbent and of other models while a shadow warms up.
-//! It compares requests that overlap a hand-over with the same load without hand-overs.
+//! The stage `neighbours`, which measures how much the incumbent and other models slow down while a
+//! shadow warms up. It compares requests that overlap a hand-over with the same load without
+//! hand-overs.
 
 use std::time::Duration;
 
@@ -17,16 +18,16 @@ use crate::traffic::{LoadResult, TrafficTimes};
 /// The number of hand-overs of each model.
 const HANDOVERS: usize = 5;
 
-/// The shares that alternate, in percent.
+/// The shares between which hand-overs alternate, in percent.
 const SHARES: [u32; 2] = [45, 30];
 
 /// The time for which the load runs before the first hand-over.
 const CALM: Duration = Duration::from_secs(20);
 
-/// The smallest number of requests for a p99.
+/// The minimum number of requests from which a p99 is computed.
 const MIN_REQUESTS: usize = 100;
 
-/// A start and an end.
+/// The start and the end of a period.
 pub(crate) type TimeWindow = (Instant, Instant);
 
 pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
@@ -41,7 +42,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     let loads = ModelLoads::half(&serving, &settings.names()).await?;
     let running = loads.start(None);
     let begun = Instant::now();
-    // The calm time has a fixed length, so no event marks its end.
+    // The calm period has a fixed length, so no event marks its end.
     sleep(if settings.quick { CALM / 4 } else { CALM }).await;
     let calm = (begun, Instant::now());
     let mut warming = Vec::new();
@@ -89,7 +90,8 @@ fn into_figures(
     }
 }
 
-/// Returns the p99 latency, in ms, of the requests that were in flight in any of the windows.
+/// Returns the p99 latency in ms of the requests that were in flight in at least one of the
+/// windows.
 pub(crate) fn p99(spans: &[TrafficTimes], windows: &[TimeWindow]) -> Option<f64> {
     let within =
         |span: &&TrafficTimes| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);

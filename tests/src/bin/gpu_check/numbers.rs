@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Returns the smallest value that the fraction `quantile` of the sample does not exceed; `None` for
-/// an empty sample.
+/// Returns a quantile of the sample by the nearest-rank method, or `None` for an empty sample.
 pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,12 +10,11 @@ pub(crate) fn quantile(values: &[f64], quantile: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// Returns the median of the sample.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// Returns the mean of a sample and its standard error; `None` for fewer than two values.
+/// Returns the mean of a sample and its standard error, or `None` for fewer than two values.
 pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
     let count = values.len() as f64;
     if count < 2.0 {
@@ -27,7 +25,7 @@ pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
     Some((mean, (squares / (count - 1.0) / count).sqrt()))
 }
 
-/// Summarises a sample for the figures; null for an empty sample.
+/// Summarises a sample for the figures. The summary of an empty sample is null.
 pub(crate) fn summary(values: &[f64]) -> Value {
     let at = |q| quantile(values, q).map(rounded);
     match at(1.0) {

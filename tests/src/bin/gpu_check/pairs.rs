@@ -1,4 +1,5 @@
-//! The stage `pairs`: the mutual slowdown of every pair of models at 50 % each, both saturated.
+//! The stage `pairs`, which measures the mutual slowdown of every pair of models. Both models have
+//! a share of 50 % and are saturated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +17,10 @@ use crate::traffic::{Saturation, TestedModel};
 /// The share of each model, in percent.
 const SHARE: u32 = 50;
 
-/// The number of rows of each request, which is a batch.
+/// The number of rows of each request. A request fills a batch.
 const ROWS: u32 = 8;
 
-/// The number of requests in flight of each model: one executes, one is queued, one is in transit.
+/// The number of requests in flight per model: one executes, one is queued, and one is in transit.
 const IN_FLIGHT: usize = 3;
 
 /// The time for which each model and each pair runs.
@@ -64,7 +65,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     serving.stop(figures).await
 }
 
-/// Saturates some models at the same time.
+/// Saturates several models at the same time.
 async fn together(
     serving: &RunningServer,
     subjects: &[&Arc<TestedModel>],
@@ -78,7 +79,7 @@ async fn together(
     try_join_all(subjects.iter().map(|subject| one(subject))).await
 }
 
-/// Returns the recent execution time of batches of this size, in ms, from the supervisor's status.
+/// Returns the recent execution time of batches of this size in ms, from the supervisor's status.
 pub(crate) async fn execution_ms(
     serving: &RunningServer,
     model: &str,

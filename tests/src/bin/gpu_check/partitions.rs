@@ -1,8 +1,8 @@
-//! The stage `partitions`: shares that change inside the workers.
+//! The stage `partitions`, which tests shares that change inside the workers.
 //!
-//! Under load, no request may be lost or answered wrongly. The stage measures when changes take effect,
-//! what they cost, and how well two models are isolated. It also checks that a model in half precision
-//! is refused, with a reason, if its share is a percentage.
+//! Under load, no request may be lost or answered wrongly. The stage measures when changes take
+//! effect, what they cost, and how well two models are isolated. It also checks that a
+//! half-precision model with a share by percentage is refused with a reason.
 
 use std::time::Duration;
 
@@ -21,36 +21,38 @@ use crate::stages::STOPPING;
 use crate::tools::{CheckSettings, CheckedDevice};
 use crate::traffic::{BackgroundLoad, LoadResult, Saturation, TestedModel};
 
-/// The number of changes of all models together, of each kind.
+/// The number of share changes of all models together, for each kind of change.
 const CHANGES: usize = 500;
 
-/// The shares that alternate, in percent, if the worker keeps the partitions of all of them ready.
+/// The alternating shares in percent, for the case that the worker keeps the partitions of all of
+/// them ready.
 const ANNOUNCED: &[u32] = &[30, 36];
 
-/// The shares that alternate, in percent, if they are more than the worker keeps ready.
+/// The alternating shares in percent, for the case that there are more of them than the worker
+/// keeps ready.
 const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
 
 /// The interval between two changes of a model.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The number of parts of the load of each twin run. Twin runs have no changes; there is one for each
+/// The number of parts of the load in each twin run. There is one twin run without changes for each
 /// share.
 const TWIN_PARTS: u64 = 5;
 
-/// The two models of the isolation test, if both exist: the quiet model, whose latency must not
-/// change, and the hog, which is saturated.
+/// The two models of the isolation test, if both exist. The latency of the first model must not
+/// change. The second model, the hog, is saturated.
 const PAIR: [&str; 2] = ["mobilenet-v2", "vgg19"];
 
-/// The load of the quiet model, in requests per second.
+/// The load on the first model, in requests per second.
 const QUIET_RATE: f64 = 150.0;
 
-/// The number of parts of the load of the quiet model.
+/// The number of parts of the load on the first model.
 const QUIET_PARTS: u64 = 3;
 
-/// The number of requests in flight of the hog.
+/// The number of requests in flight to the hog.
 const HOG_IN_FLIGHT: usize = 16;
 
-/// The time limit for the refusal of a model in half precision.
+/// The time limit for the refusal of a half-precision model.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(
@@ -82,7 +84,7 @@ async fn changes(
     let names = record_starts(&serving, figures).await?;
     let loads = ModelLoads::half(&serving, &names).await?;
     let mut twins = Vec::new();
-    // The share with which the changes begin comes last.
+    // The share with which the changes begin must be set last.
     for share in ANNOUNCED.iter().rev() {
         settle(&serving, &names, *share).await;
         twins.push(finish_all(loads.start(Some(TWIN_PARTS)), false).await?);
@@ -104,13 +106,14 @@ async fn changes(
     if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Sets the share of all models. An error is dropped, because a share that is already set is refused.
+/// Sets the share of all models. The supervisor refuses a share that is already set, so errors are
+/// ignored.
 async fn settle(serving: &RunningServer, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
-/// Records the starts and the groups of the workers. Returns the models whose share changes inside the
-/// worker.
+/// Records the start times and the groups of the workers. Returns the models whose share changes
+/// inside the worker.
 async fn record_starts(
     serving: &RunningServer,
     figures: &mut FigureStore,
@@ -128,7 +131,7 @@ async fn record_starts(
     Ok(inside.map(|model| model.name).collect())
 }
 
-/// Returns the memory of each worker in MiB, in the order of the status.
+/// Returns the memory of each worker in MiB, in the order in which the status lists the models.
 async fn memory(serving: &RunningServer) -> Result<Vec<Option<u64>>, StageError> {
     let models = serving.server.status().await?.models;
     Ok(models.iter().flat_map(|model| &model.workers).map(|worker| worker.memory_mib).collect())
@@ -144,7 +147,8 @@ fn memory_grown(before: &[Option<u64>], after: &[Option<u64>]) -> Vec<i64> {
 /// The results of one model's changes.
 #[derive(Debug, Default)]
 struct ShareChanges {
-    /// The times from the request to its answer, after which the next batch runs at the new share, in ms.
+    /// The times from the request for a change to its answer, in ms. After the answer, the next
+    /// batch runs at the new share.
     in_force_ms: Vec<f64>,
     stalls_us: Vec<f64>,
     failed: Vec<String>,
@@ -213,8 +217,8 @@ fn into_figures(
     failures
 }
 
-/// Measures the latency of a model under open-loop load: alone, beside a busy model on other groups,
-/// and beside it on the same groups.
+/// Measures the latency of a model under open-loop load in three situations: alone, next to a busy
+/// model on other groups, and next to a busy model on the same groups.
 async fn isolation(
     settings: &CheckSettings,
     figures: &mut FigureStore,
@@ -236,7 +240,7 @@ async fn isolation(
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
         for (model, share) in [quiet, hog].into_iter().zip(shares) {
-            // The error is dropped, because a share that is already set is refused.
+            // The supervisor refuses a share that is already set, so the error is ignored.
             serving.server.resize(&model.name, share).await.ok();
         }
         let span = Duration::from_secs(2 * QUIET_PARTS + 1);
@@ -254,7 +258,8 @@ fn latencies(figures: &mut FigureStore, what: &str, loaded: &LoadResult, hog_rat
     figures.set(&["partitions", "isolation", what], of);
 }
 
-/// Checks that half precision at a share by percentage is refused, and records the reason.
+/// Checks that a half-precision model with a share by percentage is refused, and records the
+/// reason.
 async fn refusal(
     settings: &CheckSettings,
     figures: &mut FigureStore,

@@ -1,4 +1,4 @@
-//! The stages `policies` and `mixes`: the same loads under each policy, mix by mix.
+//! The stages `policies` and `mixes`, which run the same loads under each policy, mix by mix.
 
 mod contestants;
 mod mix;
@@ -30,7 +30,8 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     run_all(CheckStage::Policies, mix::small()?, settings, figures).await
 }
 
-/// Measures the mixes of the files that the command line names, or else those of five models.
+/// Measures the mixes in the files that the command line names. Without such files, measures the
+/// mixes of five models.
 pub(crate) async fn run_mixes(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     let mixes = if settings.mixes.is_empty() { mix::five()? } else { from_files(settings)? };
     run_all(CheckStage::Mixes, mixes, settings, figures).await
@@ -54,8 +55,8 @@ pub(crate) fn models_of(files: &[PathBuf]) -> Result<Vec<String>, StageError> {
     Ok(names)
 }
 
-/// Runs the mixes that the command line selects. If a policy fails, the others still run, and the
-/// error at the end names it.
+/// Runs the mixes that the command line selects. If a policy fails, the other policies still run,
+/// and the error at the end names the failed one.
 async fn run_all(
     stage: CheckStage,
     mixes: Vec<ModelMix>,
@@ -82,8 +83,8 @@ async fn run_all(
     if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Returns the files of a mix's models. A mix from a file runs without missing models, and its name
-/// then says so.
+/// Returns the files of a mix's models. A mix from a file runs without its missing models, and its
+/// name then lists them.
 fn available_models<'a>(
     mix: &mut ModelMix,
     stage: CheckStage,
@@ -108,14 +109,15 @@ fn available_models<'a>(
     mix.models.iter().filter_map(|guest| file(&guest.model)).collect()
 }
 
-/// Formats an error without the middle of the supervisor's log, which is in a file beside the figures.
+/// Formats an error without the middle part of the supervisor's log. The complete log is in a file
+/// next to the figures.
 fn abridged(error: &StageError) -> String {
     let text = chain(error);
     let (first, last) = (text.lines().next().unwrap_or_default(), text.lines().last().unwrap_or_default());
     if first == last { text } else { format!("{first} … {last}") }
 }
 
-/// A mix with the files of its models.
+/// A mix, and the files of its models.
 struct UnderTest<'a> {
     stage: CheckStage,
     mix: &'a ModelMix,
@@ -124,8 +126,8 @@ struct UnderTest<'a> {
 }
 
 impl UnderTest<'_> {
-    /// Runs all policies, each with its own supervisor. They share the optimised models, which are
-    /// removed at the end because they are as large as the models.
+    /// Runs all policies, each with its own supervisor. The supervisors share the optimised models.
+    /// These are removed at the end, because they are as large as the models.
     async fn run(&self, figures: &mut FigureStore, failures: &mut Vec<String>) -> Result<(), StageError> {
         let Self { stage, mix, settings, .. } = *self;
         let optimised = tempfile::Builder::new().prefix("ss-kept-").tempdir_in("/tmp");
@@ -154,7 +156,7 @@ impl UnderTest<'_> {
         Ok(())
     }
 
-    /// Runs one policy; returns an example of a wrong answer, if there is one.
+    /// Runs one policy. Returns an example of a wrong answer, if there is one.
     async fn run_policy(
         &self,
         figures: &mut FigureStore,

@@ -1,4 +1,5 @@
-//! The stage `profiles`: execution times by batch size and share, measured by `shadowslice profile`.
+//! The stage `profiles`, in which `shadowslice profile` measures execution times by batch size and
+//! share.
 
 use std::fs;
 use std::time::Duration;
@@ -12,10 +13,11 @@ use crate::models::MeasuredModel;
 use crate::stages::CheckStage;
 use crate::tools::{CheckSettings, CheckedDevice, output};
 
-/// The time limit of one model, including its reference answers on the CPU.
+/// The time limit for one model, which includes the computation of its reference answers on the
+/// CPU.
 const PROFILE_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// The shares, in percent.
+/// The measured shares, in percent.
 const SHARES: &str = "6,12,20,30,45,60,80,100";
 
 /// The shares of a quick run, in percent.
@@ -58,7 +60,8 @@ async fn measure(
     Ok(())
 }
 
-/// Replaces the lines `source` and `memory` of a profile by the device and the memory of this check.
+/// Replaces the lines `source` and `memory` of a profile, so that they describe the device and the
+/// memory of this check.
 fn with_source_and_memory(
     settings: &CheckSettings,
     figures: &FigureStore,

@@ -1,4 +1,4 @@
-//! An open-loop client in Python, in its own process.
+//! An open-loop client in Python, which runs in its own process.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,8 +13,8 @@ use crate::error::StageError;
 
 const SCRIPT: &str = include_str!("../../../python/ask.py");
 
-/// The time that the client may take beyond the planned time, to prepare its requests and to wait for
-/// the last answers.
+/// The time that the client may take in addition to the planned time. In that time it prepares its
+/// requests and waits for the last answers.
 const EXTRA_TIME: Duration = Duration::from_secs(60);
 
 /// The output of the client, with times in microseconds since the start.
@@ -29,7 +29,8 @@ struct PythonClientReport {
 }
 
 impl PythonClientReport {
-    /// Returns the tallies of the requests that were due up to `split`, and of the rest.
+    /// Returns two tallies: one of the requests that were due up to `split`, and one of the
+    /// remaining requests.
     fn tallies(self, split: Duration) -> [LoadTally; 2] {
         let mut tallies = [LoadTally::default(), LoadTally::default()];
         let part = |due: u64| usize::from(Duration::from_micros(due) >= split);
@@ -50,8 +51,8 @@ impl PythonClientReport {
     }
 }
 
-/// Runs an open-loop load over HTTP. Returns the tallies of the requests due up to `split` and of the
-/// rest. Answers are not checked.
+/// Runs an open-loop load over HTTP. Returns two tallies: one of the requests that were due up to
+/// `split`, and one of the remaining requests. Does not check answers.
 pub(crate) async fn load_open_loop(
     socket: &Path,
     model: &str,

@@ -1,5 +1,5 @@
-//! The page: the figures as tables, with the meaning of each figure and the command that measures it.
-//! Missing figures are reported as missing.
+//! The page, which shows the figures as tables. It explains each figure and names the command that
+//! measures it. It lists figures that are missing.
 
 mod brief;
 mod contention;
@@ -19,14 +19,14 @@ struct Section {
     title: &'static str,
     /// The stage that measures the figures.
     stage: &'static str,
-    /// The key of the figures; without it the section is reported as missing.
+    /// The key of the figures. If the key is missing, the section is reported as missing.
     figure: &'static str,
     /// The explanation of the figures.
     means: &'static str,
     show: fn(&Value) -> String,
 }
 
-/// All sections, in order.
+/// All sections, in the order of the page.
 const SECTIONS: &[Section] = &[
     Section {
         title: "SMs by percentage",
@@ -218,7 +218,7 @@ pub(crate) fn page(figures: &Value) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// Lists the number of SMs by percentage, with consecutive equal ones combined.
+/// Lists the number of SMs by percentage. Combines consecutive percentages with equal numbers.
 fn sms(figures: &Value) -> String {
     let mut steps: Vec<(u64, u64, u64)> = Vec::new();
     let all = figures["sms_by_percent"].as_object().into_iter().flatten();
@@ -244,7 +244,7 @@ fn contexts(figures: &Value) -> String {
     )
 }
 
-/// Renders a table of quantiles with a row for each sample.
+/// Renders a table of quantiles that has one row for each sample.
 fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
     let mut table = Table::new(&["", "p50", "p99", "max", "count"]);
     for (name, path) in rows {
@@ -254,7 +254,7 @@ fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
     table.text()
 }
 
-/// Renders a table with a row for each model and a column for each part.
+/// Renders a table that has one row for each model and one column for each part.
 pub(crate) fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
     let mut table = Table::new(&[&["model"], parts].concat());
     for (model, of) in figures[figure].as_object().into_iter().flatten() {
@@ -263,7 +263,7 @@ pub(crate) fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
     table.text()
 }
 
-/// Renders a table with a row and a column for each model.
+/// Renders a table that has one row and one column for each model.
 fn square(figures: &Value, figure: &str) -> String {
     let of = figures[figure].as_object();
     let models: Vec<&str> = of.into_iter().flatten().map(|(model, _)| model.as_str()).collect();

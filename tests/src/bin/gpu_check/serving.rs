@@ -1,4 +1,4 @@
-//! A supervisor that serves some of the models, and the hand-overs that the check requests.
+//! A supervisor that serves some of the models, and the hand-overs that the check requests from it.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -15,30 +15,31 @@ use crate::figures::FigureStore;
 use crate::models::MeasuredModel;
 use crate::tools::{CheckSettings, CheckedDevice};
 
-/// The time limit of each action of the supervisor, including a model's reference answers on the CPU.
+/// The time limit of each action of the supervisor, which includes the computation of reference
+/// answers on the CPU.
 const ACTION_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The interval between checks of a starting supervisor.
+/// The interval between two checks of a starting supervisor.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The maximum number of threads that compute a model's reference answers.
 const THREADS: usize = 8;
 
-/// The models of a supervisor, and their configuration.
+/// The models of a supervisor, and the configuration of the models.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServingOptions<'a> {
-    /// The name of the log.
+    /// The name of the supervisor's log.
     pub(crate) name: &'a str,
     pub(crate) models: &'a [MeasuredModel],
     /// The initial share of each model, in percent.
     pub(crate) share: u32,
-    /// The largest batch, in rows.
+    /// The maximum batch size, in rows.
     pub(crate) batch: u32,
     /// The value of the configuration key `handover`.
     pub(crate) handover: &'a str,
 }
 
-/// A running supervisor. Dropping this kills the supervisor and its workers.
+/// A running supervisor. Dropping this value kills the supervisor and its workers.
 #[derive(Debug)]
 pub(crate) struct RunningServer {
     pub(crate) server: ServerUnderTest,
@@ -54,7 +55,7 @@ impl RunningServer {
         Self::start_with(settings, service.name, &config(settings, service)).await
     }
 
-    /// Starts a supervisor with this configuration; `name` is the name of the log.
+    /// Starts a supervisor with this configuration. `name` is the name of the log.
     pub(crate) async fn start_with(
         settings: &CheckSettings,
         name: &str,
@@ -63,7 +64,8 @@ impl RunningServer {
         Self::start_in(home(settings, name, config)?, name).await
     }
 
-    /// Starts a supervisor that keeps optimised models in a folder, where the next one finds them.
+    /// Starts a supervisor that keeps optimised models in a folder, where the next supervisor finds
+    /// them.
     pub(crate) async fn start_keeping(
         settings: &CheckSettings,
         name: &str,
@@ -81,7 +83,8 @@ impl RunningServer {
         Ok(serving)
     }
 
-    /// Waits until all models are ready. Fails as soon as a model is unready or the supervisor exits.
+    /// Waits until all models are ready. Returns an error as soon as a model is unready or the
+    /// supervisor exits.
     async fn wait_ready(&self) -> Result<(), StageError> {
         let deadline = Instant::now() + ACTION_TIMEOUT;
         let mut tick = interval(POLL_INTERVAL);
@@ -109,7 +112,8 @@ impl RunningServer {
         }
     }
 
-    /// Performs a hand-over, up to the first batch at the new share. The model must be under load.
+    /// Performs a hand-over, and waits for the first batch at the new share. The model must be
+    /// under load.
     pub(crate) async fn hand_over(&self, model: &str, percent: u32) -> Result<HandoverResult, StageError> {
         let handover = self.server.resize(model, percent).await?;
         let seen = |model: &status::ModelStatusJson| {
@@ -130,8 +134,8 @@ impl RunningServer {
         incumbent(&status).cloned().ok_or_else(missing)
     }
 
-    /// Stops the supervisor. Processes and files that it leaves behind are recorded; other figures
-    /// stay valid.
+    /// Stops the supervisor. Records processes and files that the supervisor leaves behind. The
+    /// other figures remain valid.
     pub(crate) async fn stop(self, figures: &mut FigureStore) -> Result<(), StageError> {
         match self.server.stop().await {
             Err(home::HarnessError::LeftBehind(left)) => figures.set(&["left_behind", &self.name], left),
@@ -149,7 +153,7 @@ pub(crate) struct HandoverResult {
 }
 
 impl HandoverResult {
-    /// Formats the hand-over for the raw figures.
+    /// Formats the hand-over for the unprocessed figures.
     pub(crate) fn json(&self) -> Value {
         let HandoverJson { from_sms, to_sms, effect_ms, stall_us, .. } = &self.handover;
         let boot = self.worker.as_ref().and_then(|worker| worker.more.get("boot_ms"));
@@ -157,7 +161,7 @@ impl HandoverResult {
     }
 }
 
-/// Prepares the folder of a supervisor; `name` is the name of the log.
+/// Prepares the folder of a supervisor. `name` is the name of the log.
 pub(crate) fn home(settings: &CheckSettings, name: &str, config: &str) -> Result<Home, StageError> {
     let mut home = Home::with_config(config)?;
     home.set_binary(settings.supervisor());
@@ -183,7 +187,7 @@ pub(crate) fn gpu(settings: &CheckSettings) -> String {
     }
 }
 
-/// Returns the number of threads of a model.
+/// Returns the number of threads per model.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
 }

@@ -1,5 +1,5 @@
-//! The stage `sms`: the number of SMs by percentage and the cost of contexts, from the worker's binary
-//! under a private MPS daemon.
+//! The stage `sms`, which measures the number of SMs by percentage and the cost of contexts. It
+//! runs the worker's binary under a private MPS daemon.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Deserialize)]
 struct Probe {
     sms: u32,
-    /// The time to initialise CUDA; `None` if it is part of `context_ms`.
+    /// The time to initialise CUDA, or `None` if `context_ms` includes that time.
     init_ms: Option<f64>,
     context_ms: f64,
     memory_free: u64,
@@ -34,7 +34,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     };
     let uuid = query_gpu(settings, index, "uuid").await?;
     let daemon = PrivateMpsDaemon::start(settings, &uuid).await?;
-    // The memory of the server belongs to no client, so it is subtracted.
+    // The memory of the server does not belong to a client, so it is subtracted.
     let idle = query_gpu(settings, index, "memory.used").await?.parse::<f64>().ok();
     let outcome = shares(settings, &daemon, figures, idle).await;
     figures.save()?;

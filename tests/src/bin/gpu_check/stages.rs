@@ -1,4 +1,4 @@
-//! The stages: their order, their time limits, and the treatment of a failed stage.
+//! The stages: their order, their time limits, and the way in which failures are handled.
 
 use std::time::Duration;
 
@@ -18,36 +18,36 @@ use crate::{
 pub(crate) enum CheckStage {
     /// The device, the driver, MPS, and the output of `shadowslice doctor`.
     Host,
-    /// The SMs of each percentage, and the cost of a context.
+    /// The number of SMs at each percentage, and the cost of a context.
     Sms,
-    /// The time of each part of a hand-over, model by model.
+    /// The time of each phase of a hand-over, for each model.
     Handover,
-    /// The GPU memory with one worker, with two, and after the death of all.
+    /// The GPU memory with one worker, with two workers, and after all workers have been killed.
     Memory,
     /// Many hand-overs of all models under load, with every answer checked.
     Lossless,
     /// Shares that change inside the workers, including half precision.
     Partitions,
-    /// The slowdown of one model's batches by another model, by the shares of both.
+    /// The slowdown of one model's batches by another model, depending on the shares of both.
     Contention,
-    /// The slowdown of other models by a shadow worker that warms up.
+    /// The slowdown of other models by a shadow that warms up.
     Neighbours,
     /// Execution times, memory and numerical errors of each model at each share.
     Sweep,
-    /// All pairs of models side by side.
+    /// All pairs of models, which run at the same time.
     Pairs,
     /// The profile of each model by `shadowslice profile`.
     Profiles,
     /// A comparison of policies with the measured profiles.
     Policies,
-    /// A comparison of more policies with five models at once.
+    /// A comparison of more policies, with five models at the same time.
     Mixes,
     /// Two GPUs of one host, if the host has two.
     Gpus,
 }
 
 impl CheckStage {
-    /// All stages, the most valuable first.
+    /// All stages, beginning with the most valuable.
     pub(crate) const ALL: [Self; 14] = [
         Self::Host,
         Self::Sms,
@@ -85,7 +85,8 @@ impl CheckStage {
         }
     }
 
-    /// Returns true if each run adds the mixes and policies that it names, and keeps other figures.
+    /// Returns true if each run only adds the mixes and policies that it names, and keeps all other
+    /// figures.
     pub(crate) fn accumulates(self) -> bool {
         matches!(self, Self::Policies | Self::Mixes)
     }
@@ -105,13 +106,13 @@ impl CheckStage {
     }
 }
 
-/// The shortest remaining time with which a stage starts.
+/// The minimum remaining time with which a stage may start.
 const MIN_STAGE_TIME: Duration = Duration::from_secs(5);
 
-/// The time that a stage with a deadline reserves for stopping its processes.
+/// The time that a stage with a deadline reserves to stop its processes.
 pub(crate) const STOPPING: Duration = Duration::from_secs(20);
 
-/// Runs the stages one after the other, at most until `end`; returns true if no stage failed.
+/// Runs the stages one by one, at most until `end`. Returns true if no stage failed.
 pub(crate) async fn run_all(
     stages: &[CheckStage],
     settings: &CheckSettings,

@@ -1,5 +1,5 @@
-//! The stage `sweep`: each model alone at each share, with execution times by batch size as a profile,
-//! GPU memory, and errors of the answers.
+//! The stage `sweep`, which runs each model alone at each share. It measures execution times by
+//! batch size as a profile, GPU memory, and errors of the answers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ use crate::stages::CheckStage;
 use crate::tools::{CheckSettings, CheckedDevice, output};
 use crate::traffic::{Saturation, TestedModel};
 
-/// The shares, in percent. The worker starts with the first one.
+/// The measured shares, in percent. The worker starts with the first share.
 const SHARES: [u32; 8] = [100, 80, 60, 45, 30, 20, 12, 6];
 
 /// The shares of a quick run, in percent.
@@ -32,10 +32,10 @@ const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// The share at which the page shows the memory, in percent.
 const USUAL_SHARE: u32 = 30;
 
-/// The time for which batches of one size are sent, one after the other.
+/// The time for which batches of one size are sent, one by one.
 const SPAN: Duration = Duration::from_millis(300);
 
-/// The time limit of nvidia-smi.
+/// The time limit of `nvidia-smi`.
 const SMI_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The number of bytes in a MiB.
@@ -45,7 +45,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 struct ShareColumn {
     share: u32,
     worker: WorkerStatusJson,
-    /// The execution time in ms by batch size.
+    /// The execution time in ms, by batch size.
     execution_ms: BTreeMap<u32, f64>,
     memory_mib: Option<f64>,
 }
@@ -80,7 +80,8 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
                 let execution = execution_ms(&serving, &model.name, batch).await?;
                 times.extend(execution.or(median(&closed.latencies_ms)).map(|ms| (batch, rounded(ms))));
             }
-            // The driver attributes weights to the worker that loaded them, so shared weights are added.
+            // The driver attributes weights to the worker that loaded them. The weights that other
+            // workers share are therefore added.
             let kind = |kind: &str| {
                 worker.more.get("memory").and_then(|memory| memory[kind].as_f64()).unwrap_or(0.0)
             };
@@ -96,7 +97,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     Ok(())
 }
 
-/// Returns the GPU memory of a process in MiB; `None` without a GPU.
+/// Returns the GPU memory of a process in MiB, or `None` without a GPU.
 async fn memory_of(settings: &CheckSettings, pid: i32) -> Result<Option<f64>, StageError> {
     let CheckedDevice::Gpu(_) = settings.device else { return Ok(None) };
     let mut command = Command::new("nvidia-smi");
@@ -127,7 +128,7 @@ fn into_figures(figures: &mut FigureStore, model: &MeasuredModel, columns: &[Sha
     }
 }
 
-/// Writes the profile in the format of shadowslice.
+/// Writes the profile in shadowslice's format.
 fn write_profile(
     settings: &CheckSettings,
     figures: &FigureStore,

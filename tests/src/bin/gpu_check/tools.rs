@@ -1,4 +1,4 @@
-//! The settings of all stages, and programs that run with a time limit.
+//! The settings that all stages use, and functions that run programs with a time limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,26 +30,26 @@ pub(crate) struct CheckSettings {
     pub(crate) out: PathBuf,
     pub(crate) device: CheckedDevice,
     pub(crate) models: Vec<MeasuredModel>,
-    /// The models in half precision, which cannot have a share by percentage.
+    /// The half-precision models, which cannot have a share by percentage.
     pub(crate) half_models: Vec<MeasuredModel>,
-    /// The models that a quick run uses only in mixes from files.
+    /// The models that a quick run uses only for mixes from files.
     pub(crate) mix_only_models: Vec<MeasuredModel>,
-    /// The files with mixes; if there are none, the mixes of the source tree.
+    /// The files with mixes. If there are none, the mixes of the source tree are used.
     pub(crate) mixes: Vec<PathBuf>,
-    /// The factor for the rates of the mixes.
+    /// The factor by which the rates of the mixes are multiplied.
     pub(crate) scale: f64,
-    /// The names of the mixes to run; all if empty.
+    /// The names of the mixes to run. If the list is empty, all mixes run.
     pub(crate) scenarios: Vec<String>,
-    /// The names of the policies to run; the default ones if empty.
+    /// The names of the policies to run. If the list is empty, the default policies run.
     pub(crate) policies: Vec<String>,
-    /// The number of rounds.
+    /// The number of rounds in which each policy is measured.
     pub(crate) rounds: u32,
     pub(crate) quick: bool,
     pub(crate) again: bool,
 }
 
 impl CheckSettings {
-    /// Derives the settings from the arguments, and creates the folders.
+    /// Derives the settings from the command-line arguments, and creates the folders.
     pub(crate) fn new(arguments: &Arguments) -> Result<Self, StageError> {
         let device = match arguments.device.as_str() {
             "emulated" => CheckedDevice::Emulated,
@@ -102,17 +102,15 @@ impl CheckSettings {
         self.bin_dir.join("shadowslice-worker")
     }
 
-    /// Returns the names of the models.
     pub(crate) fn names(&self) -> Vec<String> {
         self.models.iter().map(|model| model.name.clone()).collect()
     }
 
-    /// Returns the path of a log.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.out.join("logs").join(format!("{name}.log"))
     }
 
-    /// Writes a file beside the logs.
+    /// Writes a file next to the logs.
     pub(crate) fn write_beside_logs(&self, name: &str, text: &str) -> Result<(), StageError> {
         let path = self.out.join("logs").join(name);
         fs::write(&path, text).map_err(StageError::io("write", &path))
@@ -124,7 +122,7 @@ impl CheckSettings {
     }
 }
 
-/// Runs a program to its end, appends its stderr to a log, and returns its stdout.
+/// Runs a program until it exits, appends its stderr to a log, and returns its stdout.
 pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, StageError> {
     let program = {
         let command = command.as_std();
@@ -149,10 +147,10 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
     }
 }
 
-/// The time limit of nvidia-smi.
+/// The time limit of `nvidia-smi`.
 const SMI_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Queries one field of a GPU with nvidia-smi, and returns the value without its unit.
+/// Queries one property of a GPU with `nvidia-smi`, and returns the value without its unit.
 pub(crate) async fn query_gpu(
     settings: &CheckSettings,
     index: &str,
@@ -163,12 +161,13 @@ pub(crate) async fn query_gpu(
     Ok(output(command, SMI_TIMEOUT, &settings.log("nvidia-smi")).await?.trim().to_owned())
 }
 
-/// A program and all processes that it started. Dropping this kills them if the program still runs.
+/// A program and all processes that it started. Dropping this value kills them if the program is
+/// still running.
 #[derive(Debug)]
 pub(crate) struct ProcessFamily(Option<ProcessHandle>);
 
 impl ProcessFamily {
-    /// Makes the family of a running child.
+    /// Makes the family of a running child process.
     pub(crate) fn of(child: &Child) -> Self {
         Self(child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(ProcessHandle::of))
     }
@@ -178,7 +177,7 @@ impl Drop for ProcessFamily {
     fn drop(&mut self) {
         let Some(own) = self.0.filter(|own| own.is_alive()) else { return };
         let others = descendants(own.pid);
-        // Signals fail only for processes that have exited, so the errors may be dropped.
+        // A signal fails only if the process has exited, so the error is ignored.
         let _ = own.signal(Signal::SIGKILL);
         for other in others {
             let _ = other.signal(Signal::SIGKILL);
@@ -186,7 +185,8 @@ impl Drop for ProcessFamily {
     }
 }
 
-/// Returns the last line that starts with `error:`, or else the last line of an output.
+/// Returns the last line of an output that starts with `error:`. Without such a line, returns the
+/// last line of the output.
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let error = text.lines().rfind(|line| line.starts_with("error:"));

@@ -16,29 +16,30 @@ use tonic::Status;
 use crate::error::StageError;
 use crate::models::inputs;
 
-/// The largest allowed difference from the first answer to the same input, relative to the largest
-/// value: kernels and the order of sums depend on the batch size and the share.
+/// The maximum allowed difference from the first answer to the same input, relative to the largest
+/// value. Answers differ because kernels and the order of sums depend on the batch size and the
+/// share.
 pub(crate) const TOLERANCE: f32 = 0.02;
 
-/// The largest allowed difference for BF16, which has a significand of eight bits.
+/// The maximum allowed difference for BF16, whose significand has eight bits.
 const TOLERANCE_BF16: f32 = 0.06;
 
-/// The largest allowed difference for an arbitrary model, which shows only gross errors.
+/// The maximum allowed difference for an arbitrary model. This limit detects only gross errors.
 const TOLERANCE_UNKNOWN: f32 = 0.1;
 
 /// The number of different inputs that are tried for each model.
 const INPUTS: u64 = 8;
 
-/// The number of connections that the loads of a model share. In most loads, each client has its own.
+/// The number of connections that the loads of a model share. In most loads, each client has its
+/// own connection.
 const CONNECTIONS: usize = 24;
 
 /// The length of each part of a load. Each part has its own arrivals.
 const PART: Duration = Duration::from_secs(2);
 
-/// The time limit of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A model, and requests with known answers.
+/// A model, with requests whose answers are known.
 #[derive(Debug)]
 pub(crate) struct TestedModel {
     pub(crate) model: String,
@@ -47,17 +48,18 @@ pub(crate) struct TestedModel {
     cases: Vec<KnownAnswer>,
 }
 
-/// A request with its first answer.
+/// A request, with its first answer.
 #[derive(Debug)]
 struct KnownAnswer {
     case: RequestCase,
     encoded: EncodedRequest,
-    /// The largest allowed difference of another answer from the first one.
+    /// The maximum allowed difference of another answer from the first answer.
     tolerance: f32,
 }
 
 impl TestedModel {
-    /// Sends each input once. From then on, the same input must get the same answer.
+    /// Sends each input once and stores the answers. From then on, the same input must get the same
+    /// answer.
     pub(crate) async fn learn(server: &ServerUnderTest, model: &str) -> Result<Arc<Self>, StageError> {
         let allowed = if model.ends_with("-bf16") { TOLERANCE_BF16 } else { TOLERANCE };
         let subject = Self::send_each(server, model, allowed).await?;
@@ -68,8 +70,8 @@ impl TestedModel {
         Ok(subject)
     }
 
-    /// Sends each input of an arbitrary model once. Its answers need not differ by input,
-    /// and may differ more from the first ones.
+    /// Sends each input of an arbitrary model once and stores the answers. The answers may be equal
+    /// for all inputs, and later answers may differ more from them.
     pub(crate) async fn learn_loosely(
         server: &ServerUnderTest,
         model: &str,
@@ -103,7 +105,7 @@ impl TestedModel {
         }
         let mut clients: Vec<InferGrpcClient> = (0..CONNECTIONS).map(|_| server.client()).collect();
         for client in &mut clients {
-            // The call opens the connection. Its answer doesn't matter.
+            // This call opens the connection, so its answer does not matter.
             client.server_ready().await.ok();
         }
         Ok(Arc::new(Self { model: model.into(), inputs: specs, clients, cases }))
@@ -119,8 +121,8 @@ impl TestedModel {
         }
     }
 
-    /// Runs a closed-loop load for a while; returns the tallies of the time up to `split` and of the
-    /// rest.
+    /// Runs a closed-loop load for a while. Returns two tallies: one of the time up to `split`, and
+    /// one of the remaining time.
     pub(crate) async fn load_closed_loop(
         self: &Arc<Self>,
         clients: usize,
@@ -134,7 +136,8 @@ impl TestedModel {
         tallies.take()
     }
 
-    /// Runs an open-loop load; returns the tallies of the requests due up to `split` and of the rest.
+    /// Runs an open-loop load. Returns two tallies: one of the requests that were due up to
+    /// `split`, and one of the remaining requests.
     pub(crate) async fn load_open_loop(self: &Arc<Self>, plan: &LoadPlan, split: Duration) -> [LoadTally; 2] {
         let tallies = SplitTally::after(split);
         load::run_split(plan, &tallies, |n| Arc::clone(self).send_owned(n)).await;
@@ -156,7 +159,7 @@ impl TestedModel {
         self.saturate_with(server, &inputs, span).await
     }
 
-    /// Makes the inputs of the clients of a closed-loop load.
+    /// Makes the inputs that the clients of a closed-loop load send.
     pub(crate) fn client_inputs(
         &self,
         Saturation { rows, in_flight }: Saturation,
@@ -165,7 +168,7 @@ impl TestedModel {
         Ok(ClientInputs { rows, inputs: inputs.collect::<Result<_, _>>()? })
     }
 
-    /// Runs a closed-loop load with prepared inputs, because making them takes time.
+    /// Runs a closed-loop load with prepared inputs, because it takes time to make inputs.
     pub(crate) async fn saturate_with(
         self: &Arc<Self>,
         server: &ServerUnderTest,
@@ -188,8 +191,8 @@ impl TestedModel {
         Ok(ClosedLoopResult { rows_per_s, latencies_ms })
     }
 
-    /// Sends requests one after the other until `end`, at least one; returns the latency of each in
-    /// ms.
+    /// Sends at least one request, and further requests one by one until `end`. Returns the latency
+    /// of each request in ms.
     async fn send_in_turn(
         &self,
         mut client: InferGrpcClient,
@@ -214,11 +217,10 @@ impl TestedModel {
 pub(crate) struct Saturation {
     /// The number of rows of each request.
     pub(crate) rows: u32,
-    /// The number of requests in flight.
     pub(crate) in_flight: usize,
 }
 
-/// The inputs of the clients of a closed-loop load.
+/// The inputs that the clients of a closed-loop load send.
 #[derive(Debug)]
 pub(crate) struct ClientInputs {
     rows: u32,
@@ -226,26 +228,26 @@ pub(crate) struct ClientInputs {
     inputs: Vec<Vec<ClientTensor>>,
 }
 
-/// The result of a closed-loop load.
 #[derive(Debug)]
 pub(crate) struct ClosedLoopResult {
     pub(crate) rows_per_s: f64,
     pub(crate) latencies_ms: Vec<f64>,
 }
 
-/// Returns the reason of a failure with all digits masked, so that failures can be counted by reason.
+/// Returns the reason for a failure with all digits masked, so that failures can be counted by
+/// reason.
 fn reason(status: &Status) -> String {
     let message = status.message().replace(|letter: char| letter.is_ascii_digit(), "#");
     format!("{:?}: {message}", status.code())
 }
 
-/// Returns the largest magnitude among the FP32 outputs; `None` if an element is not finite.
+/// Returns the largest magnitude among the FP32 outputs, or `None` if an element is not finite.
 fn largest(outputs: &[ClientTensor]) -> Option<f32> {
     let mut elements = outputs.iter().filter_map(ClientTensor::as_fp32).flatten();
     elements.try_fold(0.0_f32, |largest, value| value.is_finite().then(|| largest.max(value.abs())))
 }
 
-/// The scheduled arrival and the end of a request.
+/// The scheduled arrival and the end time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TrafficTimes {
     pub(crate) due: Instant,
@@ -262,7 +264,6 @@ pub(crate) struct BackgroundLoad {
     spans: Arc<Mutex<Vec<TrafficTimes>>>,
 }
 
-/// The result of a background load.
 #[derive(Debug)]
 pub(crate) struct LoadResult {
     pub(crate) tally: LoadTally,
@@ -270,7 +271,8 @@ pub(crate) struct LoadResult {
 }
 
 impl BackgroundLoad {
-    /// Starts a load with Poisson arrivals. It ends after `limit` parts, if given, or when it is stopped.
+    /// Starts a load with Poisson arrivals. The load ends after `limit` parts, if there is a limit,
+    /// or when it is stopped.
     pub(crate) fn start(subject: &Arc<TestedModel>, rate: f64, limit: Option<u64>) -> Self {
         let (stop, parts) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (tally, spans) = (Arc::<Mutex<LoadTally>>::default(), Arc::<Mutex<Vec<TrafficTimes>>>::default());
@@ -290,7 +292,8 @@ impl BackgroundLoad {
         Self { task, stop, parts, tally, spans }
     }
 
-    /// Waits for the end of the current part if `at_once` is set, or else of the last part.
+    /// Waits for the end of the current part if `at_once` is true. Otherwise waits for the end of
+    /// the last part.
     pub(crate) async fn finish(mut self, at_once: bool) -> Result<LoadResult, StageError> {
         self.stop.store(at_once, Ordering::Relaxed);
         (&mut self.task).await.map_err(|_| StageError::Unusable("a load's task panicked".into()))?;

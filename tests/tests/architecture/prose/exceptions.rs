@@ -1,9 +1,9 @@
-//! The places that a rule leaves out, each with its reason.
+//! The places that are exempt from a rule, each with its reason.
 
-/// A file, or a folder with its files, that a rule leaves out.
+/// A file, or a folder with its files, that is exempt from a rule.
 #[derive(Debug)]
 pub(super) struct Exception {
-    /// The path from the workspace's root.
+    /// The path relative to the root of the workspace.
     pub(super) place: &'static str,
     #[expect(dead_code, reason = "it is for the reader")]
     reason: &'static str,
@@ -19,18 +19,18 @@ const fn except(place: &'static str, reason: &'static str) -> Exception {
     Exception { place, reason }
 }
 
-/// Crates whose code is redesigned before its comments and names are translated.
+/// The crates whose code will be redesigned before its comments and names are revised.
 pub(super) const REDESIGNED: &[Exception] = &[
     except("supervisor/control", "one reconciler for each model replaces it"),
     except("supervisor/ingress", "its protocols get one form"),
     except("supervisor/src", "a lifecycle replaces the wiring"),
 ];
 
-/// Places with phrases that plain English does without.
+/// The places that may use phrases that the rules forbid.
 pub(super) const PHRASES: &[Exception] = &[];
 
-/// Places with comments that begin as fragments.
+/// The places whose comments may begin as fragments.
 pub(super) const FRAGMENTS: &[Exception] = &[];
 
-/// Places that declare a type by a name that another type has.
+/// The places that may declare a type whose name another type has too.
 pub(super) const NAMES: &[Exception] = &[];

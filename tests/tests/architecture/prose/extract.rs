@@ -1,32 +1,32 @@
-//! The extraction of prose from files: documents without code, comments, and strings in programs.
+//! The extraction of prose from files: documents without code, comments, and string literals.
 
 use std::fmt;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// A passage of prose, and its place.
+/// A passage of prose, and its location.
 #[derive(Debug)]
 pub(crate) struct Passage {
-    /// The path from the workspace's root.
+    /// The path relative to the root of the workspace.
     pub(crate) file: String,
     /// The number of the first line, counted from 1.
     pub(crate) line: usize,
     pub(crate) kind: Kind,
-    /// The text, with its lines joined by spaces.
+    /// The text, whose lines are joined by spaces.
     pub(crate) text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A part of a document, or a line of a Python file.
+    /// A paragraph of a document, or a line of a Python file.
     Text,
-    /// The documentation of a function.
+    /// The documentation comment of a function.
     FunctionDoc,
-    /// The documentation of a module, type, field, variant or constant.
+    /// The documentation comment of a module, type, field, variant or constant.
     ItemDoc,
-    /// A comment in a body.
+    /// A comment in a function body.
     Comment,
-    /// A string in a Rust file.
+    /// A string literal in a Rust file.
     Message,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Passage {
     }
 }
 
-/// Returns true if the rules apply to the prose of a file.
+/// Returns true if the rules apply to the prose in a file.
 pub(crate) fn is_read(file: &str) -> bool {
     [".md", ".rs", ".py", ".pyi"].iter().any(|ending| file.ends_with(ending))
         && !file.starts_with("tests/tests/architecture/prose/")
@@ -56,7 +56,7 @@ pub(crate) fn passages(file: &str, text: &str) -> Vec<Passage> {
     found.into_iter().map(passage).collect()
 }
 
-/// Returns the comments of a Rust text, which may be a part of a file.
+/// Returns the comments in a Rust text, which may be a part of a file.
 pub(super) fn comments_of(text: &str) -> Vec<Passage> {
     let passage = |(line, kind, text)| Passage { file: String::new(), line, kind, text };
     comments(text).into_iter().map(passage).collect()
@@ -88,7 +88,7 @@ fn document(text: &str) -> Extracts {
     found
 }
 
-/// Replaces each code span of a text by `` `…` ``.
+/// Replaces each code span in a text by `` `…` ``.
 fn without_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts.map(|(at, part)| if at % 2 == 0 { part } else { "`…`" }).collect()
@@ -101,7 +101,7 @@ fn rust(text: &str) -> Extracts {
     found
 }
 
-/// Returns the comments on separate lines, with adjacent lines joined.
+/// Returns the comments that are on separate lines. Joins adjacent lines.
 fn comments(text: &str) -> Extracts {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let mut found = Vec::new();
@@ -127,7 +127,7 @@ fn comments(text: &str) -> Extracts {
     found
 }
 
-/// Returns true if the item after a comment is a function.
+/// Returns true if the item that follows a comment is a function.
 fn documents_function(lines: &[&str]) -> bool {
     let item = lines.iter().find(|line| !line.starts_with("#[") && !line.starts_with("//"));
     let Some(item) = item else { return false };
@@ -137,7 +137,7 @@ fn documents_function(lines: &[&str]) -> bool {
     words.next() == Some("fn")
 }
 
-/// Collects the string literals with more than one word.
+/// Collects the string literals that have more than one word.
 fn strings(tokens: TokenStream, found: &mut Extracts) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {

@@ -1,7 +1,8 @@
-//! The checks of wording and names: documents, comments and messages are plain English, and each name
-//! means one type.
+//! The checks of wording and names. Documents, comments and messages must be in plain English, and
+//! each name must belong to only one type.
 //!
-//! The rules find only what they can recognise by single words. Reviewers have to find the rest.
+//! The rules find only the faults that single words reveal. Reviewers have to find all other
+//! faults.
 
 mod exceptions;
 mod extract;
@@ -48,7 +49,7 @@ fn is_covered(exceptions: &[Exception], file: &str) -> bool {
     exceptions.iter().any(|exception| exception.covers(file))
 }
 
-/// Returns the faults that no exception covers, and a fault for each unused exception.
+/// Returns the faults to which no exception applies, and one fault for each unused exception.
 fn without_exceptions(exceptions: &[Exception], faults: Vec<(&str, String)>) -> Vec<String> {
     let mut used = BTreeSet::new();
     let mut left = Vec::new();
@@ -63,7 +64,7 @@ fn without_exceptions(exceptions: &[Exception], faults: Vec<(&str, String)>) -> 
     left
 }
 
-/// Returns the passages of every document, Rust file and Python file.
+/// Returns the passages in all documents, Rust files and Python files.
 fn passages() -> Vec<Passage> {
     let mut files = Vec::new();
     for top in

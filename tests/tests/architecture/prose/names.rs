@@ -1,11 +1,11 @@
-//! The names of types across the workspace.
+//! The names of types in the whole workspace.
 
 use std::collections::BTreeMap;
 
 use crate::source::Source;
 
-/// Returns a fault, with its file, for each declaration of a visible type whose name another visible type
-/// has as well.
+/// Returns a fault, with its file, for each declaration of a visible type that has the same name as
+/// another visible type.
 pub(super) fn duplicates<'a>(sources: &[&'a Source]) -> Vec<(&'a str, String)> {
     let mut places: BTreeMap<&str, Vec<(&'a str, usize)>> = BTreeMap::new();
     for source in sources {

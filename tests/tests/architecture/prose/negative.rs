@@ -1,4 +1,5 @@
-//! Tests of the rules with artificial files: each rule finds its faults, and no others.
+//! Tests of the rules with artificial files. Each rule must find its own faults and no other
+//! faults.
 
 use super::extract::{self, Passage};
 use super::{names, rules};

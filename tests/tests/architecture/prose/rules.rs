@@ -1,4 +1,4 @@
-//! The rules of wording: phrases to avoid, and fragments at the start of comments.
+//! The rules for wording: phrases to avoid, and fragments at the start of comments.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use regex::Regex;
 
 use super::extract::{Kind, Passage};
 
-/// The phrases for which plainer ones exist.
+/// The phrases for which plainer phrases exist.
 static PHRASES: LazyLock<Regex> = LazyLock::new(|| {
     let phrases = [
         r"is no [a-z]+",
@@ -30,7 +30,7 @@ static PHRASES: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&phrases).expect("the phrases are a regular expression")
 });
 
-/// The words that make documentation a fragment if they come first.
+/// The first words that make a documentation comment a fragment.
 const FRAGMENT_STARTS: [&str; 51] = [
     "After", "Also", "And", "As", "At", "Because", "Before", "Beside", "Besides", "Beyond", "But", "By",
     "Else", "For", "From", "How", "If", "In", "Into", "Likewise", "Never", "Not", "Nothing", "Of", "On",
@@ -39,16 +39,17 @@ const FRAGMENT_STARTS: [&str; 51] = [
     "With",
 ];
 
-/// The words that make a comment a fragment if they come first. Comments may start with a condition.
+/// The first words that make a comment in a body a fragment. Such comments may begin with a
+/// condition.
 const COMMENT_STARTS: [&str; 9] = ["Else", "How", "Of", "So", "Than", "What", "Whether", "Which", "Why"];
 
-/// Returns the first phrase in `text` that plain English avoids.
+/// Returns the first phrase in `text` that the rules forbid.
 pub(super) fn phrase(text: &str) -> Option<&str> {
     let mut hits = PHRASES.find_iter(text).map(|hit| hit.as_str());
     hits.find(|hit| !matches!(hit.to_lowercase().as_str(), "is no longer" | "is no more"))
 }
 
-/// Returns the reason why a comment starts as a fragment, if so.
+/// Returns the reason why a comment begins as a fragment, or `None` if it does not.
 pub(super) fn fragment(Passage { kind, text, .. }: &Passage) -> Option<String> {
     let first = text.split([' ', ',', '.', ':', ';']).next().unwrap_or(text);
     match kind {

@@ -1,4 +1,4 @@
-//! Attacks by clients, which run until they are dropped.
+//! Attacks by clients. An attack runs until it is dropped.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -32,7 +32,8 @@ impl Target {
         self.rounds.fetch_add(1, Relaxed);
     }
 
-    /// Connects to a socket. A full listener gives no notification when it has room again, so this polls.
+    /// Connects to a socket. Polls the socket, because a full listener does not notify clients when
+    /// it has space again.
     async fn connect(&self, socket: &str) -> AnyResult<UnixStream> {
         loop {
             match connect(&self.server, socket).await {
@@ -43,7 +44,7 @@ impl Target {
     }
 }
 
-/// Sends a request over several new connections at a time, repeatedly.
+/// Sends a request repeatedly, over several new connections at the same time.
 async fn send_repeatedly(
     target: &Target,
     socket: &str,
@@ -57,7 +58,7 @@ async fn send_repeatedly(
             let (mut stream, request) = (target.connect(socket).await?, Arc::clone(&request));
             asking.spawn(async move { exchange(&mut stream, &request).await });
         }
-        // The answers may be dropped, because other tests check them.
+        // Other tests check the answers, so they are ignored here.
         asking.join_all().await;
         target.done();
     }
@@ -80,7 +81,7 @@ pub(super) async fn strings(target: &Target) -> AnyResult<()> {
     send_repeatedly(target, "http.sock", request.into_bytes(), 4).await
 }
 
-/// Sends a gRPC message in several calls at a time, repeatedly.
+/// Sends a gRPC message repeatedly, in several calls at the same time.
 async fn messages(target: &Target, message: Vec<u8>, calls: usize) -> AnyResult<()> {
     let (message, client) = (Bytes::from(message), target.server.client());
     loop {
@@ -120,7 +121,7 @@ pub(super) async fn contents(target: &Target, values: usize, bytes: usize) -> An
     messages(target, [field(1, OTHER.as_bytes()), field(5, &input)].concat(), 2).await
 }
 
-/// Sends groups that are not closed and numbers that do not end.
+/// Sends protocol-buffer groups that are not closed and numbers that do not end.
 pub(super) async fn malformed(target: &Target) -> AnyResult<()> {
     messages(target, [&[0xff; 64][..], &[0x0b, 0x2a, 0xff, 0x01]].concat().repeat(100), 64).await
 }
@@ -154,7 +155,7 @@ pub(super) async fn idle_connections(target: &Target) -> AnyResult<()> {
             open.pop_front();
         }
         target.done();
-        // The other tasks of this thread need time as well.
+        // The other tasks of this thread also need time.
         yield_now().await;
     }
 }
@@ -200,16 +201,16 @@ pub(super) async fn noise(target: &Target) -> AnyResult<()> {
         .await
 }
 
-/// Connects as a user whom the list of the socket does not name.
+/// Connects as a user that the socket's access list does not contain.
 pub(super) async fn refused(target: &Target) -> AnyResult<()> {
     let stranger = Uid::from_raw(70_001);
-    // The call changes the user of this thread only.
+    // The call changes only the user of this thread.
     set_thread_res_uid(stranger, stranger, stranger)?;
     loop {
         let mut connecting = JoinSet::new();
         for _ in 0..64 {
             let mut stream = target.connect("http.sock").await?;
-            // The result is an error or the end of the stream.
+            // The result is an error or the end of the stream, so it is ignored.
             connecting.spawn(async move { stream.read(&mut [0]).await });
         }
         connecting.join_all().await;

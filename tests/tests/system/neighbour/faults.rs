@@ -1,4 +1,4 @@
-//! Attacks by faulty workers and files, which run until they are dropped.
+//! Attacks by faulty workers and files. An attack runs until it is dropped.
 
 use std::fs::{File, remove_file};
 use std::future::pending;
@@ -20,7 +20,7 @@ use super::attacks::Target;
 use super::setting::{NEIGHBOUR, OTHER};
 use crate::hostile::AnyResult;
 
-/// Returns the script of workers that send nonsense when a line is written to their pipe.
+/// Returns the script of workers that send invalid messages when a line is written to their pipe.
 pub(super) fn liar() -> Result<String, HarnessError> {
     let honest = sibling_binary("shadowslice-worker")?;
     Ok(format!(
@@ -30,7 +30,7 @@ pub(super) fn liar() -> Result<String, HarnessError> {
     ))
 }
 
-/// Calls `act` for each worker of a model that fulfils `wanted`.
+/// Calls `act` for each worker of a model that meets the condition `wanted`.
 async fn each_worker(
     target: &Target,
     model: &str,
@@ -51,7 +51,7 @@ async fn each_worker(
     }
 }
 
-/// Sends a signal to a worker, which may have exited.
+/// Sends a signal to a worker. Ignores the error if the worker has exited.
 fn signal(pid: i32, signal: Signal) {
     ProcessHandle::of(pid).map(|worker| worker.signal(signal));
 }
@@ -70,14 +70,15 @@ pub(super) async fn worker(target: &Target, fault: Signal) -> AnyResult<()> {
     each_worker(target, OTHER, serves, |pid| signal(pid, fault)).await
 }
 
-/// Sends requests of rising priority, so that each overtakes the earlier ones.
+/// Sends requests of rising priority, so that each request overtakes the earlier ones.
 async fn send_rising_priorities(client: InferGrpcClient) {
     let mut asking = JoinSet::new();
     for priority in (1..1_000_000).rev() {
         let mut client = client.clone();
         asking.spawn(async move {
             let input = ClientTensor::fp32("x", &[1, 1], &[priority as f32]);
-            // The result may be dropped: requests that kill workers are refused after some deaths.
+            // After several deaths, requests that kill workers are refused. The result is therefore
+            // ignored.
             drop(client.infer_with_priority(OTHER, &[input], priority).await);
         });
         if asking.len() > 16 {
@@ -87,7 +88,7 @@ async fn send_rising_priorities(client: InferGrpcClient) {
     pending().await
 }
 
-/// Kills or stops each worker that executes a request.
+/// Kills or stops each worker that is executing a request.
 pub(super) async fn bad_inputs(target: &Target, fault: Signal) -> AnyResult<()> {
     let executes = |model: &ModelStatusJson, worker: &WorkerStatusJson| {
         is(worker, "incumbent", "serving") && model.more["in_flight"].as_u64() >= Some(1)
@@ -98,12 +99,12 @@ pub(super) async fn bad_inputs(target: &Target, fault: Signal) -> AnyResult<()> 
     }
 }
 
-/// Makes each serving worker send nonsense.
+/// Makes each serving worker send invalid messages.
 pub(super) async fn lies(target: &Target) -> AnyResult<()> {
     let serves = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "incumbent", "serving");
     let lie = |pid: i32| {
         let pipe = target.server.home().path().join(format!("bin/lie.{pid}"));
-        // The error is dropped, because the worker may have exited.
+        // The worker may have exited, so the error is ignored.
         let written = File::options().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(pipe);
         drop(written.and_then(|mut pipe| pipe.write_all(b"lie\n")));
     };
@@ -113,7 +114,8 @@ pub(super) async fn lies(target: &Target) -> AnyResult<()> {
     }
 }
 
-/// Replaces the configuration by a pipe that nobody writes to, and reloads it.
+/// Replaces the configuration file by a pipe to which no process writes, and reloads the
+/// configuration.
 pub(super) async fn fifo(target: &Target) -> AnyResult<()> {
     let home = target.server.home();
     let config = home.path().join("config.yaml");

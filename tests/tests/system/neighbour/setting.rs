@@ -1,4 +1,4 @@
-//! The attacked servers, with a model of the neighbour and one of the attacker.
+//! The attacked servers. Each has a model of the neighbour and a model of the attacker.
 
 use std::fs::{File, Permissions, set_permissions};
 use std::io::{PipeReader, Read, Write, pipe};
@@ -14,32 +14,30 @@ use super::faults::liar;
 use crate::fixtures::profile;
 use crate::hostile::{AnyResult, confine};
 
-/// The neighbour's model.
 pub(super) const NEIGHBOUR: &str = "neighbour";
-/// The attacker's model.
 pub(super) const OTHER: &str = "echo";
 
-/// The limit of connections for attacks with connections.
+/// The maximum number of connections of a server that is attacked with connections.
 pub(super) const CONNECTIONS: usize = 256;
 
 /// The value of `limits.memory`, in MiB.
 pub(super) const MEMORY: u64 = 2048;
 
-/// The kind of server that an attack needs.
+/// The kind of server that an attack requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AttackSetting {
     Plain,
-    /// A server with a long log, which nobody reads during the attack.
+    /// A server with a long log, which no process reads during the attack.
     Unread,
     /// A server whose attacker's model has string inputs.
     Strings,
     /// A server with at most [`CONNECTIONS`] connections.
     Crowded,
-    /// A server that accepts requests larger than the memory of the system.
+    /// A server that accepts requests larger than the system's memory.
     Confined,
     /// A server whose attacker's model is slow.
     Slow,
-    /// A server whose workers send nonsense on command.
+    /// A server whose workers send invalid messages on command.
     Lying,
     /// A server to which the attacker must not connect.
     Closed,
@@ -82,7 +80,7 @@ impl AttackSetting {
         Ok(home)
     }
 
-    /// Starts a server, and waits until it is ready. Its log is read until `unread` is set.
+    /// Starts a server, and waits until it is ready. Reads its log until `unread` is set.
     pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> AnyResult<ServerUnderTest> {
         let home = self.home()?;
         if self != Self::Unread {

@@ -1,4 +1,4 @@
-//! Memory on the GPU that belongs to one tensor and that no engine uses for its own computations.
+//! GPU memory that belongs to one tensor. No engine uses this memory for its own computations.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -25,13 +25,14 @@ impl DeviceBuffer {
     /// Allocates `bytes` bytes, at least one, and sets them to zero.
     pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
         let failed = cuda_error("allocate memory");
-        // SAFETY: a new allocation affects no other; it is freed with the value.
+        // SAFETY: a new allocation affects no other memory. `drop` frees it.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
         let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
         let buffer = Self { start, bytes, context: Arc::clone(&gpu.context) };
         // SAFETY: the memory was allocated with this size, and nothing uses it yet.
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
-        // The call returns before the memory is set, and our streams do not wait for it.
+        // The call above returns before the memory is set, and the streams of this process do not
+        // wait for that.
         gpu.synchronize()?;
         Ok(buffer)
     }
@@ -47,11 +48,10 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // If the context is unusable, its memory is freed already.
+        // If the context is unusable, the driver has already freed its memory.
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: this value owns the memory, and its owner has synchronised with all work that
-            // used it.
-            // If the call fails, the end of the process frees it.
+            // used it. If the call fails, the memory is freed when the process exits.
             unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
         }
     }

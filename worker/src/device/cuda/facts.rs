@@ -14,21 +14,21 @@ pub struct GpuFacts {
     pub sms: u32,
     /// True if this process is a client of MPS.
     pub mps: bool,
-    /// The GPU's name.
     pub name: String,
-    /// The GPU's UUID, as NVIDIA's tools write it.
+    /// The GPU's UUID, in the format of NVIDIA's tools.
     pub uuid: String,
-    /// The CUDA version of the driver; 13000 is 13.0.
+    /// The CUDA version that the driver supports, for example 13000 for 13.0.
     pub driver: i32,
     /// The size of the GPU's memory, in bytes.
     pub memory_total: usize,
-    /// The free memory while this process has a context, in bytes.
+    /// The free GPU memory in bytes, measured while this process has a context.
     pub memory_free: usize,
     /// The division of the SMs into groups, or `None` if the driver cannot divide them.
     pub division: Option<Division>,
 }
 
-/// Initialises the driver without a context. If that fails, opening the GPU reports the reason.
+/// Initialises the driver without creating a context. If the initialisation fails, opening the GPU
+/// reports the reason.
 pub fn initialise() -> Result<(), BootRefusal> {
     open::load_driver().map_err(|why| BootRefusal::Setup(why.to_string()))?;
     result::init().ok();
@@ -40,7 +40,7 @@ pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaError> {
     let failed = cuda_error("read the GPU's properties");
     let mps = gpu.context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     let mut driver = 0;
-    // SAFETY: the call writes one number.
+    // SAFETY: the call only writes one number.
     unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&failed)?;
     let memory = gpu.memory()?;
     let bytes = gpu.context.uuid().map_err(&failed)?.bytes;

@@ -1,9 +1,9 @@
-//! Work that is recorded once as a CUDA graph and then started with one call: on the SMs of the
-//! whole process, or on those of a partition.
+//! Work that is recorded once as a CUDA graph and then started with one call, on all SMs of the
+//! process or on the SMs of a partition.
 //!
-//! A kernel runs in the context of its node, whichever stream the graph is put on. So a recording
-//! moves to a partition when its nodes get another context. Executables that were made from it
-//! before do not change.
+//! A kernel runs in the context of its graph node, whichever stream the graph is launched on. To
+//! move a recording to a partition, this module therefore changes the context of its nodes.
+//! Executables that were instantiated earlier from the recording do not change.
 
 use std::fmt;
 use std::mem::{MaybeUninit, zeroed};
@@ -22,13 +22,13 @@ const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
 const MEM_FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-/// A recorded graph. The memory that the work reads and writes must stay at its address.
+/// A recorded graph. The memory that the recorded work reads and writes must stay at its address.
 pub struct Recording {
     graph: sys::CUgraph,
     context: Arc<CudaContext>,
 }
 
-/// A recording that is ready to start on the SMs of one partition, or of the whole process.
+/// A recording that is ready to start on the SMs of one partition or of the whole process.
 pub struct Executable {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
@@ -36,10 +36,10 @@ pub struct Executable {
     _partition: Option<Arc<GreenContext>>,
 }
 
-// SAFETY: the driver lets any thread use a graph, if no two do so at once. A `Recording` has one
-// owner, and calls that change it take it by `&mut`.
+// SAFETY: the driver lets any thread use a graph, if no two threads use it at the same time. A
+// `Recording` has one owner, and calls that change it take it by `&mut`.
 unsafe impl Send for Recording {}
-// SAFETY: as above; only the owner starts an executable.
+// SAFETY: the reasons are those of `Recording`; only the owner starts an executable.
 unsafe impl Send for Executable {}
 
 impl fmt::Debug for Recording {
@@ -58,7 +58,7 @@ impl fmt::Debug for Executable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// A kernel of an older kind, which belongs to the context that loaded it.
-    #[error("the CUDA graph has a kernel that is bound to its context and cannot move to a partition")]
+    #[error("the recording has a kernel that is bound to its context")]
     BoundKernel,
     #[error("the CUDA graph has a node of type {0}, which cannot move to a partition")]
     Node(u32),
@@ -67,34 +67,35 @@ pub enum MoveError {
 }
 
 impl CudaGpu {
-    /// Records the work without executing it. Returns `None` if the work cannot be recorded.
+    /// Records the work without executing it. Returns `None` if CUDA cannot record the work.
     pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaError> {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         self.compute.begin_capture(relaxed).map_err(cuda_error("record a batch"))?;
         let worked = work();
-        // A forbidden operation ends the recording, and makes this call fail.
-        // SAFETY: the stream is ours, and has been recording since the call above.
+        // A forbidden operation ends the recording and makes this call fail. SAFETY: this value
+        // owns the stream, which has been recording since the call above.
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
         let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
         Ok(recording.filter(|_| worked.is_ok()))
     }
 
-    /// Copies a recording that a library of this process has made.
+    /// Copies a recording that another library of this process has made.
     ///
     /// # Safety
     ///
-    /// The handle is that of a living `CUgraph`, which nothing changes during this call.
+    /// The handle must be that of an existing `CUgraph`, which nothing changes during this call.
     pub unsafe fn copy_recording(&self, handle: usize) -> Result<Recording, CudaError> {
         let (from, mut graph) = (std::ptr::with_exposed_provenance_mut(handle), null_mut());
-        // SAFETY: the caller guarantees the handle, and the driver fills in the other one.
+        // SAFETY: the caller guarantees that `from` is valid, and the driver fills in the other
+        // handle.
         let copied = unsafe { sys::cuGraphClone(&mut graph, from) }.result();
         copied.map_err(cuda_error("copy a recorded graph"))?;
         Ok(Recording { graph, context: Arc::clone(&self.context) })
     }
 
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaError> {
-        // SAFETY: both belong to this process, and live during the call.
+        // SAFETY: the executable and the stream belong to this process and exist during the call.
         let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
         launched.map_err(cuda_error("launch a recorded graph"))
     }
@@ -121,8 +122,9 @@ impl Recording {
         self.instantiate_with(None)
     }
 
-    /// Returns an executable on the SMs of a partition, already uploaded, so that its first start
-    /// takes no longer than later ones. [`Recording::check_movable`] must have succeeded.
+    /// Returns an executable on the SMs of a partition. The executable is already uploaded, so its
+    /// first start takes no longer than later starts. [`Recording::check_movable`] must have
+    /// succeeded.
     pub fn instantiate_on(
         &mut self,
         partition: &Arc<GreenContext>,
@@ -131,7 +133,7 @@ impl Recording {
         self.move_to(partition.context()).map_err(cuda_error("move a recorded graph to a partition"))?;
         let executable = self.instantiate_with(Some(Arc::clone(partition)))?;
         let stream = uploads.0.cu_stream();
-        // SAFETY: both belong to this process, and live during the call.
+        // SAFETY: the executable and the stream belong to this process and exist during the call.
         let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
         uploaded.and_then(|()| uploads.0.synchronize()).map_err(cuda_error("upload a recorded graph"))?;
         Ok(executable)
@@ -139,7 +141,7 @@ impl Recording {
 
     fn instantiate_with(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaError> {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        // SAFETY: the graph is ours and alive.
+        // SAFETY: this value owns the graph.
         let executable = unsafe { result::graph::instantiate(self.graph, flags) };
         let executable = executable.map_err(cuda_error("instantiate a recorded graph"))?;
         Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
@@ -158,7 +160,7 @@ impl Recording {
         })
     }
 
-    /// Returns the number of kernels, or `None` if the driver does not report it.
+    /// Returns the number of kernels in the recording, or `None` if the driver does not report it.
     pub fn kernels(&self) -> Option<u32> {
         let types: Result<Vec<u32>, _> = self.nodes().ok()?.into_iter().map(type_of).collect();
         u32::try_from(types.ok()?.into_iter().filter(|&kind| kind == KERNEL).count()).ok()
@@ -168,11 +170,11 @@ impl Recording {
         self.nodes()?.into_iter().try_for_each(|node| match type_of(node)? {
             KERNEL => {
                 let mut kernel = kernel_of(node)?;
-                // A function belongs to a context, and with a function the driver would ignore the
-                // other context.
+                // A function belongs to one context. If a function is set, the driver ignores the
+                // new context.
                 kernel.func = null_mut();
                 kernel.ctx = context;
-                // SAFETY: the node belongs to this graph, and keeps its arguments.
+                // SAFETY: the node belongs to this graph, and the node owns its arguments.
                 unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()
             }
             // The driver may also use SMs for memory sets and copies.
@@ -184,27 +186,28 @@ impl Recording {
 
     fn nodes(&self) -> Result<Vec<sys::CUgraphNode>, DriverError> {
         let mut count = 0;
-        // SAFETY: with a null pointer, the call only writes the number of nodes.
+        // SAFETY: with a null pointer, the call writes only the number of nodes.
         unsafe { sys::cuGraphGetNodes(self.graph, null_mut(), &mut count) }.result()?;
         let mut nodes = vec![null_mut(); count];
-        // SAFETY: the buffer has room for the nodes counted above, and nobody adds nodes.
+        // SAFETY: the buffer has room for the nodes counted above, and no code adds nodes
+        // meanwhile.
         unsafe { sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &mut count) }.result()?;
         nodes.truncate(count);
         Ok(nodes)
     }
 }
 
-/// Returns the type as a number, because a driver may know more types than its bindings.
+/// Returns the node's type as a number, because the driver may have more types than the bindings.
 fn type_of(node: sys::CUgraphNode) -> Result<u32, DriverError> {
     let mut kind = u32::MAX;
-    // SAFETY: the node is alive, and the driver writes one number of this size.
+    // SAFETY: the node exists, and the driver writes one number of this size.
     unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) }.result()?;
     Ok(kind)
 }
 
 fn kernel_of(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, DriverError> {
     let mut params = MaybeUninit::uninit();
-    // SAFETY: the node is alive and a kernel's; the driver fills in all parameters.
+    // SAFETY: the node exists and is a kernel node. The driver fills in all parameters.
     unsafe {
         sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()).result()?;
         Ok(params.assume_init())
@@ -213,7 +216,7 @@ fn kernel_of(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, Dri
 
 fn move_memset(node: sys::CUgraphNode, ctx: sys::CUcontext) -> Result<(), DriverError> {
     let mut fill = MaybeUninit::uninit();
-    // SAFETY: the node is alive and a memory set's; the driver fills in all parameters.
+    // SAFETY: the node exists and is a memory-set node. The driver fills in all parameters.
     let fill: sys::CUDA_MEMSET_NODE_PARAMS = unsafe {
         sys::cuGraphMemsetNodeGetParams(node, fill.as_mut_ptr()).result()?;
         fill.assume_init()
@@ -225,7 +228,7 @@ fn move_memset(node: sys::CUgraphNode, ctx: sys::CUcontext) -> Result<(), Driver
 
 fn move_memcpy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), DriverError> {
     let mut copy = MaybeUninit::uninit();
-    // SAFETY: the node is alive and a copy's; the driver fills in all parameters.
+    // SAFETY: the node exists and is a copy node. The driver fills in all parameters.
     let copy = unsafe {
         sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
         copy.assume_init()
@@ -234,26 +237,26 @@ fn move_memcpy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), Dr
     set_params(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
 }
 
-/// Sets a node's parameters, which are zero except for the part that `fill_in` writes.
+/// Sets a node's parameters. All of them are zero except for the part that `fill_in` writes.
 fn set_params(
     node: sys::CUgraphNode,
     kind: sys::CUgraphNodeType,
     fill_in: impl FnOnce(&mut sys::CUgraphNodeParams_st__bindgen_ty_1),
 ) -> Result<(), DriverError> {
-    // SAFETY: this is plain data, for which zeros are valid; reserved fields must be zero.
+    // SAFETY: this is plain data, for which zeros are valid. Reserved fields must be zero.
     let mut params: sys::CUgraphNodeParams = unsafe { zeroed() };
     params.type_ = kind;
     fill_in(&mut params.__bindgen_anon_1);
-    // SAFETY: the node has this type; only its context changes.
+    // SAFETY: the node has this type, and only its context changes.
     unsafe { sys::cuGraphNodeSetParams(node, &mut params) }.result()
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // If the context is unusable, all of it is freed already.
+        // If the context is unusable, the driver has already freed everything in it.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the graph; executables made from it do not need it.
-            // If the call fails, the end of the process frees it.
+            // SAFETY: this value owns the graph, and executables made from the graph do not need
+            // it. If the call fails, the graph is freed when the process exits.
             unsafe { result::graph::destroy(self.graph) }.ok();
         }
     }
@@ -262,8 +265,8 @@ impl Drop for Recording {
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the executable; a run in progress ends first.
-            // If the call fails, the end of the process frees it.
+            // SAFETY: this value owns the executable, and the driver lets a run in progress end
+            // first. If the call fails, the executable is freed when the process exits.
             unsafe { result::graph::exec_destroy(self.executable) }.ok();
         }
     }

@@ -1,9 +1,9 @@
-//! A test that partitions of two processes do not overlap if they share no group, and overlap if
-//! they share all.
+//! A test that partitions of two processes do not overlap if they have no group in common, and do
+//! overlap if they have all groups in common.
 //!
-//! One process holds half of the groups with work that never ends. The other process times a short
-//! kernel on the other half, and then on the same half, where the kernel has to wait for the long
-//! ones.
+//! One process occupies half of the groups with work that never ends. The other process times a
+//! short kernel, first on the other half and then on the occupied half. On the occupied half, the
+//! short kernel has to wait for the long kernels.
 
 use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,14 +20,14 @@ use super::{CudaError, CudaGpu, cuda_error};
 
 const SAMPLES: usize = 21;
 
-/// The time that the short kernel and each long one spin, in cycles: about 20 us and 3 ms.
+/// The number of cycles that the short kernel and each long kernel spin: about 20 us and 3 ms.
 const SHORT_CYCLES: u64 = 40_000;
 const LONG_CYCLES: u64 = 6_000_000;
 
-/// The number of long kernels in the queue, so that the GPU has no gap between them.
+/// The number of long kernels in the queue, which is large enough to leave no gap between kernels.
 const QUEUED_KERNELS: usize = 4;
 
-/// The threads of a block. Two such blocks fill an SM.
+/// The number of threads in a block. Two such blocks fill an SM.
 const BLOCK_THREADS: u32 = 1024;
 
 /// A kernel that spins for a number of cycles of the SM's clock.
@@ -60,20 +60,20 @@ pub enum IsolationError {
     Other(#[from] std::io::Error),
 }
 
-/// The median times of the short kernel.
+/// The median times of the short kernel, in us.
 #[derive(Debug, Serialize)]
 pub struct Isolation {
     pub division: Division,
-    /// The time without another process on the GPU.
+    /// The time while no other process uses the GPU.
     pub alone_us: f64,
-    /// The time while another process holds the other half.
+    /// The time while another process occupies the other half.
     pub apart_us: f64,
-    /// The time while another process holds the same half.
+    /// The time while another process occupies the same half.
     pub together_us: f64,
 }
 
-/// Measures the times. `holder` starts the other process, and gets the groups to hold as its last
-/// argument.
+/// Measures the times. `holder` starts the other process, which receives the groups to occupy as
+/// its last argument.
 pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let division = groups.division().clone();
@@ -94,7 +94,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
         timed.sort_by(f64::total_cmp);
         Ok::<f64, CudaError>(timed[SAMPLES / 2])
     };
-    // The first run is slower than the others.
+    // The first run is slower than later runs, so its time is ignored.
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -105,7 +105,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     Ok(Isolation { division, alone_us, apart_us, together_us })
 }
 
-/// The process that holds groups until its standard input is closed.
+/// The process that occupies groups until its standard input is closed.
 struct HolderProcess(Child);
 
 impl HolderProcess {
@@ -124,7 +124,8 @@ impl HolderProcess {
     }
 }
 
-/// Keeps the groups busy until standard input ends. Reports on standard output once they are busy.
+/// Keeps the groups busy until the standard input ends. Writes to the standard output once the
+/// groups are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;
@@ -133,7 +134,8 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let blocks = 2 * groups.division().sms(held).0;
     let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        // A read error ends the process, too; if nobody receives, it ends already.
+        // A read error ends the process as well. If nothing receives the message, the process is
+        // already ending.
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
         stop_tx.send(()).ok();
     });
@@ -143,7 +145,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let mut rounds = marks.iter().cycle();
     let launch = |mark: &cudarc::driver::CudaEvent| {
         spin.run(&stream, blocks, LONG_CYCLES)?;
-        // SAFETY: both are alive.
+        // SAFETY: the event and the stream exist.
         unsafe { result::event::record(mark.cu_event(), stream.raw()) }
             .map_err(cuda_error("record the end of a kernel"))
     };
@@ -169,7 +171,7 @@ impl SpinKernel {
         let failed = cuda_error("load a kernel");
         gpu.bind()?;
         let (mut module, mut function) = (null_mut(), null_mut());
-        // SAFETY: the source ends with a zero, and the driver fills in both handles.
+        // SAFETY: the source ends with a NUL byte, and the driver fills in both handles.
         let loaded: Result<(), DriverError> = unsafe {
             sys::cuModuleLoadData(&mut module, SPIN.as_ptr().cast())
                 .result()
@@ -197,15 +199,15 @@ impl SpinKernel {
     }
 
     fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaError> {
-        // SAFETY: the stream is alive.
+        // SAFETY: the stream exists.
         unsafe { result::stream::synchronize(stream.raw()) }.map_err(cuda_error("finish a kernel"))
     }
 }
 
 impl Drop for SpinKernel {
     fn drop(&mut self) {
-        // SAFETY: this value owns the module, whose kernels have ended.
-        // If the call fails, the end of the process frees it.
+        // SAFETY: this value owns the module, whose kernels have ended. If the call fails, the
+        // module is freed when the process exits.
         unsafe { sys::cuModuleUnload(self.module) }.result().ok();
     }
 }

@@ -1,10 +1,11 @@
-//! A real GPU, with the share of it that MPS gives this process.
+//! A real GPU, with the share of its SMs that MPS gives this process.
 //!
-//! A worker uses two streams. Inputs are copied on one stream while the previous batch executes on
-//! the other, which also copies the answers back. On the second stream, two events enclose each
-//! batch and time it. A callback at its end makes [`CudaGpu::completions`] readable, so that a
-//! thread can wait for the end of a batch and for further batches at once.
-#![allow(unsafe_code)] // calls into CUDA's driver
+//! A worker uses two streams. The first stream copies the inputs of a batch while the previous
+//! batch executes. The second stream executes batches and copies the answers back. On the second
+//! stream, two events enclose each batch and measure its time. A callback at the end of each batch
+//! makes [`CudaGpu::completions`] readable. A thread can therefore wait for the end of a batch and
+//! for new batches at the same time.
+#![allow(unsafe_code)] // This module calls CUDA's driver.
 
 pub mod buffer;
 mod facts;
@@ -31,7 +32,7 @@ use shadowslice_shared::units::Sms;
 
 use shadowslice_shared::errors::chain;
 
-/// A call that CUDA failed. The context may be unusable afterwards.
+/// A failed CUDA call, after which the context may be unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA failed to {operation}")]
 pub struct CudaError {
@@ -44,7 +45,7 @@ fn cuda_error(operation: &'static str) -> impl Fn(DriverError) -> CudaError {
     move |source| CudaError { operation, source }
 }
 
-/// The GPU of this process, with its context and streams.
+/// The GPU of this process, with its context and its streams.
 pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
@@ -54,7 +55,8 @@ pub struct CudaGpu {
     sms: Sms,
 }
 
-/// The events of one batch; as many batches may be on the GPU at once as there are slots.
+/// The events of one batch. The number of slots limits the batches that are on the GPU at the same
+/// time.
 struct BatchEvents {
     copied: CudaEvent,
     start: CudaEvent,
@@ -64,12 +66,12 @@ struct BatchEvents {
 /// The memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct CudaMemory {
-    /// The bytes that no process uses.
+    /// The memory that no process uses, in bytes.
     pub free: usize,
     pub total: usize,
 }
 
-/// A position in the work that was put on the compute stream.
+/// A position in the sequence of work on the compute stream.
 #[derive(Debug)]
 pub struct StreamMark(CudaEvent);
 
@@ -80,7 +82,7 @@ impl fmt::Debug for CudaGpu {
 }
 
 impl CudaGpu {
-    /// Opens the first GPU that the environment makes visible to the process.
+    /// Opens the first GPU that the environment makes visible to this process.
     pub fn open() -> Result<Arc<Self>, BootRefusal> {
         let context = open::context().map_err(|why| BootRefusal::Setup(chain(&why)))?;
         Self::with(context).map(Arc::new).map_err(|why| BootRefusal::Setup(chain(&why)))
@@ -99,7 +101,7 @@ impl CudaGpu {
         Ok(Self { context, compute, copies, events, completions, sms })
     }
 
-    /// Returns the number of SMs that MPS really gave, as the device reports it.
+    /// Returns the number of SMs that MPS actually assigned, as the device reports it.
     pub fn sms(&self) -> Sms {
         self.sms
     }
@@ -113,7 +115,7 @@ impl CudaGpu {
             .zip(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
     }
 
-    /// Returns the stream's handle for CUDA's runtime. The handle is valid as long as `self`.
+    /// Returns the stream's handle for the CUDA runtime. The handle is valid while `self` exists.
     pub fn compute_stream(&self) -> *mut () {
         self.compute.cu_stream().cast()
     }
@@ -128,35 +130,35 @@ impl CudaGpu {
         wake(&self.completions);
     }
 
-    /// Lets this thread call the driver.
+    /// Allows this thread to call the driver.
     pub fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(cuda_error("bind the context to a thread"))
     }
 
-    /// Clears the signal of [`CudaGpu::completions`]. Afterwards the caller checks which batches
-    /// have ended.
+    /// Clears the signal of [`CudaGpu::completions`]. The caller then checks which batches have
+    /// ended.
     pub fn clear_completions(&self) {
-        // A read fails if no signal is set, which needs no action.
+        // If no signal is set, the read fails, and no action is needed.
         rustix::io::read(&self.completions, &mut [0; 8]).ok();
     }
 
-    /// Starts a copy of an input to the GPU, and returns without waiting for it.
+    /// Starts a copy of an input to the GPU, and returns without waiting for the copy.
     ///
     /// # Safety
     ///
-    /// The bytes must not change until the batch has ended. The address has room for them, and
-    /// nothing on the GPU uses that memory meanwhile.
+    /// The bytes must not change until the batch has ended. The memory at the address must be large
+    /// enough, and nothing on the GPU may use that memory until then.
     pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaError> {
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller vouches for both sides.
+        // SAFETY: the caller guarantees that both addresses are valid.
         let copied = unsafe { result::memcpy_htod_async(to.as_ptr() as u64, from, self.copies.cu_stream()) };
         copied.map_err(cuda_error("copy an input"))
     }
 
-    /// Starts the batch of this slot, whose inputs are being copied: work on the stream from here
-    /// on belongs to it.
+    /// Starts the batch of this slot, whose inputs are being copied. All work that is put on the
+    /// stream from now on belongs to this batch.
     pub fn start(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.copied.record(&self.copies).map_err(cuda_error("record the end of a copy"))?;
@@ -164,36 +166,38 @@ impl CudaGpu {
         events.start.record(&self.compute).map_err(cuda_error("record the start of a batch"))
     }
 
-    /// Starts a copy of an answer from the GPU, which begins once the answer is computed. Returns
-    /// without waiting for it.
+    /// Starts a copy of an answer from the GPU, which begins once the answer has been computed.
+    /// Returns without waiting for the copy.
     ///
     /// # Safety
     ///
-    /// There are `len` bytes at `from` on the GPU, which may be freed on the compute stream from
-    /// now on. `to` has room for as many bytes, and nothing else uses it until the batch has ended.
+    /// The memory at `from` on the GPU must have `len` bytes. The compute stream may free that
+    /// memory after this call. The memory at `to` must have the same size, and nothing else may use
+    /// it until the batch has ended.
     pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaError> {
         if len == 0 {
             return Ok(());
         }
         let (to, from) = (to.as_ptr().cast(), from.as_ptr() as u64);
-        // SAFETY: the caller vouches for both sides.
+        // SAFETY: the caller guarantees that both addresses are valid.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, len, self.compute.cu_stream()) };
         copied.result().map_err(cuda_error("copy an answer"))
     }
 
-    /// Ends the batch of this slot, all of whose work is on the stream.
+    /// Marks the end of this slot's batch, all of whose work is on the stream.
     pub fn end(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
         let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the callback only writes to the event file, closed after the stream ended.
+        // SAFETY: the callback only writes to the event file, which is closed after the stream has
+        // ended.
         let launched = unsafe {
             result::stream::launch_host_function(self.compute.cu_stream(), signal_completion, file)
         };
         launched.map_err(cuda_error("add a callback to the stream"))
     }
 
-    /// Returns the time that the batch took, or `None` while it executes.
+    /// Returns the time that the batch took, or `None` if it is still executing.
     pub fn execution_time(&self, slot: u8) -> Result<Option<Duration>, CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         if !events.end.try_is_complete().map_err(cuda_error("query the end of a batch"))? {
@@ -203,7 +207,7 @@ impl CudaGpu {
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
-    /// Returns a mark behind all work that is on the compute stream so far.
+    /// Returns a mark after all work that is on the compute stream so far.
     pub fn mark(&self) -> Result<StreamMark, CudaError> {
         self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
@@ -219,18 +223,18 @@ impl CudaGpu {
 }
 
 impl StreamMark {
-    /// Waits until the GPU has finished all work before the mark, or has lost the context and runs
-    /// none of it.
+    /// Waits until the GPU has finished all work before the mark. Returns early if the context is
+    /// lost, because the GPU then runs none of that work.
     pub fn wait(self) {
         self.0.synchronize().ok();
     }
 }
 
 impl Drop for CudaGpu {
-    /// Waits for the GPU: under MPS, a process that exits while a kernel executes can harm its
-    /// neighbours.
+    /// Waits for the GPU. Under MPS, a process that exits while a kernel executes can disturb other
+    /// processes on the GPU.
     fn drop(&mut self) {
-        // If this fails, the context is unusable and nothing executes.
+        // If this call fails, the context is unusable and nothing executes.
         self.context.synchronize().ok();
     }
 }
@@ -246,14 +250,15 @@ impl BatchEvents {
     }
 }
 
-/// Signals the end of a batch. This runs on one of CUDA's threads, which must not call CUDA.
+/// Signals the end of a batch. This function runs on one of CUDA's threads, which must not call
+/// CUDA.
 unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
     let file = file.addr() as i32;
-    // SAFETY: the event file is open as long as the stream is.
+    // SAFETY: the event file is open while the stream exists.
     wake(unsafe { BorrowedFd::borrow_raw(file) });
 }
 
 fn wake(file: impl AsFd) {
-    // A write fails if the counter is full, and then the descriptor is readable already.
+    // If the counter is full, the write fails, but the descriptor is already readable.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
 }

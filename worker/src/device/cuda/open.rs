@@ -1,4 +1,4 @@
-//! Opening of the GPU, which under MPS may have to wait for the server.
+//! Opens the GPU. Under MPS, this may have to wait for the MPS server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,12 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::clock::{after, now_ns};
 
-/// The time to wait for the MPS server, which may be starting or cleaning up after a client.
+/// The maximum time to wait for the MPS server, which may be starting or cleaning up after a
+/// client.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time between two attempts to connect to the MPS server, which signals its readiness in no
-/// other way.
+/// The time between two attempts to connect to the MPS server, which does not signal that it is
+/// ready.
 const SERVER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,7 @@ pub(super) enum GpuOpenError {
     Driver(#[source] DriverError),
 }
 
-/// Returns the primary context of the first visible GPU; engines use the same context.
+/// Returns the primary context of the first visible GPU. Engines use the same context.
 pub(super) fn context() -> Result<Arc<CudaContext>, GpuOpenError> {
     load_driver()?;
     let deadline_ns = after(now_ns(), SERVER_TIMEOUT);
@@ -41,18 +42,18 @@ pub(super) fn context() -> Result<Arc<CudaContext>, GpuOpenError> {
 }
 
 pub(super) fn load_driver() -> Result<(), GpuOpenError> {
-    // SAFETY: loading NVIDIA's library runs its initialisers, as in every CUDA program.
+    // SAFETY: loading NVIDIA's library runs its initialisers, as every CUDA program does.
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(GpuOpenError::NoDriver) }
 }
 
-/// Makes threads that wait for the GPU sleep instead of spinning.
+/// Makes threads that wait for the GPU sleep instead of spin.
 fn use_blocking_waits(context: Arc<CudaContext>) -> Result<Arc<CudaContext>, DriverError> {
     context.set_blocking_synchronize()?;
     Ok(context)
 }
 
-/// Returns true if the server takes no new client now: while it starts, recovers from a fault or
-/// cleans up after a client.
+/// Returns true if the server currently accepts no new client. This happens while the server
+/// starts, recovers from a fault or cleans up after a client.
 fn is_not_ready(error: DriverError) -> bool {
     use sys::CUresult::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};
     matches!(error.0, CUDA_ERROR_MPS_SERVER_NOT_READY | CUDA_ERROR_MPS_CONNECTION_FAILED)
@@ -65,7 +66,7 @@ fn open_error(error: DriverError) -> GpuOpenError {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // the server has no event to wait for
+#[allow(clippy::disallowed_methods)] // The MPS server offers no event to wait for.
 fn pause() {
     std::thread::sleep(SERVER_POLL_INTERVAL);
 }

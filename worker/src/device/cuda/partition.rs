@@ -1,7 +1,7 @@
 //! Partitions of the GPU inside this process: green contexts, each on some of the groups of SMs.
 //!
-//! NVIDIA does not document an order of the groups. So each GPU is tested (`shadowslice-worker
-//! --probe partitions`) before shadowslice relies on equal groups in all processes.
+//! NVIDIA does not document the order of the groups. Shadowslice therefore tests each GPU
+//! (`shadowslice-worker --probe partitions`) before it relies on identical groups in all processes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,11 +30,12 @@ pub struct GreenContext {
     primary: Arc<CudaContext>,
 }
 
-// SAFETY: these are descriptions of SMs, which nothing changes.
+// SAFETY: these are descriptions of SMs, which no code changes.
 unsafe impl Send for SmGroups {}
-// SAFETY: the driver lets several threads use a context at once, and any of them end it.
+// SAFETY: the driver lets several threads use a context at the same time, and lets any thread
+// destroy it.
 unsafe impl Send for GreenContext {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` apply here too.
 unsafe impl Sync for GreenContext {}
 
 impl fmt::Debug for SmGroups {
@@ -52,7 +53,7 @@ impl fmt::Debug for GreenContext {
 /// The reasons why the GPU's SMs cannot be divided.
 #[derive(Debug, thiserror::Error)]
 pub enum DivisionError {
-    /// The driver is too old, or the process has a share of the GPU by percentage.
+    /// The driver is too old, or an MPS percentage limits this process.
     #[error("the driver does not divide the GPU's SMs, which needs CUDA 12.4 or later and a share of 100 %")]
     Driver(#[source] DriverError),
     #[error("the GPU has too few SMs to divide: {0}")]
@@ -62,7 +63,7 @@ pub enum DivisionError {
 impl SmGroups {
     pub fn of(gpu: &CudaGpu) -> Result<Self, DivisionError> {
         let resources = split(gpu).map_err(DivisionError::Driver)?;
-        // SAFETY: resources of the type SM have a number of SMs.
+        // SAFETY: the resources have the type SM, for which the field `smCount` is valid.
         let sizes = resources.iter().map(|group| Sms(unsafe { group.__bindgen_anon_1.sm.smCount }));
         let division = Division::new(sizes.collect()).ok_or(DivisionError::TooFew(gpu.sms()))?;
         Ok(Self { resources, division, context: Arc::clone(&gpu.context) })
@@ -80,8 +81,8 @@ impl SmGroups {
         let count = u32::try_from(resources.len()).expect("a handful of groups");
         let (mut description, mut green, mut context) = (null_mut(), null_mut(), null_mut());
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: the resources come from one division, and each pointer is to a handle of ours
-        // that the driver fills in.
+        // SAFETY: the resources come from one division, and the driver fills in each handle that a
+        // pointer refers to.
         unsafe {
             sys::cuDevResourceGenerateDesc(&mut description, resources.as_mut_ptr(), count)
                 .result()
@@ -91,30 +92,31 @@ impl SmGroups {
                 .map_err(&failed)?;
         }
         let primary = Arc::clone(&self.context);
-        // SAFETY: the context was created just above.
+        // SAFETY: the call above created the context.
         let known = unsafe { sys::cuCtxFromGreenCtx(&mut context, green) }.result();
         let green = GreenContext { green, context, primary };
         known.map(|()| green).map_err(failed)
     }
 }
 
-/// Splits the GPU into groups, with the remaining SMs as the last one.
+/// Splits the GPU into groups. The remaining SMs are the last group.
 fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     let mut count = u32::try_from(MAX_GROUPS).expect("a small number");
-    // SAFETY: this is plain data, for which zeros are valid; the driver fills it in below.
+    // SAFETY: this is plain data, for which zeros are valid. The driver fills it in below.
     let (mut all, mut rest): (sys::CUdevResource, sys::CUdevResource) = unsafe { (zeroed(), zeroed()) };
-    // SAFETY: as above.
+    // SAFETY: zeros are valid here too.
     let mut groups: Vec<sys::CUdevResource> = (0..count).map(|_| unsafe { zeroed() }).collect();
-    // SAFETY: each pointer is to a resource or number of ours, and there is room for as many groups
-    // as the call asks for.
+    // SAFETY: each pointer refers to a local resource or number, and `groups` has enough elements
+    // for the number of groups that the call requests.
     unsafe {
         sys::cuDeviceGetDevResource(gpu.context.cu_device(), &mut all, kind).result()?;
         sys::cuDevSmResourceSplitByCount(groups.as_mut_ptr(), &mut count, &all, &mut rest, 0, GROUP_SMS)
             .result()?;
     }
     groups.truncate(count as usize);
-    // SAFETY: resources of the type SM have a number of SMs. If no SMs remain, `rest` has no type.
+    // SAFETY: resources of the type SM have the field `smCount`. If no SMs remain, `rest` has no
+    // type.
     let left_over = rest.type_ == kind && unsafe { rest.__bindgen_anon_1.sm.smCount } > 0;
     groups.extend(left_over.then_some(rest));
     Ok(groups)
@@ -128,7 +130,7 @@ impl GreenContext {
     pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaError> {
         let mut stream = null_mut();
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is alive, and the driver fills in the handle.
+        // SAFETY: the context exists, and the driver fills in the handle.
         let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.green, non_blocking, 0) };
         made.result().map_err(cuda_error("create a stream in a partition"))?;
         Ok(GreenStream { stream, _context: PhantomData })
@@ -162,7 +164,7 @@ impl SmGroups {
 }
 
 impl PartitionStream {
-    /// Returns the stream's handle for CUDA's runtime.
+    /// Returns the stream's handle for the CUDA runtime.
     pub fn handle(&self) -> usize {
         self.stream.expose_provenance()
     }
@@ -174,8 +176,8 @@ impl PartitionStream {
 
 impl Drop for PartitionStream {
     fn drop(&mut self) {
-        // SAFETY: this value owns the stream, and the context is alive.
-        // If the call fails, the end of the process frees it.
+        // SAFETY: this value owns the stream, and the context exists. If the call fails, the stream
+        // is freed when the process exits.
         unsafe { result::stream::destroy(self.stream) }.ok();
     }
 }
@@ -194,8 +196,8 @@ impl GreenStream<'_> {
 
 impl Drop for GreenStream<'_> {
     fn drop(&mut self) {
-        // SAFETY: this value owns the stream, and the context is alive.
-        // If the call fails, the end of the process frees it.
+        // SAFETY: this value owns the stream, and the context exists. If the call fails, the stream
+        // is freed when the process exits.
         unsafe { result::stream::destroy(self.stream) }.ok();
     }
 }
@@ -203,9 +205,9 @@ impl Drop for GreenStream<'_> {
 impl Drop for GreenContext {
     fn drop(&mut self) {
         if self.primary.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the context; work that uses it holds a reference, so none is
-            // left.
-            // If the call fails, the end of the process frees it.
+            // SAFETY: this value owns the context. All work that uses the context holds a reference
+            // to this value, so that work has ended. If the call fails, the context is freed when
+            // the process exits.
             unsafe { sys::cuGreenCtxDestroy(self.green) }.result().ok();
         }
     }

@@ -1,6 +1,6 @@
-//! Memory on the GPU that outlives the process that allocated it: each process that has its
-//! descriptor keeps it alive and can map it.
-#![allow(unsafe_code)] // CUDA's calls for virtual memory
+//! GPU memory that outlives the process that allocated it. Each process that has the memory's
+//! descriptor keeps the memory alive and can map it.
+#![allow(unsafe_code)] // This module calls CUDA's functions for virtual memory.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -14,10 +14,10 @@ use super::{CudaError, CudaGpu, cuda_error};
 const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// A mapped region of memory that other processes can map, too.
+/// A mapped region of memory that other processes can also map.
 pub struct SharedRegion {
     start: NonNull<u8>,
-    /// The number of mapped bytes, which is rounded up to whole pages.
+    /// The number of mapped bytes, rounded up to whole pages.
     mapped: usize,
     /// The driver's handle of the memory.
     memory: sys::CUmemGenericAllocationHandle,
@@ -31,13 +31,13 @@ impl fmt::Debug for SharedRegion {
     }
 }
 
-// SAFETY: the driver lets any thread use a mapping and end it, and this value does not change.
+// SAFETY: the driver lets any thread use a mapping and remove it, and this value does not change.
 unsafe impl Send for SharedRegion {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` apply here too.
 unsafe impl Sync for SharedRegion {}
 
 impl SharedRegion {
-    /// Allocates memory for `bytes` bytes, lets `fill` write to it, and makes it read-only.
+    /// Allocates `bytes` bytes of memory, lets `fill` write to it, and then makes it read-only.
     pub fn filled<E: From<CudaError>>(
         gpu: &CudaGpu,
         bytes: usize,
@@ -70,24 +70,24 @@ impl SharedRegion {
         let mapped = round_up(gpu, bytes, &location(gpu))?;
         let mut memory = 0;
         let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the descriptor is open, and the driver checks that it is one of memory.
+        // SAFETY: the descriptor is open, and the driver checks that it refers to GPU memory.
         let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
         imported.result().map_err(cuda_error("import memory"))?;
         let read = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ;
         Self::map(gpu, Mapping { file, memory, mapped }, read)
     }
 
-    /// Maps the memory, or releases it if that fails.
+    /// Maps the memory. Releases the memory if the mapping fails.
     fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaError> {
         let Mapping { file, memory, mapped } = mapping;
         let mut address = 0;
-        // SAFETY: the call reserves addresses that nothing uses.
+        // SAFETY: the call reserves unused addresses.
         let reserved = unsafe { sys::cuMemAddressReserve(&raw mut address, mapped, 0, 0, 0) };
         if let Err(error) = reserved.result() {
             release(memory);
             return Err(cuda_error("reserve addresses")(error));
         }
-        // SAFETY: the addresses are reserved in this size, and not mapped yet.
+        // SAFETY: the addresses are reserved in this size, and are not mapped yet.
         let placed = unsafe { sys::cuMemMap(address, mapped, 0, memory, 0) };
         if let Err(error) = placed.result() {
             // SAFETY: the addresses were reserved above, and are not mapped.
@@ -116,7 +116,7 @@ impl SharedRegion {
         self.start
     }
 
-    /// Returns the descriptor, which keeps the memory alive in any process.
+    /// Returns the descriptor, which keeps the memory alive in any process that holds it.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -124,7 +124,7 @@ impl SharedRegion {
 
 impl Drop for SharedRegion {
     fn drop(&mut self) {
-        // If the context is unusable, its mappings are gone already.
+        // If the context is unusable, its mappings no longer exist.
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: the addresses are mapped in this size, and the owner has synchronised with
             // all work that used them.
@@ -137,7 +137,7 @@ impl Drop for SharedRegion {
     }
 }
 
-/// Memory that is to be mapped.
+/// The parameters of a mapping that has not been made yet.
 struct Mapping {
     file: OwnedFd,
     memory: sys::CUmemGenericAllocationHandle,
@@ -152,11 +152,11 @@ pub struct Writer<'r> {
 }
 
 impl Writer<'_> {
-    /// Writes bytes to this place in the region.
+    /// Writes bytes at this offset of the region.
     ///
     /// # Panics
     ///
-    /// Panics if the bytes exceed the region.
+    /// Panics if the bytes extend past the end of the region.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(
             offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes),
@@ -165,8 +165,8 @@ impl Writer<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the place is within the region, which nothing uses yet. The call returns when it
-        // has read the bytes.
+        // SAFETY: the destination is within the region, which nothing uses yet. The call returns
+        // when it has read all bytes.
         unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
             .map_err(cuda_error("copy weights"))
     }
@@ -183,12 +183,12 @@ fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
         requestedHandleTypes: HANDLE_TYPE,
         location,
         win32HandleMetaData: std::ptr::null_mut(),
-        // SAFETY: these are plain numbers, for which zero means the default.
+        // SAFETY: these are plain numbers, for which zero is the default.
         allocFlags: unsafe { std::mem::zeroed() },
     }
 }
 
-/// Rounds up to whole pages, because the driver maps no smaller parts.
+/// Rounds up to whole pages, because the driver maps only whole pages.
 fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaError> {
     gpu.bind()?;
     let properties = properties(*location);
@@ -201,6 +201,6 @@ fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Resul
 }
 
 fn release(memory: sys::CUmemGenericAllocationHandle) {
-    // SAFETY: the handle belongs to the caller, who does not use it any more.
+    // SAFETY: the handle belongs to the caller, who no longer uses it.
     unsafe { sys::cuMemRelease(memory) };
 }

@@ -1,5 +1,6 @@
-//! Bound batches: the tensors on the GPU for batches of one form, and how such a batch is executed.
-#![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
+//! Bound batches: the GPU tensors for batches of one form, and the way in which such a batch is
+//! executed.
+#![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -19,25 +20,26 @@ use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaError, CudaGpu};
 use crate::engine::cuda_failure;
 
-/// The form of a batch. Batches of the same form use the same tensors.
+/// The form of a batch: its size and the shapes of its inputs. Batches of the same form use the
+/// same tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BatchForm {
     pub(super) slot: u8,
     pub(super) rows: Option<u32>,
-    /// The shape of each input without the batch axis.
+    /// The shape of each input, without the batch axis.
     pub(super) shapes: Vec<Vec<i64>>,
 }
 
 impl BatchForm {
-    /// Returns true if a batch like `other` fits into the tensors of this form, padded if
+    /// Returns true if a batch of the form `other` fits into the tensors of this form, padded if
     /// necessary.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
     }
 }
 
-/// The tensors of batches of one form. They share no memory with a computation, so a batch can
-/// arrive while the previous one executes.
+/// The tensors of batches of one form. They share no memory with computations, so a batch can be
+/// copied in while the previous batch executes.
 #[derive(Debug)]
 pub(super) struct BoundBatch {
     pub(super) form: BatchForm,
@@ -48,7 +50,7 @@ pub(super) struct BoundBatch {
 
 impl BoundBatch {
     /// Drops the outputs of the last batch, unless they belong to a recording. The GPU must have
-    /// finished with them; the next batch gets new ones.
+    /// finished using these outputs. The next batch gets new outputs.
     pub(super) fn drop_outputs(
         &mut self,
         outputs: &[TensorSpec],
@@ -61,7 +63,7 @@ impl BoundBatch {
     }
 }
 
-/// Has ONNX Runtime allocate the outputs on the GPU at the next run.
+/// Makes ONNX Runtime allocate the outputs on the GPU during the next run.
 fn allot_outputs(
     binding: &mut IoBinding,
     outputs: &[TensorSpec],
@@ -75,17 +77,17 @@ fn allot_outputs(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionRef {
     pub(super) index: usize,
-    /// True if all work of the session happens on the GPU, so that it can be recorded.
+    /// True if all work of the session runs on the GPU, so that the work can be recorded.
     pub(super) recordable: bool,
 }
 
 /// The way in which a bound batch is executed.
 #[derive(Debug)]
 pub(super) enum ExecutionMode {
-    /// ONNX Runtime executes one operator after the other, and allocates the outputs.
+    /// ONNX Runtime executes the operators one by one, and allocates the outputs.
     Eager(Box<IoBinding>),
-    /// A recording is replayed into outputs at fixed addresses. ONNX Runtime chooses the algorithms
-    /// of a convolution whenever the batch size changes; a recording keeps them.
+    /// A recording is replayed and writes outputs at fixed addresses. Without a recording, ONNX
+    /// Runtime chooses the algorithm of each convolution again whenever the batch size changes.
     Recorded(RecordedBatch),
 }
 
@@ -105,12 +107,12 @@ pub(super) struct OutputBuffer {
     pub(super) buffer: Rc<DeviceBuffer>,
 }
 
-/// The largest buffer so far for each slot's inputs and outputs. A slot holds one batch at a time,
-/// so batches of all sizes use the same buffers.
+/// The largest buffer so far for each input and output of each slot. A slot holds one batch at a
+/// time, so batches of all sizes use the same buffers.
 #[derive(Debug, Default)]
 pub(super) struct Buffers(BTreeMap<(u8, TensorId), Rc<DeviceBuffer>>);
 
-/// A tensor of a model.
+/// The identity of a tensor within a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TensorId {
     Input(usize),
@@ -197,19 +199,19 @@ impl Binder<'_> {
         let start = buffer.start().as_ptr().cast();
         let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
         let mut value = std::ptr::null_mut();
-        // SAFETY: the memory has at least the size of the shape, and outlives the value: bindings
-        // are dropped before buffers.
+        // SAFETY: the memory is at least as large as the shape requires, and outlives the value:
+        // bindings are dropped before buffers.
         ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
         let value = NonNull::new(value).expect("the call above created the value");
-        // SAFETY: the value is a tensor, and has no other owner.
+        // SAFETY: the value is a tensor and has no other owner.
         Ok(unsafe { DynTensor::from_ptr(value, Some(self.allocator)) })
     }
 }
 
 impl Recorder<'_> {
-    /// Records the batch, if that is possible, and then `copies` further times, and returns the
-    /// further recordings. The inputs must be in place. The batch runs once before the recording,
-    /// so that everything that happens only once is done.
+    /// Records the batch, if that is possible, and records it `copies` more times. Returns the
+    /// additional recordings. The inputs must be in place. The batch runs once before the
+    /// recording, so that all one-time work is already done.
     pub(super) fn record(
         &mut self,
         bound: &mut BoundBatch,
@@ -241,8 +243,8 @@ impl Recorder<'_> {
         };
         let Some(recording) = record()? else {
             allot_outputs(binding, outputs, self.maker.memory)?;
-            // The driver reports a failed recording to the next call as well, and this run takes
-            // that error.
+            // The driver also reports a failed recording to the next call. This run receives that
+            // error, so that no later run does.
             self.session.run_binding_with_options(binding, self.options).ok();
             return Ok(Vec::new());
         };

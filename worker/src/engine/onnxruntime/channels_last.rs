@@ -1,9 +1,10 @@
-//! Convolutions with channels last (NHWC), which tensor cores need. With channels first, cuDNN
-//! transposes inputs and outputs at every batch.
+//! Convolutions with channels last (NHWC), the layout that tensor cores need. With channels first,
+//! cuDNN transposes inputs and outputs in every batch.
 //!
-//! ONNX Runtime transposes a model's activations when it optimises the model, but the weights only
-//! when a session loads them, into the session's own memory. So this module transposes the weights
-//! of an optimised form once, and renames its convolutions to the operator that takes such weights.
+//! ONNX Runtime transposes a model's activations when it optimises the model. It transposes the
+//! weights only when a session loads them, into the session's own memory. This module therefore
+//! transposes the weights of an optimised form once, and replaces its convolutions by the operator
+//! that accepts such weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,11 +21,11 @@ use super::model_file::{ExternalTensor, NodeProto, read};
 /// The domain that ONNX Runtime gives to operators whose activations it has transposed.
 const NHWC_DOMAIN: &str = "com.ms.internal.nhwc";
 
-/// The operator of [`DOMAIN`] whose weights also have their channels last.
+/// The operator of [`DOMAIN`] whose weights have channels last as well.
 const OPERATOR: &str = "NhwcConv";
 const DOMAIN: &str = "com.microsoft";
 
-/// The numbers of fields in ONNX's messages.
+/// The field numbers of ONNX's messages.
 const GRAPH: u32 = 7;
 const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
@@ -32,8 +33,8 @@ const NODE_OPERATOR: u32 = 4;
 const NODE_DOMAIN: u32 = 7;
 const TENSOR_SHAPE: u32 = 1;
 
-/// Transposes the weights of a model's convolutions in the file `weights`, and renames these
-/// convolutions in the file `model`.
+/// Transposes the weights of a model's convolutions in the file `weights`, and changes the operator
+/// of these convolutions in the file `model`.
 pub(super) fn transpose(model: &Path, weights: &Path) -> io::Result<()> {
     let found = read(model)?;
     let tensors = found.external_tensors();
@@ -50,7 +51,7 @@ pub(super) fn transpose(model: &Path, weights: &Path) -> io::Result<()> {
     std::fs::write(model, rewritten(&bytes, &transposed)?)
 }
 
-/// Returns the tensors that are weights of transposed convolutions and have no other use.
+/// Returns the tensors that are only used as weights of transposed convolutions.
 fn convolved_only<'t>(
     nodes: &[NodeProto],
     tensors: impl Iterator<Item = &'t ExternalTensor>,
@@ -97,7 +98,8 @@ fn transpose_weights(file: &File, tensor: &ExternalTensor) -> io::Result<()> {
     file.write_all_at(&transposed, tensor.offset)
 }
 
-/// Returns the model's file with transposed weights. All other fields stay, including unknown ones.
+/// Returns the content of the model's file with transposed weights. All other fields stay,
+/// including unknown fields.
 fn rewritten(model: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
     let mut whole = Vec::with_capacity(model.len());
     each_field(model, |field| {
@@ -119,7 +121,7 @@ fn graph(graph: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Resu
                 let weights = node.inputs.get(1).filter(|_| is_nhwc_convolution(&node));
                 let mut content = field.content.to_vec();
                 if weights.is_some_and(|name| transposed.contains_key(name.as_str())) {
-                    // If a field comes twice, the last one counts.
+                    // If a field occurs twice, decoders use the last occurrence.
                     string::encode(NODE_OPERATOR, &OPERATOR.to_owned(), &mut content);
                     string::encode(NODE_DOMAIN, &DOMAIN.to_owned(), &mut content);
                 }
@@ -152,9 +154,9 @@ fn initializer(tensor: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> i
 /// A field of a message.
 struct Field<'m> {
     number: u32,
-    /// The bytes of the field with its key.
+    /// The bytes of the field, including its key.
     raw: &'m [u8],
-    /// The content of the field; empty for a plain number.
+    /// The content of the field, which is empty for a plain number.
     content: &'m [u8],
 }
 
@@ -189,7 +191,8 @@ mod tests {
     use super::super::model_file::{ModelProto, external, node};
     use super::*;
 
-    /// The shape of weights with 2 outputs × 3 inputs × 1 × 2, numbered in memory order.
+    /// The shape of weights with 2 outputs × 3 inputs × 1 × 2. The elements are numbered in memory
+    /// order.
     const SHAPE: [i64; 4] = [2, 3, 1, 2];
 
     fn numbered() -> Vec<u8> {
@@ -208,7 +211,7 @@ mod tests {
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
             let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
-            // This is a field that the module does not know: the version of the format.
+            // The module does not interpret this field, which is the version of the format.
             prost::encoding::int64::encode(1, &8, &mut bytes);
             std::fs::write(&model, bytes).unwrap();
             std::fs::write(&weights, [numbered(), numbered()].concat()).unwrap();

@@ -1,5 +1,5 @@
-//! The constants in a model's file. Models often compare inputs with constants, such as a rate that
-//! selects a branch, or the categories of an encoder.
+//! The constants in a model's file, as candidates for made-up inputs. Models often compare inputs
+//! with constants, such as a rate that selects a branch, or the categories of an encoder.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,24 +7,24 @@ use std::path::Path;
 use prost::Message;
 use prost::bytes::Bytes;
 
-/// The maximum number of constants of a kind.
+/// The maximum number of constants of each kind.
 const MAX_CONSTANTS: usize = 32;
 
-/// The maximum number of elements of a constant; larger tensors are weights.
+/// The maximum number of elements of a constant. Larger tensors are weights.
 const MAX_ELEMENTS: usize = 4;
 
-/// ONNX's numbers of the datatypes INT32 and INT64.
+/// ONNX's numbers for the datatypes INT32 and INT64.
 const INT32: i32 = 6;
 const INT64: i32 = 7;
 
-/// The small integers and the texts in a model's file, in the order of the file.
+/// The small integers and the strings in a model's file, in the order of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Constants {
     pub whole: Vec<i64>,
     pub texts: Vec<String>,
 }
 
-/// A model's file. The numbers of the fields are those of onnx.proto.
+/// The fields of a model's file that are read here. The field numbers are those of onnx.proto.
 #[derive(Message)]
 struct ModelFile {
     #[prost(message, optional, tag = "7")]
@@ -68,7 +68,7 @@ struct TensorPart {
 }
 
 impl Constants {
-    /// Reads the constants of a model's file, or none if the file cannot be read.
+    /// Reads the constants of a model's file. Returns none if the file cannot be read.
     pub fn of(model: &Path) -> Self {
         let read = std::fs::read(model).ok().and_then(|bytes| ModelFile::decode(Bytes::from(bytes)).ok());
         let Some(graph) = read.and_then(|model| model.graph) else { return Self::default() };

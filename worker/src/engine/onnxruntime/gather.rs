@@ -1,24 +1,24 @@
-//! Gathers the bytes of an input from all requests of a batch.
+//! Gathers the bytes of one input from all requests of a batch.
 
 use shadowslice_shared::slab::ALIGNMENT;
 
 use crate::inputs::Inputs;
 
-/// A buffer that is reused from batch to batch.
+/// A buffer that all batches reuse.
 #[derive(Debug, Default)]
 pub(super) struct GatherBuffer {
     bytes: Vec<u8>,
 }
 
 impl GatherBuffer {
-    /// Returns the input in one aligned piece: in place if its bytes are one already, else in this
-    /// buffer.
+    /// Returns the input as one aligned piece. If the bytes already form such a piece, returns them
+    /// in place. Otherwise copies them to this buffer.
     pub(super) fn whole<'b>(&'b mut self, inputs: &Inputs<'b>, input: usize) -> &'b [u8] {
         let first = inputs.part(0, input);
         if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
     }
 
-    /// Returns booleans. Bytes other than 0 and 1 mean true, as in C.
+    /// Returns booleans. Bytes other than 0 and 1 count as true, as in C.
     pub(super) fn booleans(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let bytes = self.gathered(inputs, input);
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
@@ -28,7 +28,7 @@ impl GatherBuffer {
     pub(super) fn gathered(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let parts = || (0..inputs.requests()).map(|request| inputs.part(request, input));
         let len = parts().map(<[u8]>::len).sum::<usize>();
-        // The room suffices to start at an aligned address, wherever the buffer lies.
+        // The buffer is large enough to contain an aligned start address, wherever the buffer lies.
         self.bytes.resize(self.bytes.len().max(len + ALIGNMENT as usize), 0);
         let start = self.bytes.as_ptr().align_offset(ALIGNMENT as usize);
         let whole = &mut self.bytes[start..start + len];

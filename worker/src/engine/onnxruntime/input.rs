@@ -1,4 +1,4 @@
-//! The inputs of a batch as values of ONNX Runtime.
+//! The inputs of a batch as ONNX Runtime values.
 
 use std::fmt::Debug;
 
@@ -13,8 +13,8 @@ use super::gather::GatherBuffer;
 use super::{run_failure, strings};
 use crate::inputs::Inputs;
 
-/// Returns an input. The tensor of one request is read in place; those of several requests are
-/// stacked in `buffer`.
+/// Returns an input. The tensor of a single request is read in place. The tensors of several
+/// requests are stacked in `buffer`.
 pub(super) fn value<'b>(
     inputs: &Inputs<'b>,
     input: usize,
@@ -89,8 +89,8 @@ where
     typed(buffer.whole(inputs, input))
 }
 
-/// Returns the booleans in place, unless a byte is neither 0 nor 1: a `bool` must not have other
-/// values.
+/// Returns the booleans in place, unless a byte is neither 0 nor 1. A Rust `bool` must not have any
+/// other value.
 fn booleans<'b>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [bool] {
     if inputs.requests() == 1
         && let Ok(booleans) = <[bool]>::try_ref_from_bytes(inputs.part(0, input))

@@ -1,5 +1,5 @@
-//! Instantiates a model's recordings on partitions. Once the worker serves, this happens on its own
-//! thread, one recording after the other, and first those for which a batch waits.
+//! Instantiates a model's recordings on partitions. Once the worker serves, a separate thread
+//! instantiates them one by one, beginning with the recordings for which a batch waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
 use crate::device::cuda::{CudaError, CudaGpu, StreamMark};
 
-/// The values of `first` that are not the number of a recording: no recording is urgent, or the
-/// order is cancelled.
+/// The values of `first` that are not the number of a recording. `NOT_URGENT` means that no
+/// recording is urgent, and the other value means that the order is cancelled.
 pub(super) const NOT_URGENT: usize = usize::MAX;
 pub(super) const CANCELLED: usize = usize::MAX - 1;
 
@@ -23,11 +23,11 @@ pub(super) struct InstantiateOrder {
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
-    /// The executables of the partition that used this recording set before.
+    /// The executables of the partition that previously used this recording set.
     pub(super) stale: Option<StaleExecutables>,
 }
 
-/// The executables of a partition that is no longer used.
+/// The executables of a partition that is no longer in use.
 #[derive(Debug)]
 pub(super) struct StaleExecutables {
     pub(super) executables: Vec<Option<Executable>>,
@@ -39,15 +39,15 @@ pub(super) struct StaleExecutables {
 pub(super) enum InstantiatorEvent {
     /// The result of instantiating one recording.
     Recording { groups: Groups, number: usize, result: Result<Executable, CudaError> },
-    /// The end of an order: no further recordings are instantiated on these groups.
+    /// The end of an order, after which no further recordings are instantiated on these groups.
     Finished { groups: Groups },
 }
 
-/// One copy of each of a model's recordings. A set can be ready on one partition at a time.
+/// One copy of each of a model's recordings. A set can be ready on only one partition at a time.
 #[derive(Debug, Default)]
 struct RecordingSet(Vec<Recording>);
 
-/// An order with the recordings that are not instantiated yet.
+/// An order, with the recordings that have not been instantiated yet.
 #[derive(Debug)]
 struct Unfinished {
     order: InstantiateOrder,

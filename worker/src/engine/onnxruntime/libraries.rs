@@ -1,5 +1,5 @@
-//! The libraries that a worker can load, tried in this process in the same way. This does not touch
-//! the GPU.
+//! The libraries that a worker can load. This process loads them in the same way as a worker, which
+//! does not touch the GPU.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Library, linker_says, providers};
 
-/// Tries to load each library. Errors are those of the dynamic linker or of ONNX Runtime.
+/// Tries to load each library. The errors are those of the dynamic linker or of ONNX Runtime.
 pub fn try_libraries(onnxruntime: Option<&Path>) -> Value {
     json!({
         "libcuda": load("libcuda.so.1"),
@@ -33,13 +33,14 @@ fn load(name: &str) -> Result<(), String> {
 }
 
 /// Returns the major version of the CUDA libraries among the loaded files, for example 13. A worker
-/// always loads those of CUDA 13, so the lower of two versions is the provider's.
+/// always loads the libraries of CUDA 13. If there are two versions, the lower version is therefore
+/// that of the provider.
 fn cuda_version(files: &str) -> Option<u32> {
     let versions = files.split("libcublas.so.").skip(1);
     versions.filter_map(|rest| rest.split(['.', '\n']).next()?.parse().ok()).min()
 }
 
-/// Returns ONNX Runtime's message without the position in its source.
+/// Returns ONNX Runtime's message without the position in ONNX Runtime's source code.
 fn without_source_position(message: &str) -> &str {
     message.rsplit_once(" : ").map_or(message, |(_, rest)| rest).trim().trim_end_matches('.')
 }

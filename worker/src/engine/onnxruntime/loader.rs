@@ -19,36 +19,36 @@ use super::{OnnxSession, Signature, channels_last, options, providers};
 use crate::device::cuda::CudaGpu;
 use shadowslice_shared::errors::chain;
 
-/// Everything that sessions of a model have in common.
+/// The settings and resources that all sessions of a model share.
 pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,
     pub(super) threads: u32,
     pub(super) providers: Vec<ProviderSpec>,
     pub(super) optimised: Option<Optimised>,
-    /// The large tensors of the optimised forms, for all sessions.
+    /// The large tensors of the optimised forms, which all sessions share.
     pub(super) weights: Weights,
     pub(super) unshared: Option<String>,
-    /// True if the model's convolutions compute with channels last. Becomes false if the model
-    /// cannot be loaded that way.
+    /// True if the model's convolutions use channels last. Becomes false if the model cannot be
+    /// loaded with channels last.
     pub(super) channels_last: bool,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
-/// The permission for the host's processor to compute operators that the providers do not support.
+/// Permission for the host's CPU to compute operators that the providers do not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
     Allowed,
     Forbidden,
 }
 
-/// The lengths of the axes that a model leaves open, by the axes' names.
+/// The lengths of a model's dynamic axes, by the names of the axes.
 pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
-    /// Returns a session for all shapes, in which the axes with these names have these lengths. The
-    /// session is loaded from the model's optimised form, which is created first if necessary. If
-    /// the form cannot be created or used, the session costs more time and memory, but works.
+    /// Returns a session for all shapes in which the named axes have these lengths. The session
+    /// loads the model's optimised form, which is created first if necessary. If the form cannot be
+    /// created or used, the session still works, but needs more time and memory.
     pub(super) fn session(
         &mut self,
         fallback: Fallback,
@@ -77,7 +77,7 @@ impl Loader {
             None => match optimised.keep(&name, |file| self.optimise(fallback, lengths, file)) {
                 Ok(kept) => kept.map_err(|error| chain(&error)),
                 Err(refusal) if needs_processor(&refusal) => return Err(refusal),
-                // This may be a full disk. The load below reports faults of the model itself.
+                // The cause may be a full disk. The load below reports errors of the model itself.
                 Err(refusal) => Err(refusal.to_string()),
             },
         };
@@ -132,7 +132,7 @@ impl Loader {
         OnnxSession::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
     }
 
-    /// Returns the file that describes the operators as they run.
+    /// Returns the file that describes the operators in the form in which they run.
     pub(super) fn graph(&self) -> PathBuf {
         let form = self
             .optimised
@@ -162,12 +162,12 @@ impl Loader {
         }
         if scratch == Scratch::Shared {
             builder = builder.with_env_allocators().map_err(refused)?;
-            // A memory pattern would be one large block, in addition to those of the first
+            // A memory pattern would be one large block, in addition to the blocks of the first
             // execution.
             builder = builder.with_memory_pattern(false).map_err(refused)?;
         }
         if fallback == Fallback::Forbidden {
-            // A failure is expected here, and must not be logged as an error.
+            // A failure is expected here, and ONNX Runtime must not log it as an error.
             builder = builder.with_disable_cpu_fallback().map_err(refused)?;
             builder = builder.with_log_level(LogLevel::Fatal).map_err(refused)?;
         }
@@ -175,14 +175,14 @@ impl Loader {
     }
 }
 
-/// Returns true if ONNX Runtime refused the session because some operators need the CPU, which the
-/// session may not use.
+/// Returns true if ONNX Runtime refused the session because some operators need the CPU, which this
+/// session must not use.
 fn needs_processor(refusal: &BootRefusal) -> bool {
     refusal.to_string().contains("fallback to CPU EP has been explicitly disabled")
 }
 
-/// Returns the lengths of the axes that a model leaves open. Returns `None` if such an axis has no
-/// name, or if one name has two lengths.
+/// Returns the lengths of a model's dynamic axes in a batch of this form. Returns `None` if a
+/// dynamic axis has no name, or if one name has two lengths.
 pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     let mut lengths = Lengths::new();
     for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {
@@ -197,8 +197,8 @@ pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     Some(lengths)
 }
 
-/// Returns the name of each axis of an input that is open. Returns `None` if an open axis has no
-/// name.
+/// Returns one entry for each axis of an input: its name if the axis is dynamic, otherwise `None`.
+/// Returns `None` for the whole input if a dynamic axis has no name.
 fn open_axes(outlet: &Outlet) -> Option<Vec<Option<String>>> {
     let ValueType::Tensor { shape, dimension_symbols, .. } = outlet.dtype() else { return None };
     let axes = shape.iter().zip(dimension_symbols.iter());

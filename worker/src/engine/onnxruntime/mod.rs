@@ -1,5 +1,5 @@
-//! ONNX Runtime, whose library is loaded at run time. On an emulated device it computes on the CPU,
-//! on a real one with the providers of the assignment.
+//! ONNX Runtime, whose library is loaded at run time. On an emulated device it computes on the CPU.
+//! On a real GPU it uses the providers of the assignment.
 
 mod bound;
 mod channels_last;
@@ -44,23 +44,23 @@ pub use on_gpu::GpuEngine;
 pub(super) use on_gpu::RetainedModel;
 use shadowslice_shared::errors::chain;
 
-/// Sets what must be set before any library is loaded. `cache` is the folder of the model's
-/// optimised forms.
+/// Sets the environment variables that must be set before any library is loaded. `cache` is the
+/// folder of the model's optimised forms.
 pub(super) fn prepare(model: &Path, cache: &Path) {
     if Optimised::is_convolutional(cache, model) {
         providers::give_small_workspaces();
     }
 }
 
-/// ONNX Runtime's loaded library.
+/// The loaded library of ONNX Runtime.
 #[derive(Debug)]
 pub struct Library {
     environment: Environment,
 }
 
 impl Library {
-    /// Loads the library, with `gpu` also the libraries that it needs to compute on GPUs. This does
-    /// not touch the GPU. Call it once in a process.
+    /// Loads the library. If `gpu` is true, also loads the libraries that it needs to compute on
+    /// GPUs. This does not touch the GPU. Call it only once in a process.
     ///
     /// The supervisor sets `ORT_DISABLE_TELEMETRY`, because the library sends its first event
     /// before a call from here could disable telemetry.
@@ -83,12 +83,12 @@ impl Library {
     }
 }
 
-/// Returns the error behind "dlopen failed", which names the file.
+/// Returns the cause of a "dlopen failed" error. The cause names the file.
 fn linker_says(fault: &dyn Error) -> String {
     chain(fault.source().unwrap_or(fault))
 }
 
-/// A session of ONNX Runtime, with the buffers of its inputs.
+/// A session of ONNX Runtime, and the buffers of its inputs.
 #[derive(Debug)]
 pub struct OnnxSession {
     session: Session,
@@ -97,8 +97,7 @@ pub struct OnnxSession {
 }
 
 impl OnnxSession {
-    /// Loads a model on the host's processor. `threads` is the number of threads within an
-    /// operator.
+    /// Loads a model on the host's CPU. `threads` is the number of threads within an operator.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
         let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
         let (engine, signature) = Self::commit(builder, model)?;
@@ -117,7 +116,7 @@ impl OnnxSession {
                 _ => BootRefusal::Model(fault.message().to_owned()),
             })?;
         let inputs = specs("input", session.inputs()).map_err(BootRefusal::Model)?;
-        // ONNX Runtime presents an input without a shape as a scalar.
+        // ONNX Runtime reports an input without a shape as a scalar.
         let scalars: Vec<_> =
             inputs.iter().filter(|input| input.shape.is_empty()).map(|input| input.name.as_str()).collect();
         if !scalars.is_empty()
@@ -157,8 +156,8 @@ impl OnnxSession {
     }
 }
 
-/// Returns the options of all sessions. Spinning is off: it costs 10 ms of CPU time per run at a
-/// pause of 10 ms, and other workers need the cores.
+/// Returns the options of all sessions. Spinning is off, because with pauses of 10 ms between runs
+/// it costs 10 ms of CPU time per run. Other workers need these cores.
 fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
     let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
     Session::builder(environment)
@@ -173,7 +172,7 @@ fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, St
         .map_err(fault)
 }
 
-/// The advice on a classifier's probabilities, which skl2onnx and onnxmltools export as maps.
+/// Advice for classifiers whose probabilities skl2onnx or onnxmltools exported as maps.
 const ZIPMAP: &str = "; export the classifier with options={'zipmap': False}";
 
 fn unsupported(side: &str, name: &str, kind: &ValueType) -> String {
@@ -199,12 +198,12 @@ fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     outlets.iter().map(spec).collect()
 }
 
-/// The maximum number of optional inputs of a model. A model with more has its weights among its
-/// inputs, as exporters write them with `keep_initializers_as_inputs`.
+/// The maximum number of optional inputs of a model. If a model has more, its weights are among its
+/// inputs, because exporters wrote it with `keep_initializers_as_inputs`.
 const MAX_OPTIONAL: usize = 16;
 
-/// Returns the inputs with defaults in the model's file, or none if there are too many. Inputs of
-/// text keep their defaults.
+/// Returns the inputs that have defaults in the model's file, or none if there are too many. String
+/// inputs always keep their defaults.
 fn optional(session: &Session) -> Vec<TensorSpec> {
     let spec = |input: &OverridableInitializer| {
         let ValueType::Tensor { ty, shape, .. } = input.dtype() else { return None };
@@ -254,8 +253,8 @@ fn element_type(datatype: Datatype) -> TensorElementType {
     }
 }
 
-/// Returns the failure of a run. The warm-up has run before, so an invalid argument comes from the
-/// request.
+/// Converts an error of ONNX Runtime to the failure of a run. The model has already run in the
+/// warm-up, so an invalid argument comes from the request.
 fn run_failure(fault: &ort::Error) -> RunFailure {
     let why = fault.message().to_owned();
     match fault.code() {

@@ -1,4 +1,4 @@
-//! The operators and the large tensors in a model's file.
+//! The operators and large tensors in a model's file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -49,11 +49,11 @@ struct ExternalEntry {
     value: String,
 }
 
-/// A tensor of the model whose bytes are in another file.
+/// A tensor of the model whose bytes are stored in another file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExternalTensor {
     pub(super) name: String,
-    /// ONNX's number of the elements' datatype.
+    /// ONNX's number for the datatype of the elements.
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
     /// The path of the file, relative to the model's folder.
@@ -63,7 +63,7 @@ pub(super) struct ExternalTensor {
     pub(super) bytes: Option<u64>,
 }
 
-/// The fields of a model's file that tell which inputs have a shape.
+/// The fields of a model's file that show which inputs have a shape.
 #[derive(Message)]
 struct ModelInputs {
     #[prost(message, optional, tag = "7")]
@@ -96,12 +96,12 @@ struct TensorType {
     shape: Option<Axes>,
 }
 
-/// A shape, whose axes are not read because a scalar has none.
+/// A shape. Its axes are not read, because only the presence of a shape matters.
 #[derive(Message)]
 struct Axes {}
 
-/// Returns the first of these inputs that is a tensor without a shape, whose rank is therefore
-/// unknown. Returns `None` also if the file cannot be read.
+/// Returns the first of these inputs that is a tensor without a shape, and therefore of unknown
+/// rank. Also returns `None` if the file cannot be read.
 pub(super) fn input_without_rank(model: &Path, names: &[&str]) -> Option<String> {
     let model = ModelInputs::decode(std::fs::read(model).ok()?.as_slice()).ok()?;
     let without_shape =
@@ -134,10 +134,10 @@ impl ModelProto {
         self.external_tensors().into_iter().map(|tensor| tensor.file).collect()
     }
 
-    /// Returns true if the model has more convolutions in two dimensions than products of matrices,
-    /// and otherwise only operators that were tried with channels last. Grouped convolutions do not
-    /// count, because cuDNN compiles kernels for them, nor do operators that cannot be recorded
-    /// with channels last.
+    /// Returns true if the model has more two-dimensional convolutions than matrix products, and
+    /// all its other operators have been tested with channels last. Grouped convolutions do not
+    /// count, because cuDNN compiles kernels for them. Operators that cannot be recorded with
+    /// channels last are also excluded.
     pub(super) fn is_convolutional(&self) -> bool {
         let nodes = self.nodes();
         let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);
@@ -164,7 +164,7 @@ impl ModelProto {
 /// The operators that multiply matrices.
 const MATRIX_PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
 
-/// The other operators of networks of convolutions.
+/// The other operators of convolutional networks that have been tested with channels last.
 const TESTED_OPERATORS: [&str; 19] = [
     "Add",
     "AveragePool",
@@ -234,15 +234,15 @@ impl AttributeProto {
     }
 }
 
-/// Returns true if ONNX Runtime's provider for CUDA may store something for the last shape that an
-/// operator saw, such as the plan of a convolution. The next shape replaces that, and frees the
-/// kernels that a recording would start. A file that cannot be read may have such operators.
+/// Returns true if ONNX Runtime's CUDA provider may store data for the last shape that an operator
+/// processed, such as the plan of a convolution. The next shape replaces that data, and frees the
+/// kernels that a recording would start. If the file cannot be read, returns true.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
     let Ok(ModelProto { graph: Some(graph), functions }) = read(model) else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
-/// Searches nodes and their graphs. Decoding bounds the depth of the recursion.
+/// Searches nodes and the graphs inside them. The decoder limits the depth of the recursion.
 fn any_remembers(nodes: &[NodeProto]) -> bool {
     nodes.iter().any(|node| {
         let mut inner = node.attributes.iter().flat_map(|held| held.graph.iter().chain(&held.graphs));
@@ -254,7 +254,8 @@ fn remembers(operator: &str) -> bool {
     operator.contains("Conv") || matches!(operator, "RNN" | "LSTM" | "GRU")
 }
 
-/// Returns an FP32 tensor in the file `weights`, at this offset and of this length in bytes.
+/// Returns an FP32 tensor that is stored in the file `weights` at this offset, with this length in
+/// bytes.
 #[cfg(test)]
 pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> TensorProto {
     let property = |key: &str, value: String| ExternalEntry { key: key.to_owned(), value };
@@ -334,7 +335,7 @@ mod tests {
         assert!(remembers_shapes(&folder.path().join("nothing")));
     }
 
-    /// Returns a field with these bytes.
+    /// Returns an encoded field with these bytes.
     fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
         let mut field = Vec::new();
         prost::encoding::bytes::encode(number, &bytes.to_vec(), &mut field);

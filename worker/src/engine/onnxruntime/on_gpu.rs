@@ -1,6 +1,6 @@
-//! A model on a real GPU. Inputs are copied from the request slab directly to tensors on the GPU,
-//! and answers directly into the response slab; no call waits for the GPU.
-#![allow(unsafe_code)] // copies between slabs and the tensors of ONNX Runtime
+//! A model on a real GPU. Inputs are copied directly from the request slab to tensors on the GPU,
+//! and answers directly into the response slab. No call waits for the GPU.
+#![allow(unsafe_code)] // This module copies between slabs and the tensors of ONNX Runtime.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -33,29 +33,29 @@ use crate::engine::fetch::fetch;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
-/// The parts of a model that earlier workers have left.
+/// The parts of a model that earlier workers have left for later ones.
 #[derive(Debug, Default)]
 pub struct RetainedModel<'k> {
     /// The folder of the model's optimised forms.
     pub folder: Option<&'k Path>,
-    /// The socket over which weights on the GPU are exchanged.
+    /// The socket over which worker and supervisor exchange the weights on the GPU.
     pub weights: Option<OwnedFd>,
 }
 
-/// The maximum number of forms whose tensors stay bound. A warmed-up model has about a dozen sizes,
-/// in two slots.
+/// The maximum number of forms whose tensors stay bound. After warm-up, a model has about a dozen
+/// sizes, in two slots.
 const MAX_BOUND: usize = 64;
 
-/// The engine of ONNX Runtime on a real GPU.
+/// The ONNX Runtime engine on a real GPU.
 pub struct GpuEngine {
-    // The fields are in the order in which they must be dropped: tensors before sessions, the GPU
-    // last.
+    // The fields are dropped in this order: tensors before sessions, and the GPU last.
     bound: Vec<BoundBatch>,
     buffers: Buffers,
     /// The partitions, or `None` if the model's share is not a partition inside the process.
     partitions: Option<RecordedPartitions>,
     unmovable: Option<MoveError>,
-    /// The number of kernels of the last recorded batch; other sizes have about as many.
+    /// The number of kernels in the last recorded batch. Other batch sizes have about the same
+    /// number.
     kernels: Option<u32>,
     options: RunOptions,
     allocator: Allocator,
@@ -72,7 +72,7 @@ impl fmt::Debug for GpuEngine {
 
 impl GpuEngine {
     /// Loads a model. `threads` is the number of threads within operators that run on the host's
-    /// processor. `partitioned` is true if the model's share is a partition inside the process.
+    /// CPU. `partitioned` is true if the model's share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
@@ -138,8 +138,8 @@ impl GpuEngine {
         self.sessions.channels_last()
     }
 
-    /// Has later workers load the model with channels first. Returns false if the note for them
-    /// cannot be written.
+    /// Makes later workers load the model with channels first. Returns false if the file that tells
+    /// them to do so cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         self.sessions.use_channels_first(why)
     }
@@ -193,7 +193,8 @@ impl GpuEngine {
         self.kernels
     }
 
-    /// Prepares a partition. The result comes from this call or from [`next_prepared`](Self::next_prepared).
+    /// Prepares a partition. The result comes from this call or, later, from
+    /// [`next_prepared`](Self::next_prepared).
     pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
@@ -204,8 +205,8 @@ impl GpuEngine {
         }
     }
 
-    /// Returns true if batches of this number of rows run on the partition, which must be ready.
-    /// Otherwise they run on all SMs.
+    /// Returns true if batches with this number of rows run on the partition, which must be ready.
+    /// Otherwise such batches run on all SMs.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
             return true;
@@ -217,7 +218,8 @@ impl GpuEngine {
         })
     }
 
-    /// Returns the result for a partition since the last call, if there is one.
+    /// Returns one result for a partition that has become available since the last call, if there
+    /// is one.
     pub fn next_prepared(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.next_prepared()
     }
@@ -228,7 +230,7 @@ impl GpuEngine {
         }
     }
 
-    /// Starts a batch, and returns the parts of its answer. They are written once the GPU has
+    /// Starts a batch, and returns the parts of its answer. The parts are complete once the GPU has
     /// [finished](CudaGpu::execution_time) the batch of this slot.
     pub fn begin(
         &mut self,
@@ -236,7 +238,7 @@ impl GpuEngine {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<BatchOutput>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
-            // Strings are on the host; ONNX Runtime copies what it needs.
+            // Strings are in host memory. ONNX Runtime copies the strings that it needs.
             self.refuse_partition(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
             self.sessions.first_mut().run(inputs, slot)?
@@ -253,7 +255,7 @@ impl GpuEngine {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// Refuses partitions: a batch that is not recorded runs on all SMs of the process.
+    /// Refuses partitions, because a batch that is not recorded runs on all SMs of the process.
     fn refuse_partition(&self, groups: Groups) -> Result<(), RunFailure> {
         if groups == Groups::WHOLE {
             return Ok(());
@@ -263,8 +265,8 @@ impl GpuEngine {
         ))
     }
 
-    /// Records batches of this size. All sizes must have run before the first is recorded, because
-    /// memory that they keep must not lie where a recording writes.
+    /// Records batches of this size. Batches of all sizes must have run before the first recording.
+    /// Otherwise memory that a later size keeps could overlap memory that a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
@@ -302,8 +304,8 @@ impl GpuEngine {
                 gpu.replay(executable).map_err(|fault| cuda_failure(&fault))?;
                 let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
-                    // SAFETY: the recording has at least the batch's number of rows, and alone
-                    // writes its buffer.
+                    // SAFETY: the recording has at least the batch's number of rows, and only the
+                    // recording writes to its buffer.
                     unsafe { fetch(&layout.shape, row, buffer.start(), inputs, gpu, slot) }
                 });
                 fetched.collect()
@@ -340,9 +342,10 @@ impl GpuEngine {
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {
             return Ok(found);
         }
-        // Batches in flight may use what is dropped now.
+        // Batches in flight may still use what is dropped now.
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        // Old outputs would fragment the scratch memory, and the next batch needs large blocks.
+        // Old outputs would fragment the scratch memory, in which the next batch needs large
+        // blocks.
         for bound in &mut self.bound {
             bound.drop_outputs(&self.sessions.at(bound.session).outputs, &self.memory)?;
         }
@@ -392,10 +395,10 @@ impl GpuEngine {
             };
             let mut done = 0;
             for part in parts {
-                // SAFETY: there is room for a batch at least as large, and `Inputs` has checked the
-                // lengths of its parts. Only the batch in this slot uses that memory, and a part in
+                // SAFETY: the buffer has space for a batch of this size, and `Inputs` has checked
+                // the lengths of its parts. Only the batch in this slot uses that memory. A part in
                 // the slab does not change until the batch is answered. A part elsewhere is not
-                // registered with the driver, which has copied it when the call returns.
+                // registered with the driver, so the driver has copied it when the call returns.
                 unsafe { self.gpu.copy_in(part, place.start().add(done)) }
                     .map_err(|fault| cuda_failure(&fault))?;
                 done += part.len();
@@ -435,7 +438,7 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // A recording that does not fit there runs on all SMs. If the warm-up has not found that, the
-    // thread's report does.
+    // A recording that does not fit on the partition runs on all SMs. If the warm-up has not found
+    // this, the instantiator's thread reports it.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

@@ -2,15 +2,15 @@
 //! session loads the result.
 //!
 //! ```text
-//! CACHE/index.json                  the content of each model's files, by their size and time
+//! CACHE/index.json                  the digest of each model's content, by file size and time
 //! CACHE/CONTENT-…/FORM/model.onnx   the optimised graph
 //!                     /weights      its large tensors
 //!                     /form.json    their offsets and digests
 //! CACHE/CONTENT-…/channels-first    the reason why convolutions do not use channels last
 //! ```
 //!
-//! A form is the model for all shapes, or for certain lengths of its dynamic axes. The cache is not
-//! essential: missing or damaged files are created again.
+//! A form is the model for all shapes, or for certain lengths of its dynamic axes. Missing or
+//! damaged files in the cache are created again.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -22,15 +22,15 @@ use sha2::{Digest, Sha256};
 
 use super::model_file;
 
-/// The minimum size of a large tensor, in bytes. Smaller ones stay in the optimised graph: each
-/// session has a copy, and some are shapes, which ONNX Runtime needs on the host.
+/// The minimum size of a large tensor, in bytes. Smaller tensors stay in the optimised graph, and
+/// each session has a copy. Some of them are shapes, which ONNX Runtime needs in host memory.
 pub(super) const LARGE_TENSOR_BYTES: u64 = 4096;
 
-/// The number of contents that the cache keeps for a model: the present one, and the one before or
-/// after it.
+/// The number of versions of a model's content that the cache keeps: the current version, and one
+/// that preceded or follows it.
 const MAX_CONTENTS: usize = 2;
 
-/// The file that exists, with the reason in it, if channels last failed for the model.
+/// The file that exists if channels last failed for the model. It contains the reason.
 const CHANNELS_FIRST_FILE: &str = "channels-first";
 
 const READ_BYTES: usize = 1 << 22;
@@ -38,7 +38,8 @@ const READ_BYTES: usize = 1 << 22;
 /// A SHA-256 digest.
 pub(super) type Fingerprint = [u8; 32];
 
-/// The optimised forms of a model with this content, for this GPU and this version of ONNX Runtime.
+/// The optimised forms of a model with a certain content, for this GPU and this version of ONNX
+/// Runtime.
 #[derive(Debug)]
 pub(super) struct Optimised {
     folder: PathBuf,
@@ -46,14 +47,14 @@ pub(super) struct Optimised {
     pub(super) channels_last: bool,
 }
 
-/// An optimised form of a model, in its folder.
+/// An optimised form of a model, stored in its own folder.
 #[derive(Debug)]
 pub(super) struct OptimisedForm {
     folder: PathBuf,
     pub(super) tensors: Vec<StoredTensor>,
 }
 
-/// A large tensor in the file of weights.
+/// A large tensor in the form's file `weights`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredTensor {
     pub(super) name: String,
@@ -64,7 +65,7 @@ pub(super) struct StoredTensor {
     pub(super) fingerprint: Fingerprint,
 }
 
-/// The content of `form.json`.
+/// The content of the file `form.json`.
 #[derive(Serialize, Deserialize)]
 struct Description {
     /// The digest of the optimised graph's file.
@@ -72,16 +73,16 @@ struct Description {
     tensors: Vec<StoredTensor>,
 }
 
-/// The files of a model, and their content when it was last read.
+/// The files of a model, and their content when they were last read.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct IndexEntry {
     files: Vec<FileStamp>,
     content: Fingerprint,
-    /// True if the model is a network of convolutions.
+    /// True if the model is a convolutional network.
     convolutional: bool,
 }
 
-/// The attributes of a file that tell whether its content must be read again.
+/// The attributes of a file that show whether its content must be read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct FileStamp {
     path: PathBuf,
@@ -103,8 +104,8 @@ impl FileStamp {
 }
 
 impl Optimised {
-    /// Opens the cache of a model. `environment` names everything besides the model that influences
-    /// an optimised form.
+    /// Opens the cache of a model. `environment` describes everything except the model that
+    /// influences an optimised form.
     pub(super) fn of(cache: &Path, model: &Path, environment: &str) -> io::Result<Self> {
         fs::create_dir_all(cache)?;
         let IndexEntry { content, convolutional, .. } = content(cache, model)?;
@@ -119,25 +120,25 @@ impl Optimised {
         Ok(Self { folder, channels_last })
     }
 
-    /// Returns true if the model is known to be a network of convolutions.
+    /// Returns true if the model is known to be a convolutional network.
     pub(super) fn is_convolutional(cache: &Path, model: &Path) -> bool {
         let known = fs::create_dir_all(cache).and_then(|()| content(cache, model));
         known.is_ok_and(|entry| entry.convolutional)
     }
 
-    /// Has later loads of this model use channels first. Returns false if the note for them cannot
-    /// be written.
+    /// Makes later loads of this model use channels first. Returns false if the file that tells
+    /// them to do so cannot be written.
     pub(super) fn use_channels_first(&self, why: &str) -> bool {
         fs::write(self.folder.join(CHANNELS_FIRST_FILE), why).is_ok()
     }
 
-    /// Returns the form of this name, or `None` if it is missing or damaged.
+    /// Returns the form with this name, or `None` if it is missing or damaged.
     pub(super) fn form(&self, name: &str) -> Option<OptimisedForm> {
         OptimisedForm::read(self.folder.join(digest_of(name)))
     }
 
-    /// Creates a form. `save` writes the optimised graph to the given file and its weights beside
-    /// it; both are stored under this name.
+    /// Creates a form. `save` writes the optimised graph to the given file and the weights next to
+    /// it. Both are then stored under this name.
     pub(super) fn keep<E>(
         &self,
         name: &str,
@@ -145,8 +146,8 @@ impl Optimised {
     ) -> Result<io::Result<OptimisedForm>, E> {
         let own = format!("{}.{}", digest_of(name), std::process::id());
         let (draft, place) = (self.folder.join(own), self.folder.join(digest_of(name)));
-        // A process that was killed may have left this folder. If it cannot be removed, creating it
-        // fails.
+        // A killed process may have left this folder. If the folder cannot be removed, its creation
+        // below fails.
         fs::remove_dir_all(&draft).ok();
         if let Err(error) = fs::create_dir_all(&draft) {
             return Ok(Err(error));
@@ -213,7 +214,7 @@ fn describe(draft: &Path) -> io::Result<()> {
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
 }
 
-/// Returns the content of a model. Reads the files only if they have changed since the last time.
+/// Returns the content of a model. Reads the files only if they have changed since the last read.
 fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     let index = cache.join("index.json");
     let known =
@@ -228,8 +229,8 @@ fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     let read = model_file::read(model)?;
     let further = read.further_files().into_iter().map(|file| beside.join(file));
     let paths: Vec<PathBuf> = Some(model.to_owned()).into_iter().chain(further).collect();
-    // The stamps are taken before the content, so that a file which changes meanwhile is read
-    // again.
+    // The attributes are read before the content. If a file changes in between, the next start
+    // reads it again.
     let files = paths.iter().map(|path| FileStamp::of(path)).collect::<io::Result<Vec<_>>>()?;
     let mut whole = Sha256::new();
     for path in &paths {
@@ -256,8 +257,8 @@ fn of_file(path: &Path) -> io::Result<Fingerprint> {
     }
 }
 
-/// Removes the forms of all other contents but the newest. A worker that still uses one loads the
-/// model's own file if it needs another form.
+/// Removes the forms of all other contents except the newest. If a worker that still uses a removed
+/// content needs another form, the worker loads the model's own file.
 fn forget_others(cache: &Path, current: &Path) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     let folders = entries.filter_map(|entry| {
@@ -327,7 +328,7 @@ mod tests {
         model_file::ModelProto::of(Vec::new(), tensors.iter().map(tensor).collect()).encode_to_vec()
     }
 
-    /// Writes the files of a form, as ONNX Runtime would.
+    /// Writes the files of a form, as ONNX Runtime would do.
     fn save(file: &Path) -> io::Result<()> {
         fs::write(file, model_of(&[("a", 0, 8), ("b", 16, 4), ("c", 0, 8)]))?;
         fs::write(file.with_file_name(WEIGHTS), (0..20).collect::<Vec<u8>>())

@@ -1,5 +1,5 @@
-//! Splits the outputs of ONNX Runtime into the parts of each request.
-#![allow(unsafe_code)] // reads the tensors of ONNX Runtime
+//! Splits the outputs of ONNX Runtime into one part for each request.
+#![allow(unsafe_code)] // This module reads the tensors of ONNX Runtime.
 
 use std::ptr::NonNull;
 
@@ -31,18 +31,18 @@ pub(super) fn split(
     Ok(BatchOutput { shape, parts })
 }
 
-/// Returns the address of an output that ONNX Runtime allocated on the GPU, or `None` if it is on
-/// the host, where for example constants are.
+/// Returns the address of an output that ONNX Runtime allocated on the GPU, or `None` if the output
+/// is in host memory. Constants, for example, are in host memory.
 pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFailure> {
     let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| run_failure(&fault))?;
     if tensor.memory_info().is_cpu_accessible() {
         return Ok(None);
     }
-    // An output without elements may have no address; no byte of it is copied.
+    // An output without elements may have no address, but none of its bytes are copied.
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
-/// The layout of an output, row by row.
+/// The layout of an output that consists of rows.
 #[derive(Debug)]
 pub(super) struct RowLayout {
     /// The shape without the batch axis.
@@ -76,8 +76,8 @@ fn invalid_output(spec: &TensorSpec, what: &str) -> RunFailure {
     RunFailure::Engine(format!("output `{}` {what}", spec.name))
 }
 
-/// Copies each request's part into the slot, and returns the parts. `lens` are the lengths in
-/// bytes. Returns `None` if the output has fewer bytes.
+/// Copies each request's part into the slot, and returns the parts. `lens` are the lengths of the
+/// parts in bytes. Returns `None` if the output has too few bytes.
 fn put_numbers(
     mut rest: &[u8],
     lens: impl Iterator<Item = usize>,
@@ -106,7 +106,7 @@ fn put_strings(
     counts.map(take).collect()
 }
 
-/// Returns the shape of a row, or `None` if the batch is not the first axis.
+/// Returns the shape of a row, or `None` if the first axis is not the batch.
 fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
     let Some(rows) = rows else { return Some(shape) };
     let (first, rest) = shape.split_first()?;
@@ -123,7 +123,7 @@ fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
     if !tensor.memory_info().is_cpu_accessible() {
         return Err(RunFailure::Engine("an output is still in the GPU's memory".to_owned()));
     }
-    // SAFETY: the run has initialised the tensor's data, which is in the host's memory, lives as
-    // long as `value` and does not change.
+    // SAFETY: the run has initialised the tensor's data. The data is in host memory, exists while
+    // `value` exists, and does not change.
     Ok(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), size) })
 }

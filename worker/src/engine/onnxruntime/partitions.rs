@@ -1,18 +1,18 @@
 //! The partitions on which a model's recordings are ready.
 //!
-//! The contexts of all partitions that layouts consist of are created before the worker serves:
-//! later the driver waits for the batches on the GPU, which takes 5 to 33 ms on an H100 (measured).
-//! Only a share that an operator sets may need another partition, whose context is created on its
-//! first use. Contexts are never destroyed, because NVIDIA's driver 580 does not free their memory,
-//! 4 MiB each.
+//! The contexts of all partitions that a layout can contain are created before the worker serves.
+//! Later, the driver would wait for the batches on the GPU, which takes 5 to 33 ms on an H100
+//! (measured). Only a share that an operator sets may need another partition, whose context is
+//! created at its first use. Contexts are never destroyed, because NVIDIA's driver 580 does not
+//! free their memory, 4 MiB each.
 //!
-//! Instantiating a recording takes about a millisecond, and a model has a dozen or more. So a
-//! thread instantiates them one after the other. A batch may use the partition at once: its
-//! recording then comes next.
+//! Instantiating a recording takes about a millisecond, and a model has a dozen recordings or more.
+//! A separate thread therefore instantiates them one by one. A batch may use the partition
+//! immediately, because the recording that it needs is instantiated next.
 //!
 //! A recording that allocates memory while it runs, for example for cuBLAS's workspaces, can be
-//! ready only once at a time. So each batch is recorded as often as partitions may be ready, once
-//! for each **recording set**.
+//! ready on only one partition at a time. Each batch is therefore recorded once for each partition
+//! that may be ready. One copy of all recordings is a **recording set**.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,25 +31,25 @@ use crate::device::cuda::partition::{GreenContext, SmGroups};
 use crate::device::cuda::{CudaError, CudaGpu};
 use shadowslice_shared::errors::chain;
 
-/// The maximum number of events that wait for the serving thread. The instantiator waits if the
-/// channel is full.
+/// The maximum number of events that wait for the serving thread. If the channel is full, the
+/// instantiator waits.
 const MAX_EVENTS: usize = 256;
 
-/// A partition that is ready, or will be soon.
+/// A partition that is ready or will soon be ready.
 #[derive(Debug)]
 struct Partition {
     set: usize,
     executables: Vec<Option<Executable>>,
-    /// The number of the recording that comes next, because a batch waits for it.
+    /// The number of the recording to instantiate next, because a batch waits for it.
     first: Arc<AtomicUsize>,
     complete: bool,
     failed: Option<String>,
 }
 
-/// The instantiator, on this thread or on its own.
+/// The instantiator, either on the serving thread or on its own thread.
 #[derive(Debug)]
 enum InstantiatorHandle {
-    /// The instantiator runs on the serving thread, while the worker warms up.
+    /// The instantiator runs on the serving thread during the warm-up.
     Here(Option<Box<Instantiator>>),
     Thread {
         order_tx: Option<SyncSender<InstantiateOrder>>,
@@ -64,12 +64,13 @@ pub(super) struct RecordedPartitions {
     groups: SmGroups,
     contexts: BTreeMap<Groups, Arc<GreenContext>>,
     ready: BTreeMap<Groups, Partition>,
-    /// The executables of partitions that are no longer used, by their recording set.
+    /// The executables of partitions that are no longer in use, by their recording set.
     stale: BTreeMap<usize, StaleExecutables>,
-    /// The results that nobody has fetched yet. Some came while a batch waited for a recording.
+    /// The results that the worker has not fetched yet. Some became available while a batch waited
+    /// for a recording.
     results: VecDeque<PartitionReply>,
-    /// The recordings that do not fit on partitions, by the number of groups. Kernels in clusters
-    /// of 16 blocks fit on no partition.
+    /// The recordings that do not fit on partitions, by the number of groups. Kernels that use
+    /// clusters of 16 blocks do not fit on any partition.
     unfit: BTreeMap<usize, BTreeSet<usize>>,
     maker: InstantiatorHandle,
     gpu: Arc<CudaGpu>,
@@ -98,8 +99,7 @@ impl RecordedPartitions {
         READY_PARTITIONS
     }
 
-    /// Adds the copies of a recording while the worker warms up, and returns the recording's
-    /// number.
+    /// Adds the copies of a recording during the warm-up, and returns the recording's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         match &mut self.maker {
             InstantiatorHandle::Here(Some(instantiator)) => instantiator.add(copies),
@@ -107,7 +107,7 @@ impl RecordedPartitions {
         }
     }
 
-    /// Prepares a partition. Returns the result if it is known at once.
+    /// Prepares a partition. Returns the result if it is already known.
     pub(super) fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         if self.ready.contains_key(&groups) {
             return Some(PartitionReply { groups, result: Ok(()) });
@@ -140,7 +140,8 @@ impl RecordedPartitions {
             }
             InstantiatorHandle::Thread { order_tx, .. } => {
                 match order_tx.as_ref().map(|order_tx| order_tx.send(order)) {
-                    // The channel has room for one order per recording set, so this does not wait.
+                    // The channel has space for one order per recording set, so this send does not
+                    // wait.
                     Some(Ok(())) => {
                         self.ready.insert(groups, partition);
                         Some(PartitionReply { groups, result: Ok(()) })
@@ -229,10 +230,10 @@ impl RecordedPartitions {
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
 
-    /// Forgets a partition. `in_use` is true if a batch runs there.
+    /// Removes a partition. `in_use` is true if a batch is running there.
     pub(super) fn forget(&mut self, groups: Groups, in_use: bool) {
-        // The thread may be instantiating a recording of this partition, and must finish that one
-        // first.
+        // The thread may be instantiating a recording of this partition, and must finish that
+        // recording first.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
             self.ready[&groups].first.store(CANCELLED, Ordering::Release);
             let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { break };
@@ -240,12 +241,12 @@ impl RecordedPartitions {
             self.take(event);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
-        // If no mark can be recorded, the GPU is lost and runs nothing of the partition.
+        // If no mark can be recorded, the GPU is lost and no longer runs any work of the partition.
         let last_use = in_use.then(|| self.gpu.mark().ok()).flatten();
         self.stale.insert(partition.set, StaleExecutables { executables: partition.executables, last_use });
     }
 
-    /// Ends the warm-up: from now on a thread prepares partitions.
+    /// Ends the warm-up, after which a separate thread prepares partitions.
     pub(super) fn finish_warm_up(&mut self) -> Result<(), String> {
         let division = self.division().clone();
         let parts = GpuPart::family().map(|part| division.groups_in(part));
@@ -259,7 +260,7 @@ impl RecordedPartitions {
             let (event_tx, event_rx) = sync_channel(MAX_EVENTS);
             let gpu = Arc::clone(&self.gpu);
             let report = move |event| {
-                // This fails when the worker ends, which also ends the thread.
+                // This send fails only when the worker exits, which also ends the thread.
                 event_tx.send(event).ok();
                 gpu.wake();
             };
@@ -278,10 +279,10 @@ impl Drop for InstantiatorHandle {
     fn drop(&mut self) {
         let Self::Thread { order_tx, event_rx, thread } = self else { return };
         drop(order_tx.take());
-        // The thread may be waiting for room in the channel.
+        // The thread may be waiting for space in the channel.
         while event_rx.recv().is_ok() {}
         if let Some(thread) = thread.take() {
-            // The thread itself has reported a panic.
+            // If the thread panicked, it has already reported the panic.
             thread.join().ok();
         }
     }

@@ -13,22 +13,22 @@ use super::{OnnxSession, Signature, model_file};
 
 /// The sessions of one model.
 pub(super) struct Sessions {
-    /// All sessions; there is at least one.
+    /// All sessions of the model, at least one.
     all: Vec<OnnxSession>,
-    /// The index of one session per arena.
+    /// The index of one session for each arena.
     arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
     phase: Phase,
     host_fallback_reason: Option<String>,
 }
 
-/// The phase of the worker, as far as it matters for sessions.
+/// The phase of the worker, which determines how batches use sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The warm-up, whose batches are recorded.
     Warming(Sharing),
-    /// The time after the warm-up, when nothing is recorded. A batch of a new form runs in this
-    /// session: no recording depends on its state or writes to its memory.
+    /// The time after the warm-up, when nothing is recorded. A batch of a new form runs in the
+    /// session `spare`. No recording depends on that session's state or writes to its memory.
     Done { spare: Option<usize> },
 }
 
@@ -36,11 +36,11 @@ enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     All,
-    /// Batches of one shape share a session, because sessions store something for the last shape.
+    /// Batches of one shape share a session, because a session stores data for the last shape.
     Shape,
-    /// Batches of one shape share a session in which every axis has a fixed length. With open axes
-    /// some work, such as computing shapes, runs on the host, and a recording would not repeat it.
-    /// The first session leaves all axes open, and is not recorded.
+    /// Batches of one shape share a session in which every axis has a fixed length. With dynamic
+    /// axes, some work, such as computing shapes, runs on the host, and a recording would not
+    /// repeat that work. The first session leaves all axes dynamic and is not recorded.
     Fixed,
 }
 
@@ -52,8 +52,8 @@ impl Sessions {
                 let apart = model_file::remembers_shapes(&loader.graph());
                 (session, signature, if apart { Sharing::Shape } else { Sharing::All }, Scratch::Shared)
             }
-            // Either the GPU does not support all operators, or the model cannot be loaded at all;
-            // the next attempt tells which.
+            // Either the GPU does not support all operators, or the model cannot be loaded at all.
+            // The next attempt shows which.
             Err(_) => {
                 let (session, signature) =
                     loader.session(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
@@ -86,12 +86,14 @@ impl Sessions {
         self.host_fallback_reason.as_deref()
     }
 
-    /// Returns the reason why the weights are not all shared with other workers and sessions.
+    /// Returns the reason why some weights are not shared with other workers and sessions, if there
+    /// is one.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Returns the bytes of all weights on the GPU, and of those that this worker brought there.
+    /// Returns the number of bytes of all weights on the GPU, and of those that this worker copied
+    /// there.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }
@@ -104,7 +106,7 @@ impl Sessions {
         self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// Returns a session of the shared arena, and one of each other arena.
+    /// Returns one session that uses the shared arena, and one for each other arena.
     pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
         self.arenas.values().map(|&index| &self.all[index])
     }
@@ -119,8 +121,8 @@ impl Sessions {
         let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
         self.phase = Phase::Done { spare };
         if spare.is_none() && self.shapes_vary(bound) {
-            // The session is loaded now, so that the first batch of a new form does not wait for
-            // it.
+            // The session is loaded now, so that the first batch of a new form does not have to
+            // wait for it.
             self.spare().map_err(|failure| BootRefusal::Setup(failure.to_string()))?;
         }
         Ok(())
@@ -144,7 +146,7 @@ impl Sessions {
                 let lengths = lengths(&self.all[0].session, form);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
-                    // A session with fixed lengths may still need the host's processor for some
+                    // A session with fixed lengths may still need the host's CPU for some
                     // operators.
                     (None, Some(lengths)) => {
                         match self.load_another(Fallback::Forbidden, &lengths, Scratch::Shared) {

@@ -1,6 +1,6 @@
-//! Tensors of strings. To ONNX Runtime a string is any sequence of bytes. `ort` requires UTF-8 and
-//! ends strings at the first zero, so this module calls the library directly.
-#![allow(unsafe_code)] // calls into ONNX Runtime
+//! Tensors of strings. ONNX Runtime accepts any sequence of bytes as a string. `ort` requires UTF-8
+//! and ends strings at the first NUL byte, so this module calls the library directly.
+#![allow(unsafe_code)] // This module calls ONNX Runtime directly.
 
 use std::ptr::null_mut;
 
@@ -42,9 +42,9 @@ pub(super) fn tensor(
 
 fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
     let mut place = null_mut();
-    // SAFETY: the tensor holds strings; ONNX Runtime itself checks the index.
+    // SAFETY: the tensor holds strings, and ONNX Runtime itself checks the index.
     ortsys![unsafe GetResizedStringTensorElementBuffer(tensor.ptr_mut(), index, string.len(), &mut place)?];
-    // SAFETY: the call above made room for this number of bytes, and nothing else uses that memory.
+    // SAFETY: the call above allocated this number of bytes, and nothing else uses that memory.
     unsafe { std::ptr::copy_nonoverlapping(string.as_ptr(), place.cast::<u8>(), string.len()) };
     Ok(())
 }
@@ -63,7 +63,7 @@ impl Strings {
         // SAFETY: if the value does not hold strings, the call returns an error.
         ortsys![unsafe GetStringTensorDataLength(value.ptr(), &mut len)?];
         let (mut bytes, mut starts) = (vec![0; len], vec![0; count]);
-        // SAFETY: both buffers have the sizes that the call gets.
+        // SAFETY: both buffers have the sizes that are passed to the call.
         ortsys![unsafe GetStringTensorContent(value.ptr(), bytes.as_mut_ptr().cast(), len, starts.as_mut_ptr(), count)?];
         let ends = starts.into_iter().skip(1).chain((count > 0).then_some(len)).collect();
         Ok(Self { bytes, ends })

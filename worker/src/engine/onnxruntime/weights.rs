@@ -1,6 +1,6 @@
-//! A model's large tensors on the GPU: one copy for all sessions of all its workers, which the
-//! supervisor keeps alive.
-#![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
+//! A model's large tensors on the GPU. All sessions of all workers of the model share one copy,
+//! which the supervisor keeps alive.
+#![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
 use crate::device::cuda::region::SharedRegion;
 use crate::device::cuda::{CudaError, CudaGpu};
 
-/// The alignment of tensors in bytes, which is that of CUDA's own allocations.
+/// The alignment of tensors in bytes, which is also that of CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
 
 /// The reasons why a form cannot be used with shared weights.
@@ -41,19 +41,19 @@ pub(super) struct Weights {
     supervisor: Option<OwnedFd>,
     /// The reason why a region is not shared with other workers.
     unshared: Option<String>,
-    /// The bytes of all regions, and of those that this worker brought.
+    /// The size of all regions in bytes, and of those that this worker copied to the GPU.
     bytes: u64,
     brought: u64,
 }
 
-/// The place of a tensor on the GPU.
+/// The location of a tensor on the GPU.
 #[derive(Debug, Clone)]
 struct Place {
     region: Arc<SharedRegion>,
     offset: usize,
 }
 
-/// The layout of a new region: tensors in the order of their fingerprints.
+/// The layout of a new region, with the tensors in the order of their fingerprints.
 struct RegionLayout<'f> {
     tensors: Vec<(usize, &'f StoredTensor)>,
     content: RegionContent,
@@ -74,7 +74,8 @@ impl<'f> RegionLayout<'f> {
 }
 
 impl Weights {
-    /// Receives the regions that the supervisor keeps for the model, which wait in this socket.
+    /// Receives the regions that the supervisor keeps for the model. Their descriptors are waiting
+    /// in this socket.
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
         let next = || weights::receive(supervisor.as_ref()?).ok()?;
         let kept_regions = std::iter::from_fn(next).take(MAX_REGIONS).collect();
@@ -90,7 +91,7 @@ impl Weights {
     }
 
     /// Returns the tensors of a form for a session, which must be dropped before this value. Copies
-    /// tensors to the GPU that are not there yet.
+    /// tensors to the GPU if they are not there yet.
     pub(super) fn of(
         &mut self,
         form: &OptimisedForm,
@@ -134,7 +135,8 @@ impl Weights {
         Ok(())
     }
 
-    /// Maps a region that the supervisor keeps. If that fails, the caller creates a new region.
+    /// Maps a region that the supervisor keeps. If the mapping fails, the caller creates a new
+    /// region.
     fn take_over(&mut self, content: &RegionContent, gpu: &CudaGpu) -> Option<SharedRegion> {
         let found = self.kept_regions.iter().position(|region| region.content == *content)?;
         let weights::WeightRegion { file, .. } = self.kept_regions.swap_remove(found);
@@ -165,7 +167,7 @@ impl Weights {
             Ok::<(), WeightsError>(())
         })?;
         if let Some(supervisor) = &self.supervisor {
-            // If the region cannot be handed over, only this worker uses it.
+            // If the region cannot be passed to the supervisor, only this worker uses it.
             if let Err(error) = weights::send(supervisor, content, region.file()) {
                 self.unshared = Some(error.to_string());
             }
@@ -207,7 +209,7 @@ fn value(
     // weights. ONNX Runtime returns an error if the size does not fit the shape.
     ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
     let value = NonNull::new(value).expect("the call above created the value");
-    // SAFETY: the value is a tensor, and has no other owner. No allocator has created its memory;
-    // `ort` requires one, and only uses it for tensors that it creates itself.
+    // SAFETY: the value is a tensor and has no other owner. No allocator has created its memory.
+    // `ort` requires an allocator, but uses it only for tensors that it creates itself.
     Ok(unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) })
 }

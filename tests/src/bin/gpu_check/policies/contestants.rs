@@ -6,7 +6,7 @@ pub(super) struct Contestant {
     pub(super) name: &'static str,
     pub(super) policy: &'static str,
     pub(super) handover: &'static str,
-    /// True if models share the GPU by MPS; false if the driver time-slices between them.
+    /// True if models share the GPU through MPS. False if the driver gives them time slices.
     pub(super) mps: bool,
     /// True if the policy runs when neither the mix nor the command line names policies.
     by_default: bool,
@@ -16,12 +16,12 @@ const fn by_default(name: &'static str, policy: &'static str, handover: &'static
     Contestant { name, policy, handover, mps: true, by_default: true }
 }
 
-/// Makes a policy that runs only if it is named.
+/// Makes a policy that runs only if the mix or the command line names it.
 const fn if_named(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
     Contestant { by_default: false, ..by_default(name, policy, handover) }
 }
 
-/// The policy with the shares that a mix gives its models.
+/// The policy that uses the shares that a mix sets for its models.
 const BY_HAND: Contestant = by_default("by hand+admission", "static+admission", "auto");
 
 const CONTESTANTS: [Contestant; 14] = [
@@ -47,8 +47,8 @@ impl Contestant {
         self.name == BY_HAND.name
     }
 
-    /// Returns the policies to run, in order: those of the command line, else those of the mix, else the
-    /// default ones.
+    /// Returns the policies to run, in order: those of the command line, otherwise those of the
+    /// mix, otherwise the default policies.
     pub(super) fn chosen(wanted: &[String], of_mix: &[String], has_shares: bool) -> Vec<Self> {
         let names = if wanted.is_empty() { of_mix } else { wanted };
         let named = |name: &String| CONTESTANTS.into_iter().find(|of| of.name == name);
@@ -60,15 +60,16 @@ impl Contestant {
     }
 }
 
-/// Returns the names of all policies in the figures.
+/// Returns the names of all policies as they appear in the figures.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     CONTESTANTS.iter().map(|contestant| contestant.name)
 }
 
-/// The suffix of a policy's name from the second round on, before the number.
+/// The suffix that a policy's name has from the second round on. The number of the round follows.
 pub(crate) const ROUND: &str = ", round ";
 
-/// Returns the policies of all rounds, each with its name in the figures. Every other round is reversed.
+/// Returns the policies of all rounds, each with its name in the figures. Every second round has
+/// the reverse order.
 pub(super) fn rounds(contestants: &[Contestant], rounds: u32) -> Vec<(String, Contestant)> {
     let round = |round: u32| {
         let mut contestants = contestants.to_vec();

@@ -1,4 +1,4 @@
-//! Mixes from YAML files: models, their clients, and the spans in which they are measured.
+//! Mixes from YAML files: models, their clients, and the spans in which the models are measured.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use super::contestants;
 use super::yaml;
 use crate::error::StageError;
 
-/// A set of models that are loaded at the same time.
+/// A set of models that receive requests at the same time.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelMix {
     pub(super) name: String,
     pub(super) models: Vec<MixModel>,
-    /// The lengths of the spans, which follow each other, in seconds.
+    /// The lengths of consecutive spans, in seconds.
     pub(super) spans_s: Vec<f64>,
-    /// The size of the largest batch, in rows.
+    /// The maximum batch size, in rows.
     #[serde(default = "default_batch")]
     pub(super) batch: u32,
-    /// The policies to compare; the default ones if empty.
+    /// The policies to compare. If the list is empty, the default policies are compared.
     #[serde(default)]
     pub(super) policies: Vec<String>,
 }
@@ -33,7 +33,8 @@ pub(super) struct MixModel {
     pub(super) slo_ms: u64,
     pub(super) priority: u32,
     pub(super) clients: MixClients,
-    /// True for a client in Python over HTTP; false for one in Rust over gRPC, which checks all answers.
+    /// True for a Python client over HTTP. False for a Rust client over gRPC, which checks all
+    /// answers.
     #[serde(default)]
     pub(super) python: bool,
     /// The share under the policy `by hand+admission`, in percent.
@@ -44,9 +45,9 @@ pub(super) struct MixModel {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum MixClients {
-    /// An open-loop load, with the rate in each span in requests per second.
+    /// An open-loop load. The value is the rate in each span, in requests per second.
     PerS(Vec<f64>),
-    /// A closed-loop load, with the number of clients.
+    /// A closed-loop load. The value is the number of clients.
     Closed(usize),
 }
 
@@ -67,7 +68,7 @@ pub(super) fn five() -> Result<Vec<ModelMix>, StageError> {
     parse(FIVE, "tests/gpu/mixes/five.yaml")
 }
 
-/// Reads a file with one mix, or a list of mixes.
+/// Reads a file that contains one mix or a list of mixes.
 pub(super) fn read(path: &Path) -> Result<Vec<ModelMix>, StageError> {
     let text = std::fs::read_to_string(path).map_err(StageError::io("read", path))?;
     parse(&text, &path.display().to_string())
@@ -82,7 +83,7 @@ fn parse(text: &str, file: &str) -> Result<Vec<ModelMix>, StageError> {
     mixes.into_iter().enumerate().map(|(n, mix)| parse_mix(mix, n).map_err(unusable)).collect()
 }
 
-/// Parses a mix. Its models are parsed one by one, so that an error names the model.
+/// Parses a mix. Parses its models one by one, so that an error can name the model.
 fn parse_mix(mut mix: Value, n: usize) -> Result<ModelMix, String> {
     let name = mix["name"].as_str().map_or_else(|| format!("mix {}", n + 1), |name| format!("mix `{name}`"));
     let models = mix.get_mut("models").map(Value::take);

@@ -1,4 +1,4 @@
-//! A run of a mix: its spans one after the other without a pause, with tallies of each.
+//! A run of a mix. Its spans follow each other without a pause, and each span has its own tallies.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use crate::traffic::TestedModel;
 /// The factor by which the spans of a quick run are shorter.
 const QUICK_DIVISOR: u32 = 4;
 
-/// The length of the first part of a span, in which a policy still adapts. It has its own tally.
+/// The length of the first part of a span, in which a policy is still adapting. This part has its
+/// own tally.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// The tallies of one model in one span.
@@ -38,13 +39,13 @@ struct SpanTallies {
     then: LoadTally,
 }
 
-/// A mix and the supervisor that serves it.
+/// A mix, and the supervisor that serves it.
 #[derive(Debug)]
 pub(super) struct MixRun<'a> {
     pub(super) mix: &'a ModelMix,
     pub(super) settings: &'a CheckSettings,
     pub(super) serving: &'a RunningServer,
-    /// The prefix of the names of the files with the policy's plans.
+    /// The prefix of the names of the files to which the policy's plans are written.
     pub(super) log: &'a str,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct MixResult {
 }
 
 impl MixRun<'_> {
-    /// Sends all requests of all spans, and returns their figures.
+    /// Sends all requests of all spans, and returns the figures of the spans.
     pub(super) async fn run(&self) -> Result<MixResult, StageError> {
         let models = &self.mix.models;
         let learning =
@@ -107,7 +108,8 @@ impl MixRun<'_> {
                 socket: self.serving.server.home().run_dir().join("http.sock"),
                 span: self.span(part),
                 settle: self.settle(),
-                // Models with the same rate get requests at different times.
+                // Different seeds make sure that models with the same rate get their requests at
+                // different times.
                 seed: (part * self.mix.models.len() + place) as u64 + 1,
             };
             asking.spawn(async move {
@@ -117,7 +119,8 @@ impl MixRun<'_> {
         }
     }
 
-    /// Writes the policy's last decision into a file beside the logs, or the error if there is none.
+    /// Writes the policy's last decision, or the error that prevented it, into a file next to the
+    /// logs.
     async fn write_plan(&self, part: usize) -> Result<(), StageError> {
         let text = match self.serving.server.plan().await {
             Ok(plan) => format!("{plan:#}\n"),
@@ -126,7 +129,7 @@ impl MixRun<'_> {
         self.settings.write_beside_logs(&format!("{}-plan-{}.json", self.log, part + 1), &text)
     }
 
-    /// Returns the used memory of the whole GPU in MiB; null without a GPU.
+    /// Returns the used memory of the whole GPU in MiB, or null without a GPU.
     async fn gpu_memory(&self) -> Value {
         let CheckedDevice::Gpu(index) = &self.settings.device else { return Value::Null };
         match query_gpu(self.settings, index, "memory.used").await {
@@ -170,7 +173,7 @@ impl MixRun<'_> {
 struct SpanClient {
     guest: MixModel,
     subject: Arc<TestedModel>,
-    /// The supervisor's HTTP socket, for clients in Python.
+    /// The supervisor's HTTP socket, for Python clients.
     socket: PathBuf,
     span: Duration,
     settle: Duration,
@@ -198,8 +201,8 @@ impl SpanClient {
 }
 
 impl MixModel {
-    /// Returns the figures of a model in a span, as clients see them. Rates are per second of the time in
-    /// which requests were sent, so that a late last answer does not lower them.
+    /// Returns the figures of a model in a span, as its clients measure them. Rates are per second
+    /// of the time in which requests were sent, so that a late last answer does not lower them.
     fn figures(&self, tally: &LoadTally, span: Duration) -> Value {
         let late = |quantile| rounded(tally.sent_late_ms(quantile));
         let mut figures = self.part(tally);
@@ -218,7 +221,7 @@ impl MixModel {
         figures
     }
 
-    /// Returns the figures that both a span and each of its parts have.
+    /// Returns the figures that exist for a span and for each of its parts.
     fn part(&self, tally: &LoadTally) -> Value {
         let ms = |quantile| rounded(tally.latency_ms(quantile));
         json!({

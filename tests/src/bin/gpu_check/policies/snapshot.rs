@@ -11,28 +11,28 @@ use crate::error::StageError;
 use crate::numbers::rounded;
 use crate::serving::RunningServer;
 
-/// The number of ticks per second, the unit of processor time in /proc.
+/// The number of ticks per second. Ticks are the unit of CPU time in /proc.
 const TICKS_PER_S: f64 = 100.0;
 
 /// A snapshot of the counters of the supervisor and the host.
 #[derive(Debug)]
 pub(super) struct CounterSnapshot {
     at: Instant,
-    /// The processor time of all processes of the host, in seconds.
+    /// The CPU time of all processes of the host, in seconds.
     host_s: f64,
-    /// The processor time of this process, in seconds.
+    /// The CPU time of this process, in seconds.
     clients_s: f64,
     pub(super) models: Vec<ModelCounters>,
 }
 
-/// The supervisor's counters of one model.
+/// The supervisor's counters for one model.
 #[derive(Debug)]
 pub(super) struct ModelCounters {
     /// The number of requests answered within the SLO.
     within_slo: f64,
     /// The number of received requests.
     received: f64,
-    /// The total time to receive them, in seconds.
+    /// The total time to receive these requests, in seconds.
     receive_s: f64,
     /// The number of changes of the share.
     changes: u64,
@@ -71,7 +71,8 @@ impl CounterSnapshot {
         Ok(Self { at: Instant::now(), host_s: host_s(), clients_s: own_s(), models })
     }
 
-    /// Adds the number of busy cores since an earlier snapshot, of the whole host and of the clients.
+    /// Adds the mean number of busy cores since an earlier snapshot, for the whole host and for the
+    /// clients.
     pub(super) fn add_cores(&self, figures: &mut Value, before: &Self) {
         let seconds = (self.at - before.at).as_secs_f64();
         figures["host_cores"] = rounded((self.host_s - before.host_s) / seconds).into();
@@ -80,7 +81,7 @@ impl CounterSnapshot {
 }
 
 impl ModelCounters {
-    /// Adds the differences since an earlier snapshot.
+    /// Adds the differences from an earlier snapshot.
     pub(super) fn add_to(&self, figures: &mut Value, before: &Self, offered: u64) {
         let within = self.within_slo - before.within_slo;
         let received = self.received - before.received;
@@ -92,22 +93,22 @@ impl ModelCounters {
     }
 }
 
-/// Returns the processor time of this process in seconds; 0 if the system doesn't say.
+/// Returns the CPU time of this process in seconds, or 0 if the system does not report it.
 fn own_s() -> f64 {
     getrusage(UsageWho::RUSAGE_SELF)
         .map_or(0.0, |usage| (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6)
 }
 
-/// Returns the processor time of the whole host in seconds; 0 if the system doesn't say.
+/// Returns the CPU time of the whole host in seconds, or 0 if the system does not report it.
 fn host_s() -> f64 {
     std::fs::read_to_string("/proc/stat").map_or(0.0, |text| busy_ticks(&text) / TICKS_PER_S)
 }
 
-/// Sums up the processor time of a host without idle time and waits for disks.
+/// Returns the sum of a host's CPU times, without idle time and without waits for disks.
 fn busy_ticks(stat: &str) -> f64 {
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
     let ticks: Vec<f64> = fields.map_while(|field| field.parse().ok()).collect();
-    // The last two fields are the time of guests, which is part of the user time.
+    // The last two fields are the time of guests, which the user time already includes.
     ticks.iter().take(8).enumerate().filter(|(n, _)| !matches!(n, 3 | 4)).map(|(_, ticks)| ticks).sum()
 }
 

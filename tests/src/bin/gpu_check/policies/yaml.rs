@@ -1,9 +1,9 @@
-//! A parser of YAML into a JSON tree, which serde turns into structs.
+//! A parser that converts YAML to a JSON tree, from which serde creates structs.
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value};
 
-/// Parses a text with a single document; an error names the line.
+/// Parses a text that contains a single document. An error names the line.
 pub(super) fn parse(text: &str) -> Result<Value, String> {
     let mut open: Vec<Open> = Vec::new();
     let mut document = None;
@@ -51,7 +51,8 @@ enum Open {
     Map(Map<String, Value>, Option<String>),
 }
 
-/// Converts a scalar: a plain word may be a number, boolean or null; anything else is a string.
+/// Converts a scalar. A plain word may be a number, a boolean or null. Any other scalar is a
+/// string.
 fn scalar(text: &str, plain: bool) -> Value {
     if !plain {
         return text.into();

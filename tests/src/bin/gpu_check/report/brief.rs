@@ -1,4 +1,4 @@
-//! The summary of a mix for a terminal, with a line for each policy and span.
+//! The summary of a mix for a terminal, which has one line for each policy and span.
 
 use std::fmt::Write;
 
@@ -6,9 +6,16 @@ use serde_json::Value;
 
 use super::policies::{entries, of_all};
 
-/// The columns of [`rows`]: % within the SLO of all models and of those with the highest priority, in
-/// the whole span, from 3 s on, and before; % that the supervisor counts, % refused; changes of shares;
-/// the delay with which clients sent requests in ms (p99, maximum); busy cores of the host and of clients.
+/// The columns of [`rows`], from left to right:
+///
+/// * the percentage of requests within the SLO, for all models and for those with the highest
+///   priority: in the whole span, after its first 3 s, and in its first 3 s
+/// * the percentage within the SLO that the supervisor counts, and the percentage of refused
+///   requests
+/// * the number of share changes
+/// * the delay with which clients sent requests in ms (p99, maximum)
+/// * the busy cores of the host and of the clients
+/// * the used memory of the GPU, in MiB
 const HEAD: &str = "policy                       span    all  first | 3 s on  first |  start  first | counted refused changes | \
                     late p99    max | cores clients |    MiB";
 
@@ -18,7 +25,7 @@ pub(crate) fn brief(mix: &str, policies: Option<&Value>) -> String {
     format!("{mix}\n{HEAD}\n{}", rows.collect::<String>())
 }
 
-/// Formats one policy of a mix. The columns `first` are those of the models with the highest priority.
+/// Formats one policy of a mix. The columns `first` are for the models with the highest priority.
 pub(crate) fn rows(policy: &str, spans: Option<&Value>) -> String {
     let mut text = String::new();
     for (n, span) in spans.and_then(Value::as_array).into_iter().flatten().enumerate() {

@@ -1,10 +1,10 @@
-//! The section about contention.
+//! The section of the page about contention.
 
 use serde_json::Value;
 
 use super::table::{Table, cell};
 
-/// The heads of the table, and the keys of its figures.
+/// The headings of the table, and the keys of its figures.
 const COLUMNS: [(&str, &str); 8] = [
     ("neighbour's share", "others_share"),
     ("rows", "rows"),

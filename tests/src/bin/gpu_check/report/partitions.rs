@@ -1,10 +1,10 @@
-//! The section about shares that change inside the workers.
+//! The section of the page about shares that change inside the workers.
 
 use serde_json::Value;
 
 use super::table::{Table, cell};
 
-/// The heads of a table of changes, and the JSON pointers of its figures.
+/// The headings of a table of changes, and the JSON pointers to its figures.
 const CHANGES: [(&str, &str); 9] = [
     ("changes", "/done"),
     ("in effect p50", "/in_force_ms/p50"),

@@ -1,4 +1,4 @@
-//! The sections about policies, with a table for each mix.
+//! The sections of the page about policies, which have a table for each mix.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -41,7 +41,8 @@ pub(super) fn policies(figures: &Value) -> String {
     text
 }
 
-/// Renders the section of the stage `mixes`: a summary of each span, and a table of all models.
+/// Renders the section of the stage `mixes`, which has a summary of each span and a table of all
+/// models.
 pub(super) fn mixes(figures: &Value) -> String {
     let mut text = String::new();
     for (mix, policies) in entries(&figures["mixes"]) {
@@ -71,8 +72,9 @@ pub(super) fn mixes(figures: &Value) -> String {
     text
 }
 
-/// Averages a figure of a span's models, weighted by the number of requests. If `first` is set, only the
-/// models with the highest priority count. If `part` is not empty, only that part of the span counts.
+/// Averages a figure over the models of a span, weighted by the number of requests. If `first` is
+/// true, includes only the models with the highest priority. If `part` is not empty, uses only that
+/// part of the span.
 pub(super) fn of_all(span: &Value, first: bool, part: &str, figure: &str) -> f64 {
     let models = || entries(&span["models"]).map(|(_, of)| of);
     let highest = models().filter_map(|of| of["priority"].as_u64()).min();
@@ -111,7 +113,7 @@ fn means(policies: &Value) -> String {
     format!("All models and spans together, ± two standard errors of the mean:\n\n{}\n", table.text())
 }
 
-/// Averages a figure of all models and spans, weighted by the number of requests.
+/// Averages a figure over all models and spans, weighted by the number of requests.
 fn part_of_all(spans: &Value, figure: &str) -> f64 {
     let models = spans.as_array().into_iter().flatten().flat_map(|span| entries(&span["models"]));
     let (mut offered, mut within) = (0.0, 0.0);

@@ -6,25 +6,23 @@ use serde_json::Value;
 pub(super) struct Table(String);
 
 impl Table {
-    /// Makes a table with these heads.
+    /// Makes a table with these headings.
     pub(super) fn new(heads: &[&str]) -> Self {
         let rule = vec!["---"; heads.len()];
         Self(format!("| {} |\n|{}|\n", heads.join(" | "), rule.join("|")))
     }
 
-    /// Adds a row.
     pub(super) fn row(&mut self, name: &str, cells: impl Iterator<Item = String>) {
         let cells: Vec<String> = std::iter::once(name.to_owned()).chain(cells).collect();
         self.0.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
 
-    /// Returns the text of the table.
     pub(super) fn text(self) -> String {
         self.0
     }
 }
 
-/// Formats a value for a reader, and a missing value as a dash.
+/// Formats a value for a reader. Shows a dash for a missing value.
 pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
