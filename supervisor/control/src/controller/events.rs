@@ -2,7 +2,6 @@
 //! performed what follows.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,61 +12,24 @@ use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::groups::{GroupLedger, Tenancy};
+use super::context::Context;
+use super::groups::Tenancy;
 use super::loaded::{self, BatchLimit};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::{ModelReport, WaitReason, Waits};
 use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
-use crate::backend::{GpuBackend, Gpus, shown};
-use crate::nvml::Readings;
+use crate::backend::{GpuBackend, shown};
 use crate::process::{
-    KeptWeights, LoadedFiles, Programs, ReferenceFile, StartPlace, StartQueue, User, Users, Worker,
-    WorkerEvent, WorkerSaid,
+    KeptWeights, LoadedFiles, ReferenceFile, StartPlace, User, Worker, WorkerEvent, WorkerSaid,
 };
-use shadowslice_config::{ModelConfig, Timeouts};
-use shadowslice_datapath::clock::Clock;
+use shadowslice_config::ModelConfig;
 use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
 /// How often workers' processes are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// What all controllers share.
-#[derive(Debug, Clone)]
-pub struct Context {
-    pub programs: Programs,
-    /// ONNX Runtime's library, if any model needs it.
-    pub library: PathBuf,
-    /// Where engines that were built for this GPU are kept.
-    pub engines: PathBuf,
-    /// The folder with a file for each worker that runs.
-    pub register: PathBuf,
-    /// Names of variables that workers have besides those that all have.
-    pub variables: Vec<String>,
-    /// In bytes, for each worker; `None` for no limit.
-    pub worker_memory: Option<u64>,
-    /// Where each model's workers run as a user of their own.
-    pub users: Option<Arc<Users>>,
-    pub timeouts: Timeouts,
-    /// Bytes of one answer at most.
-    pub response_bytes: u64,
-    pub clock: Clock,
-    pub data_path: tokio::runtime::Handle,
-    /// Whether priorities that are lowered can be raised again.
-    pub lower_shadows: bool,
-    pub gpus: Gpus,
-    pub readings: Arc<Readings>,
-    /// What the models need of the GPUs' memory, by the index of the GPU.
-    pub memory: Vec<Arc<MemoryLedger>>,
-    /// Which model has which groups of SMs, by the index of the GPU.
-    pub groups: Vec<Arc<GroupLedger>>,
-    /// Whether a policy changes shares, so that one that is set by hand must be held.
-    pub policy_acts: bool,
-    /// The line in which all models start their workers.
-    pub starts: Arc<StartQueue>,
-}
 
 #[derive(Debug)]
 pub(super) struct Inbox {

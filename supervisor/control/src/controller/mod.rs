@@ -10,6 +10,7 @@
 //! reactor that serves clients must not stop.
 
 mod changes;
+mod context;
 mod engine;
 mod events;
 mod groups;
@@ -25,8 +26,9 @@ mod room;
 mod thread;
 
 pub use changes::{Changes, Outcomes};
+pub use context::Context;
 pub use engine::{reference, spec as engine_spec};
-pub use events::{Context, Controller, ModelParts};
+pub use events::{Controller, ModelParts};
 pub use groups::GroupLedger;
 pub use loaded::{BatchLimit, warm_up};
 pub use memory::MemoryLedger;
