@@ -212,7 +212,7 @@ mod tests {
         let error = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
         assert_eq!(
             error(spec(Datatype::Fp64, &[-1, 5]), true),
-            "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), but the array's is [3, 4]"
+            "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), but the array's shape is [3, 4]; reshape the array"
         );
         assert!(error(spec(Datatype::Fp64, &[4]), false).contains("[4] (-1: any size), but"));
         let error = error(spec(Datatype::Fp32, &[-1, 4]), true);
@@ -234,6 +234,6 @@ mod tests {
         assert_eq!(number(0.5, Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
         assert!(number(1e39, Datatype::Fp32).is_err() && number(0.5, Datatype::Int32).is_err());
         let error = values(vec![ElementValue::Text("hunter2".to_owned())], Datatype::Int64).unwrap_err();
-        assert_eq!(error.to_string(), "the input is INT64, but the array has text");
+        assert_eq!(error.to_string(), "the input is INT64, but the array has text; replace this value");
     }
 }

@@ -171,7 +171,7 @@ fn what_was_refused_rests_before_it_is_tried_again() {
     let row = rig.decide().swap_remove(0);
     assert_eq!(row.verdict, "grow");
     let why = row.not_ordered.unwrap();
-    assert!(why.contains("under way") && why.contains("next attempt in 1 s"), "{why}");
+    assert!(why.contains("already changing") && why.contains("next attempt in 1 s"), "{why}");
     assert!(rig.ordered(0).is_none());
     assert!(rig.ordered(1).is_some(), "its neighbour is no part of that");
 }
