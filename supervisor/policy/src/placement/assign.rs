@@ -1,7 +1,7 @@
 //! The assignment of models to the GPUs of one host, with one copy of each model.
 //!
 //! Every model gets a GPU, even if no GPU has enough free resources. Models that together use more SMs
-//! than the GPU has can still share it, but run slower.
+//! than the GPU has can still share the GPU, but they run slower.
 
 use std::cmp::Reverse;
 
@@ -83,7 +83,7 @@ impl HostTenant {
     }
 }
 
-/// Returns the copies that need a GPU. A model with a fixed GPU has none.
+/// Returns the copies to place. For a model with a fixed GPU, there are none.
 fn copies_of(tenant: &HostTenant) -> ModelCopies {
     match tenant {
         HostTenant::Fixed { .. } => {

@@ -12,8 +12,8 @@ use super::{Cost, GpuCapacity, MissingCopies, ModelCopies, Objective, Placement,
 /// so far.
 const MAX_TRIALS: u32 = 200_000;
 
-/// The total bandwidth of a GPU in integer units. Unlike sums of floats, integer sums do not depend on
-/// the order.
+/// The total bandwidth of a GPU in integer units. Unlike a sum of floats, an integer sum does not
+/// depend on the order of the addends.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
 /// Returns the placement of the models with the lowest cost.
@@ -213,8 +213,8 @@ impl Search<'_> {
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
         let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
         let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
-        // This is a lower bound even if copies are missing. They need no GPU, but cost more than any
-        // number of GPUs.
+        // This is a lower bound even if copies are missing. A missing copy needs no GPU, but it costs
+        // more than any number of GPUs.
         let more = lacking.div_ceil(largest);
         Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
     }
@@ -246,7 +246,7 @@ impl Search<'_> {
         choices
     }
 
-    /// Returns true if the two GPUs are equivalent for this copy and all later ones.
+    /// Returns true if the two GPUs are equivalent for this copy and all later copies.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         self.gpus[one] == self.gpus[other]
             && self.taken[one].models == 0
@@ -280,7 +280,8 @@ where
     }
     let with_sms = others().filter(|&both| free(both) >= each.sms.0);
     let needed = each.memory.saturating_add(each.shadow);
-    // The shadow of another model may be larger than this copy's.
+    // Another model's shadow may be larger than this copy's shadow. The GPU needs room only for the
+    // larger one.
     let room = |(gpu, taken): (&GpuCapacity, &PackedGpu)| {
         gpu.memory.saturating_sub(taken.memory.saturating_add(taken.shadow.saturating_sub(each.shadow)))
     };
