@@ -43,7 +43,7 @@ pub enum Command {
     /// The order to end the stream with this id, because the client cancelled the stream or
     /// disconnected.
     Close(u64),
-    /// The order to prepare a partition while batches run. The worker replies with [`WorkerMessage::Prepared`].
+    /// The order to prepare a partition while batches run. The reply is [`WorkerMessage::Prepared`].
     Prepare(Groups),
     /// The order to release a partition. No later batch uses this partition.
     Forget(Groups),

@@ -34,8 +34,8 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Returns the smallest possible share with at least `sms` SMs. If there is none, returns the
-    /// largest possible share.
+    /// Returns the smallest possible share with at least `sms` SMs. If no possible share is that large,
+    /// returns the largest possible share.
     pub fn share_for(&self, sms: Sms) -> Sms {
         self.shares.iter().copied().find(|&share| share >= sms).unwrap_or(self.max_share())
     }
@@ -51,7 +51,7 @@ impl ModelSpec {
     }
 }
 
-/// The state of all GPUs and models at one point in time. The state may have changed when the decision
+/// The state of all GPUs and models at one point in time. It may be outdated by the time the decision
 /// is applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyInput {
@@ -99,7 +99,8 @@ pub struct Observation {
     pub answered: u64,
     /// The number of answers within the SLO.
     pub in_time: u64,
-    /// The number of answers that also [leave time for delivery](leaves_time_for_delivery).
+    /// The number of answers within the SLO that also [leave time for
+    /// delivery](leaves_time_for_delivery).
     pub in_time_at_client: u64,
     /// The number of refused requests.
     pub refused: u64,
@@ -119,17 +120,17 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Returns the number of requests that missed the SLO from the client's point of view. These were
-    /// refused, or answered too late to reach the client in time.
+    /// Returns the number of requests that missed the SLO from the client's point of view. These
+    /// requests were refused, or answered too late to reach the client in time.
     pub fn missed(&self) -> u64 {
         self.answered.saturating_sub(self.in_time_at_client) + self.refused
     }
 }
 
 /// The fraction of the SLO that is reserved for delivery: for the client, the network and the kernel's
-/// buffers, which no server can measure. On H100s and an H200, delivery took 0.4 to 0.9 ms of SLOs of 4
-/// to 8 ms, which is a tenth. That time included the writing of answers. The latency now includes the
-/// writing, so half of a tenth is reserved.
+/// buffers, which no server can measure. On H100s and an H200, delivery and the writing of answers took
+/// 0.4 to 0.9 ms of SLOs of 4 to 8 ms, which is a tenth. The measured latency now includes the writing,
+/// so half of a tenth is reserved.
 const DELIVERY_PART: f64 = 0.05;
 
 /// Returns true if the client has the answer within the SLO, including the estimated time for delivery.

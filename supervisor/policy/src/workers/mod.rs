@@ -73,8 +73,8 @@ pub struct Workers {
     /// The partition inside the worker, or the reason why the share is not a partition.
     partition: Result<Partition, String>,
     change: Option<OngoingChange>,
-    /// The request that waits for the current change. It arrived while the incumbent of the last
-    /// hand-over was parked or exiting.
+    /// The request that waits for the end of the current change. The request arrived while the
+    /// incumbent of the last hand-over was parked or exiting.
     next: Option<ResizeRequest>,
     standby: StandbyState,
     restarts: Restarts,
@@ -86,8 +86,8 @@ pub struct Workers {
     execution: Option<Execution>,
     held: bool,
     stopping: bool,
-    /// The number of deaths of workers that served or were starting in order to serve. `restarted`
-    /// counts the starts that replaced these workers.
+    /// The number of deaths of workers that served or were starting to serve. `restarted` counts the
+    /// starts that replaced these workers.
     deaths: u64,
     last_death: Option<String>,
     restarted: u64,
@@ -220,9 +220,9 @@ impl Workers {
         }
     }
 
-    /// Makes the changes that depend on the whole state instead of a single event. These concern the
-    /// next waiting request, the traffic of an awaited standby, the share of the serving worker, the
-    /// standby, and the groups on which batches run.
+    /// Makes the changes that depend on the whole state instead of a single event. The changes concern
+    /// the next waiting request, the traffic of an awaited standby, the share of the serving worker,
+    /// the standby, and the groups on which batches run.
     fn settle(&mut self) {
         if self.stopping {
             return;
@@ -273,8 +273,8 @@ impl Workers {
         self.act(Action::Stop(worker));
     }
 
-    /// Marks the worker as exiting, either because it was ordered to exit or because it exits without
-    /// an order. If it does not exit in time, it is killed.
+    /// Marks the worker as exiting, with or without an order to exit. If the worker does not exit in
+    /// time, it is killed.
     fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
         self.becomes(worker, Role::Exiting { reason, killed: false, until });

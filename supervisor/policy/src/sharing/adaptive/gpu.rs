@@ -29,8 +29,8 @@ const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 const PAUSE_FACTOR: u32 = 10;
 
-/// The increase of the loss since the last trial that justifies another trial. A trial that changes
-/// shares by shadows requires at least this loss.
+/// The increase of the loss (the weighted miss rate) since the last trial that justifies another trial.
+/// A trial that changes shares by shadows requires at least this loss.
 pub(super) const MUCH_WORSE: f64 = 0.05;
 
 /// The maximum number of loads for which the best layout of a GPU is remembered.
@@ -74,13 +74,13 @@ pub(super) struct ChosenLayout {
     /// The misses under the layout at the time when it was chosen.
     score: Score,
     pub(super) trial: LayoutTrial,
-    /// True if the trial ended early, because all models met their SLOs.
+    /// True if the trial ended early, because all models met their SLOs under this layout.
     sufficed: bool,
     /// The request rates for which the layout was chosen.
     rates: RequestRates,
-    /// The request rates under this layout, measured after it had been in force for some time. They can
-    /// differ from `rates`, because the rate of clients that wait for each response depends on the
-    /// layout.
+    /// The request rates under this layout, measured after the layout had been in force for 10 s. They
+    /// can differ from `rates`: a client that waits for each response sends more requests under a
+    /// faster layout.
     usual_rates: Option<RequestRates>,
     /// The minimum time for which the layout stays in force.
     pause: Duration,
@@ -93,7 +93,8 @@ pub(super) struct ChosenLayout {
 #[derive(Debug, Clone)]
 pub(super) struct GpuObservation {
     pub(super) trial: TrialObservation,
-    /// The index of the most important model that violates its SLO and that a layout may help.
+    /// The index of the most important model that violates its SLO and whose misses a layout may
+    /// reduce.
     pub(super) violating: Option<usize>,
     /// The misses of all models since the windows were cleared.
     pub(super) recent: Score,
@@ -141,8 +142,8 @@ impl GpuState {
         }
     }
 
-    /// Updates whether late requests are refused. They are refused while a model violates its SLO, and
-    /// for [`REFUSAL_TIME`] afterwards. Returns true if the refusals start now.
+    /// Starts or ends the refusal of late requests. They are refused while a model violates its SLO,
+    /// and for [`REFUSAL_TIME`] afterwards. Returns true if the refusals start now.
     pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
@@ -157,8 +158,8 @@ impl GpuState {
         begins
     }
 
-    /// Returns true if late requests were refused long enough for an effect. The windows were cleared
-    /// when the refusals started, so all observations in them are under these conditions.
+    /// Returns true if late requests have been refused for at least [`MIN_REFUSAL_TIME`]. The windows
+    /// were cleared when the refusals started, so they contain only observations with refusals.
     fn refuses_for_long(&self, now: Timestamp) -> bool {
         self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
@@ -289,7 +290,8 @@ impl GpuState {
         };
         let is_worse_now = is_worse(&observation.recent) || is_worse(&observation.last);
         let is_due = now >= chosen.retry_at || !are_alike(&chosen.rates, &observation.rates);
-        // A layout that was sufficient in its trial no longer is, so the load must have changed.
+        // If all models met their SLOs in the trial, the present violation means that the load has
+        // changed. One of the two conditions is then enough.
         let retry = if chosen.sufficed { is_worse_now || is_due } else { is_worse_now && is_due };
         let retry = retry && self.refuses_for_long(now);
         // The score must start at zero, because some of the recent misses occurred under the former
@@ -329,7 +331,7 @@ fn renumber(rates: &mut RequestRates, now: impl Fn(usize) -> Option<usize>) {
     rates.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
 }
 
-/// Returns true if both loads have the same models, with similar rates.
+/// Returns true if both loads have the same models with similar request rates.
 fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
     let is_like = |(model, rate): &(usize, ArrivalRate)| {
         other.iter().any(|(of, other)| of == model && rate.is_like(*other))

@@ -10,7 +10,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The shares that the model should have according to the actions.
+/// The shares of the model, derived from the actions.
 pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
