@@ -1,5 +1,5 @@
 //! The messages that the supervisor and a worker exchange from the start of the worker until it is
-//! warm. They use a socket that the worker inherits.
+//! warm. The messages use a socket that the worker inherits.
 //!
 //! ```text
 //! supervisor                         worker
@@ -71,8 +71,8 @@ pub enum BootReply {
         /// The batch size in rows.
         rows: u32,
     },
-    /// The worker is warm: it has run every batch size. Its answers match the reference answers, unless
-    /// it is a reference worker, which has written them.
+    /// The worker is warm: it has run every batch size. The worker's answers match the reference
+    /// answers. A reference worker has written the reference answers instead.
     Warmed(WarmUpReport),
     /// The worker cannot start. It exits after this message.
     Refused(BootRefusal),
@@ -104,9 +104,9 @@ pub enum WorkerPurpose {
     Serve,
     /// The worker computes the reference answers on the CPU, then exits.
     Reference,
-    /// The worker computes the reference answers on the device, then exits. It runs one operator at a
-    /// time, on all SMs. This purpose is for models with operators that the CPU does not support, such
-    /// as operators in BF16.
+    /// The worker computes the reference answers on the device, then exits. The worker runs one
+    /// operator at a time, on all SMs. This purpose is for models with operators that the CPU does not
+    /// support, such as operators in BF16.
     DeviceReference,
 }
 
@@ -186,9 +186,10 @@ pub enum EngineSpec {
         interpreter: PathBuf,
         /// The path of the file, or of a directory with `model.py`.
         path: PathBuf,
-        /// The number of threads that the model's libraries may use within one operator.
+        /// The maximum number of threads that the model's libraries use within one operator.
         threads: u32,
-        /// The only directory to which the model may write files, if there is one.
+        /// The only directory to which the model is allowed to write files, or `None` if the model must
+        /// not write any.
         cache: Option<PathBuf>,
     },
     /// The emulated engine, which returns the inputs as outputs.
@@ -337,8 +338,8 @@ pub struct WarmUpReport {
     pub kernels: Option<u32>,
     /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,
-    /// The reason why the worker does not share its weights with other workers on the GPU. `None` if it
-    /// shares them or does not use a GPU.
+    /// The reason why the worker does not share its weights with other workers on the GPU. This is
+    /// `None` if the worker shares its weights or does not use a GPU.
     pub unshared: Option<String>,
 }
 
@@ -430,7 +431,7 @@ pub enum BootRefusal {
     #[error("the model must be loaded in another form: {0}")]
     OtherForm(String),
     /// The model has free axes in addition to the batch axis. `shadowslice profile` refuses such a
-    /// model, because its times depend on the lengths of those axes.
+    /// model, because the execution times depend on the lengths of the free axes.
     #[error("the model has free axes besides the batch: {0}")]
     FreeAxes(String),
 }

@@ -12,8 +12,8 @@
 //! `s` of the GPU's `G` SMs. `w(b)` is the minimum work of this batch in SM·s. `k` is its number of
 //! kernels.
 //!
-//! * The **turn** of another worker on its `s` SMs is `w(b) / (s · k)`. This is the duration of a
-//!   kernel, times the fraction of those SMs that the kernel fills.
+//! * The **turn** of another worker on its `s` SMs is `w(b) / (s · k)`. This is the duration of one of
+//!   its kernels, times the fraction of its SMs that the kernel fills.
 //! * A batch takes the lesser of `t(b, s) + k · c · Σ p · turn` and `t(b, f)`. `f` is the number of
 //!   free SMs. `p` is the fraction of the worker's own SMs that the other worker can also use. `Σ p` is
 //!   therefore the mean number of other workers on each of these SMs. `c` is 1, plus `CROWD` times the
@@ -67,7 +67,8 @@ const LONGEST_STRETCH: f64 = 10.0;
 /// The maximum time of a batch under contention, in s, so that the time fits into a `Duration`.
 const LONGEST_S: f64 = 1e6;
 
-/// The priority of a worker as an MPS client. The values are those of `CUDA_MPS_CLIENT_PRIORITY`.
+/// The priority of a worker as an MPS client. The values are the values of the environment variable
+/// `CUDA_MPS_CLIENT_PRIORITY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientPriority {
     /// The normal priority.
@@ -77,8 +78,9 @@ pub enum ClientPriority {
 }
 
 impl ClientPriority {
-    /// Returns the client priority of the workers of a model with priority `model`. It is normal for
-    /// priority 1, the highest, and below normal for all other priorities.
+    /// Returns the client priority of the workers of a model with priority `model`. Priority 1, the
+    /// highest, has the normal client priority. All other priorities have the client priority below
+    /// normal.
     pub const fn of(model: u32) -> Self {
         if model > 1 { Self::Below } else { Self::Normal }
     }
@@ -87,7 +89,7 @@ impl ClientPriority {
 /// A worker that executes on a GPU, and the part of the GPU that it occupies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Occupant {
-    /// The number of SMs that the worker may use.
+    /// The number of SMs that the worker is allowed to use.
     pub sms: Sms,
     /// The groups of the worker's partition. Under an MPS percentage, which limits only the number of
     /// SMs, this is [`Groups::NONE`].
@@ -205,8 +207,8 @@ impl SharedGpu {
         met.mul_f64(1.0 + ELSEWHERE * elsewhere)
     }
 
-    /// Returns the time of `own`'s current batch in s, if its kernels take turns with those of the
-    /// other workers.
+    /// Returns the time of `own`'s current batch in s, if its kernels take turns with the kernels of
+    /// the other workers.
     fn in_turns(&self, own: Occupant, others: impl Iterator<Item = Occupant> + Clone) -> f64 {
         let free = self.free(own, others.clone());
         let met = |other: Occupant| self.met(own, other, free);

@@ -266,9 +266,9 @@ impl Division {
         Sms(sizes.map(|(_, sms)| sms.0).sum())
     }
 
-    /// Returns the number of whole groups that fit into a share. The result is at least one. A share
-    /// below 100 % never gets all groups. If several shares have at least one group each and add up to
-    /// at most 100 %, their groups fit on the GPU together.
+    /// Returns the number of whole groups that fit into a share. Every share gets at least one group,
+    /// and a share below 100 % never gets all groups. If several shares have at least one group each
+    /// and add up to at most 100 %, their groups fit on the GPU together.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();

@@ -46,8 +46,8 @@ const HANG_FACTOR: u32 = 20;
 /// The minimum time after which a batch counts as hung, because a busy host can delay any batch.
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time after which a batch without a prediction counts as hung. It is long, because the first
-/// execution may compile kernels.
+/// The time after which a batch without a prediction counts as hung. The time is long, because the
+/// first execution may compile kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
 /// The times of batches with one row count, in seconds.

@@ -7,7 +7,8 @@
 //! * Each GPU keeps enough free memory for the largest shadow of its models.
 //! * Each host has at most one copy of a model, because all GPUs of a host can fail together.
 //!
-//! [`place`] returns the placement with the lowest [`Cost`] among those that satisfy the constraints.
+//! Among all placements that satisfy the constraints, [`place`] returns the placement with the lowest
+//! [`Cost`].
 
 mod assign;
 mod requirement;
@@ -89,8 +90,8 @@ pub struct Placement {
     pub missing: Vec<MissingCopies>,
     /// The cost of the placement.
     pub cost: Cost,
-    /// True if no other placement costs less. False if the search reached its limit, so that a better
-    /// placement may exist.
+    /// True if no other placement costs less. If this is false, the search reached its limit, and a
+    /// better placement may exist.
     pub is_best: bool,
 }
 

@@ -1,6 +1,6 @@
-//! A depth-first search for a placement. It places one copy after the other, starting with the copies
-//! that are hardest to place, and tries the most promising GPU first. It skips branches that cannot
-//! cost less than the best placement so far.
+//! A depth-first search for a placement. The search places one copy after the other, starting with the
+//! copies that are hardest to place. For each copy, it tries the most promising GPU first. The search
+//! skips branches that cannot cost less than the best placement so far.
 
 use std::cmp::Reverse;
 
@@ -54,8 +54,8 @@ struct Copy {
 }
 
 /// Returns the copies in the order in which the search places them. First copies come before second
-/// copies, and higher priorities before lower ones. Among these, copies that need the largest fraction
-/// of a GPU come first.
+/// copies, and higher priorities before lower priorities. Among copies of equal rank and priority, the
+/// copies that need the largest fraction of a GPU come first.
 fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
     let largest = |of: fn(&GpuCapacity) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
     let (sms, memory) = (largest(|gpu| gpu.sms.0.into()), largest(|gpu| gpu.memory));

@@ -44,7 +44,7 @@ pub struct FormedBatch<K, T> {
 /// Decides which batch runs next on a lane with a free slot.
 ///
 /// A batch starts with the request at the head of the queue. Other requests of the same shape join it
-/// in queue order, up to the first one that does not fit. If this batch may still wait for further
+/// in queue order, up to the first one that does not fit. If this batch can still wait for further
 /// requests, another batch that is ready takes the slot, so that the slot does not stay idle. The
 /// request at the head is delayed by at most one batch, because it runs first after its wait.
 ///

@@ -1,7 +1,7 @@
 //! The selection of requests for the next batch if not all of them can be answered in time.
 //!
-//! A batch with more requests takes longer. It may then end too late for its oldest request, and all
-//! requests behind the batch wait longer.
+//! A batch with more requests takes longer. Such a batch may end too late for its oldest request, and
+//! all requests behind the batch wait longer.
 //!
 //! * If all requests are in time in one batch, the batch contains all of them.
 //! * Otherwise the batch contains as many of the oldest requests as possible, provided that the

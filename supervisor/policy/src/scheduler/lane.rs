@@ -47,8 +47,8 @@ pub struct BatchInFlight<K, T> {
     pub groups: Groups,
     /// The time at which the batch was sent.
     pub sent: Timestamp,
-    /// The time at which the batch started to execute. This is the time at which it was sent to an idle
-    /// lane, or at which the batch before it ended.
+    /// The time at which the batch started to execute. For an idle lane, this is the time at which the
+    /// batch was sent. Otherwise, it is the time at which the previous batch ended.
     pub executing_since: Option<Timestamp>,
     /// The requests of the batch. The list is empty if the requests were taken away for another worker.
     pub requests: Vec<QueuedRequest<K, T>>,
@@ -136,7 +136,7 @@ impl<K, T> Lane<K, T> {
         self.max_rows = slice.max_rows;
     }
 
-    /// Returns the batch limits of this lane, which do not exceed those of the model.
+    /// Returns the batch limits of this lane, which do not exceed the model's limits.
     pub(super) fn limits(&self, model: BatchLimits) -> BatchLimits {
         let max_rows = self.max_rows.map_or(model.max_rows, |most| model.max_rows.min(most));
         BatchLimits { max_rows, ..model }

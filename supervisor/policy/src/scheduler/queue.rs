@@ -37,7 +37,8 @@ pub const SUSPECT_LEVEL: u64 = 0;
 /// The position of a request in the queue. The request with the smallest key is at the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
-    /// True for a new request. False for a request that was put back, which runs before new requests.
+    /// True for a new request. This is false for a request that was put back, which runs before new
+    /// requests.
     fresh: bool,
     deadline: Timestamp,
     /// A number that makes keys unique. Among equal deadlines, it preserves the order of arrival.

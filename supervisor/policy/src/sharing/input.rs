@@ -16,7 +16,7 @@ pub struct ModelSpec {
     pub gpu: usize,
     /// The initial share, in SMs.
     pub initial: Sms,
-    /// True if an operator chose `initial`. False if the share was computed.
+    /// True if an operator chose `initial`. This is false if the supervisor computed the share.
     pub initial_given: bool,
     /// The possible shares of the model, ascending. Not every number of SMs is a possible share.
     pub shares: Vec<Sms>,
@@ -45,7 +45,7 @@ impl ModelSpec {
         self.shares.last().copied().unwrap_or(self.initial)
     }
 
-    /// Returns the fraction of the requests that may miss the SLO, 0 to 1.
+    /// Returns the fraction of the requests that are allowed to miss the SLO, 0 to 1.
     pub(super) fn allowed_miss_rate(&self) -> f64 {
         1.0 - self.percentile / 100.0
     }
@@ -74,10 +74,11 @@ pub struct ModelSnapshot {
     pub pending_share: Option<Sms>,
     /// The share of a worker that can take over immediately, either a parked worker or a standby.
     pub standby_share: Option<Sms>,
-    /// The groups on which batches run. `None` if the share is not a partition inside the worker.
+    /// The groups on which batches run. This is `None` if the share is not a partition inside the
+    /// worker.
     pub groups: Option<Groups>,
-    /// The times of batches by number of SMs. Workers measured them before they served. `None` if they
-    /// are unknown.
+    /// The times of batches by number of SMs, which workers measured before they served. This is `None`
+    /// if the times are unknown.
     pub execution: Option<Execution>,
     /// True if the share must not change. Either an operator holds it, or the model's answers are wrong
     /// at other shares.
@@ -91,7 +92,7 @@ pub struct ModelSnapshot {
 pub struct Observation {
     /// The length of the interval.
     pub span: Duration,
-    /// The number of requests that arrived, including those that were refused.
+    /// The number of requests that arrived, including refused requests.
     pub arrived: u64,
     /// The total number of rows of the requests that arrived.
     pub rows: u64,

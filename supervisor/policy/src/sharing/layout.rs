@@ -1,5 +1,5 @@
-//! Layouts define which part of a GPU's SMs each of its models may use. This module lists the layouts
-//! that are worth a trial.
+//! A layout defines which part of a GPU's SMs each model is allowed to use. This module lists the
+//! layouts that are worth a trial.
 //!
 //! Kernels of models on the same SMs take turns. The slowdown of a model therefore depends less on its
 //! number of SMs than on the other batches on these SMs. Their number and the length of their kernels
@@ -28,7 +28,7 @@ const HALF: GpuPart = GpuPart::new(1, 1, 2);
 /// The number of the smallest parts into which layouts divide a GPU.
 const EIGHTHS: u8 = 8;
 
-/// The rule by which a layout divides a GPU. A model that the rule does not mention may use its largest
+/// The rule by which a layout divides a GPU. A model that the rule does not mention gets its largest
 /// possible share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
@@ -141,7 +141,8 @@ impl Layout {
         }
     }
 
-    /// Returns true if models with the highest priority may not use the whole GPU.
+    /// Returns true if this layout restricts the models with the highest priority to less than the
+    /// whole GPU.
     pub(super) fn confines_first(&self) -> bool {
         use Pattern::{Apart, FirstApart, Halves, OwnParts, Thirds};
         matches!(self.pattern, Apart(_) | FirstApart(_) | Halves | Thirds | OwnParts)

@@ -59,8 +59,8 @@ pub struct Verdict {
     pub from: Sms,
     /// The target share in SMs. It equals `from` if the share should not change.
     pub to: Sms,
-    /// The reason why the share cannot change now. `None` if the share should not change, or if it
-    /// changes now.
+    /// The reason why the share cannot change now. This is `None` if the share should not change, or if
+    /// it changes now.
     pub blocked_by: Option<Blocker>,
     /// The reason for the decision.
     pub why: VerdictReason,

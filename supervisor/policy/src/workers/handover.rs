@@ -8,9 +8,9 @@
 //! | Retiring | the incumbent exits and frees its memory |
 //! | Aborting | the shadow exits; the incumbent serves |
 //!
-//! A hand-over has no probation if the incumbent cannot take the traffic back. The incumbent cannot do
-//! this if it does not serve when the shadow becomes warm. It also cannot if it dies, hangs or takes
-//! too long while it drains.
+//! A hand-over has no probation if the incumbent cannot take the traffic back. This is the case if the
+//! incumbent does not serve when the shadow becomes warm, or if the incumbent dies, hangs or takes too
+//! long while it drains.
 
 use std::time::Duration;
 

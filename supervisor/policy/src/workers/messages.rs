@@ -68,7 +68,7 @@ pub struct Settings {
     /// True if a sharing policy changes shares. In that case, a share that an operator sets is held, so
     /// that the policy does not change it.
     pub policy_acts: bool,
-    /// True if the model's GPU is a real one. A real GPU can compute reference answers for models that
+    /// True if the model's GPU is a real GPU. A real GPU can compute reference answers for models that
     /// the CPU does not support.
     pub on_gpu: bool,
     /// The purpose of the model's first worker.
@@ -108,8 +108,8 @@ impl Cause {
 /// A request for a new share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResizeRequest {
-    /// The number of the request, which its answer repeats. `None` if the request comes neither from an
-    /// operator nor from the policy.
+    /// The number of the request, which its answer repeats. This is `None` if the request comes neither
+    /// from an operator nor from the policy.
     pub number: Option<u64>,
     /// The requested share.
     pub share: Percent,
@@ -158,7 +158,7 @@ pub enum LifecycleEvent {
         /// The partition that the worker was started with, if its share is a partition.
         asked: Option<Groups>,
     },
-    /// The worker could not start, load the model, warm up or prove its answers. It exits.
+    /// The worker could not start, load the model, warm up or prove its answers. The worker exits.
     Refused {
         /// The id of the worker.
         worker: WorkerId,
@@ -321,7 +321,8 @@ pub enum Action {
     NeedsShadows,
     /// Starts to measure how long batches wait for a lane.
     MeasureStall {
-        /// True if the measured time starts when the last lane ended. False if it starts now.
+        /// True if the measured time starts at the end of the last lane. False if the measured time
+        /// starts now.
         outage: bool,
     },
     /// Measures when this worker completes its first batch, which is the time at which the change takes

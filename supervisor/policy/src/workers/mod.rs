@@ -14,17 +14,18 @@
 //! ```
 //!
 //! Every worker has one `Slot`. The role in the slot defines the worker's purpose and its time limit.
-//! This information is stored nowhere else. For example, the phase of a hand-over is derived from the
-//! roles of its two workers. In addition to the slots, the state contains the `Primary`, which is the
-//! serving worker or the reason why no worker serves. It also contains the change of share in progress
-//! (at most one), and the request that waits for the end of this change.
+//! The purpose and the time limit are stored nowhere else. For example, the phase of a hand-over is
+//! derived from the roles of its two workers. In addition to the slots, the state contains the
+//! `Primary`, which is the serving worker or the reason why no worker serves. Finally, the state
+//! contains the change of share in progress (at most one), and the request that waits for the end of
+//! this change.
 //!
 //! The state machine has no side effects. Its driver reports [`LifecycleEvent`]s with the time. The
 //! driver applies the returned [`Action`]s in order before it reports the next event. If an action
 //! immediately causes an event, the driver reports that event before all others. The driver reports the
 //! exit of each worker once, after all other events of that worker. Other events may be late, repeated
 //! or missing. An event that does not fit the worker's role changes nothing. Every role has a time
-//! limit, except those of serving workers and standbys.
+//! limit, except the roles of serving workers and standbys.
 
 mod change;
 mod faults;
@@ -78,7 +79,8 @@ pub struct Workers {
     next: Option<ResizeRequest>,
     standby: StandbyState,
     restarts: Restarts,
-    /// The purpose of the next reference worker. `None` after the reference answers have been written.
+    /// The purpose of the next reference worker. This is `None` after the reference answers have been
+    /// written.
     reference: Option<WorkerPurpose>,
     /// The number of workers with wrong answers, by their number of SMs.
     wrong_at: BTreeMap<Sms, u32>,

@@ -151,7 +151,7 @@ impl Workers {
     }
 
     /// Records the execution times on the whole GPU and on each proven number of groups. Other workers
-    /// on the GPU may have been executing during the measurement.
+    /// on the GPU may have executed batches during the measurement.
     fn learn_execution(&mut self, WarmUpReport { times: on_all, kernels, .. }: &WarmUpReport) {
         let all = self.settings.sms_of(Percent::WHOLE);
         let mut columns = BTreeMap::from([(all, on_all.as_slice())]);
@@ -300,7 +300,7 @@ impl Workers {
     }
 
     /// Completes a change inside the worker. `moved` is false if the new share has the same groups as
-    /// the former one.
+    /// the former share.
     fn repartitioned(&mut self, worker: WorkerId, moved: bool) {
         let Some((request, from)) = self.inside() else { return };
         if !moved {

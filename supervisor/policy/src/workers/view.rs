@@ -76,8 +76,8 @@ impl Workers {
         self.share
     }
 
-    /// Returns the number of SMs in force. For a partition, this can differ from the SMs of the share,
-    /// because the last group may have another size than the others.
+    /// Returns the number of SMs in force. For a partition, this number can differ from the SMs of the
+    /// share, because the last group may not have the same size as the other groups.
     pub fn sms_in_force(&self) -> Sms {
         match &self.partition {
             Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),

@@ -20,8 +20,8 @@ use super::score::weighted;
 /// The number of iterations. More iterations change the result by less than 1 %.
 const ROUNDS: usize = 5;
 
-/// The maximum fraction of the time for which a model may execute and still keep up. It is below 1,
-/// because requests arrive at random.
+/// The maximum fraction of the time for which a model can execute and still keep up with its requests.
+/// It is below 1, because requests arrive at random.
 pub(super) const KEEPS_UP: f64 = 0.85;
 
 /// The load on one model.

@@ -66,8 +66,8 @@ pub(super) enum GpuStage {
 /// The request rate of each model, with the index of the model.
 pub(super) type RequestRates = Vec<(usize, ArrivalRate)>;
 
-/// A layout that the policy has chosen. It had the fewest misses in a trial, met all SLOs in a trial,
-/// or was remembered for this load.
+/// A layout that the policy has chosen. Either it had the fewest misses in a trial, or all models met
+/// their SLOs under it in a trial, or it was remembered for this load.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenLayout {
     pub(super) layout: Layout,
@@ -102,7 +102,7 @@ pub(super) struct GpuObservation {
     pub(super) last: Score,
     /// The request rates of the last second.
     pub(super) rates: RequestRates,
-    /// The request rates of the last 10 s. `None` if the windows were cleared in this time.
+    /// The request rates of the last 10 s. This is `None` if the windows were cleared in this time.
     pub(super) usual_rates: Option<RequestRates>,
     pub(super) speed: SwitchSpeed,
 }
@@ -164,7 +164,7 @@ impl GpuState {
         self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
 
-    /// Updates the stage. `candidates` returns the layouts to try in addition to the current one.
+    /// Updates the stage. `candidates` returns the layouts to try in addition to the current layout.
     pub(super) fn update(
         &mut self,
         observation: &GpuObservation,
@@ -192,8 +192,8 @@ impl GpuState {
         self.change(model, present, Duration::ZERO, observation, candidates)
     }
 
-    /// Restores the best layout for this load, if one is remembered and differs from the current one.
-    /// Otherwise starts a trial.
+    /// Restores the remembered best layout for this load, if there is such a layout and it is not in
+    /// force. Otherwise starts a trial.
     fn change(
         &mut self,
         model: usize,
@@ -302,7 +302,7 @@ impl GpuState {
         if retry { self.change(model, present, pause, observation, candidates) } else { WindowUpdate::Keep }
     }
 
-    /// Returns the same state with new model indices. Models without a new index keep their old one.
+    /// Returns the same state with new model indices. Models without a new index keep their old index.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize> + Copy) -> Self {
         let mut gpu = self.clone();
         match &mut gpu.stage {

@@ -1,5 +1,5 @@
-//! The adaptive policy. It uses plain MPS until a model violates its SLO. It then looks for the layout
-//! of the GPU with the fewest misses.
+//! The adaptive policy. It uses plain MPS until a model violates its SLO. In that case, it looks for
+//! the layout of the GPU with the fewest misses.
 //!
 //! ```text
 //! observations ─▶ windows ─▶ does a model violate its objective? ─ no, for a while ─▶ tentatively at rest
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! A model **violates** its SLO if more of its requests miss the SLO than its percentile allows, and
-//! chance does not explain the difference. A [`layout`] defines which part of the GPU each model may
-//! use. A [`trial`] puts several layouts in force, one after the other, and compares their misses
-//! ([`score`]). After a trial or a return to the shares at rest, the policy pauses. Each pause is
-//! longer than the previous one until the load changes, so that shares rarely change under a steady
+//! chance does not explain the difference. A [`layout`] defines which part of the GPU each model is
+//! allowed to use. A [`trial`] puts several layouts in force, one after the other, and compares their
+//! misses ([`score`]). After a trial or a return to the shares at rest, the policy pauses. Each pause
+//! is longer than the previous one until the load changes, so that shares rarely change under a steady
 //! load.
 
 mod forecast;
@@ -44,8 +44,8 @@ use window::{LONG, ObservationWindow, SHORT};
 /// cannot keep up with the load.
 const MIN_EXECUTION_PART: f64 = 0.4;
 
-/// The maximum number of layouts in a trial, in addition to the current one. The layouts with the best
-/// forecasts are tried. With more layouts, the load would often change before the trial ends.
+/// The maximum number of layouts in a trial, in addition to the current layout. The layouts with the
+/// best forecasts are tried. With more layouts, the load would often change before the trial ends.
 const MAX_TRIED: usize = 4;
 
 /// The maximum number of layouts in a trial if every share changes by a shadow, which takes seconds. If

@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-/// The weight of the misses of a priority, relative to those of the next lower priority.
+/// The weight of the misses of a priority, relative to the weight of the misses of the next lower
+/// priority.
 const PRIORITY_WEIGHT: f64 = 4.0;
 
 /// The variance of miss counts, relative to the variance if requests missed independently of each
@@ -10,7 +11,7 @@ const PRIORITY_WEIGHT: f64 = 4.0;
 /// overloads, this ratio was 3 to 13.
 const VARIANCE_FACTOR: f64 = 4.0;
 
-/// The number of requests that ended, and the number of those that missed their SLO.
+/// The number of requests that ended, and the number of ended requests that missed their SLO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Misses {
     pub(super) ended: u64,

@@ -81,7 +81,7 @@ pub(super) struct TrialObservation {
     pub(super) now: Timestamp,
     /// True if every model has the share that the current layout gives it.
     pub(super) in_force: bool,
-    /// The requests that ended in this interval, and those that missed.
+    /// The requests that ended in this interval, and the number of them that missed their SLO.
     pub(super) misses: Score,
     /// True if every model probably meets its SLO, judged by the misses since the layout came into
     /// force.

@@ -5,7 +5,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::super::ModelSpec;
 use super::super::changes::ShareTarget;
 
-/// The share of each model.
+/// The constant share of each model.
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedShares {
     shares: Vec<Sms>,

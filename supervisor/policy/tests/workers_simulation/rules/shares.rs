@@ -1,4 +1,5 @@
-//! Rules about the share in force. It must be reported correctly, and the serving worker must have it.
+//! Rules about the share in force. The share must be reported correctly, and the serving worker must
+//! have this share.
 
 use shadowslice_policy::workers::{
     Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
@@ -17,7 +18,7 @@ pub(super) struct Shares {
     pub(super) last: Option<ChangeReport>,
     /// The share before the last restart that changed it.
     before_restart: Percent,
-    /// True if the stall measurement that starts in this step began with a death. `None` if no
+    /// True if the stall measurement that starts in this step began with a death. This is `None` if no
     /// measurement starts.
     pub(super) stall: Option<bool>,
     /// The worker whose first batch is awaited, with the request that caused it.
