@@ -189,7 +189,7 @@ pub enum EngineSpec {
         /// The maximum number of threads that the model's libraries use within one operator.
         threads: u32,
         /// The only directory to which the model is allowed to write files, or `None` if the model must
-        /// not write any.
+        /// not write files.
         cache: Option<PathBuf>,
     },
     /// The emulated engine, which returns the inputs as outputs.

@@ -241,7 +241,7 @@ impl<K, T> Lane<K, T> {
     /// the limit from which the worker counts as hung.
     pub fn is_stalled(&self, now: Timestamp) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
-        // If the first batch has no start time, the driver has reported it as hung.
+        // If the first batch has no start time, the driver has already reported this batch as hung.
         let Some(since) = front.executing_since else { return true };
         if front.step {
             // The predictor has no times for steps.
