@@ -2,7 +2,8 @@
 //! a `SOCK_SEQPACKET` socket. Tensors stay in shared memory (slabs), and messages carry their offsets
 //! and lengths.
 //!
-//! If the socket closes, the worker has no more work, and the supervisor treats the worker as dead.
+//! If the supervisor closes the socket, the worker exits. If the worker closes it, the supervisor
+//! treats the worker as dead.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,7 @@ pub const MAX_REQUESTS: usize = 1024;
 /// each of these batches.
 pub const IN_FLIGHT: usize = 2;
 
-/// The batch id in a worker's answer to a message that the worker could not decode.
+/// The batch id in the answer to a message that the worker could not decode.
 pub const UNREADABLE: u64 = u64::MAX;
 
 /// A range of bytes in a slab.
@@ -35,15 +36,16 @@ pub struct Extent {
 /// A message from the supervisor to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// The worker runs a batch.
+    /// The order to run a batch.
     Run(Batch),
-    /// The worker computes the next answer of a stream. The supervisor treats this step like a batch.
+    /// The order to compute the next answer of a stream. The supervisor treats this step like a batch.
     Next(StreamStep),
-    /// The worker ends the stream with this id, because its client cancelled it or disconnected.
+    /// The order to end the stream with this id, because the client cancelled the stream or
+    /// disconnected.
     Close(u64),
-    /// The worker prepares a partition while batches run, and replies when the partition is ready.
+    /// The order to prepare a partition while batches run. The reply is [`WorkerMessage::Prepared`].
     Prepare(Groups),
-    /// The worker releases a partition, which no later batch uses.
+    /// The order to release a partition. No later batch uses this partition.
     Forget(Groups),
 }
 
@@ -82,7 +84,7 @@ pub struct Batch {
     pub shapes: Vec<Vec<i64>>,
     /// The requests. The worker stacks their rows in this order.
     pub requests: Vec<BatchRequest>,
-    /// The request's optional inputs. Only a batch of one request has any.
+    /// The optional inputs. Only a batch of one request can have optional inputs.
     pub optional: Vec<OptionalTensor>,
 }
 
@@ -97,7 +99,7 @@ pub struct OptionalTensor {
     pub part: Extent,
 }
 
-/// A request in a batch: the number and the position of its rows.
+/// A request in a batch: the number of its rows, and the position of its bytes in the request slab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchRequest {
     /// The number of rows in the request, which is the length of its batch axis. It is 1 for a model
@@ -146,13 +148,13 @@ pub struct BatchOutput {
     pub parts: Vec<Extent>,
 }
 
-/// The reason why a batch failed. The worker still runs.
+/// The reason why a batch failed. The worker continues to serve after such a failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum RunFailure {
     /// The engine failed. The text is the engine's error.
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
-    /// An output's number of rows differs from the batch's. The text names the output.
+    /// An output does not have as many rows as the batch. The text names the output.
     #[error("the model could not be run on this input: {0}; set batch.max: 0 for this model")]
     NotBatched(String),
     /// The input is invalid, for example because it contains a token that is not in the vocabulary.
@@ -163,7 +165,7 @@ pub enum RunFailure {
     AnswerTooLarge {
         /// The size of the outputs in bytes.
         needed: u64,
-        /// The size of a slot in bytes.
+        /// The size of a slot of the response slab in bytes.
         room: u64,
     },
     /// The supervisor sent an invalid message. This is a bug in the supervisor.

@@ -1,5 +1,5 @@
 //! The messages that the supervisor and a worker exchange from the start of the worker until it is
-//! warm. They use a socket that the worker inherits.
+//! warm. The messages use a socket that the worker inherits.
 //!
 //! ```text
 //! supervisor                         worker
@@ -11,9 +11,9 @@
 //!     │◀── Warmed ─────────────────────│  warm: batches may come
 //! ```
 //!
-//! Instead of any of its messages, the worker may send `Refused` and exit. The supervisor sends only
-//! two messages, and the worker only three besides `Warming`. A faulty peer therefore cannot fill the
-//! socket and block the other side.
+//! Instead of any of its messages, the worker can send `Refused` and exit. During the warm-up, the
+//! worker also sends `Warming` for each batch size. Both sides send only a few messages, so neither
+//! side can fill the socket and block the other side.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,13 +66,13 @@ pub enum BootReply {
     },
     /// The worker has loaded the model.
     Loaded(LoadedModel),
-    /// The worker starts to run batches of one batch size.
+    /// The worker is about to run batches of this size in its warm-up.
     Warming {
         /// The batch size in rows.
         rows: u32,
     },
-    /// The worker is warm: it has run every batch size. Its answers match the reference answers, unless
-    /// it is a reference worker, which has written them.
+    /// The worker is warm: it has run every batch size. The worker's answers match the reference
+    /// answers. A reference worker has written the reference answers instead.
     Warmed(WarmUpReport),
     /// The worker cannot start. It exits after this message.
     Refused(BootRefusal),
@@ -85,13 +85,14 @@ impl Message for BootReply {
 /// A message from the supervisor to a starting worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum BootCommand {
-    /// The worker loads the model.
+    /// The order to load the model.
     Load(Box<Assignment>),
-    /// The worker runs every batch size and compares the answers with the reference.
+    /// The order to run every batch size, and to compare the answers with the reference answers.
     Warm(WarmUp),
 }
 
-/// Most of a command's bytes are arrays from files that the operator provides for the warm-up.
+/// The maximum is large, because a command contains the arrays that the operator provides for the
+/// warm-up.
 impl Message for BootCommand {
     const MAX_BYTES: usize = 20 << 20;
 }
@@ -103,9 +104,9 @@ pub enum WorkerPurpose {
     Serve,
     /// The worker computes the reference answers on the CPU, then exits.
     Reference,
-    /// The worker computes the reference answers on the device, then exits. It runs one operator at a
-    /// time, on all SMs. This purpose is for models with operators that the CPU does not support, such
-    /// as operators in BF16.
+    /// The worker computes the reference answers on the device, then exits. The worker runs one
+    /// operator at a time, on all SMs. This purpose is for models with operators that the CPU does not
+    /// support, such as operators in BF16.
     DeviceReference,
 }
 
@@ -138,7 +139,8 @@ pub struct Assignment {
     pub request_bytes: u64,
     /// The size of each slot of the response slab in bytes.
     pub response_slot_bytes: u64,
-    /// The worker's first partition, or `None` if its share is not a partition inside the process.
+    /// The worker's first partition, or `None` if the worker's share is not a partition inside the
+    /// process.
     pub partition: Option<PartitionSpec>,
 }
 
@@ -174,7 +176,8 @@ pub enum EngineSpec {
         /// The execution providers, in order of preference. The CPU runs operators that no provider
         /// supports.
         providers: Vec<ProviderSpec>,
-        /// The directory for optimised forms of the model, or `None` to keep none.
+        /// The directory in which ONNX Runtime's optimised copies of the model are kept. If this is
+        /// `None`, no copies are kept.
         optimised: Option<PathBuf>,
     },
     /// A class in a Python file. The worker process is a Python interpreter.
@@ -183,9 +186,10 @@ pub enum EngineSpec {
         interpreter: PathBuf,
         /// The path of the file, or of a directory with `model.py`.
         path: PathBuf,
-        /// The number of threads that the model's libraries may use within one operator.
+        /// The maximum number of threads that the model's libraries use within one operator.
         threads: u32,
-        /// The only directory to which the model may write files, if there is one.
+        /// The only directory to which the model is allowed to write files, or `None` if the model must
+        /// not write files.
         cache: Option<PathBuf>,
     },
     /// The emulated engine, which returns the inputs as outputs.
@@ -248,8 +252,8 @@ pub struct LoadedModel {
     pub sms: Sms,
     /// The durations of the loading steps.
     pub took: LoadTimes,
-    /// The decrease of the GPU's free memory during the creation of the session, in bytes. It is 0 on
-    /// other devices.
+    /// The decrease of the GPU's free memory during the creation of the session, in bytes. It is 0
+    /// without a real GPU.
     pub weights: u64,
 }
 
@@ -307,11 +311,11 @@ pub struct WarmUp {
     pub shapes: Vec<Vec<i64>>,
     /// The values of each input. If an entry is `None`, the worker generates values.
     pub values: Vec<Option<InputValues>>,
-    /// The maximum useful time of a batch. A reference worker stops after the first batch size that
-    /// takes longer. If this is `None`, it runs all sizes.
+    /// The maximum time of a batch that is still useful under the model's SLO. A reference worker stops
+    /// after the first batch size that takes longer. If this is `None`, the worker runs all sizes.
     pub useful: Option<Duration>,
-    /// True if the configuration sets the batch size. If not, and an answer may depend on the other
-    /// rows of its batch, the model runs without batching.
+    /// True if the configuration sets the batch size. If this is false, and answers may depend on the
+    /// other rows of the batch, the model runs without batching.
     pub batch_is_given: bool,
 }
 
@@ -321,12 +325,12 @@ pub struct WarmUpReport {
     /// The time of each batch size. A reference worker reports the sizes up to the first one that takes
     /// longer than [`WarmUp::useful`].
     pub times: Vec<WarmTime>,
-    /// The time of the first run of every batch size. It is zero if first runs do not take longer than
-    /// others.
+    /// The total time of the first runs of all batch sizes. It is zero if first runs do not take longer
+    /// than later runs.
     pub warmup: Duration,
     /// The time to run every batch size again and compare the answers with the reference.
     pub proof: Duration,
-    /// The decrease of the GPU's free memory during the warm-up, in bytes. It is 0 on other devices.
+    /// The decrease of the GPU's free memory during the warm-up, in bytes. It is 0 without a real GPU.
     pub activations: u64,
     /// The partitions that the worker can use, or `None` if its share is not a partition.
     pub partitions: Option<ProvenPartitions>,
@@ -334,8 +338,8 @@ pub struct WarmUpReport {
     pub kernels: Option<u32>,
     /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,
-    /// The reason why the worker does not share its weights with other workers on the GPU. `None` if it
-    /// shares them or does not use a GPU.
+    /// The reason why the worker does not share its weights with other workers on the GPU. This is
+    /// `None` if the worker shares its weights or does not use a GPU.
     pub unshared: Option<String>,
 }
 
@@ -344,8 +348,8 @@ pub struct WarmUpReport {
 pub struct DeviceMemory {
     /// The size of the weights that all workers of the model share.
     pub weights: u64,
-    /// The size of the part of `weights` that this worker allocated. The driver attributes this part to
-    /// the worker.
+    /// The size of the part of `weights` that this worker allocated. The CUDA driver attributes this
+    /// part to the worker.
     pub brought: u64,
     /// The size of the buffers for intermediate results.
     pub scratch: u64,
@@ -362,13 +366,13 @@ pub struct ProvenPartitions {
     pub ready: Groups,
 }
 
-/// The result of running the model on a number of groups.
+/// The result of running the model on partitions with this number of groups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionProof {
     /// The number of groups.
     pub groups: usize,
-    /// The times of the batch sizes that the model can run on these groups, or the reason why it can
-    /// run none. Larger batches run on the whole GPU.
+    /// The times of the batch sizes that the model can run on these groups, or the reason why the model
+    /// can run no batch size on them. Larger batches run on the whole GPU.
     pub result: Result<Vec<WarmTime>, String>,
 }
 
@@ -379,7 +383,8 @@ pub struct WarmTime {
     pub rows: u32,
     /// The execution time.
     pub took: Duration,
-    /// The largest difference from the reference answers, relative to the largest value in them.
+    /// The largest difference from the reference answers, relative to the largest value in the
+    /// reference answers.
     pub error: f64,
 }
 
@@ -389,7 +394,7 @@ pub enum BootRefusal {
     /// ONNX Runtime's library is missing or unusable.
     #[error("ONNX Runtime's library cannot be used: {0}")]
     Library(String),
-    /// The worker cannot load the model, and would fail again.
+    /// The worker cannot load the model. Another attempt would also fail.
     #[error("the model cannot be loaded: {0}")]
     Model(String),
     /// The device has no kernel for one of the model's operators. Another device may support the
@@ -412,7 +417,7 @@ pub enum BootRefusal {
         /// The name of the output and its difference from the reference answer.
         why: String,
     },
-    /// An answer depends on the other rows of its batch. Only a reference worker sends this.
+    /// An answer depends on the other rows of its batch. Only reference workers check this.
     #[error("{0}")]
     RowsDepend(String),
     /// The environment, a descriptor or a command is invalid.
@@ -421,11 +426,12 @@ pub enum BootRefusal {
     /// The device or the engine does not support partitions.
     #[error("the share cannot be a partition inside the worker process: {0}")]
     NoPartitions(String),
-    /// The model must be loaded in another form. The supervisor starts another worker, which does that.
+    /// The model must be loaded in another form, for example without the channels-last layout. The
+    /// supervisor starts another worker, which loads that form.
     #[error("the model must be loaded in another form: {0}")]
     OtherForm(String),
     /// The model has free axes in addition to the batch axis. `shadowslice profile` refuses such a
-    /// model, because its times depend on the lengths of those axes.
+    /// model, because the execution times depend on the lengths of the free axes.
     #[error("the model has free axes besides the batch: {0}")]
     FreeAxes(String),
 }

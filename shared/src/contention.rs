@@ -1,28 +1,28 @@
 //! A model of contention: the module computes how workers that execute at the same time slow each other
-//! down. Kernels that may use the same SMs take turns.
+//! down. Kernels that can use the same SMs take turns.
 //!
-//! A share does not reserve SMs. If no other worker may use a worker's SMs, the worker is nearly as
-//! fast as it would be alone. If other workers may use the same SMs, each of the worker's kernels waits
-//! for one kernel of each other worker. This wait is proportional to the fraction of the SMs that the other
-//! kernel fills. Therefore a model with many short kernels slows down most when it runs next to a model
-//! with few long kernels. A batch never takes longer than it would take alone on the SMs that no other
-//! worker uses.
+//! A share does not reserve SMs. If no other worker can use a worker's SMs, the worker is nearly as
+//! fast as it would be alone. If other workers can use the same SMs, each of the worker's kernels waits
+//! for one kernel of each other worker. This wait is proportional to the fraction of the SMs that the
+//! other kernel fills. Therefore a model with many short kernels slows down most when it runs next to a
+//! model with few long kernels. A batch never takes longer than it would take alone on the SMs that no
+//! other worker uses.
 //!
 //! The rules below use these symbols: `t(b, s)` is the time of a batch of `b` rows that runs alone on
 //! `s` of the GPU's `G` SMs. `w(b)` is the minimum work of this batch in SM·s. `k` is its number of
 //! kernels.
 //!
-//! * The **turn** of another worker on its `s` SMs is `w(b) / (s · k)`. This is the duration of a
-//!   kernel, times the fraction of those SMs that the kernel fills.
+//! * The **turn** of another worker on its `s` SMs is `w(b) / (s · k)`. This is the duration of one of
+//!   its kernels, times the fraction of its SMs that the kernel fills.
 //! * A batch takes the lesser of `t(b, s) + k · c · Σ p · turn` and `t(b, f)`. `f` is the number of
-//!   free SMs. `p` is the fraction of the worker's own SMs that the other worker may also use. `Σ p` is
-//!   therefore the number of workers that the worker meets on an average SM. `c` is 1, plus `CROWD`
-//!   times the amount by which `Σ p` exceeds 1.
+//!   free SMs. `p` is the fraction of the worker's own SMs that the other worker can also use. `Σ p` is
+//!   therefore the mean number of other workers on each of these SMs. `c` is 1, plus `CROWD` times the
+//!   amount by which `Σ p` exceeds 1.
 //! * MPS has two client priorities. A kernel of normal priority waits for a kernel below normal only
 //!   until the running thread blocks end, for at most `BLOCK_S`. A worker below normal gets the time
 //!   that workers of normal priority do not use. Its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))`
-//!   times as long, but at most `LONGEST_STRETCH` times as long. `T` is the total time of the other
-//!   worker's batch. `c` counts only workers of the same priority.
+//!   times as long as without these workers, but at most `LONGEST_STRETCH` times as long. `T` is the
+//!   total time of the other worker's batch. `c` counts only workers of the same priority.
 //! * Workers on different SMs still share memory bandwidth, caches and power. A batch takes longer by
 //!   the factor `1 + ELSEWHERE · e`. `e` is the fraction of the GPU that other workers use outside the
 //!   batch's own SMs.
@@ -31,9 +31,10 @@
 //!   everywhere. In that case, `p` is the fraction of the worker's own SMs that are not free, times the
 //!   fraction of the GPU that the other worker uses.
 //!
-//! The constants are fitted to measurements on an H200. In these, two, three or five of ten models ran
-//! without idle time, in batches of 1 to 32 rows. They ran on the whole GPU, halves, thirds and fifths,
-//! with one and with two client priorities. See docs/development/measurements.md, *Contention*.
+//! The constants are fitted to measurements on an H200. In each measurement, two, three or five of ten
+//! models ran without idle time, in batches of 1 to 32 rows. The models ran on the whole GPU, halves,
+//! thirds and fifths, with one and with two client priorities. See docs/development/measurements.md,
+//! *Contention*.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -42,20 +43,20 @@ use crate::groups::{Division, Groups};
 use crate::profile::Execution;
 use crate::units::Sms;
 
-/// The increase of a batch's time, as a fraction of that time, if other workers execute outside the
-/// batch's SMs. It is multiplied by the fraction of the GPU that they use there. The value is fitted to
-/// the measurements that the module's documentation describes.
+/// The relative increase of a batch's time by workers on other SMs. It is multiplied by the fraction of
+/// the GPU that these workers use outside the batch's SMs. The value is fitted to the measurements that
+/// the module's documentation describes.
 const ELSEWHERE: f64 = 0.2;
 
-/// The increase of each turn for each further worker on the same SMs, as a fraction of the turn. It is
-/// fitted to the measurements that the module's documentation describes.
+/// The relative increase of every turn for each further worker on the same SMs. It is fitted to the
+/// measurements that the module's documentation describes.
 const CROWD: f64 = 0.09;
 
 /// The maximum time for which a kernel waits for a worker with a lower client priority, in s. It is
 /// fitted to the measurements that the module's documentation describes.
 const BLOCK_S: f64 = 5e-6;
 
-/// The fraction of the SM time of a worker of normal priority that workers below normal cannot use. It
+/// The fraction of a normal-priority worker's SM time that workers below normal priority cannot use. It
 /// is fitted to the measurements that the module's documentation describes.
 const LEADS: f64 = 0.93;
 
@@ -66,7 +67,8 @@ const LONGEST_STRETCH: f64 = 10.0;
 /// The maximum time of a batch under contention, in s, so that the time fits into a `Duration`.
 const LONGEST_S: f64 = 1e6;
 
-/// The priority of a worker as an MPS client. The values are those of `CUDA_MPS_CLIENT_PRIORITY`.
+/// The priority of a worker as an MPS client. The values are the values of the environment variable
+/// `CUDA_MPS_CLIENT_PRIORITY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientPriority {
     /// The normal priority.
@@ -76,8 +78,9 @@ pub enum ClientPriority {
 }
 
 impl ClientPriority {
-    /// Returns the client priority of the workers of a model with priority `model`. It is normal for
-    /// priority 1, the highest, and below normal for all other priorities.
+    /// Returns the client priority of the workers of a model with priority `model`. Priority 1, the
+    /// highest, has the normal client priority. All other priorities have the client priority below
+    /// normal.
     pub const fn of(model: u32) -> Self {
         if model > 1 { Self::Below } else { Self::Normal }
     }
@@ -86,10 +89,10 @@ impl ClientPriority {
 /// A worker that executes on a GPU, and the part of the GPU that it occupies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Occupant {
-    /// The number of SMs that the worker may use.
+    /// The number of SMs that the worker is allowed to use.
     pub sms: Sms,
-    /// The groups of the worker's partition. [`Groups::NONE`] for a worker under an MPS percentage,
-    /// which limits only the number of SMs.
+    /// The groups of the worker's partition. Under an MPS percentage, which limits only the number of
+    /// SMs, this is [`Groups::NONE`].
     pub groups: Groups,
     /// The client priority of the worker.
     pub priority: ClientPriority,
@@ -123,7 +126,8 @@ impl Occupant {
         Self { turn: turn as f32, kernels: kernels as f32, alone, ..self }
     }
 
-    /// Returns the same occupant for a worker that executes during this fraction of the time.
+    /// Returns the same occupant, but executing only this fraction of the time: other workers wait for
+    /// it proportionally less.
     #[must_use]
     pub fn busy(self, part: f64) -> Self {
         Self { turn: self.turn * part as f32, ..self }
@@ -185,7 +189,7 @@ impl SharedGpu {
         (room - (counted - elsewhere).max(0.0)).max(0.0)
     }
 
-    /// Returns the time of a batch of `rows` rows that `own` runs while the others execute.
+    /// Returns the time of a batch of `rows` rows that `own` runs while the other workers execute.
     pub fn time(
         &self,
         execution: &Execution,
@@ -203,8 +207,8 @@ impl SharedGpu {
         met.mul_f64(1.0 + ELSEWHERE * elsewhere)
     }
 
-    /// Returns the time of `own`'s current batch in s, if its kernels take turns with those of the
-    /// others.
+    /// Returns the time of `own`'s current batch in s, if its kernels take turns with the kernels of
+    /// the other workers.
     fn in_turns(&self, own: Occupant, others: impl Iterator<Item = Occupant> + Clone) -> f64 {
         let free = self.free(own, others.clone());
         let met = |other: Occupant| self.met(own, other, free);
@@ -227,7 +231,7 @@ impl SharedGpu {
         (1.0 - taken.sum::<f64>()).max(1.0 / LONGEST_STRETCH)
     }
 
-    /// Returns the fraction of the SMs of `own` that the other worker may also use. `free` is the
+    /// Returns the fraction of the SMs of `own` that the other worker can also use. `free` is the
     /// number of SMs of `own` that are free.
     fn met(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
@@ -245,8 +249,8 @@ impl SharedGpu {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
         match (own.groups, other.groups) {
             (Groups::NONE, _) | (_, Groups::NONE) => {
-                // Without partitions, all other workers are outside if there are enough SMs. Otherwise
-                // they are everywhere.
+                // Without partitions, other workers are assumed to use SMs outside `own` if there are
+                // enough SMs. Otherwise they are assumed to use SMs everywhere.
                 let outside = if free < sms { (all - sms) / all } else { 1.0 };
                 outside * f64::from(other.sms.0) / all
             }
@@ -273,8 +277,8 @@ mod tests {
             .unwrap()
     }
 
-    /// Returns the time of a batch of one row (1 ms) of `own` while others execute batches of these
-    /// numbers of rows.
+    /// Returns the time of a batch of one row of `own`, which takes 1 ms alone. In the meantime, the
+    /// other workers execute batches with the given numbers of rows.
     fn beside(own: Occupant, others: &[(u32, Occupant)]) -> Duration {
         let executing = |&(rows, other): &(u32, Occupant)| other.executing(&profile(1.0), rows);
         gpu().time(&profile(1.0), 1, own, others.iter().map(executing))
@@ -337,11 +341,12 @@ mod tests {
     #[test]
     fn a_worker_of_normal_priority_hardly_waits_for_those_below_and_they_run_where_it_leaves_room() {
         let below = whole().with_priority(ClientPriority::Below);
-        // With 200 kernels per batch, the turn of the other worker's batch of eight rows is 20 µs.
+        // A batch has 200 kernels, so each turn of the other worker's batch of eight rows takes 20 µs.
         let normal_beside_below = beside(whole(), &[(8, below)]);
         assert_eq!(normal_beside_below, MS + Duration::from_micros(200 * 5));
         assert_eq!(beside(below, &[(8, below)]), beside(whole(), &[(8, whole())]), "peers take turns");
-        // The other worker's row takes 1 ms on half of the SMs, and waits 0.5 ms for our kernels.
+        // The normal worker's batch of one row executes for 1 ms on half of the SMs. In addition, its
+        // kernels wait 0.5 ms for the kernels of the worker below normal.
         let below_beside_normal = beside(below, &[(1, whole())]).as_secs_f64() * 1e3;
         assert!((below_beside_normal - 1.0 / (1.0 - 0.93 * 0.5 / 1.5)).abs() < 1e-3, "{below_beside_normal}");
         let full = Execution::new(vec![Sms(128)], vec![ExecutionRow { batch: 1, ms: vec![1e3] }]).unwrap();
@@ -374,7 +379,7 @@ mod tests {
     fn waiting_is_in_proportion_to_the_common_sms() {
         let (half, all) = (beside(on(0..8), &[(1, on(4..12))]), beside(on(0..8), &[(1, on(0..8))]));
         assert_eq!((half.div_f64(1.05) - MS) * 2, all - MS);
-        // Ten workers with a quarter of the GPU each add up to two and a half workers, not ten.
+        // Ten workers with a quarter of the GPU each count as 2.5 workers on an average SM.
         let many = beside(anywhere(32), &[(1, anywhere(32)); 10]);
         let turn = 2.0;
         assert!(

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt::Write;
 
 /// Returns the texts of an error and of all its causes, joined by colons. Omits the text of a cause if
-/// the text so far already ends with it.
+/// the preceding text already ends with the same words.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

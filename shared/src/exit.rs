@@ -14,8 +14,8 @@ pub const SOFTWARE: u8 = 70;
 pub const CONFIG: u8 = 78;
 /// The exit code if the supervisor refused a command, or if the command failed.
 pub const REFUSED: u8 = 1;
-/// The exit code after a second signal, which ends the program immediately. It is 128 plus the number
-/// of SIGTERM.
+/// The exit code after a second signal, which ends the program immediately. It is 128 plus 15, the
+/// number of SIGTERM.
 pub const FORCED: u8 = 143;
 
 /// Writes an error to stderr and returns `code`.

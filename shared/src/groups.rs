@@ -30,7 +30,8 @@ impl Groups {
     /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// All groups of any GPU. A process with this partition may use all of its SMs.
+    /// All groups of any GPU. Batches with this partition use all SMs that their process is allowed to
+    /// use.
     pub const WHOLE: Self = Self(u64::MAX);
 
     /// Returns the first `count` groups.
@@ -182,8 +183,8 @@ impl GpuPart {
     /// The whole GPU.
     pub const WHOLE: Self = Self { first: 0, count: 1, of: 1 };
 
-    /// Returns the part that consists of `count` of `of` equal pieces, from the piece with index
-    /// `first`.
+    /// Returns a part of a GPU that is divided into `of` equal pieces. The part consists of `count`
+    /// pieces, starting with the piece at index `first`.
     ///
     /// # Panics
     ///
@@ -193,8 +194,8 @@ impl GpuPart {
         Self { first, count, of }
     }
 
-    /// Returns all parts that layouts use, except the whole GPU. These are halves, thirds, quarters,
-    /// eighths, and what remains of a GPU without its first or last third or quarter.
+    /// Returns all parts that layouts use, except the whole GPU. These are all halves, thirds, quarters
+    /// and eighths, the first and last two thirds, and the first and last three quarters.
     pub fn family() -> impl Iterator<Item = Self> {
         let pieces = [2, 3, 4, 8].into_iter();
         let pieces = pieces.flat_map(|of| (0..of).map(move |first| Self::new(first, 1, of)));
@@ -226,9 +227,9 @@ impl Division {
         (2..=MAX_GROUPS).contains(&sizes.len()).then_some(Self(sizes))
     }
 
-    /// Returns the division of a GPU with `total` SMs into groups of [`GROUP_SMS`]. On a real GPU, the
-    /// last group can be larger than the others, because it also contains SMs that are not adjacent to
-    /// others.
+    /// Returns the division of a GPU with `total` SMs into groups of [`GROUP_SMS`]. A last group takes
+    /// the remainder. The driver of a real GPU may divide the GPU differently: the last group can have
+    /// more SMs than the other groups (12 on an H100).
     pub fn of(total: Sms) -> Option<Self> {
         let mut sizes = vec![Sms(GROUP_SMS); (total.0 / GROUP_SMS) as usize];
         sizes.extend(Some(Sms(total.0 % GROUP_SMS)).filter(|rest| rest.0 > 0));
@@ -250,8 +251,8 @@ impl Division {
         Sms(self.0.iter().map(|sms| sms.0).sum())
     }
 
-    /// Returns the groups of a part. The result has at least one group, and is [`Groups::WHOLE`] if the
-    /// part has all groups.
+    /// Returns the groups of a part. The result has at least one group. It is [`Groups::WHOLE`] if the
+    /// part covers all groups.
     pub fn groups_in(&self, part: GpuPart) -> Groups {
         let border = |piece: u8| self.count() * usize::from(piece) / usize::from(part.of);
         let first = border(part.first).min(self.count() - 1);
@@ -265,9 +266,9 @@ impl Division {
         Sms(sizes.map(|(_, sms)| sms.0).sum())
     }
 
-    /// Returns the number of whole groups that fit into a share. The result is at least one, and
-    /// includes all groups only for 100 %. If several shares have at least one group each and add up to
-    /// at most 100 %, their groups fit on the GPU together.
+    /// Returns the number of whole groups that fit into a share. Every share gets at least one group,
+    /// and a share below 100 % never gets all groups. If several shares have at least one group each
+    /// and add up to at most 100 %, their groups fit on the GPU together.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();

@@ -1,5 +1,5 @@
-//! The state of an emulated GPU in shared memory: which workers execute at the moment, and on which
-//! SMs.
+//! The *pool* is the state of an emulated GPU in shared memory. It shows which workers execute at the
+//! moment, and on which SMs.
 //!
 //! The supervisor gives each worker a *seat*, a fixed place in this memory. While a worker executes a
 //! batch, its seat contains the SMs that it occupies and the figures that the contention model needs.
@@ -22,7 +22,8 @@ pub const SEATS: u32 = 1024;
 /// the groups, the priority, and the bits of three `f32` values: `turn`, `kernels` and `alone`.
 const SEAT_WORDS: u32 = 7;
 
-/// The number of 32-bit words in the pool: one for the generation counter, and those of all seats.
+/// The number of 32-bit words in the pool: one for the generation counter, and [`SEAT_WORDS`] for each
+/// seat.
 const WORDS: u32 = 1 + SEATS * SEAT_WORDS;
 
 /// The shared state of an emulated GPU.

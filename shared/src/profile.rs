@@ -66,7 +66,7 @@ pub struct Profile {
     /// the whole GPU.
     pub bandwidth: f64,
     /// The shapes with which the model was measured, by the name of the input and without the batch
-    /// axis. Only inputs that have other free axes than the batch have an entry.
+    /// axis. An input has an entry only if it has free axes in addition to the batch axis.
     pub shapes: BTreeMap<String, Vec<i64>>,
     /// The execution times.
     pub execution: Execution,
@@ -129,8 +129,8 @@ pub enum TableError {
 /// The upper bound of an execution time in a table, in ms.
 const MAX_MS: f64 = 1e6;
 
-/// The assumed duration of a kernel, in s, for models whose kernels were not counted. It is a mean for
-/// batches of one row on all SMs. Ten models on an H200 had mean durations of 3 to 13 µs.
+/// The assumed duration of a kernel, in s, for models whose kernels were not counted. The kernels of
+/// ten models on an H200 took 3 to 13 µs on average, in batches of one row on all SMs.
 const KERNEL_S: f64 = 5e-6;
 
 /// The maximum time that a table returns, in ms. It is about eleven days, so that sums and products in

@@ -1,5 +1,6 @@
-//! The shared memory of the supervisor and its workers. It consists of memory files (`memfd`) of a
-//! fixed size. Seals prevent either process from shrinking a file that the other process has mapped.
+//! The shared memory of the supervisor and its workers. It consists of *slabs*: memory files (`memfd`)
+//! of a fixed size. Seals prevent either process from shrinking a file that the other process has
+//! mapped.
 //!
 //! By protocol, each part of a slab has one owner at a time, which transfers the ownership with a
 //! message. The supervisor never holds a reference into memory that a worker can write. It copies the
@@ -89,7 +90,7 @@ struct Mapping {
 }
 
 // SAFETY: the mapping exists until the value is dropped, and any thread may use it. The protocol
-// defines which process may access which part at a time; see the types below.
+// defines which process is allowed to access each part at a time. The types below explain this.
 unsafe impl Send for Mapping {}
 // SAFETY: the reasons for `Send` also apply to `Sync`.
 unsafe impl Sync for Mapping {}
@@ -275,7 +276,8 @@ impl AnswerSlab {
         self.file.bytes
     }
 
-    /// Copies bytes out of the slab. The worker sent the offset, so the function checks it.
+    /// Copies bytes out of the slab. The offset comes from a worker, so the function checks that the
+    /// bytes lie inside the slab.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a tensor's elements. The names are those of the Open Inference Protocol.
+/// The type of a tensor's elements. The names come from the Open Inference Protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Datatype {

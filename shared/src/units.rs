@@ -48,8 +48,8 @@ impl Percent {
         Sms(sms.max(Sms::STEP).min(total.0))
     }
 
-    /// Returns the smallest share that gives at least `wanted` of `total` SMs. If no share does,
-    /// returns the whole GPU.
+    /// Returns the smallest share that gives at least `wanted` of `total` SMs. If no share is large
+    /// enough, returns 100 %.
     pub fn smallest_for(wanted: Sms, total: Sms) -> Self {
         (1..100).map(Self).find(|percent| percent.sms_of(total) >= wanted).unwrap_or(Self::WHOLE)
     }
@@ -119,8 +119,8 @@ impl Timestamp {
         self.0
     }
 
-    /// Returns the time from `earlier` until this timestamp. Returns zero if `earlier` is the later
-    /// one.
+    /// Returns the time from `earlier` until this timestamp. Returns zero if `earlier` is later than
+    /// this timestamp.
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

@@ -19,8 +19,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The maximum number of regions that the supervisor sends to a worker, and that it accepts from a
-/// worker.
+/// The maximum number of regions that the supervisor sends to a worker. The same maximum applies to the
+/// regions that the supervisor accepts from a worker.
 pub const MAX_REGIONS: usize = 16;
 
 /// The maximum size of a message in bytes, without the descriptor.

@@ -1,22 +1,23 @@
-//! The decision whether a request is retried or fails after its worker died.
+//! The decision whether a request is retried or fails after its worker died. The number of workers that
+//! died while they executed a request is called the request's *deaths*.
 //!
 //! Only the requests of the batch that was *executing* are blamed for the death. A worker executes
 //! batches in the order in which it receives them, so this is the oldest batch without an answer. A
 //! batch that still waits in the worker's socket cannot have killed the worker. Its requests return to
-//! the queue without a recorded death and without a call of [`after_death`]. Requests of a batch that
-//! is taken away from a live worker also return without blame. If a worker is killed on purpose, or
-//! dies before its first batch, no request is blamed.
+//! the queue without a recorded death and without a call of [`after_death`]. If a batch is taken away
+//! from a live worker, its requests also return to the queue without blame. If a worker is killed on
+//! purpose, or dies before its first batch, no request is blamed.
 
-/// The maximum number of deaths after which a request is retried in a batch with other requests.
-/// Usually the request did not cause these deaths.
+/// The maximum number of deaths after which a request is retried in a batch with other requests. A
+/// single death usually has another cause than the request.
 const DEATHS_IN_COMPANY: u8 = 1;
 
-/// The number of deaths after which a request fails, if it was alone in its batch at the last death.
-/// Then the request is proved to kill its workers.
+/// The number of deaths that proves that a request kills its workers, if the request was alone in its
+/// batch at the last death. The request then fails.
 const DEATHS_THAT_PROVE: u8 = 3;
 
-/// The number of deaths after which one more death is the proof that a request kills its workers, if
-/// the request is alone in its batch.
+/// The number of deaths at which a request is on trial: if it then kills a worker while alone in its
+/// batch, that proves that the request is the cause.
 pub const ON_TRIAL: u8 = DEATHS_THAT_PROVE - 1;
 
 /// The decision about a request of the batch that was executing when its worker died.
@@ -30,8 +31,8 @@ pub enum Blame {
     Fail,
 }
 
-/// Decides about a request of the batch that was executing. `deaths` is the request's number of deaths,
-/// including this one. `was_alone` is true if the batch had no other request.
+/// Returns the decision about a request of the batch that was executing. `deaths` is the request's
+/// number of deaths, including this one. `was_alone` is true if the batch had no other request.
 pub fn after_death(deaths: u8, was_alone: bool) -> Blame {
     match deaths {
         ..=DEATHS_IN_COMPANY => Blame::Again,

@@ -1,18 +1,18 @@
 //! The groups of SMs of each model whose share is a partition inside its worker.
 //!
-//! Every model gets contiguous groups. This keeps the number of different partitions small, which
-//! matters because a worker creates the contexts of all of them before it serves. If the models do not
-//! fit side by side, their partitions overlap where this does the least harm. An overlap involves as
-//! few models as possible, and lower priorities before higher ones. Among equally good placements, the
-//! one that moves the fewest groups is used.
+//! Every model gets contiguous groups. This keeps the number of different partitions small. A small
+//! number matters because a worker creates the contexts of all its partitions before it serves. If the
+//! models do not fit side by side, some partitions overlap. Each model shares as few groups as
+//! possible, preferably with models of low priority. Among equally good placements, the module uses the
+//! one that moves the fewest groups.
 
 use shadowslice_shared::groups::Groups;
 
 /// A model that needs groups of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupTenant {
-    /// The number of groups. If this is the number of groups of the GPU, the model gets the whole GPU,
-    /// and no other model makes room for it.
+    /// The number of groups. If the GPU does not have more groups, the model gets the whole GPU, and no
+    /// other model makes room for it.
     pub count: usize,
     /// The model's priority; 1 is the highest.
     pub priority: u32,
@@ -74,8 +74,8 @@ pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
         }
         placed = next;
     }
-    // The free groups may not be contiguous. If all models fit on the GPU, this places them side by
-    // side.
+    // The free groups are not always contiguous, so models can overlap although all of them fit on the
+    // GPU. A new placement side by side removes such overlaps.
     let parts = tenants.iter().filter(|tenant| tenant.count < total);
     let fit = parts.map(|tenant| tenant.count.max(1)).sum::<usize>() <= total;
     if !fit || overlaps(tenants, &placed).0 == 0 {

@@ -12,7 +12,7 @@ use shadowslice_shared::profile::{Execution, Profile};
 use shadowslice_shared::units::Sms;
 
 /// The maximum number of row counts with an observed time. A model warms up about a dozen batch sizes.
-/// The predictor estimates all other row counts from the nearest observed one.
+/// The predictor estimates the time of any other row count from the nearest observed row count.
 const MAX_ROW_COUNTS: usize = 64;
 
 /// The weight of a new observation in the mean time of its row count.
@@ -21,11 +21,13 @@ const OBSERVATION_WEIGHT: f64 = 0.125;
 /// The weight of a new observation in the pace.
 const PACE_WEIGHT: f64 = 0.5;
 
-/// The maximum factor by which one batch may differ from the pace. It limits the effect of an outlier.
+/// The maximum factor by which the pace of one batch can differ from the current pace. Larger factors
+/// are clipped, which limits the effect of an outlier.
 const MAX_SURPRISE: f64 = 3.0;
 
-/// The maximum pace. The minimum pace is its inverse. If observed times would need a pace outside these
-/// bounds, for example because a worker reports zero, they change the times of the row counts instead.
+/// The maximum pace. The minimum pace is its inverse. Observed times can imply a pace outside these
+/// bounds, for example if a worker reports zero. In that case, the predictor adjusts the mean time of
+/// the observed row count instead of the pace.
 const MAX_PACE: f64 = 64.0;
 
 /// The weight of a new observation in the mean error of the predictions.
@@ -34,30 +36,30 @@ const ERROR_WEIGHT: f64 = 0.125;
 /// The multiple of the mean error that a cautious prediction adds.
 const CAUTION: f64 = 1.5;
 
-/// The weight of an observation in the times of other row counts. About a hundred batches of any size
-/// correct a wrong time.
+/// The weight of an observation in the mean times of all other row counts. About a hundred batches of
+/// any size correct a wrong mean time.
 const AGING: f64 = 0.01;
 
-/// The factor on the predicted time of a batch after which the batch counts as hung.
+/// The multiple of a batch's predicted time after which the batch counts as hung.
 const HANG_FACTOR: u32 = 20;
 
 /// The minimum time after which a batch counts as hung, because a busy host can delay any batch.
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time after which a batch without a prediction counts as hung. It is long, because the first
-/// execution may compile kernels.
+/// The time after which a batch without a prediction counts as hung. The time is long, because the
+/// first execution may compile kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// The times of a row count, in seconds.
+/// The times of batches with one row count, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Observed {
-    /// The mean time at a pace of 1, in which recent observations have a higher weight.
+    /// The mean time, converted to a pace of 1. Recent observations have a higher weight.
     mean: f64,
     /// The time from the profile, if the model has one.
     profiled: Option<f64>,
 }
 
-/// A predictor of how long a model's batches execute on a given number of SMs.
+/// A predictor of the execution times of a model's batches on a given number of SMs.
 #[derive(Debug, Clone)]
 pub struct Predictor {
     profile: Option<Execution>,
@@ -124,9 +126,9 @@ impl Predictor {
         self.age(rows);
     }
 
-    /// Moves the times of the other row counts towards the times that the observed row count implies.
-    /// Otherwise a time that is too long would never be corrected, because it prevents batches of its
-    /// size.
+    /// Moves the mean times of the other row counts towards the times that the observed row count
+    /// implies. Otherwise a mean time that is too long would never be corrected, because the scheduler
+    /// sends no batches of that size.
     fn age(&mut self, rows: u32) {
         let Some(&Observed { mean: seen, profiled: own }) = self.observed.get(&rows) else { return };
         for (&other, Observed { mean, profiled }) in &mut self.observed {
@@ -143,7 +145,7 @@ impl Predictor {
     }
 
     /// Updates the pace. Without a profile, the first batch of a row count does not change the pace,
-    /// because its expected time is only an estimate.
+    /// because the predicted time of that batch is only an estimate.
     fn follow(&mut self, rows: u32, took: f64) {
         let known = self.profile.is_some() || self.observed.contains_key(&rows);
         let Some(expected) = self.at_pace_1(rows).filter(|_| known) else { return };
@@ -162,7 +164,7 @@ impl Predictor {
         }
     }
 
-    /// Returns the observed row counts and their times at the current pace.
+    /// Returns the observed row counts, each with its mean time at the current pace.
     pub fn observed(&self) -> impl Iterator<Item = (u32, Duration)> {
         self.observed.iter().map(|(&rows, seen)| (rows, span(self.pace * seen.mean)))
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 /// The delay after the first failure. It prevents a worker that dies immediately from keeping the host
-/// busy. Clients hardly notice it, because starting a worker takes longer.
+/// busy. The delay hardly affects clients, because the start of a worker takes much longer.
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
 
 /// The maximum delay. It is short enough for a model to recover soon after the cause of the failures is
@@ -12,16 +12,16 @@ const MIN_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// The number of consecutive failures, without an answer between them, after which the model is unready
-/// until a worker is warm. By then, seven starts and 1.3 s of back-off have passed, and most temporary
-/// faults of a host are over.
+/// until a worker is warm. By then, the model has had seven restarts and 1.3 s of back-off. Most
+/// temporary faults of a host are over after this time.
 const MAX_FAILURES: u32 = 8;
 
-/// The number of consecutive requests that may kill their workers, without an answer between them. From
-/// this number on, the cause is the model and not the requests.
+/// The number of consecutive requests that are proved to kill their workers, without an answer between
+/// them. From this number on, the deaths count as faults of the model instead of the requests.
 const MAX_POISONOUS: u32 = 8;
 
-/// The time after which an idle worker counts as stable. If it dies later, neither its start nor its
-/// work was the cause.
+/// The time after which an idle worker counts as stable. If the worker dies later, neither its start
+/// nor its work was the cause.
 pub const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// The decision about the next start after a failure.
@@ -60,8 +60,8 @@ impl Restarts {
     }
 
     /// Records the exit of a worker that had been ready without work for `ready`. Call this before
-    /// [`Restarts::record_failure`]. If `ready` is long enough, earlier failures no longer count.
-    /// Otherwise rare faults would add up in a model that gets no requests.
+    /// [`Restarts::record_failure`]. If `ready` is at least [`STABLE_AFTER`], earlier failures no
+    /// longer count. Otherwise rare faults would add up in a model that gets no requests.
     pub fn record_idle_exit(&mut self, ready: Duration) {
         if ready >= STABLE_AFTER {
             self.failures = 0;

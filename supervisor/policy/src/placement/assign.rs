@@ -1,7 +1,7 @@
 //! The assignment of models to the GPUs of one host, with one copy of each model.
 //!
 //! Every model gets a GPU, even if no GPU has enough free resources. Models that together use more SMs
-//! than the GPU has can still share it, but run slower.
+//! than the GPU has can still share the GPU, but they run slower.
 
 use std::cmp::Reverse;
 
@@ -9,7 +9,7 @@ use shadowslice_shared::units::Sms;
 
 use super::{GpuCapacity, ModelCopies, Objective, Share, Shortage, place};
 
-/// A model of the host, and the GPUs on which it may run.
+/// A model of the host, and the GPUs on which the model is allowed to run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostTenant {
     /// A model for which the operator has chosen a GPU.
@@ -19,7 +19,7 @@ pub enum HostTenant {
         /// The resources that the model needs.
         share: Share,
     },
-    /// A model that may run on any GPU.
+    /// A model that is allowed to run on any GPU.
     Free {
         /// The index of the GPU on which the model is at present, or `None` for a new model.
         on: Option<usize>,
@@ -83,7 +83,7 @@ impl HostTenant {
     }
 }
 
-/// Returns the copies that need a GPU. A model with a fixed GPU has none.
+/// Returns the copies to place. For a model with a fixed GPU, there are none.
 fn copies_of(tenant: &HostTenant) -> ModelCopies {
     match tenant {
         HostTenant::Fixed { .. } => {
@@ -107,7 +107,7 @@ fn with_fixed((index, gpu): (usize, &GpuCapacity), tenants: &[HostTenant]) -> Gp
 }
 
 /// Returns the GPU with the most unused SMs. If all GPUs are oversubscribed, returns the least
-/// oversubscribed one.
+/// oversubscribed GPU.
 fn roomiest(gpus: &[GpuCapacity], used: &[u32]) -> usize {
     let free = |&gpu: &usize| (i64::from(gpus[gpu].sms.0) - i64::from(used[gpu]), Reverse(gpu));
     (0..gpus.len()).max_by_key(free).unwrap_or(0)

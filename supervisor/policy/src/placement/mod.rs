@@ -7,7 +7,8 @@
 //! * Each GPU keeps enough free memory for the largest shadow of its models.
 //! * Each host has at most one copy of a model, because all GPUs of a host can fail together.
 //!
-//! [`place`] returns the placement with the lowest [`Cost`] among those that satisfy the constraints.
+//! Among all placements that satisfy the constraints, [`place`] returns the placement with the lowest
+//! [`Cost`].
 
 mod assign;
 mod requirement;
@@ -25,7 +26,7 @@ pub use assign::{GpuAssignment, HostTenant, assign_gpus};
 pub use requirement::{CopyLoad, SmRequirement, UnmetLoad, sm_requirement};
 pub use search::place;
 
-/// The quantity that a placement minimises after the number of missing copies.
+/// The quantity that a placement minimises. The number of missing copies is always minimised first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
     /// The number of GPUs, then the number of moves. This objective suits a fleet, in which each host
@@ -89,8 +90,8 @@ pub struct Placement {
     pub missing: Vec<MissingCopies>,
     /// The cost of the placement.
     pub cost: Cost,
-    /// True if no other placement costs less. False if the search reached its limit, so that a better
-    /// placement may exist.
+    /// True if no other placement costs less. If this is false, the search reached its limit, and a
+    /// better placement may exist.
     pub is_best: bool,
 }
 
@@ -109,7 +110,7 @@ pub struct MissingCopies {
     pub model: usize,
     /// The number of copies that fit on no GPU.
     pub copies: u32,
-    /// The reason why they do not fit.
+    /// The reason why the copies do not fit.
     pub shortage: Shortage,
 }
 
@@ -145,8 +146,8 @@ pub struct Cost {
     pub missing: Vec<u32>,
     /// The number of GPUs with models under [`Objective::FewGpus`], otherwise 0.
     pub gpus: u32,
-    /// The number of copies that move: their GPU does not have the model at present, but another GPU
-    /// does.
+    /// The number of copies that move: the model is on another GPU at present, but not on the copy's
+    /// GPU.
     pub moves: u32,
     /// The imbalance of the GPUs under [`Objective::FewMoves`], otherwise 0. It is the sum of a square
     /// for each GPU: the square of the difference between the SMs of the largest GPU and the free SMs

@@ -46,7 +46,7 @@ pub enum UnmetLoad {
 }
 
 /// Returns the minimum number of SMs for the load. In the worst case, a request arrives just after a
-/// batch was sent. The request waits for that batch and is part of the next one. The conditions for
+/// batch was sent. The request waits for that batch and is part of the next batch. The conditions for
 /// some batch size `b` are therefore `2 · t(b, s) ≤ SLO` and `b / t(b, s) ≥ rate` (gpulet, ATC 2022;
 /// ParvaGPU, SC 2024).
 pub fn sm_requirement(execution: &Execution, gpu: Sms, load: &CopyLoad) -> Result<SmRequirement, UnmetLoad> {

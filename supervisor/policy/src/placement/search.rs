@@ -1,6 +1,6 @@
-//! A depth-first search for a placement. It places one copy after the other, starting with the copies
-//! that are hardest to place, and tries the most promising GPU first. It skips branches that cannot
-//! cost less than the best placement so far.
+//! A depth-first search for a placement. The search places one copy after the other, starting with the
+//! copies that are hardest to place. For each copy, it tries the most promising GPU first. The search
+//! skips branches that cannot cost less than the best placement so far.
 
 use std::cmp::Reverse;
 
@@ -12,8 +12,8 @@ use super::{Cost, GpuCapacity, MissingCopies, ModelCopies, Objective, Placement,
 /// so far.
 const MAX_TRIALS: u32 = 200_000;
 
-/// The total bandwidth of a GPU in integer units. Unlike sums of floats, integer sums do not depend on
-/// the order.
+/// The total bandwidth of a GPU in integer units. Unlike a sum of floats, an integer sum does not
+/// depend on the order of the addends.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
 /// Returns the placement of the models with the lowest cost.
@@ -54,8 +54,8 @@ struct Copy {
 }
 
 /// Returns the copies in the order in which the search places them. First copies come before second
-/// copies, and higher priorities before lower ones. Among these, copies that need the largest fraction
-/// of a GPU come first.
+/// copies, and higher priorities before lower priorities. Among copies of equal rank and priority, the
+/// copies that need the largest fraction of a GPU come first.
 fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
     let largest = |of: fn(&GpuCapacity) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
     let (sms, memory) = (largest(|gpu| gpu.sms.0.into()), largest(|gpu| gpu.memory));
@@ -213,8 +213,8 @@ impl Search<'_> {
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
         let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
         let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
-        // This is a lower bound even if copies are missing. They need no GPU, but cost more than any
-        // number of GPUs.
+        // This is a lower bound even if copies are missing. A missing copy needs no GPU, but it costs
+        // more than any number of GPUs.
         let more = lacking.div_ceil(largest);
         Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
     }
@@ -246,7 +246,7 @@ impl Search<'_> {
         choices
     }
 
-    /// Returns true if the two GPUs are equivalent for this copy and all later ones.
+    /// Returns true if the two GPUs are equivalent for this copy and all later copies.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         self.gpus[one] == self.gpus[other]
             && self.taken[one].models == 0
@@ -280,7 +280,8 @@ where
     }
     let with_sms = others().filter(|&both| free(both) >= each.sms.0);
     let needed = each.memory.saturating_add(each.shadow);
-    // The shadow of another model may be larger than this copy's.
+    // Another model's shadow may be larger than this copy's shadow. The GPU needs room only for the
+    // larger one.
     let room = |(gpu, taken): (&GpuCapacity, &PackedGpu)| {
         gpu.memory.saturating_sub(taken.memory.saturating_add(taken.shadow.saturating_sub(each.shadow)))
     };

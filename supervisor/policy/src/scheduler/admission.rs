@@ -16,8 +16,8 @@ use super::queue::QueuedRequest;
 use super::write_time::WriteTime;
 use crate::sharing::AdmissionPolicy;
 
-/// The factor on the duration of an outage that gives the grace period after it. In the grace period,
-/// no request is refused as late.
+/// The length of the grace period after an outage, as a multiple of the outage's duration. In the grace
+/// period, no request is refused as late.
 const FORGIVEN_PER_OUTAGE: u32 = 10;
 
 /// The maximum grace period after an outage.
@@ -97,11 +97,12 @@ impl AdmissionControl {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// Predicts when the client of a request that arrives now will have the answer. This is after the
-    /// full batches before it, its own batch, and the writing of the answer.
+    /// Predicts when the client of a request that arrives now will have the answer. Until then, the
+    /// worker runs the full batches ahead of the request and the request's own batch. The answer is
+    /// then written to the socket.
     ///
-    /// Returns `None` if no rows are before the request. Such a request is always tried. Otherwise,
-    /// predictions by which every request is late would never be corrected.
+    /// Returns `None` if no rows are ahead of the request. Such a request is never refused. Otherwise,
+    /// a prediction that makes every request late would never be corrected.
     fn predict_answer<K, T>(
         &self,
         request: &QueuedRequest<K, T>,
@@ -124,8 +125,8 @@ impl AdmissionControl {
         Some(answered + self.write_time.mean())
     }
 
-    /// Returns true if requests are refused that cannot be answered in time. If false, requests are
-    /// refused only under overload, after their deadline has passed.
+    /// Returns true if the model refuses requests that cannot be answered in time. If false, the model
+    /// refuses requests only under overload, after their deadline has passed.
     pub(super) fn refuses_late(&self) -> bool {
         self.policy.refuse_late && !self.serves_late
     }
@@ -169,12 +170,13 @@ impl AdmissionControl {
         }
     }
 
-    /// Records that requests were put back. They go first and delay all requests that wait now.
+    /// Records that requests were put back into the queue. These requests run first, and delay all
+    /// other queued requests.
     pub(super) fn put_back(&mut self, now: Timestamp) {
         self.forgiven_before = self.forgiven_before.max(now);
     }
 
-    /// Records that the queue is empty, so that no delay by an outage remains.
+    /// Records that the queue is empty. From now on, no request is delayed by an earlier outage.
     pub(super) fn on_queue_emptied(&mut self, now: Timestamp) {
         self.forgiven_before = self.forgiven_before.min(now);
     }

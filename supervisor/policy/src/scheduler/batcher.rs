@@ -26,13 +26,13 @@ pub struct BatchLimits {
 pub enum NextBatch<K, T> {
     /// The lane runs this batch now.
     Run(FormedBatch<K, T>),
-    /// All batches wait for further requests. The first of them is due at this time.
+    /// All batches wait for further requests. The first batch is due at this time.
     WaitUntil(Timestamp),
     /// The queue is empty.
     Idle,
 }
 
-/// The requests that leave the queue together.
+/// The requests that leave the queue together, either in a batch or as refusals.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FormedBatch<K, T> {
     /// The requests of the batch. The list is empty if all requests are late.
@@ -44,9 +44,9 @@ pub struct FormedBatch<K, T> {
 /// Decides which batch runs next on a lane with a free slot.
 ///
 /// A batch starts with the request at the head of the queue. Other requests of the same shape join it
-/// in queue order, up to the first one that does not fit. If this batch may still wait for further
+/// in queue order, up to the first one that does not fit. If this batch can still wait for further
 /// requests, another batch that is ready takes the slot, so that the slot does not stay idle. The
-/// request at the head is delayed by at most one batch, because it goes first after its wait.
+/// request at the head is delayed by at most one batch, because it runs first after its wait.
 ///
 /// Late requests are refused only if there is a `deadline_filter`, which knows the state of the lane.
 pub fn next<K: Ord + Clone, T>(
@@ -74,9 +74,10 @@ pub fn next<K: Ord + Clone, T>(
     }
 }
 
-/// Returns the number of rows that are sent first. A batch that needs padding is split if its two parts
-/// together take no longer than the whole batch. The first part is then answered earlier, and no
-/// request is answered later. Requests that arrive in the meantime can join the second part.
+/// Returns the number of rows in the first part of a batch of `rows` rows. A batch that needs padding
+/// is split in two if its parts together take no longer than the whole batch. The first part is then
+/// answered earlier, and no request is answered later. Requests that arrive in the meantime can join
+/// the second part.
 pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);

@@ -145,7 +145,7 @@ impl Model {
             || joinable.iter().any(|r| r.deadline <= now || r.arrived + limits.max_delay <= now)
     }
 
-    /// Checks that exactly this batch may run next, and removes it.
+    /// Checks that exactly this batch can run next, and removes its requests.
     fn takes(
         &mut self,
         batch: &[Request],

@@ -1,11 +1,11 @@
 //! The selection of requests for the next batch if not all of them can be answered in time.
 //!
-//! A batch with more requests takes longer. It may then end too late for its oldest request, and all
-//! requests behind the batch wait longer.
+//! A batch with more requests takes longer. Such a batch may end too late for its oldest request, and
+//! all requests behind the batch wait longer.
 //!
 //! * If all requests are in time in one batch, the batch contains all of them.
-//! * Otherwise the batch contains as many of the oldest requests as possible, provided that the others
-//!   are still in time in the next batch.
+//! * Otherwise the batch contains as many of the oldest requests as possible, provided that the
+//!   remaining requests are still in time in the next batch.
 //! * If at least one request will be late in any case, the filter chooses the batch with the most rows
 //!   per second. One late request is only one miss, but a slow batch also makes the next requests late.
 
@@ -25,10 +25,11 @@ const BATCHES: u32 = 2;
 pub struct DeadlineFilter<'p> {
     /// The time at which the lane is expected to finish its batches. It is not in the past.
     pub free_at: Timestamp,
-    /// True if the lane has no batch. An idle lane always gets a request. This delays no other request,
-    /// and corrects predictions by which every request would be late.
+    /// True if the lane has no batch. An idle lane always gets a request, even a late one. This delays
+    /// no other request, and corrects a prediction that makes every request late.
     pub idle: bool,
-    /// The time before which requests must have arrived to be answered even if they are late.
+    /// The end of the grace period after an outage. Requests that arrived earlier are answered even if
+    /// they are late.
     pub forgiven_before: Timestamp,
     /// The mean time from the end of a batch until its clients have received the answers.
     pub write_time: Duration,
@@ -54,7 +55,7 @@ pub(crate) struct Selection {
 }
 
 impl DeadlineFilter<'_> {
-    /// Returns the waiting requests to consider. All of them may share a batch.
+    /// Returns the waiting requests to consider. They are allowed to share a batch.
     pub(crate) fn due_requests<'e, K: 'e, T: 'e>(
         &self,
         waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
@@ -98,14 +99,14 @@ impl DeadlineFilter<'_> {
         )
     }
 
-    /// Returns true if the first request of a batch is in time. A batch of one request is always in
-    /// time, because `select` has checked it.
+    /// Returns true if the first request of a batch is in time. The function returns true for a batch
+    /// of one request, because `select` has already checked this request.
     fn meets_deadline(&self, queue: &WaitingRows<'_>, first: usize, count: usize) -> bool {
         count == 1 || self.in_time(&queue.waiting[first], self.predictor.cautious(queue.rows(first, count)))
     }
 
-    /// Returns true if the batch after this one is in time. That batch consists of the requests that
-    /// remain.
+    /// Returns true if the first request of the next batch is in time. The next batch consists of the
+    /// remaining requests.
     fn next_batch_meets_deadline(&self, queue: &WaitingRows<'_>, first: usize, count: usize) -> bool {
         let next = first + count;
         let time = |first, count| self.predictor.cautious(queue.rows(first, count)).unwrap_or_default();

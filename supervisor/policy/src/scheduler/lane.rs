@@ -13,7 +13,7 @@ use super::queue::{QueuedRequest, SUSPECT_LEVEL};
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
-/// The factor on a batch's predicted time after which the lane counts as stalled. A high load alone
+/// The multiple of a batch's predicted time after which the lane counts as stalled. A high load alone
 /// does not prolong a batch this much.
 const STALLED_FACTOR: u32 = 5;
 
@@ -27,8 +27,8 @@ pub(super) enum Duty {
     Idle,
     /// The lane gets all new batches.
     Serving,
-    /// The lane gets no new batches, and its worker finishes those that it has. The scheduler then
-    /// reports that the lane is empty.
+    /// The lane gets no new batches, and its worker finishes the batches that it has. The scheduler
+    /// then reports that the lane is empty.
     Draining,
 }
 
@@ -47,8 +47,8 @@ pub struct BatchInFlight<K, T> {
     pub groups: Groups,
     /// The time at which the batch was sent.
     pub sent: Timestamp,
-    /// The time at which the batch started to execute. This is the time at which it was sent to an idle
-    /// lane, or at which the batch before it ended.
+    /// The time at which the batch started to execute. For an idle lane, this is the time at which the
+    /// batch was sent. Otherwise, it is the time at which the previous batch ended.
     pub executing_since: Option<Timestamp>,
     /// The requests of the batch. The list is empty if the requests were taken away for another worker.
     pub requests: Vec<QueuedRequest<K, T>>,
@@ -82,7 +82,7 @@ pub struct Lane<K, T> {
     pub predictor: Predictor,
     /// The predictors for SMs that the lane used earlier.
     learnt: BTreeMap<Sms, Predictor>,
-    /// A predictor without observations.
+    /// A predictor without observations. The lane copies it for SMs that it has not used yet.
     blank: Predictor,
     /// True if the worker has answered a batch since it took the traffic over or moved to other SMs.
     pub(super) answered: bool,
@@ -92,7 +92,7 @@ pub struct Lane<K, T> {
     pub(super) streams: Streams<K, T>,
 }
 
-/// The open streams of a worker: generations of several answers for one request.
+/// The open streams of a worker. A stream is a request that gets several answers, one after the other.
 #[derive(Debug)]
 pub(super) struct Streams<K, T> {
     /// The number of open streams, including streams whose client is still reading the last answer.
@@ -136,7 +136,7 @@ impl<K, T> Lane<K, T> {
         self.max_rows = slice.max_rows;
     }
 
-    /// Returns the batch limits of this lane, which do not exceed those of the model.
+    /// Returns the batch limits of this lane, which do not exceed the model's limits.
     pub(super) fn limits(&self, model: BatchLimits) -> BatchLimits {
         let max_rows = self.max_rows.map_or(model.max_rows, |most| model.max_rows.min(most));
         BatchLimits { max_rows, ..model }
@@ -186,8 +186,8 @@ impl<K, T> Lane<K, T> {
         max.is_none_or(|max| self.streams.open as usize + begin < max as usize)
     }
 
-    /// Returns true if the lane is retrying a request whose batch died with its worker. A batch sent
-    /// after it would have to wait for it, and might die with the worker.
+    /// Returns true if the lane is retrying a request whose batch died with its worker. Another batch
+    /// would wait behind this request, and might be lost with the worker.
     pub(super) fn tries_suspect(&self) -> bool {
         let mut first = self.in_flight.iter().filter_map(|batch| batch.requests.first());
         first.any(|request| request.level == SUSPECT_LEVEL)
@@ -207,7 +207,7 @@ impl<K, T> Lane<K, T> {
         self.predictor.predict(rows).unwrap_or(Duration::ZERO)
     }
 
-    /// Removes the requests from a batch that are better sent in a second batch, and returns them.
+    /// Removes and returns the requests of a batch that should run in a second batch.
     pub(super) fn split_off_rest(&self, batch: &mut Vec<QueuedRequest<K, T>>) -> Vec<QueuedRequest<K, T>> {
         let rows = batch.iter().map(|request| request.rows).sum();
         let mut left = batcher::rows_sent_first(rows, &self.predictor);
@@ -223,8 +223,9 @@ impl<K, T> Lane<K, T> {
         if first == 0 { Vec::new() } else { batch.split_off(first) }
     }
 
-    /// Returns the time at which the worker is expected to finish its batches, at the earliest `now`.
-    /// Steps of streams count as zero. They are short, and new streams must not wait for them.
+    /// Returns the time at which the worker is expected to finish its batches, but not earlier than
+    /// `now`. Steps of streams count as zero time. They are short, and new streams must not wait for
+    /// them.
     pub(super) fn free_at(&self, now: Timestamp) -> Timestamp {
         let time = |batch: &BatchInFlight<K, T>| match batch.step {
             true => Duration::ZERO,
@@ -236,11 +237,11 @@ impl<K, T> Lane<K, T> {
         batches.fold(ends.max(now), |free, batch| free + time(batch))
     }
 
-    /// Returns true if the worker takes much longer than predicted. This limit is lower than the one
-    /// from which the worker counts as hung.
+    /// Returns true if the executing batch takes much longer than predicted. The limit is lower than
+    /// the limit from which the worker counts as hung.
     pub fn is_stalled(&self, now: Timestamp) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
-        // If the first batch has no start time, the driver has reported it as hung.
+        // If the first batch has no start time, the driver has already reported this batch as hung.
         let Some(since) = front.executing_since else { return true };
         if front.step {
             // The predictor has no times for steps.

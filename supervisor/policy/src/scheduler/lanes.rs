@@ -17,8 +17,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.lanes.retain(|lane| lane.worker != worker);
     }
 
-    /// Sends all further batches to this worker, or to no worker. The lane that served until now
-    /// finishes its batches.
+    /// Sends all further batches to this worker, or to no worker if `worker` is `None`. The lane that
+    /// served until now finishes its batches.
     pub fn route(&mut self, worker: Option<WorkerId>) {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
@@ -33,7 +33,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Moves the further batches of `worker` to other SMs.
+    /// Runs all later batches of `worker` on other SMs.
     pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.move_to(slice);
@@ -43,7 +43,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Stops sending batches to `worker`. Returns true if its lane is already empty. Otherwise
-    /// [`Scheduler::recycle`] or [`Scheduler::close_stream`] reports later that it is empty.
+    /// [`Scheduler::recycle`] or [`Scheduler::close_stream`] reports later that the lane is empty.
     pub fn drain(&mut self, worker: WorkerId) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };

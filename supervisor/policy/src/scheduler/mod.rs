@@ -7,9 +7,9 @@
 //!                          └───── put_back ◀─ take_back ◀───┘
 //! ```
 //!
-//! The caller of the scheduler is called its driver. It reports events with their time and applies the
-//! scheduler's decisions. The supervisor's driver uses sockets and slabs, and the simulator's driver
-//! uses a virtual clock. After each event that may release a batch, the driver calls
+//! The caller of the scheduler is called its driver. The driver reports events with their time, and
+//! applies the scheduler's decisions. The supervisor's driver uses sockets and slabs, and the
+//! simulator's driver uses a virtual clock. After each event that may release a batch, the driver calls
 //! [`Scheduler::next`] until it returns [`NextAction::Wait`].
 
 mod admission;
@@ -47,8 +47,9 @@ use observe::Observer;
 use overload::OverloadDetector;
 use queues::PriorityQueues;
 
-/// The divisor of the queue length that gives the number of abandoned requests from which they are
-/// removed. A removal therefore inspects about this many requests for each abandoned one.
+/// The divisor of the queue length that gives a threshold. When this number of requests has been
+/// abandoned, they are removed from the queue. A removal therefore inspects about this number of
+/// requests for each abandoned one.
 const GIVEN_UP_ONE_IN: usize = 8;
 
 /// The queues, lanes and admission of one model. `K` is the type of a request's shape, and `T` is its
@@ -126,8 +127,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.slo
     }
 
-    /// Queues a request. If the request is refused, returns it with the reason. If the queue is full,
-    /// first removes settled requests from it.
+    /// Queues a request. If the request is refused, returns the request with the reason. If the queue
+    /// is full, first removes settled requests from it.
     pub fn accept(
         &mut self,
         request: QueuedRequest<K, T>,
@@ -373,7 +374,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         lane.ends_draining()
     }
 
-    /// Returns requests that were sent but not answered to the head of the queue.
+    /// Puts requests that were sent but not answered back at the head of the queue.
     pub fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>, now: Timestamp) {
         if !requests.is_empty() {
             self.admission.put_back(now);
@@ -471,8 +472,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             if !self.queues.is_empty() {
                 overload.on_queued(now);
             } else if serves {
-                // A queue that becomes empty during an outage does not count, because new requests must
-                // wait anyway.
+                // During an outage, an empty queue is not recorded, because new requests must wait in
+                // any case.
                 overload.on_emptied();
             }
         }

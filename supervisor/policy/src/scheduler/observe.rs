@@ -7,7 +7,7 @@ use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{BatchStats, Observation, leaves_time_for_delivery};
 
-/// The maximum number of batch sizes in an interval. Further sizes are left out.
+/// The maximum number of batch sizes that are recorded in an interval. Further sizes are not recorded.
 const MAX_SIZES: usize = 256;
 
 /// The maximum latency in the histogram, in µs, which is one minute. Longer latencies count as one

@@ -2,9 +2,9 @@
 //!
 //! A late answer is usually better than no answer, so the requests of a burst are served even if they
 //! are late. If the queue has not been empty for a long time, the load exceeds the lane's throughput.
-//! If the model then still serves late requests, all requests become late. Late requests are therefore
-//! refused until the queue is empty again, as in CoDel. A queue that grew while no worker served is not
-//! a sign of overload, and never causes refusals.
+//! If the model continued to serve late requests, all requests would become late. The scheduler
+//! therefore refuses late requests until the queue is empty again, as in CoDel. A queue that grew while
+//! no worker served is not a sign of overload, and never causes refusals.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! A queue of one model's requests, ordered by deadline.
 //!
-//! Some requests return to the queue because their worker died or drained too slowly. They go before
-//! all others, because they have already waited once.
+//! Some requests return to the queue because their worker died or drained too slowly. These requests
+//! run before all others, because they have already waited once.
 //!
 //! An operation on one request takes O(log n) time. Only [`RequestQueue::take_if`] inspects all
 //! requests.
@@ -21,7 +21,8 @@ pub struct QueuedRequest<K, T> {
     pub arrived: Timestamp,
     /// The time by which the client must have the answer.
     pub deadline: Timestamp,
-    /// The priority level. Lower levels go first. Levels that clients can choose start at 1.
+    /// The priority level. Requests with lower levels run first. Levels that clients can choose start
+    /// at 1.
     pub level: u64,
     /// True if the request must run in a batch without other requests.
     pub alone: bool,
@@ -36,14 +37,15 @@ pub const SUSPECT_LEVEL: u64 = 0;
 /// The position of a request in the queue. The request with the smallest key is at the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
-    /// True for a new request, and false for a request that was put back, which goes first.
+    /// True for a new request. This is false for a request that was put back, which runs before new
+    /// requests.
     fresh: bool,
     deadline: Timestamp,
     /// A number that makes keys unique. Among equal deadlines, it preserves the order of arrival.
     sequence: u64,
 }
 
-/// The requests of one shape that may share a batch. A group is never empty.
+/// The requests of one shape that are allowed to share a batch. A group is never empty.
 #[derive(Debug, Default)]
 struct Group {
     places: BTreeSet<QueueKey>,

@@ -1,5 +1,5 @@
-//! The queued requests of a model. Each priority has a queue, ordered by deadline. The highest priority
-//! goes first.
+//! The queued requests of a model. Each priority has a queue, ordered by deadline. Requests with the
+//! highest priority run first.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.levels.entry(level).or_default()
     }
 
-    /// Returns the next batch. It comes from the highest priority that has a batch ready.
+    /// Returns the next batch, from the highest priority that has a batch ready.
     pub(super) fn next(
         &mut self,
         limits: &BatchLimits,

@@ -122,7 +122,7 @@ fn admission_counts_full_batches_before_a_request_and_its_own() {
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     // The first batch ends after 11 ms, and each batch of four takes 14 ms. A request that starts a new
-    // batch behind two full ones is answered after 11 + 2 * 14 + 11 ms.
+    // batch behind two full batches is answered after 11 + 2 * 14 + 11 ms.
     let refused = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_err());
     assert_eq!(refused.collect::<Vec<_>>(), (10..=20).collect::<Vec<_>>(), "11 + 2 * 14 + 12 ms is too late");
     let seen = model.observe(at(1));
@@ -389,9 +389,9 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
 }
 
 proptest! {
-    /// Checks random sequences of events. Each accepted request is queued, on a lane, or was refused or
-    /// answered exactly once. No batch is too large, mixes priority levels, or adds requests to one
-    /// that must run alone. No slot is used twice at a time.
+    /// Checks random sequences of events. Each accepted request is in the queue or on a lane, or it was
+    /// refused or answered exactly once. No batch is too large or mixes priority levels. A request that
+    /// must run alone is never in a batch with other requests. No slot is used twice at the same time.
     #[test]
     fn no_request_is_lost_or_served_twice(events in events()) {
         let mut model = serving();

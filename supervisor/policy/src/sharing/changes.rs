@@ -30,7 +30,7 @@ impl ShareTarget {
     }
 }
 
-/// Returns the decision for these targets. Shares that are held or already changing stay as they are.
+/// Returns the decision for these targets. A share that is held or already changing does not change.
 /// Changes that free SMs come first.
 pub(super) fn plan_changes(targets: &[ShareTarget], specs: &[ModelSpec], input: &PolicyInput) -> Decision {
     let mut changes = Vec::new();

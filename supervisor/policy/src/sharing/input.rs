@@ -16,7 +16,7 @@ pub struct ModelSpec {
     pub gpu: usize,
     /// The initial share, in SMs.
     pub initial: Sms,
-    /// True if an operator chose `initial`. False if the share was computed.
+    /// True if an operator chose `initial`. This is false if the supervisor computed the share.
     pub initial_given: bool,
     /// The possible shares of the model, ascending. Not every number of SMs is a possible share.
     pub shares: Vec<Sms>,
@@ -34,8 +34,8 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Returns the smallest possible share with at least `sms` SMs. If there is none, returns the
-    /// largest possible share.
+    /// Returns the smallest possible share with at least `sms` SMs. If no possible share is that large,
+    /// returns the largest possible share.
     pub fn share_for(&self, sms: Sms) -> Sms {
         self.shares.iter().copied().find(|&share| share >= sms).unwrap_or(self.max_share())
     }
@@ -45,13 +45,13 @@ impl ModelSpec {
         self.shares.last().copied().unwrap_or(self.initial)
     }
 
-    /// Returns the fraction of the requests that may miss the SLO, 0 to 1.
+    /// Returns the fraction of the requests that are allowed to miss the SLO, 0 to 1.
     pub(super) fn allowed_miss_rate(&self) -> f64 {
         1.0 - self.percentile / 100.0
     }
 }
 
-/// The state of all GPUs and models at one point in time. The state may have changed when the decision
+/// The state of all GPUs and models at one point in time. It may be outdated by the time the decision
 /// is applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyInput {
@@ -74,10 +74,11 @@ pub struct ModelSnapshot {
     pub pending_share: Option<Sms>,
     /// The share of a worker that can take over immediately, either a parked worker or a standby.
     pub standby_share: Option<Sms>,
-    /// The groups on which batches run. `None` if the share is not a partition inside the worker.
+    /// The groups on which batches run. This is `None` if the share is not a partition inside the
+    /// worker.
     pub groups: Option<Groups>,
-    /// The times of batches by number of SMs. Workers measured them before they served. `None` if they
-    /// are unknown.
+    /// The times of batches by number of SMs, which workers measured before they served. This is `None`
+    /// if the times are unknown.
     pub execution: Option<Execution>,
     /// True if the share must not change. Either an operator holds it, or the model's answers are wrong
     /// at other shares.
@@ -91,7 +92,7 @@ pub struct ModelSnapshot {
 pub struct Observation {
     /// The length of the interval.
     pub span: Duration,
-    /// The number of requests that arrived, including those that were refused.
+    /// The number of requests that arrived, including refused requests.
     pub arrived: u64,
     /// The total number of rows of the requests that arrived.
     pub rows: u64,
@@ -99,7 +100,8 @@ pub struct Observation {
     pub answered: u64,
     /// The number of answers within the SLO.
     pub in_time: u64,
-    /// The number of answers that also [leave time for delivery](leaves_time_for_delivery).
+    /// The number of answers within the SLO that also [leave time for
+    /// delivery](leaves_time_for_delivery).
     pub in_time_at_client: u64,
     /// The number of refused requests.
     pub refused: u64,
@@ -119,17 +121,17 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Returns the number of requests that missed the SLO from the client's point of view. These were
-    /// refused, or answered too late to reach the client in time.
+    /// Returns the number of requests that missed the SLO from the client's point of view. These
+    /// requests were refused, or answered too late to reach the client in time.
     pub fn missed(&self) -> u64 {
         self.answered.saturating_sub(self.in_time_at_client) + self.refused
     }
 }
 
 /// The fraction of the SLO that is reserved for delivery: for the client, the network and the kernel's
-/// buffers, which no server can measure. On H100s and an H200, delivery took 0.4 to 0.9 ms of SLOs of 4
-/// to 8 ms, which is a tenth. That time included the writing of answers. The latency now includes the
-/// writing, so half of a tenth is reserved.
+/// buffers, which no server can measure. On H100s and an H200, delivery and the writing of answers took
+/// 0.4 to 0.9 ms of SLOs of 4 to 8 ms, which is a tenth. The measured latency now includes the writing,
+/// so half of a tenth is reserved.
 const DELIVERY_PART: f64 = 0.05;
 
 /// Returns true if the client has the answer within the SLO, including the estimated time for delivery.

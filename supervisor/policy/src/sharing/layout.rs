@@ -1,10 +1,10 @@
-//! Layouts define which part of a GPU's SMs each of its models may use. This module lists the layouts
-//! that are worth a trial.
+//! A layout defines which part of a GPU's SMs each model is allowed to use. This module lists the
+//! layouts that are worth a trial.
 //!
 //! Kernels of models on the same SMs take turns. The slowdown of a model therefore depends less on its
-//! number of SMs than on the other batches on these SMs: their number, and the length of their kernels.
-//! The number of possible layouts is small. A pattern defines which models share SMs, and the models'
-//! work determines which model goes where.
+//! number of SMs than on the other batches on these SMs. Their number and the length of their kernels
+//! matter most. The number of possible layouts is small. A pattern defines which models share SMs, and
+//! the models' work determines which model goes where.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use shadowslice_shared::units::Sms;
 
 use super::ModelSpec;
 
-/// The minimum work of a model that is considered, as a fraction of the GPU. A model with less work
-/// rarely executes at the same time as others.
+/// The minimum work of a model that layouts take into account, as a fraction of the GPU. A model with
+/// less work rarely executes at the same time as other models.
 const MATTERS: f64 = 0.02;
 
 /// The maximum number of models for which all distributions over two halves are listed. For six models,
-/// there are 31. More models are distributed only by their work.
+/// there are 31 distributions. If there are more models, they are distributed only by their work.
 const MAX_SPLIT_MODELS: usize = 6;
 
 /// The half of the GPU that models of lower priorities share.
@@ -28,7 +28,7 @@ const HALF: GpuPart = GpuPart::new(1, 1, 2);
 /// The number of the smallest parts into which layouts divide a GPU.
 const EIGHTHS: u8 = 8;
 
-/// The rule by which a layout divides a GPU. A model that the rule does not mention may use its largest
+/// The rule by which a layout divides a GPU. A model that the rule does not mention gets its largest
 /// possible share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
@@ -141,7 +141,8 @@ impl Layout {
         }
     }
 
-    /// Returns true if models with the highest priority may not use the whole GPU.
+    /// Returns true if this layout restricts the models with the highest priority to less than the
+    /// whole GPU.
     pub(super) fn confines_first(&self) -> bool {
         use Pattern::{Apart, FirstApart, Halves, OwnParts, Thirds};
         matches!(self.pattern, Apart(_) | FirstApart(_) | Halves | Thirds | OwnParts)
@@ -165,12 +166,13 @@ impl Layout {
     }
 }
 
-/// Returns the layouts that may help the model that violates its SLO (`beneficiary`). Patterns that
-/// restrict other models least come first. The result contains neither `Everything` nor `AtRest`.
+/// Returns the layouts that may reduce the misses of the model that violates its SLO (`beneficiary`).
+/// Patterns that restrict other models least come first. The result contains neither `Everything` nor
+/// `AtRest`.
 ///
-/// The first layout of a pattern separates the violating model from the others, or distributes models
-/// by their work. Models of `all` that are not in `tenants` keep their shares. The models with the
-/// highest priority get less than the whole GPU only if the violating model is one of them.
+/// The first layout of a pattern separates the violating model from the other models, or distributes
+/// models by their work. Models of `all` that are not in `tenants` keep their shares. The models with
+/// the highest priority get less than the whole GPU only if the violating model is one of them.
 pub(super) fn candidates(
     tenants: &[LayoutTenant],
     all: &[LayoutTenant],
@@ -217,8 +219,8 @@ pub(super) fn candidates(
     different
 }
 
-/// Assigns the part `own` at the start of the GPU to the models of `inside`, and the rest to all
-/// others.
+/// Assigns the part `own` at the start of the GPU to the models of `inside`, and the rest of the GPU to
+/// all other models.
 fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: GpuPart) -> Vec<(usize, GpuPart)> {
     let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
     let place =
@@ -226,14 +228,14 @@ fn apart(inside: &[LayoutTenant], all: &[LayoutTenant], own: GpuPart) -> Vec<(us
     if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
 }
 
-/// Assigns the first half to one model, and the second half to all others.
+/// Assigns the first half of the GPU to one model, and the second half to all other models.
 fn one_alone(tenants: &[LayoutTenant], alone: Option<LayoutTenant>) -> Vec<(usize, GpuPart)> {
     let is_alone = |tenant: &LayoutTenant| alone.is_some_and(|alone| alone.model == tenant.model);
     tenants.iter().map(|tenant| (tenant.model, if is_alone(tenant) { HALF.rest() } else { HALF })).collect()
 }
 
-/// Returns distributions of the models over two halves. The first one is by work. For a small number of
-/// models, all other distributions follow.
+/// Returns distributions of the models over two halves. The first distribution balances the work. For
+/// up to [`MAX_SPLIT_MODELS`] models, all other distributions follow.
 fn halves(tenants: &[LayoutTenant]) -> Vec<Vec<(usize, GpuPart)>> {
     let ways = if tenants.len() <= MAX_SPLIT_MODELS { 1_u8 << tenants.len().saturating_sub(1) } else { 0 };
     // The last model is always in the first half. This excludes mirror images and an empty half.
@@ -252,7 +254,8 @@ fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, GpuPart)> {
         let least =
             (0..of).min_by(|&one, &other| loads[usize::from(one)].total_cmp(&loads[usize::from(other)]));
         let piece = least.unwrap_or(0);
-        // A minimum for models without work prevents all of them from going to the same piece.
+        // Each model counts with a minimum of work. Otherwise all models without work would go to the
+        // same piece.
         loads[usize::from(piece)] += tenant.work.max(MATTERS / 10.0);
         (tenant.model, GpuPart::new(piece, 1, of))
     };
@@ -299,7 +302,7 @@ mod tests {
         LayoutTenant { model, priority, work }
     }
 
-    /// Returns the layouts that may help the first model.
+    /// Returns the layouts that may reduce the misses of the first model.
     fn tried(tenants: &[LayoutTenant]) -> Vec<Layout> {
         candidates(tenants, tenants, tenants.first().copied())
     }

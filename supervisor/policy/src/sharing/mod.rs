@@ -1,8 +1,8 @@
 //! Sharing policies, which decide the number of SMs of each model.
 //!
-//! Once per interval, a policy gets a [`PolicyInput`]. It returns a [`Decision`], which contains all
-//! changes and a reason for each model. The input comes from the supervisor or from a simulation. A
-//! policy reads no clock and has no side effects.
+//! Once per interval, a policy gets a [`PolicyInput`]. The policy returns a [`Decision`], which
+//! contains all changes of shares and a reason for each model. The input comes from the supervisor or
+//! from a simulation. A policy reads no clock and has no side effects.
 
 mod adaptive;
 mod baselines;

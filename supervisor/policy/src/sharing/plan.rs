@@ -13,7 +13,7 @@ use super::Pattern;
 #[must_use = "a decision that is not carried out has changed nothing"]
 pub struct Decision {
     /// The changes in the order in which they should be applied. Shares that shrink come first. The
-    /// caller may skip a change, but must make no other changes.
+    /// caller is allowed to skip a change, but must make no other changes.
     pub changes: Vec<ShareChange>,
     /// The admission limits of each model, in the order of the models.
     pub admissions: Vec<AdmissionPolicy>,
@@ -59,8 +59,8 @@ pub struct Verdict {
     pub from: Sms,
     /// The target share in SMs. It equals `from` if the share should not change.
     pub to: Sms,
-    /// The reason why the share cannot change now. `None` if the share should not change, or if it
-    /// changes now.
+    /// The reason why the share cannot change now. This is `None` if the share should not change, or if
+    /// it changes now.
     pub blocked_by: Option<Blocker>,
     /// The reason for the decision.
     pub why: VerdictReason,
@@ -89,7 +89,8 @@ pub enum VerdictReason {
     PolicyShare,
     /// The model meets its SLO.
     Met(MissRate),
-    /// The model violates its SLO. Before the policy tries layouts, late requests are refused.
+    /// The model violates its SLO. Late requests are refused first. If that is not enough, the policy
+    /// tries layouts.
     Violating(MissRate),
     /// A layout is being tried, or was chosen.
     Layout(LayoutReport),
@@ -104,7 +105,7 @@ pub enum VerdictReason {
     NotBatchTime {
         /// The model's miss rate.
         missed: MissRate,
-        /// The time of two of the model's longest batches.
+        /// The time of two of the model's longest batches in the last second.
         two_batches: Duration,
     },
 }
@@ -149,6 +150,6 @@ pub struct LayoutResult {
 pub struct MissRate {
     /// The fraction of the requests that missed, 0 to 1.
     pub actual: f64,
-    /// The fraction of the requests that may miss according to the model's percentile.
+    /// The fraction of the requests that are allowed to miss, according to the model's percentile.
     pub allowed: f64,
 }

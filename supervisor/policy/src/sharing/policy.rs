@@ -125,8 +125,8 @@ impl Policy {
         Self { refuses_late: choice.refuses_late, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
-    /// Returns a policy that keeps one of the adaptive policy's layouts, with admission limits. `work`
-    /// is the fraction of its GPU that each model's requests need, 0 to 1.
+    /// Returns a policy that keeps one of the adaptive policy's layouts and refuses late requests.
+    /// `work` is the fraction of its GPU that each model's requests need, 0 to 1.
     ///
     /// # Panics
     ///
@@ -142,8 +142,8 @@ impl Policy {
         FixedLayouts::patterns(gpus.len(), specs, work)
     }
 
-    /// Copies the state of an earlier policy for each GPU that still has the same models. `places` is
-    /// the index of each model in the earlier policy. The other GPUs start without state.
+    /// Copies the state of an earlier policy for each GPU that still has the same models. `places`
+    /// contains the index of each model in the earlier policy. All other GPUs start without state.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {

@@ -13,7 +13,8 @@ pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered 
 /// The change of share that is in progress. A model has at most one at a time.
 #[derive(Debug)]
 pub(super) enum OngoingChange {
-    /// A hand-over to a shadow. Its phase is derived from the roles of the two workers.
+    /// A hand-over to a shadow. The phase of the hand-over is derived from the roles of the two
+    /// workers.
     Handover {
         request: ResizeRequest,
         from: Percent,
@@ -23,8 +24,8 @@ pub(super) enum OngoingChange {
         /// the shadow.
         retry: Option<MemoryRetry>,
     },
-    /// A restart. The worker exits before the next one starts (`handover: restart`), or a model that is
-    /// down starts again.
+    /// A restart. Either the worker exits before the next worker starts (`handover: restart`), or a
+    /// model that is down starts again.
     Restart {
         request: ResizeRequest,
         from: Percent,
@@ -66,7 +67,7 @@ pub enum ChangeMechanism {
         /// True if the other worker was already warm when the change began.
         at_once: bool,
     },
-    /// The worker exits, and another one starts.
+    /// The worker exits, and another worker starts.
     Restart,
 }
 
@@ -88,7 +89,7 @@ pub struct ChangeReport {
 pub struct Failover {
     /// The id of the standby.
     pub worker: WorkerId,
-    /// The cause of the death of the other worker.
+    /// The cause of the death of the worker that the standby replaces.
     pub why: String,
     /// The shares before and after the failover.
     pub shares: (Percent, Percent),
@@ -103,7 +104,8 @@ pub(super) enum HandoverOutcome {
     Completed,
     /// The new share was in force, but the shadow failed and the incumbent took the traffic back.
     RolledBack(HandoverFailure),
-    /// The former share stays in force. The incumbent serves, or will serve after its restart.
+    /// The former share stays in force. The incumbent serves, or the worker that replaces it will
+    /// serve.
     Aborted(HandoverFailure),
 }
 
@@ -174,7 +176,7 @@ pub enum ResizeRefused {
     NoPartition {
         /// The name of the model.
         model: String,
-        /// The reason why the worker cannot use it.
+        /// The reason why the worker cannot use the partition.
         why: String,
     },
     /// Several workers gave wrong answers at this share.

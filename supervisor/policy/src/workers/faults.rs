@@ -40,8 +40,8 @@ impl Workers {
         }
     }
 
-    /// Kills a worker that has not exited. If the worker outlives a first kill, no change waits for it
-    /// any longer. Only starts of workers that need its memory still do.
+    /// Kills a worker that has not exited. If the worker survives the first kill, changes no longer
+    /// wait for its exit. Only starts of workers that need its memory still wait.
     fn leaves_too_long(&mut self, worker: WorkerId, reason: ExitReason, killed: bool) {
         let why = if killed {
             "the worker is still running after a kill, probably blocked in the kernel"
@@ -49,7 +49,8 @@ impl Workers {
             "the worker did not exit in time (timeouts.stop)"
         };
         match reason {
-            // This returns its requests to the queue, so that another worker can serve them.
+            // Condemning the worker returns its requests to the queue, so that another worker can serve
+            // them.
             ExitReason::Primary { why: cause, .. } => {
                 self.kill(worker, ExitReason::Unneeded, why);
                 self.act(Action::Condemn(worker));
@@ -104,8 +105,8 @@ impl Workers {
         }
     }
 
-    /// Handles the end of a lane. If another worker can serve, it does so before this worker exits. A
-    /// standby without a lane no longer counts as ready.
+    /// Handles the end of a lane. If another worker can serve, it takes the traffic over before this
+    /// worker exits. A standby without a lane no longer counts as ready.
     pub(super) fn lane_ended(&mut self, worker: WorkerId, idle: bool) {
         match self.role(worker).cloned() {
             Some(Role::Serving { since }) => {
@@ -145,7 +146,8 @@ impl Workers {
         }
     }
 
-    /// Kills a worker. If another worker can serve instead, it takes over before this worker exits.
+    /// Kills a worker. If another worker can serve instead, it takes the traffic over before the killed
+    /// worker exits.
     pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         let primary = |since| ExitReason::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {

@@ -8,9 +8,9 @@
 //! | Retiring | the incumbent exits and frees its memory |
 //! | Aborting | the shadow exits; the incumbent serves |
 //!
-//! A hand-over has no probation if the incumbent cannot take the traffic back. This happens if the
-//! incumbent does not serve when the shadow becomes warm. It also happens if the incumbent dies, hangs
-//! or takes too long while it drains.
+//! A hand-over has no probation if the incumbent cannot take the traffic back. This is the case if the
+//! incumbent does not serve when the shadow becomes warm, or if the incumbent dies, hangs or takes too
+//! long while it drains.
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ use super::change::{
 use super::messages::{Action, LifecycleReport, ResizeRequest, StartFailure};
 use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// The time before another attempt to start a shadow, while memory for it is being freed.
+/// The time between two attempts to start a shadow, while other workers free memory for the shadow.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Workers {
-    /// Starts a hand-over. If the shadow is already running, the caller sets its role.
+    /// Starts a hand-over. If `shadow` is already running, the caller sets its role.
     pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
         let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standby { .. })));
         self.act(Action::MeasureStall { outage: false });
@@ -46,7 +46,7 @@ impl Workers {
     }
 
     /// Handles a shadow that did not start. If standbys of other models are exiting to free memory, the
-    /// start is retried. It is retried only while at least half of the time limit for it is left.
+    /// start is retried as long as more than half of its time limit is left.
     pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Timestamp) {
         let at = self.now + MEMORY_RETRY_INTERVAL;
         let in_time = at + self.settings.timeouts.spawn / 2 < until;
@@ -149,8 +149,8 @@ impl Workers {
         }
     }
 
-    /// Ends the probation, or the wait for the incumbent's exit. A newer request can then start
-    /// immediately with a worker that is already running.
+    /// Ends the probation, or the wait for the incumbent's exit, so that the next request can start
+    /// immediately. The next request uses a worker that is already running or starting.
     pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
         if let Some(parked) = self.parked() {
             let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));

@@ -43,10 +43,10 @@ pub struct Timeouts {
     pub warm: Duration,
     /// The maximum time until the last answer of a worker that gets no new batches.
     pub drain: Duration,
-    /// The time for which the incumbent stays parked after a hand-over. Unlike the other fields, this
-    /// is not a limit.
+    /// The time for which the incumbent stays parked after a hand-over. Unlike all other fields, this
+    /// field is not a limit.
     pub dwell: Duration,
-    /// The time between the order to exit and a kill, and between repeated kills.
+    /// The time between the order to exit and the first kill, and between repeated kills.
     pub stop: Duration,
 }
 
@@ -65,9 +65,10 @@ pub struct Settings {
     pub standby: bool,
     /// The time limits for the workers.
     pub timeouts: Timeouts,
-    /// True if a sharing policy changes shares. A share that an operator sets must then be held.
+    /// True if a sharing policy changes shares. In that case, a share that an operator sets is held, so
+    /// that the policy does not change it.
     pub policy_acts: bool,
-    /// True if the model's GPU is a real one. A real GPU can compute reference answers for models that
+    /// True if the model's GPU is a real GPU. A real GPU can compute reference answers for models that
     /// the CPU does not support.
     pub on_gpu: bool,
     /// The purpose of the model's first worker.
@@ -107,8 +108,8 @@ impl Cause {
 /// A request for a new share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResizeRequest {
-    /// The number of the request, which its answer repeats. `None` if the request comes neither from an
-    /// operator nor from the policy.
+    /// The number of the request, which its answer repeats. This is `None` if the request comes neither
+    /// from an operator nor from the policy.
     pub number: Option<u64>,
     /// The requested share.
     pub share: Percent,
@@ -157,7 +158,7 @@ pub enum LifecycleEvent {
         /// The partition that the worker was started with, if its share is a partition.
         asked: Option<Groups>,
     },
-    /// The worker could not start, load the model, warm up or prove its answers. It exits.
+    /// The worker could not start, load the model, warm up or prove its answers. The worker exits.
     Refused {
         /// The id of the worker.
         worker: WorkerId,
@@ -192,28 +193,30 @@ pub enum LifecycleEvent {
     Drained(WorkerId),
     /// The worker answered its first batch since it took the traffic over.
     FirstAnswer(WorkerId),
-    /// A request is proved to kill its workers, so these deaths are not the model's fault.
+    /// A request is proved to kill its workers, so the deaths of these workers do not count against the
+    /// model.
     PoisonConfirmed,
-    /// The worker of an [`Action::Prepare`] has prepared the partition, or has failed to.
+    /// The worker of an [`Action::Prepare`] has prepared the partition, or could not prepare it.
     Prepared {
         /// The id of the worker.
         worker: WorkerId,
         /// The partition, and whether it is ready.
         prepared: PartitionReply,
     },
-    /// The groups that the model should have. This event answers [`Action::AskGroups`], and also occurs
+    /// The groups that the model should have. This event answers [`Action::AskGroups`]. It also occurs
     /// when other models cause the groups to change.
     Groups(Groups),
     /// A start that failed temporarily may now succeed.
     WaitEnded,
-    /// The standby must exit. Its memory is needed, or is not available.
+    /// The standby must exit, because other workers need its memory, or because the GPU has too little
+    /// memory to keep the standby. The text is the reason.
     StandbyRevoked(String),
 }
 
 /// The reason why the driver could not start a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StartFailure {
-    /// A temporary failure. Another attempt may soon succeed.
+    /// A temporary failure. A later attempt may succeed.
     Passing {
         /// The description of the failure.
         why: String,
@@ -275,13 +278,13 @@ pub enum Action {
     Unroute,
     /// Refuses all further requests and all waiting requests, with this reason.
     Shut(String),
-    /// Sends no new batches to the worker, which finishes those that it has.
+    /// Sends no new batches to the worker, which finishes the batches that it has.
     Drain(WorkerId),
     /// Returns the worker's requests to the queue, so that another worker serves them. No request is
-    /// blamed.
+    /// blamed for the worker's fault.
     Requeue(WorkerId),
-    /// Returns the worker's requests to the queue, and blames the requests of the batch that it is
-    /// executing.
+    /// Returns the worker's requests to the queue, and blames the requests of the batch that the worker
+    /// is executing.
     Condemn(WorkerId),
     /// Gives the worker the normal CPU priority, because the model waits for it.
     Hurry(WorkerId),
@@ -309,7 +312,7 @@ pub enum Action {
         /// The SMs on which further batches run.
         slice: Slice,
     },
-    /// Records whether a standby exists or is starting, and therefore uses memory.
+    /// Records whether the model has a running or starting standby, which uses GPU memory.
     StandbyExists(bool),
     /// Keeps a worker that has served as a standby. If the worker cannot keep its memory,
     /// [`LifecycleEvent::StandbyRevoked`] follows.
@@ -318,11 +321,12 @@ pub enum Action {
     NeedsShadows,
     /// Starts to measure how long batches wait for a lane.
     MeasureStall {
-        /// True if the measured time starts when the last lane ended. False if it starts now.
+        /// True if the measured time starts at the end of the last lane. False if the measured time
+        /// starts now.
         outage: bool,
     },
-    /// Measures when this worker completes its first batch, which is when the change takes effect. The
-    /// request is `None` if the worker replaces one that died.
+    /// Measures when this worker completes its first batch, which is the time at which the change takes
+    /// effect. The request is `None` if the worker replaces a dead worker.
     AwaitEffect(WorkerId, Option<ResizeRequest>),
     /// Counts this report, and answers the request that the report is about.
     Report(LifecycleReport),

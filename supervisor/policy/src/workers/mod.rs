@@ -14,17 +14,18 @@
 //! ```
 //!
 //! Every worker has one `Slot`. The role in the slot defines the worker's purpose and its time limit.
-//! This information is stored nowhere else. For example, the phase of a hand-over is derived from the
-//! roles of its two workers. In addition to the slots, the state contains the `Primary`, which is the
-//! serving worker or the reason why no worker serves. It also contains the change of share in progress
-//! (at most one), and the request that waits for the end of this change.
+//! The purpose and the time limit are stored nowhere else. For example, the phase of a hand-over is
+//! derived from the roles of its two workers. In addition to the slots, the state contains the
+//! `Primary`, which is the serving worker or the reason why no worker serves. Finally, the state
+//! contains the change of share in progress (at most one), and the request that waits for the end of
+//! this change.
 //!
 //! The state machine has no side effects. Its driver reports [`LifecycleEvent`]s with the time. The
 //! driver applies the returned [`Action`]s in order before it reports the next event. If an action
 //! immediately causes an event, the driver reports that event before all others. The driver reports the
 //! exit of each worker once, after all other events of that worker. Other events may be late, repeated
 //! or missing. An event that does not fit the worker's role changes nothing. Every role has a time
-//! limit, except those of serving workers and standbys.
+//! limit, except the roles of serving workers and standbys.
 
 mod change;
 mod faults;
@@ -73,12 +74,13 @@ pub struct Workers {
     /// The partition inside the worker, or the reason why the share is not a partition.
     partition: Result<Partition, String>,
     change: Option<OngoingChange>,
-    /// The request that waits for the current change. It arrived while the incumbent of the last
-    /// hand-over was parked or exiting.
+    /// The request that waits for the end of the current change. The request arrived while the
+    /// incumbent of the last hand-over was parked or exiting.
     next: Option<ResizeRequest>,
     standby: StandbyState,
     restarts: Restarts,
-    /// The purpose of the next reference worker. `None` after the reference answers have been written.
+    /// The purpose of the next reference worker. This is `None` after the reference answers have been
+    /// written.
     reference: Option<WorkerPurpose>,
     /// The number of workers with wrong answers, by their number of SMs.
     wrong_at: BTreeMap<Sms, u32>,
@@ -86,8 +88,8 @@ pub struct Workers {
     execution: Option<Execution>,
     held: bool,
     stopping: bool,
-    /// The number of deaths of workers that served or were starting in order to serve. `restarted`
-    /// counts the starts that replaced these workers.
+    /// The number of deaths of workers that served or were starting to serve. `restarted` counts the
+    /// starts that replaced these workers.
     deaths: u64,
     last_death: Option<String>,
     restarted: u64,
@@ -220,9 +222,9 @@ impl Workers {
         }
     }
 
-    /// Makes the changes that depend on the whole state instead of a single event. These concern the
-    /// next waiting request, the traffic of an awaited standby, the share of the serving worker, the
-    /// standby, and the groups on which batches run.
+    /// Makes the changes that depend on the whole state instead of a single event. The changes concern
+    /// the next waiting request, the traffic of an awaited standby, the share of the serving worker,
+    /// the standby, and the groups on which batches run.
     fn settle(&mut self) {
         if self.stopping {
             return;
@@ -273,8 +275,8 @@ impl Workers {
         self.act(Action::Stop(worker));
     }
 
-    /// Marks the worker as exiting, either because it was ordered to exit or because it exits without
-    /// an order. If it does not exit in time, it is killed.
+    /// Marks the worker as exiting, with or without an order to exit. If the worker does not exit in
+    /// time, it is killed.
     fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
         self.becomes(worker, Role::Exiting { reason, killed: false, until });

@@ -25,7 +25,7 @@ use super::messages::{Action, Cause, HandoverMode, LifecycleReport, ResizeReques
 use super::primary::Primary;
 use crate::scheduler::Slice;
 
-/// The time after which a worker that is preparing a partition counts as hung.
+/// The maximum time in which a worker prepares a partition. After this time, the worker counts as hung.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of a model's partition inside its worker.
@@ -42,7 +42,8 @@ pub(super) struct Partition {
     proven: Vec<PartitionProof>,
     /// The groups on which batches run.
     current: Groups,
-    /// The partitions that the serving worker has ready. The most recently used one is last.
+    /// The partitions that the serving worker has ready. The most recently used partition is the last
+    /// one.
     ready: Vec<Groups>,
     /// The partition that is being prepared, and the time by which it must be ready.
     moving: Option<(Groups, Timestamp)>,
@@ -65,8 +66,8 @@ impl Partition {
         }
     }
 
-    /// Returns the largest proven number of groups that fits into the share. If none fits, returns the
-    /// smallest proven number.
+    /// Returns the largest proven number of groups that fits into the share. If no proven number fits,
+    /// returns the smallest one.
     fn count_of(&self, share: Percent) -> usize {
         let fitting = self.division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -92,8 +93,8 @@ impl Partition {
         self.current
     }
 
-    /// Removes the least recently used partition if at least `count` partitions are ready. The worker
-    /// keeps a partition until the batches that use it have run.
+    /// Removes and returns the least recently used partition if at least `count` partitions are ready.
+    /// The worker keeps the removed partition until the batches that use it have run.
     fn take_oldest(&mut self, count: usize) -> Option<Groups> {
         let oldest = self.ready.iter().position(|&groups| groups != self.current);
         let full = self.ready.len() >= count;
@@ -150,7 +151,7 @@ impl Workers {
     }
 
     /// Records the execution times on the whole GPU and on each proven number of groups. Other workers
-    /// on the GPU may have been executing during the measurement.
+    /// on the GPU may have executed batches during the measurement.
     fn learn_execution(&mut self, WarmUpReport { times: on_all, kernels, .. }: &WarmUpReport) {
         let all = self.settings.sms_of(Percent::WHOLE);
         let mut columns = BTreeMap::from([(all, on_all.as_slice())]);
@@ -201,8 +202,8 @@ impl Workers {
         self.act(Action::AskGroups { count, cannot });
     }
 
-    /// Records the groups that the model should have. If the request was for less than the whole GPU
-    /// but the answer is the whole GPU, the model cannot use any partition of this size.
+    /// Records the groups that the model should have. If the model requested fewer groups but gets the
+    /// whole GPU, it cannot use any partition of the requested size.
     pub(super) fn groups_are(&mut self, groups: Groups) {
         let Ok(partition) = &mut self.partition else { return };
         partition.target = groups;
@@ -264,8 +265,8 @@ impl Workers {
         let (moves, whole) = (partition.current != target, target == Groups::WHOLE);
         if moves && !whole && !partition.ready.contains(&target) {
             partition.moving = Some((target, until));
-            // The worker may have no place for another partition, because an unused one occupies the
-            // last place.
+            // An unused partition may occupy the worker's last place for a partition. The worker must
+            // release it before it prepares another partition.
             let oldest = partition.take_oldest(READY_PARTITIONS);
             if let Some(oldest) = oldest {
                 self.act(Action::Forget(worker, oldest));
@@ -299,7 +300,7 @@ impl Workers {
     }
 
     /// Completes a change inside the worker. `moved` is false if the new share has the same groups as
-    /// the former one.
+    /// the former share.
     fn repartitioned(&mut self, worker: WorkerId, moved: bool) {
         let Some((request, from)) = self.inside() else { return };
         if !moved {
@@ -320,8 +321,8 @@ impl Workers {
         match result {
             Ok(()) if awaited => partition.ready.insert(0, groups),
             Ok(()) => {}
-            // If this partition counted as ready, its batches run on all SMs until the worker moves to
-            // another partition.
+            // The partition may have counted as ready. In that case, its batches run on all SMs until
+            // the worker moves to another partition.
             Err(why) => {
                 partition.refused = Some((groups, why));
                 self.ask(share, Some(groups));
@@ -351,8 +352,8 @@ impl Workers {
         self.restore_share();
     }
 
-    /// Starts a hand-over that restores the share, if the serving worker has the whole GPU instead.
-    /// This happens if the worker was started for a partition and the model can no longer use
+    /// Starts a hand-over that restores the share, if the serving worker has the whole GPU instead. A
+    /// worker has the whole GPU if it was started for a partition and the model can no longer use
     /// partitions.
     pub(super) fn restore_share(&mut self) {
         let slot = self.serving().and_then(|worker| self.slots.get(&worker));

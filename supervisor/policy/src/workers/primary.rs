@@ -15,23 +15,23 @@ use super::change::{
 use super::messages::{Action, LifecycleReport, StartFailure};
 use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// The time after which a model tries again to start a worker on a GPU that accepted no worker.
+/// The time between two attempts to start a worker on a GPU that accepts no worker at present.
 const GPU_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The number of workers with wrong answers at a share from which the share counts as the cause.
+/// The number of workers that must answer wrongly at a share before the share counts as the cause.
 const MAX_WRONG_ANSWERS: u32 = 2;
 
 /// The worker that serves, or the reason why no worker serves.
 #[derive(Debug)]
 pub(super) enum Primary {
-    /// A worker that serves or is starting. Its role shows which.
+    /// A worker that serves or is starting. The worker's role distinguishes the two cases.
     Worker(WorkerId),
     /// The model starts the next worker after a delay.
     BackingOff { until: Timestamp },
-    /// The standby is still starting and will serve. If its start fails, the next worker starts, but
-    /// not before `back_off`.
+    /// The standby is still starting and will serve. If the start of the standby fails, another worker
+    /// starts, but not before `back_off`.
     AwaitingStandby { back_off: Timestamp, why: String },
-    /// The GPU accepts no worker at present. The model tries again at `until`.
+    /// The GPU accepts no worker at present. The model tries to start another worker at `until`.
     Waiting { until: Timestamp, why: String },
     /// The model refuses requests. If `again` is `None`, no worker starts until the configuration or
     /// the model's files change, or until an operator or a client acts.
@@ -104,7 +104,8 @@ impl Workers {
                 self.dismiss(worker, ExitReason::Unneeded);
                 self.boot();
             }
-            // This failure is not a fault of the model.
+            // The supervisor could not keep the answers. The model is not to blame, so the start is
+            // retried.
             Err(why) => self.dismiss(worker, ExitReason::Primary { why: Some(why), since: None }),
         }
     }
@@ -130,9 +131,9 @@ impl Workers {
         self.act(Action::Route(worker));
     }
 
-    /// Handles a worker that refuses to start. If a reference worker finds a fault in the model, the
-    /// fault is final. A later refusal may be temporary, for example because of low memory. It counts
-    /// as a death.
+    /// Handles a worker that refuses to start. Until the reference answers exist, most refusals are
+    /// faults of the model and therefore final. A later refusal may be temporary, for example because
+    /// of low memory. Such a refusal counts as a death.
     pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
         let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
         let why = refusal.to_string();
@@ -155,7 +156,7 @@ impl Workers {
 
     fn primary_refused(&mut self, worker: WorkerId, refusal: &BootRefusal, why: String) {
         match refusal {
-            // This does not count as a death, and another worker starts immediately.
+            // This refusal does not count as a death, and another worker starts immediately.
             BootRefusal::NoPartitions(_) => {
                 self.ends(worker, ExitReason::Unneeded);
                 self.leave_partitions(&why);
@@ -183,8 +184,9 @@ impl Workers {
         }
     }
 
-    /// Counts wrong answers at a share. Returns true if the number has reached [`MAX_WRONG_ANSWERS`].
-    /// For the whole GPU, nothing is counted, because the share cannot be the cause.
+    /// Counts the workers with wrong answers at a share. Returns true if the number has reached
+    /// [`MAX_WRONG_ANSWERS`]. A worker that may use the whole GPU does not count, because its share
+    /// cannot be the cause.
     fn answers_wrongly(&mut self, share: Percent) -> bool {
         if share == Percent::WHOLE || self.partition.is_ok() {
             return false;
@@ -198,8 +200,8 @@ impl Workers {
         self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= MAX_WRONG_ANSWERS)
     }
 
-    /// Records the exit of a worker without work, so that rare faults of a model without requests do
-    /// not add up.
+    /// Records the exit of an idle worker, so that rare faults of a model without requests do not add
+    /// up.
     pub(super) fn note_idle(&mut self, since: Timestamp, idle: bool) {
         if idle {
             self.restarts.record_idle_exit(self.now.since(since));
@@ -250,8 +252,8 @@ impl Workers {
         self.primary = Primary::BackingOff { until };
     }
 
-    /// Moves the traffic to the standby, even if it has another share. Returns false if no standby is
-    /// ready.
+    /// Moves the traffic to the standby, even if the standby has another share. Returns false if no
+    /// standby is ready.
     fn fail_over(&mut self, why: &str) -> bool {
         let Some(worker) = self.take_standby() else { return false };
         let from = self.share;
@@ -274,8 +276,8 @@ impl Workers {
         true
     }
 
-    /// Waits for a standby that is starting, even if it has another share. This is faster than starting
-    /// a new worker. Returns false if no standby is starting.
+    /// Waits for a standby that is starting, even if the standby has another share. The wait is shorter
+    /// than the start of a new worker. Returns false if no standby is starting.
     fn await_standby(&mut self, back_off: Timestamp, why: &str) -> bool {
         let Some(worker) = self.starting_standby() else { return false };
         // An awaited worker no longer counts as a standby, and keeps its memory.
@@ -349,7 +351,7 @@ impl Workers {
         self.boot();
     }
 
-    /// Restores the former share, because no worker starts with the new share. Returns false if no
+    /// Restores the former share, because no worker could start with the new share. Returns false if no
     /// worker had served with the former share.
     fn go_back(&mut self, why: &str) -> bool {
         let Some(&OngoingChange::Restart { request, from, served: true }) = self.change.as_ref() else {

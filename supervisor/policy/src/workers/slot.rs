@@ -11,7 +11,7 @@ pub(super) struct Slot {
     /// The share with which the worker was started.
     pub(super) share: Percent,
     /// The partition that the worker has ready when it is warm, if the share is a partition inside the
-    /// worker. Such a worker can use all SMs, and can therefore have any share.
+    /// worker. The process of such a worker may use all SMs, so the worker can have any share.
     pub(super) partition: Option<Groups>,
     pub(super) role: Role,
 }
@@ -38,7 +38,7 @@ pub(super) enum Role {
 pub(super) enum StartPurpose {
     /// The worker writes the reference answers, and then exits.
     Reference,
-    /// The worker serves, because no other worker does.
+    /// The worker serves, because no other worker serves.
     Serve,
     /// The worker takes the traffic over from the incumbent, with a new share.
     Shadow,
@@ -62,14 +62,14 @@ pub(super) enum AfterDrain {
     Restart,
 }
 
-/// The reason for an exit, which determines the reaction to it.
+/// The reason for an exit, which determines the reaction to the exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ExitReason {
-    /// The serving worker dies, and no worker serves before its exit. `why` is the cause, if it is
-    /// known before the exit. `since` is set if the worker served. In this case, the exit event reports
-    /// whether it had a batch.
+    /// The serving worker dies, and no other worker serves before its exit. `why` is the cause, if the
+    /// cause is known before the exit. `since` is set if the worker served and the exit event reports
+    /// whether the worker had a batch.
     Primary { why: Option<String>, since: Option<Timestamp> },
-    /// The worker is replaced by another one at the requested share.
+    /// The worker is replaced by another worker with the requested share.
     Replaced,
     /// The hand-over ends when this worker has exited, with this outcome.
     Handover(HandoverOutcome),

@@ -1,9 +1,9 @@
-//! The warm standby: a second worker with proved answers. Traffic can move to it immediately if the
-//! first worker dies, or if the share changes to that of the standby.
+//! The warm standby: a second worker with proved answers. Traffic can move to the standby immediately
+//! if the first worker dies, or if the model's share changes to the standby's share.
 //!
 //! Standbys are independent of hand-overs. A parked incumbent may become the standby. A new standby
 //! starts only if no change is in progress. If a hand-over is to the share of a standby that is still
-//! starting, this worker becomes the shadow.
+//! starting, this standby becomes the shadow.
 
 use std::time::Duration;
 
@@ -15,21 +15,21 @@ use super::messages::{Action, HandoverMode, StartFailure};
 use super::slot::{ExitReason, Role, StartPurpose};
 use crate::restart::STABLE_AFTER;
 
-/// The minimum and maximum delay before the next standby after a failure. The delay doubles with each
-/// failure.
+/// The minimum and the maximum delay between the failure of a standby and the start of the next
+/// standby. The delay doubles with each failure.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The time before the next attempt to start a standby that the GPU had no memory for.
+/// The time between two attempts to start a standby, while the GPU has no memory for the standby.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The time before the next standby after one was revoked.
+/// The minimum time between the exit of a revoked standby and the start of the next standby.
 const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
 
-/// The minimum time for which a standby keeps its share before it is replaced. It applies if the dwell
-/// time is shorter.
+/// The minimum time for which an unsuitable standby is kept before another one replaces it. It applies
+/// if `timeouts.dwell` is shorter.
 const MIN_DWELL: Duration = Duration::from_secs(1);
 
-/// The state of the standby that is not in its slot.
+/// The part of the standby's state that its slot does not contain.
 #[derive(Debug)]
 pub(super) struct StandbyState {
     /// The time before which the next standby must not start.
@@ -76,9 +76,9 @@ impl Workers {
         self.serving().is_some() && self.reference.is_none() && !changes && self.next.is_none()
     }
 
-    /// Returns true if a starting standby is no longer needed. Its warm-up would only slow down other
-    /// models. An awaited standby is still needed. If the model should have a standby, a standby with
-    /// any share may complete its start.
+    /// Returns true if a starting standby is no longer needed. The warm-up of such a standby would only
+    /// slow down other models. An awaited standby is still needed. If the model should have a standby,
+    /// a standby with any share may complete its start.
     fn is_unwanted_start(&self, worker: WorkerId) -> bool {
         let next = self.next.is_some_and(|next| self.fits(worker, next.share));
         let awaited = next || self.serving().is_none();
@@ -104,8 +104,8 @@ impl Workers {
             && let Some(&Role::Starting { until, .. }) = self.role(worker)
             && self.is_unwanted_start(worker)
         {
-            // The worker notices the order only after it has loaded the model. A kill before that could
-            // break other workers on the GPU.
+            // The worker notices the order only after it has loaded the model. A kill during the
+            // loading could break other workers on the GPU.
             let reason = ExitReason::Standby { cooldown: self.dwell(), failed: false };
             self.dismiss(worker, reason.clone());
             let until = until.max(self.stop_by());
@@ -135,8 +135,8 @@ impl Workers {
     pub(super) fn becomes_standby(&mut self, worker: WorkerId) {
         self.becomes(worker, Role::Standby { since: self.now });
         self.standby.obstacle = None;
-        // An awaited worker did not count as a standby. It now becomes one, or starts to serve in the
-        // same step.
+        // While the model waited for this worker, it did not count as a standby. The worker now becomes
+        // a standby, or starts to serve in the same step.
         self.act(Action::StandbyExists(true));
     }
 

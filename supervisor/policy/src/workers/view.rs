@@ -18,7 +18,7 @@ pub enum WorkersState<'w> {
     Loading,
     /// A worker is serving.
     Ready,
-    /// The worker is exiting or has died, and another one follows.
+    /// The worker is exiting or has died, and another worker will replace it.
     Restarting,
     /// The model waits before it can start a worker. The text is the reason.
     Waiting(&'w str),
@@ -76,8 +76,8 @@ impl Workers {
         self.share
     }
 
-    /// Returns the number of SMs in force. For a partition, this can differ from the SMs of the share,
-    /// because the last group may have another size than the others.
+    /// Returns the number of SMs in force. For a partition, this number can differ from the SMs of the
+    /// share, because the last group may not have the same size as the other groups.
     pub fn sms_in_force(&self) -> Sms {
         match &self.partition {
             Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),
@@ -96,8 +96,8 @@ impl Workers {
         self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
     }
 
-    /// Returns the mechanism by which the share changes. If this is not the partition inside the
-    /// worker, also returns the reason.
+    /// Returns the mechanism by which the share changes. If the share cannot change inside the worker,
+    /// also returns the reason.
     pub fn mechanism(&self) -> (&'static str, Option<&str>) {
         match (&self.partition, self.settings.handover) {
             (Ok(_), _) => ("in-process", None),
@@ -113,8 +113,9 @@ impl Workers {
         self.partition.is_err() && by_shadow
     }
 
-    /// Returns the share of the waiting change, or else of the change in progress. A hand-over that
-    /// aborts counts as in progress, because it blocks the next change.
+    /// Returns the requested share of the waiting change. If no change waits, returns the requested
+    /// share of the change in progress. A hand-over that aborts counts as in progress, because it
+    /// blocks the next change.
     pub fn coming(&self) -> Option<Percent> {
         let under_way = self.change.as_ref().filter(|_| {
             !matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
@@ -139,8 +140,8 @@ impl Workers {
         self.held
     }
 
-    /// Returns the number of deaths of workers that served or were starting in order to serve, and the
-    /// number of starts that replaced them.
+    /// Returns the number of deaths of workers that served or were starting to serve, and the number of
+    /// starts that replaced these workers.
     pub fn deaths_and_restarts(&self) -> (u64, u64) {
         (self.deaths, self.restarted)
     }
@@ -166,7 +167,7 @@ impl Workers {
         Some(if slot.partition.is_some() && self.partition.is_ok() { self.share } else { slot.share })
     }
 
-    /// Returns true during a hand-over, until the worker that exits at its end is gone.
+    /// Returns true during a hand-over, including the exit of the worker that is no longer needed.
     pub(super) fn is_handing_over(&self) -> bool {
         matches!(self.change, Some(OngoingChange::Handover { .. }))
     }

@@ -110,12 +110,13 @@ impl World {
         }
     }
 
-    /// Ends a worker after an order or a kill, if `obeys` is true.
+    /// Schedules the end of a worker after an order or a kill, if `obeys` is true.
     fn ends_soon(&mut self, worker: WorkerId, obeys: bool) {
         let process = self.process(worker);
         let exit = process.fate.exit;
         if !process.alive && !process.exit_told {
-            // The report of the exit may have been lost in a silent world, so it is repeated.
+            // The event for the exit may have been lost, because a run with `Afterwards::FallsSilent`
+            // drops most events at its end. The event is therefore repeated.
             let fact = LifecycleEvent::Exited { worker, status: "exit status: 1".to_owned(), idle: false };
             self.schedule(exit, WorldEvent::News(worker, fact));
         } else if obeys {

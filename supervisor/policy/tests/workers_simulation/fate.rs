@@ -26,7 +26,7 @@ pub(crate) enum Boot {
 pub(crate) struct Fate {
     pub(crate) not_started: Option<StartFailure>,
     pub(crate) boot: Boot,
-    /// True if the outcome `boot` occurs before the worker connects.
+    /// True if the outcome in `boot` occurs before the worker connects.
     pub(crate) early: bool,
     pub(crate) spawn: Duration,
     pub(crate) warm: Duration,
@@ -34,7 +34,8 @@ pub(crate) struct Fate {
     pub(crate) exit: Duration,
     /// The time from the end of the warm-up until the worker dies, or `None` if it does not die.
     pub(crate) dies: Option<Duration>,
-    /// The time from the end of the lane until the exit, or `None` if the lane does not end first.
+    /// The time from the end of the lane until the exit, or `None` if the lane does not end before the
+    /// exit.
     pub(crate) lane_leads: Option<Duration>,
     /// True if the worker ignores the order to exit.
     pub(crate) deaf: bool,
@@ -57,14 +58,15 @@ impl Fate {
         let (fails, badly, early) = (odd(odds.not_started), odd(odds.bad_boot), odd(30));
         let (deaf, immortal, slow) = (odd(odds.deaf), odd(odds.immortal), odd(odds.slow));
         let (dies, leads) = (odd(odds.short_life), odd(50));
-        // This reduces the failures of reference workers, so that most runs have reference answers.
+        // A reference worker fails less often than other workers, so that most runs have reference
+        // answers.
         let badly = badly && (!launch.purpose.is_reference() || random.percent(30));
         let early = early && badly;
         let mut below =
             |limit: Duration| random.within(if slow { limit * 3 / 2 } else { limit - 3 * MAX_LATENCY });
         let (spawn, warm) = (below(timeouts.spawn), below(timeouts.warm));
         let (drain, exit) = (below(timeouts.drain), below(timeouts.stop));
-        // A long start allows events to occur while a standby is starting.
+        // Some standbys start slowly, so that events occur during their starts.
         let long = launch.standby && random.percent(40);
         let warm = if long { warm.max(timeouts.warm - 5 * MAX_LATENCY) } else { warm };
         let life = random.pick(&[10 * MS, 500 * MS, 20_000 * MS]);

@@ -1,11 +1,11 @@
 //! A simulation of a model's workers with delays, deaths, lost messages and workers that ignore orders.
-//! It runs many seeds and checks every step against the rules in `rules/`.
+//! The simulation runs many seeds, and checks every step against the rules in `rules/`.
 //!
 //! * `SHADOWSLICE_SIM_SEEDS=1000000` runs this number of seeds instead of [`SEEDS`].
 //! * `SHADOWSLICE_SIM_SEED=4711` runs only this seed and prints each step. To see the steps, run
 //!   `cargo test -p shadowslice-policy --test workers_simulation -- --nocapture`.
 //!
-//! `supervisor/policy/mutations/run` shows that this test can fail.
+//! `supervisor/policy/mutations/run` shows that this test detects faults in the code.
 #![allow(clippy::panic, clippy::print_stdout, reason = "a test, which fails and tells why")]
 
 mod driver;

@@ -11,7 +11,7 @@ pub(crate) struct Odds {
     pub(crate) bad_boot: u64,
     /// The probability that a warm worker soon dies.
     pub(crate) short_life: u64,
-    /// The probability that a phase takes up to 1.5 times its time limit.
+    /// The probability that a phase is slow: it takes up to 1.5 times its time limit.
     pub(crate) slow: u64,
     pub(crate) deaf: u64,
     pub(crate) immortal: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Odds {
     pub(crate) repeated: u64,
     /// The probability that a partition cannot be prepared.
     pub(crate) no_partition: u64,
-    /// The probability that the worker does not reply to a request for a partition.
+    /// The probability that a worker does not reply to the order to prepare a partition.
     pub(crate) no_answer: u64,
     /// The probability that the GPU has too little memory for a standby.
     pub(crate) no_room: u64,
@@ -34,7 +34,7 @@ impl Odds {
         if faultless {
             return Self { repeated, no_room, ..Self::default() };
         }
-        // Low probabilities in half of the runs let more changes complete.
+        // Half of the runs have low probabilities, so that more changes complete.
         if random.percent(50) {
             let mut low = |chances: &[u64]| random.pick(chances);
             return Self {

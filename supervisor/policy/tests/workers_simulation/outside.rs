@@ -84,7 +84,8 @@ impl World {
         let alive: Vec<Percent> = alive.map(|process| process.launch.share).collect();
         let share = match share {
             Some(share) => share,
-            // This is the share of another worker, for example of a standby that is still starting.
+            // The request is for the share of an existing worker, for example of a standby that is
+            // still starting.
             None if self.random.percent(60) && !alive.is_empty() => self.random.pick(&alive),
             None if self.random.percent(90) => {
                 share_within(&self.script.settings, self.script.few_shares, &mut self.random)
@@ -96,7 +97,7 @@ impl World {
         self.tell(LifecycleEvent::Resize { request, hold })
     }
 
-    /// Ends the time of faults and orders.
+    /// Ends the part of the run in which faults and orders occur.
     pub(crate) fn calms_down(&mut self) -> Result<(), Violation> {
         let killed = |process: &Process| process.alive && process.killed && process.fate.immortal;
         let immortal: Vec<_> =
@@ -108,7 +109,7 @@ impl World {
             return Ok(());
         }
         if self.is_silent() {
-            // Standbys are switched off, because all their starts would fail.
+            // The settings no longer have a standby, because all starts of standbys would fail.
             self.script.settings.standby = false;
             return self.tell(LifecycleEvent::Configured(self.script.settings.clone()));
         }

@@ -64,7 +64,7 @@ fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     Some(ProvenPartitions { counts, ready: ready.unwrap_or(Groups::WHOLE) })
 }
 
-/// Returns the batch times on a number of groups. The larger batch size fits only on even numbers of
+/// Returns the batch times on a number of groups. The larger batch size runs only on even numbers of
 /// groups and on the whole GPU.
 fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
     let fits = count == total || count.is_multiple_of(2);
@@ -162,7 +162,7 @@ impl World {
         self.process(worker).mute = true;
     }
 
-    /// Makes a process die. Its lane may end before the process does.
+    /// Makes a process die. Its lane may end before the process exits.
     pub(crate) fn die(&mut self, worker: WorkerId) {
         let (attached, leads) = (self.process(worker).attached, self.process(worker).fate.lane_leads);
         match leads.filter(|_| attached) {
@@ -176,7 +176,7 @@ impl World {
         }
     }
 
-    /// Ends a process. Its exit is reported once, after all its other events.
+    /// Ends a process. The exit is reported once, after all other events of the process.
     fn end(&mut self, worker: WorkerId) {
         let idle = self.random.percent(50);
         let process = self.process(worker);

@@ -15,7 +15,7 @@ pub(crate) const MS: Duration = Duration::from_millis(1);
 /// The maximum time after which an event of a worker reaches the state machine.
 pub(crate) const MAX_LATENCY: Duration = Duration::from_millis(2);
 
-/// The possible shares of requests, for runs with many and with few different shares.
+/// The shares that requests choose from, for runs with many and for runs with few different shares.
 const SHARES: [u32; 9] = [10, 20, 25, 40, 50, 60, 75, 90, 100];
 const FEW_SHARES: [u32; 3] = [20, 60, 100];
 
@@ -30,13 +30,13 @@ pub(crate) enum ExternalEvent {
     Hold(bool),
     /// The standby must exit, because its memory is needed.
     StandbyRevoked,
-    /// The groups of this model move, because other models need the old ones.
+    /// The groups of this model move, because other models need the old groups.
     GroupsMove,
     /// A timer fires that belongs to another owner or is outdated.
     StrayTimer,
     /// A request is proved to kill its workers.
     Poison,
-    /// A worker is killed with `kill -9`. Its lane may end before its process does.
+    /// A worker is killed with `kill -9`. Its lane may end before its process exits.
     Death(Pick),
     /// A worker hangs or violates the protocol.
     Misbehaviour(Pick),
@@ -50,10 +50,10 @@ pub(crate) enum Pick {
     Other,
 }
 
-/// The behaviour of workers after the time of faults and orders.
+/// The behaviour of workers in the last part of the run, after all faults and orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
-    /// Everything succeeds within its time limits.
+    /// Every start, change and exit succeeds within its time limits.
     Heals,
     /// The state machine receives only the exits of killed workers.
     FallsSilent,
@@ -75,16 +75,16 @@ pub(crate) struct Script {
     pub(crate) fault: bool,
     pub(crate) odds: Odds,
     pub(crate) timer_lateness: Duration,
-    /// The duration of faults and orders.
+    /// The length of the part of the run in which faults and orders occur.
     pub(crate) span: Duration,
     pub(crate) afterwards: Afterwards,
     pub(crate) happenings: Vec<(Duration, ExternalEvent)>,
 }
 
 impl Script {
-    /// Returns a random script. In every fourth run there are no faults, and everything succeeds within
-    /// its time limits. Even in these runs, events are late or repeated, outdated timers fire, groups
-    /// move, and memory for standbys can be insufficient.
+    /// Returns a random script. Every fourth run has no faults, and all its operations succeed within
+    /// their time limits. Even in these runs, events are late or repeated, outdated timers fire, groups
+    /// move, and the GPU may have too little memory for standbys.
     pub(crate) fn draw(seed: u64, random: &mut Random) -> Self {
         let faultless = seed.is_multiple_of(4);
         let total = Sms(random.pick(&[16, 20, 46, 132]));

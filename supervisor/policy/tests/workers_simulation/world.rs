@@ -51,11 +51,11 @@ pub(crate) struct World {
     pub(crate) at_once: VecDeque<LifecycleEvent>,
     /// The number of the last request.
     pub(crate) number: u64,
-    /// True after the time of faults and orders.
+    /// True in the last part of the run, after all faults and orders.
     pub(crate) calm: bool,
     pub(crate) stopped: bool,
-    /// The future events, ordered by time. The number makes keys unique and preserves the order of
-    /// events at the same time.
+    /// The future events, ordered by time. The number in the key makes keys unique, and preserves the
+    /// order of events at the same time.
     events: BTreeMap<(Timestamp, u64), WorldEvent>,
     scheduled: u64,
     timer_set_for: Option<Timestamp>,
@@ -213,7 +213,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns true if faults may occur at this time.
+    /// Returns true if faults may occur now.
     pub(crate) fn is_troubled(&self) -> bool {
         !self.script.faultless && !self.calm
     }

@@ -4,9 +4,9 @@
 //!
 //! The forecast assumes a steady state. A model runs batches of `b` rows, which take the time `T` under
 //! contention. Each other model executes for the fraction `ρ` of the time. The model keeps up with `λ`
-//! rows per second if `λ · T ≤ b`. It meets its SLO if two batches take no longer than the SLO: one
-//! that a request waits for, and the request's own. `T` and `ρ` of all models depend on each other, so
-//! the forecast computes them iteratively.
+//! rows per second if `λ · T ≤ b`. The model meets its SLO if two batches take no longer than the SLO:
+//! the batch that a request waits for, and the request's own batch. `T` and `ρ` of all models depend on
+//! each other, so the forecast computes them iteratively.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use shadowslice_shared::units::Sms;
 use super::super::layout::{Layout, LayoutTenant};
 use super::score::weighted;
 
-/// The number of iterations. Further iterations change the result by less than 1 %.
+/// The number of iterations. More iterations change the result by less than 1 %.
 const ROUNDS: usize = 5;
 
-/// The maximum fraction of the time for which a model may execute and still keep up. It is below 1,
-/// because requests arrive at random.
+/// The maximum fraction of the time for which a model can execute and still keep up with its requests.
+/// It is below 1, because requests arrive at random.
 pub(super) const KEEPS_UP: f64 = 0.85;
 
 /// The load on one model.
@@ -41,7 +41,7 @@ struct Steady {
     rows: u32,
     /// The fraction of the time for which the model executes.
     busy: f64,
-    /// The number of rows per second that are in time.
+    /// The number of rows per second that the model answers in time.
     kept_per_s: f64,
     /// The time of two batches, as a fraction of the SLO.
     stress: f64,
@@ -57,7 +57,7 @@ pub(super) struct Forecast {
 }
 
 impl Forecast {
-    /// Returns the [weighted] sum of the miss rates. Adds 1 % of the stress, which decides between
+    /// Returns the [weighted] sum of the miss rates. Adds 1 % of the mean stress, which decides between
     /// layouts with equal miss rates.
     pub(super) fn loss(&self) -> f64 {
         weighted(self.missed.iter().copied()) + self.stress / 100.0
@@ -105,7 +105,8 @@ fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &SharedGpu) -> Occupant {
     own.with_priority(ClientPriority::of(demand.tenant.priority))
 }
 
-/// Returns the average effect of a model on the other models: it executes for its fraction of the time.
+/// Returns the occupant that represents a model's mean effect on the other models. The model executes
+/// for its fraction `busy` of the time.
 fn meeting(own: Occupant, demand: &Demand<'_>, state: &Steady) -> Occupant {
     own.executing(demand.execution, state.rows).busy(state.busy)
 }

@@ -29,8 +29,8 @@ const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 const PAUSE_FACTOR: u32 = 10;
 
-/// The increase of the loss since the last trial that justifies another trial. A trial that changes
-/// shares by shadows requires at least this loss.
+/// The increase of the loss (the weighted miss rate) since the last trial that justifies another trial.
+/// A trial that changes shares by shadows requires at least this loss.
 pub(super) const MUCH_WORSE: f64 = 0.05;
 
 /// The maximum number of loads for which the best layout of a GPU is remembered.
@@ -66,21 +66,21 @@ pub(super) enum GpuStage {
 /// The request rate of each model, with the index of the model.
 pub(super) type RequestRates = Vec<(usize, ArrivalRate)>;
 
-/// A layout that the policy has chosen. It had the fewest misses in a trial, met all SLOs in a trial,
-/// or was remembered for this load.
+/// A layout that the policy has chosen. Either it had the fewest misses in a trial, or all models met
+/// their SLOs under it in a trial, or it was remembered for this load.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenLayout {
     pub(super) layout: Layout,
     /// The misses under the layout at the time when it was chosen.
     score: Score,
     pub(super) trial: LayoutTrial,
-    /// True if the trial ended early, because all models met their SLOs.
+    /// True if the trial ended early, because all models met their SLOs under this layout.
     sufficed: bool,
     /// The request rates for which the layout was chosen.
     rates: RequestRates,
-    /// The request rates under this layout, measured after it had been in force for some time. They can
-    /// differ from `rates`, because the rate of clients that wait for each response depends on the
-    /// layout.
+    /// The request rates under this layout, measured after the layout had been in force for 10 s. They
+    /// can differ from `rates`: a client that waits for each response sends more requests under a
+    /// faster layout.
     usual_rates: Option<RequestRates>,
     /// The minimum time for which the layout stays in force.
     pause: Duration,
@@ -93,7 +93,8 @@ pub(super) struct ChosenLayout {
 #[derive(Debug, Clone)]
 pub(super) struct GpuObservation {
     pub(super) trial: TrialObservation,
-    /// The index of the most important model that violates its SLO and that a layout may help.
+    /// The index of the most important model that violates its SLO and whose misses a layout may
+    /// reduce.
     pub(super) violating: Option<usize>,
     /// The misses of all models since the windows were cleared.
     pub(super) recent: Score,
@@ -101,7 +102,7 @@ pub(super) struct GpuObservation {
     pub(super) last: Score,
     /// The request rates of the last second.
     pub(super) rates: RequestRates,
-    /// The request rates of the last 10 s. `None` if the windows were cleared in this time.
+    /// The request rates of the last 10 s. This is `None` if the windows were cleared in this time.
     pub(super) usual_rates: Option<RequestRates>,
     pub(super) speed: SwitchSpeed,
 }
@@ -141,8 +142,8 @@ impl GpuState {
         }
     }
 
-    /// Updates whether late requests are refused. They are refused while a model violates its SLO, and
-    /// for [`REFUSAL_TIME`] afterwards. Returns true if the refusals start now.
+    /// Starts or ends the refusal of late requests. They are refused while a model violates its SLO,
+    /// and for [`REFUSAL_TIME`] afterwards. Returns true if the refusals start now.
     pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
@@ -157,13 +158,13 @@ impl GpuState {
         begins
     }
 
-    /// Returns true if late requests were refused long enough for an effect. The windows were cleared
-    /// when the refusals started, so all observations in them are under these conditions.
+    /// Returns true if late requests have been refused for at least [`MIN_REFUSAL_TIME`]. The windows
+    /// were cleared when the refusals started, so they contain only observations with refusals.
     fn refuses_for_long(&self, now: Timestamp) -> bool {
         self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
 
-    /// Updates the stage. `candidates` returns the layouts to try in addition to the current one.
+    /// Updates the stage. `candidates` returns the layouts to try in addition to the current layout.
     pub(super) fn update(
         &mut self,
         observation: &GpuObservation,
@@ -191,8 +192,8 @@ impl GpuState {
         self.change(model, present, Duration::ZERO, observation, candidates)
     }
 
-    /// Restores the best layout for this load, if one is remembered and differs from the current one.
-    /// Otherwise starts a trial.
+    /// Restores the remembered best layout for this load, if there is such a layout and it is not in
+    /// force. Otherwise starts a trial.
     fn change(
         &mut self,
         model: usize,
@@ -289,7 +290,8 @@ impl GpuState {
         };
         let is_worse_now = is_worse(&observation.recent) || is_worse(&observation.last);
         let is_due = now >= chosen.retry_at || !are_alike(&chosen.rates, &observation.rates);
-        // A layout that was sufficient in its trial no longer is, so the load must have changed.
+        // If all models met their SLOs in the trial, the present violation means that the load has
+        // changed. One of the two conditions is then enough.
         let retry = if chosen.sufficed { is_worse_now || is_due } else { is_worse_now && is_due };
         let retry = retry && self.refuses_for_long(now);
         // The score must start at zero, because some of the recent misses occurred under the former
@@ -300,7 +302,7 @@ impl GpuState {
         if retry { self.change(model, present, pause, observation, candidates) } else { WindowUpdate::Keep }
     }
 
-    /// Returns the same state with new model indices. Models without a new index keep their old one.
+    /// Returns the same state with new model indices. Models without a new index keep their old index.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize> + Copy) -> Self {
         let mut gpu = self.clone();
         match &mut gpu.stage {
@@ -329,7 +331,7 @@ fn renumber(rates: &mut RequestRates, now: impl Fn(usize) -> Option<usize>) {
     rates.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
 }
 
-/// Returns true if both loads have the same models, with similar rates.
+/// Returns true if both loads have the same models with similar request rates.
 fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
     let is_like = |(model, rate): &(usize, ArrivalRate)| {
         other.iter().any(|(of, other)| of == model && rate.is_like(*other))

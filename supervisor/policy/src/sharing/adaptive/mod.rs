@@ -1,5 +1,5 @@
-//! The adaptive policy. It uses plain MPS until a model violates its SLO. It then looks for the layout
-//! of the GPU with the fewest misses.
+//! The adaptive policy. It uses plain MPS until a model violates its SLO. In that case, it looks for
+//! the layout of the GPU with the fewest misses.
 //!
 //! ```text
 //! observations ─▶ windows ─▶ does a model violate its objective? ─ no, for a while ─▶ tentatively at rest
@@ -9,10 +9,11 @@
 //! ```
 //!
 //! A model **violates** its SLO if more of its requests miss the SLO than its percentile allows, and
-//! chance does not explain the difference. A [`layout`] defines which part of the GPU each model may
-//! use. A [`trial`] puts several layouts in force, one after the other, and compares their misses
-//! ([`score`]). After a trial or a return to the shares at rest, the policy pauses. The pauses become
-//! long until the load changes, so that shares rarely change under a steady load.
+//! chance does not explain the difference. A [`layout`] defines which part of the GPU each model is
+//! allowed to use. A [`trial`] puts several layouts in force, one after the other, and compares their
+//! misses ([`score`]). After a trial or a return to the shares at rest, the policy pauses. Each pause
+//! is longer than the previous one until the load changes, so that shares rarely change under a steady
+//! load.
 
 mod forecast;
 mod gpu;
@@ -39,17 +40,17 @@ use trial::{LayoutTrial, SwitchSpeed, TrialObservation};
 use window::{LONG, ObservationWindow, SHORT};
 
 /// The minimum time of two batches, as a fraction of the model's SLO, at which batch time can be the
-/// cause of misses. If two batches take less time, the model misses for another reason, unless its
-/// worker cannot keep up with the load.
+/// cause of misses. If two batches take less time, the misses have another cause, unless the worker
+/// cannot keep up with the load.
 const MIN_EXECUTION_PART: f64 = 0.4;
 
-/// The maximum number of layouts in a trial, in addition to the current one. The layouts with the best
-/// forecasts are tried. A longer trial would take longer than many loads last.
+/// The maximum number of layouts in a trial, in addition to the current layout. The layouts with the
+/// best forecasts are tried. With more layouts, the load would often change before the trial ends.
 const MAX_TRIED: usize = 4;
 
 /// The maximum number of layouts in a trial if every share changes by a shadow, which takes seconds. If
-/// only some shares do, the trial first moves only the other models, and then tries one layout of this
-/// kind.
+/// only some shares change by a shadow, the trial first tries layouts that move only the other models.
+/// It then tries one layout that moves all models.
 const MAX_TRIED_BY_SHADOW: usize = 2;
 
 /// The state of the adaptive policy.
@@ -128,7 +129,8 @@ impl Adaptive {
                 list.insert(0, Layout::EVERYTHING);
             }
             list.truncate(MAX_TRIED);
-            // A switch by a shadow takes seconds, which is worth it only if many requests miss.
+            // A switch by a shadow takes seconds. The trial includes such switches only if many
+            // requests miss.
             if quick.len() < all.len() && observation.recent.loss() > MUCH_WORSE {
                 let slow = candidates(&all, &all, beneficiary.copied()).into_iter();
                 list.extend(slow.take(if quick.is_empty() { MAX_TRIED_BY_SHADOW } else { 1 }));
@@ -140,8 +142,9 @@ impl Adaptive {
         }
     }
 
-    /// Returns the most important model that violates its SLO and that a layout may help. This is the
-    /// one with the highest priority, and among equal priorities the one with the highest miss rate.
+    /// Returns the most important model that violates its SLO and whose misses a layout may reduce.
+    /// This is the model with the highest priority, and among equal priorities the model with the
+    /// highest miss rate.
     fn most_important(&self, gpu: usize, specs: &[ModelSpec], input: &PolicyInput) -> Option<usize> {
         let missed = |model: usize| self.windows[model].missed();
         let violating = on_gpu(gpu, specs)
@@ -267,9 +270,9 @@ impl Adaptive {
         }
     }
 
-    /// Returns true if a layout may help the model. This is the case if the time of its batches is the
-    /// cause of its misses, or if its worker cannot keep up with the load. The model must also be able
-    /// to meet its SLO alone on the GPU.
+    /// Returns true if a layout may reduce the model's misses. This requires that long batches cause
+    /// the misses, or that the worker cannot keep up with the load. The model must also be able to meet
+    /// its SLO alone on the GPU.
     fn may_be_helped(&self, model: usize, specs: &[ModelSpec], input: &PolicyInput) -> bool {
         let (recent, snapshot) = (&self.windows[model], &input.models[model]);
         let is_behind = snapshot.observation.queued > 0 && recent.busy() > KEEPS_UP;
@@ -281,7 +284,8 @@ impl Adaptive {
         self.windows[model].is_violating(specs[model].allowed_miss_rate())
     }
 
-    /// Clears the models' windows, because the old observations do not apply to the new conditions.
+    /// Clears the windows of the GPU's models, because the old observations do not apply to the new
+    /// conditions.
     fn forget(&mut self, gpu: usize, specs: &[ModelSpec]) {
         on_gpu(gpu, specs).for_each(|model| self.windows[model].clear());
     }
@@ -371,15 +375,15 @@ fn changes_by_shadow(snapshot: &ModelSnapshot) -> bool {
     snapshot.groups.is_none() && !snapshot.held
 }
 
-/// Returns true if the model's share is restricted in such a way that it cannot have this number of
-/// groups.
+/// Returns true if the model runs on a partition with another number of groups than `wanted`.
 fn groups_differ(wanted: &Groups, snapshot: &ModelSnapshot) -> bool {
     snapshot.groups.is_some_and(|groups| groups.count() != wanted.count())
 }
 
-/// Returns the time of two of the shortest batches, alone on the whole GPU. A request may have to wait
-/// for one batch before its own batch runs. Workers measure this time during their warm-up, while other
-/// workers may execute. If a batch was observed to take less time, the observed time is used.
+/// Returns the time of two of the shortest batches, alone on the whole GPU. Two batches count, because
+/// a request may have to wait for one batch before its own batch runs. Workers measure the time during
+/// their warm-up, while other workers may execute. If the shortest observed batch took less time, its
+/// time is used.
 fn two_batches_alone(snapshot: &ModelSnapshot) -> Option<Duration> {
     let proven = snapshot.execution.as_ref()?.time(1, f64::INFINITY);
     let shortest = snapshot.observation.batches.iter().map(|size| size.mean).min();

@@ -2,15 +2,16 @@
 
 use std::cmp::Ordering;
 
-/// The weight of the misses of a priority, relative to those of the next lower priority.
+/// The weight of the misses of a priority, relative to the weight of the misses of the next lower
+/// priority.
 const PRIORITY_WEIGHT: f64 = 4.0;
 
-/// The factor on the variance of miss counts, relative to requests that miss independently of each
-/// other. Requests of one batch or one burst usually miss together. In simulated overloads, the factor
-/// was 3 to 13.
+/// The variance of miss counts, relative to the variance if requests missed independently of each
+/// other. It is above 1, because requests of one batch or one burst usually miss together. In simulated
+/// overloads, this ratio was 3 to 13.
 const VARIANCE_FACTOR: f64 = 4.0;
 
-/// The number of requests that ended, and the number of those that missed their SLO.
+/// The number of requests that ended, and the number of ended requests that missed their SLO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Misses {
     pub(super) ended: u64,
@@ -30,7 +31,8 @@ impl Misses {
     /// Returns the variance of the difference between two miss rates.
     fn variance(self, other: Self) -> f64 {
         let (ended, missed) = (self.ended + other.ended, self.missed + other.missed);
-        // Without these added requests, the variance would be zero if no request missed.
+        // Without the added miss and the two added requests, the variance would be zero if no request
+        // missed.
         let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
         let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
         VARIANCE_FACTOR * mean * (1.0 - mean) * counts

@@ -115,13 +115,14 @@ fn is_half(share: Sms) -> bool {
     (Sms(50)..=Sms(72)).contains(&share)
 }
 
-/// Returns observations in which the first of two models misses until the share of the second is at
-/// most half of the GPU.
+/// Returns observations in which the first of two models has misses until the share of the second model
+/// is at most half of the GPU.
 fn helped_by_half(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[1] > Sms(72) { 20 } else { 0 }), observation(0)]
 }
 
-/// Returns observations in which the first of two models misses until it has a part of the GPU alone.
+/// Returns observations in which the first of two models has misses until it has a part of the GPU
+/// alone.
 fn helped_apart(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[0] < GPU { 0 } else { 20 }), observation(0)]
 }

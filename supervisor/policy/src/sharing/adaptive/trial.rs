@@ -17,9 +17,9 @@ use shadowslice_shared::units::Timestamp;
 use super::super::layout::{Layout, Pattern};
 use super::score::Score;
 
-/// The minimum and maximum wait after a switch, before a layout is measured. In this time, requests
-/// that waited under the former layout end, and queues fill up. The wait is twice the longest SLO,
-/// within these bounds.
+/// The minimum and maximum wait after a switch, before a layout is measured. In this time, the requests
+/// that waited under the former layout are answered, and queues reach their usual length. The wait is
+/// twice the longest SLO, within these bounds.
 const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
 /// The minimum and maximum time for which a layout is measured in each round. The minimum is enough if
@@ -32,8 +32,8 @@ const ENOUGH_REQUESTS: u64 = 60;
 /// again.
 const ROUNDS: usize = 2;
 
-/// The time after which the trial excludes a layout that has not come into force. Its hand-overs fail
-/// or take too long.
+/// The time after which the trial excludes a layout that has not come into force, because its
+/// hand-overs fail or take too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A layout in a trial, and its misses.
@@ -81,9 +81,10 @@ pub(super) struct TrialObservation {
     pub(super) now: Timestamp,
     /// True if every model has the share that the current layout gives it.
     pub(super) in_force: bool,
-    /// The requests that ended in this interval, and those that missed.
+    /// The requests that ended in this interval, and the number of them that missed their SLO.
     pub(super) misses: Score,
-    /// True if every model has met its SLO since the layout came into force.
+    /// True if every model probably meets its SLO, judged by the misses since the layout came into
+    /// force.
     pub(super) all_keep: bool,
     /// The longest SLO of the models.
     pub(super) longest_slo: Duration,
@@ -122,7 +123,7 @@ impl Candidate {
 
 impl LayoutTrial {
     /// Creates a trial. The layout of `present` is in force. If it has no score, it is measured first.
-    /// Returns `None` without another layout to try.
+    /// Returns `None` if no other layout can be tried.
     pub(super) fn new(
         beneficiary: usize,
         present: Candidate,
@@ -192,9 +193,9 @@ impl LayoutTrial {
         self.next(observation.now)
     }
 
-    /// Returns the best candidate. Among equally good candidates, this is the first, which restricts
-    /// models least. A layout that restricts the models with the highest priority must reduce the
-    /// misses of these models.
+    /// Returns the best candidate. Among equally good candidates, this is the first candidate, which
+    /// restricts models least. A layout that restricts the models with the highest priority must reduce
+    /// the misses of these models.
     fn best(&self) -> &Candidate {
         let measured = |confines: bool| {
             let fits = move |candidate: &&Candidate| {
@@ -235,8 +236,8 @@ impl LayoutTrial {
         TrialProgress::LayoutSwitches
     }
 
-    /// Excludes all candidates except the best one and its closest rival. The rival must not be
-    /// certainly worse than the best one.
+    /// Excludes all candidates except the best one and its closest rival. Also excludes the rival if it
+    /// is certainly worse than the best candidate.
     fn leave_out(&mut self) {
         let best = self.best().layout.clone();
         let score = self.best().score.clone();

@@ -8,22 +8,22 @@ use shadowslice_shared::units::Timestamp;
 use super::super::{BatchStats, Observation};
 use super::score::Misses;
 
-/// The length of the short window. It shows a change within a second if many requests miss.
+/// The length of the short window. If many requests miss, this window shows the change within a second.
 pub(super) const SHORT: Duration = Duration::from_secs(1);
 
 /// The length of the long window, for models with few requests or few misses.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// The number of standard deviations that chance explains. The same number of requests is added as a
-/// margin.
+/// The largest excess of misses that counts as chance, in standard deviations. The same number of
+/// misses is added as a margin.
 const CHANCE: f64 = 3.0;
 
 /// The maximum relative difference between two request rates that count as the same load, in addition
 /// to chance.
 const MAX_RATE_DIFFERENCE: f64 = 0.2;
 
-/// The divisor that gives the number of batches to ignore. One batch in 10 may be long only because a
-/// busy host delayed the worker, so the longest tenth is ignored.
+/// The divisor of the number of batches that gives the number to ignore. A busy host may delay up to
+/// one batch in 10, so the longest tenth is ignored.
 const ACCIDENT_ONE_IN: u64 = 10;
 
 /// A request rate per second, and its standard deviation if requests arrive at random.
@@ -102,7 +102,7 @@ impl ObservationWindow {
     }
 
     /// Returns the fraction of the last second ([`SHORT`]) for which batches executed, as measured by
-    /// the worker. This excludes the time for which the worker waits for a CPU of the host.
+    /// the worker. This fraction excludes the time for which the worker waits for a CPU of the host.
     pub(super) fn busy(&self) -> f64 {
         let batches = self.last(SHORT).flat_map(|part| &part.batches);
         let busy_s: f64 = batches.map(|size| size.mean.as_secs_f64() * size.count as f64).sum();
@@ -114,8 +114,8 @@ impl ObservationWindow {
         self.misses(LONG).part()
     }
 
-    /// Returns the numbers of requests that ended and that missed. Counts the time since the window was
-    /// cleared, but at most `over`.
+    /// Returns the number of requests that ended, and the number of requests that missed. Counts the
+    /// time since the window was cleared, but at most `over`.
     pub(super) fn misses(&self, over: Duration) -> Misses {
         let Sum { ended, missed, .. } = self.over(over);
         Misses { ended, missed }

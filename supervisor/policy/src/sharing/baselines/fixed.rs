@@ -5,7 +5,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::super::ModelSpec;
 use super::super::changes::ShareTarget;
 
-/// The share of each model.
+/// The constant share of each model.
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedShares {
     shares: Vec<Sms>,
@@ -35,7 +35,7 @@ impl FixedShares {
     }
 
     /// Gives the whole GPU to the models with the highest priority, and half of it to every other
-    /// model. This layout was found manually on an H200, where it was better than the others.
+    /// model. On an H200, this layout was better than all other layouts that were tried manually.
     pub(in super::super) fn priority_half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         let share = |model: &ModelSpec| {
             let gpu = gpus[model.gpu];

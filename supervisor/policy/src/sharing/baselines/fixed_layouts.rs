@@ -68,7 +68,7 @@ impl FixedLayouts {
     }
 }
 
-/// Returns all layouts that may help a model with the highest priority on this GPU.
+/// Returns all layouts that may reduce the misses of a model with the highest priority on this GPU.
 fn family(gpu: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Layout> {
     let tenant = |model: usize| LayoutTenant { model, priority: specs[model].priority, work: work[model] };
     let tenants: Vec<LayoutTenant> =
@@ -88,8 +88,8 @@ mod tests {
 
     const SMS: Sms = Sms(132);
 
-    /// Returns four models. Three are on the first GPU, and one of these three has the highest
-    /// priority. The fourth is on the second GPU.
+    /// Returns four models. Three models are on the first GPU, and one of these three has the highest
+    /// priority. The fourth model is on the second GPU.
     fn models() -> Vec<ModelSpec> {
         let model = |(gpu, priority)| ModelSpec { gpu, priority, ..spec("model", 10) };
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()

@@ -22,14 +22,14 @@ use super::super::{ModelSpec, Observation, PolicyInput};
 /// The time between two decisions about partitions.
 const EPOCH: Duration = Duration::from_secs(20);
 
-/// The sizes of the two partitions of a GPU, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and
-/// 100).
+/// The sizes of the two partitions of a GPU, in percent. The artifact's `resource/` directory has
+/// profiles for sizes of 20, 40, 50, 60, 80 and 100.
 const PARTITION_SIZES: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
 
 /// The maximum batch size, in rows.
 const MAX_BATCH: u32 = 32;
 
-/// The weight of a new rate in the mean rate.
+/// The weight of the latest request rate in the exponential mean.
 const RATE_WEIGHT: f64 = 0.5;
 
 /// The request rate in requests per second below which the head-room factor is larger.
@@ -39,8 +39,8 @@ const HEADROOM: f64 = 1.2;
 /// The head-room factor for rates below [`SLOW_RATE`].
 const HEADROOM_SLOW: f64 = 1.5;
 
-/// The changes of a rate that justify new partitions: an increase by this factor or by this number of
-/// requests per second, or a decrease by this factor.
+/// The changes of a request rate that justify new partitions: an increase by the factor `RATE_RISE` or
+/// by `RATE_RISE_RPS` requests per second, or a decrease by the factor `RATE_FALL`.
 const RATE_RISE: f64 = 1.05;
 const RATE_RISE_RPS: f64 = 10.0;
 const RATE_FALL: f64 = 0.9;
@@ -145,8 +145,8 @@ struct PartitionNeed {
 }
 
 impl PartitionNeed {
-    /// Returns the need of a model that uses its best batch size. This is the size with the highest
-    /// throughput among all sizes whose batches take at most half of the SLO.
+    /// Returns the partition time that a model needs with its best batch size. This is the batch size
+    /// with the highest throughput among all sizes whose batches take at most half of the SLO.
     fn of(spec: &ModelSpec, rate: f64, percent: u32, gpu: Sms) -> Self {
         let limit = MAX_BATCH.min(spec.max_batch);
         let (Some(profile), Ok(percent)) = (&spec.profile, Percent::new(percent)) else {
@@ -181,7 +181,7 @@ struct PartitionPlan {
 
 impl PartitionPlan {
     /// Assigns each model to the smallest partition that has enough time left for it. If neither
-    /// partition has, assigns the model to the one with the lower duty.
+    /// partition has enough time left, assigns the model to the partition with the lower duty.
     fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<PartitionNeed>) -> Self {
         let by_size = sizes.map(&needs);
         let mut duties = [0.0, if sizes[1] == 0 { f64::INFINITY } else { 0.0 }];
@@ -200,8 +200,8 @@ impl PartitionPlan {
         plan
     }
 
-    /// Compares two plans. The lesser one is better. A plan with enough time for all models is better
-    /// than one without. Among these, partitions are better than turns on the whole GPU.
+    /// Compares two plans. The lesser plan is better. A plan with fewer unplaced models is better. If
+    /// the numbers are equal, two partitions are better than turns on the whole GPU.
     fn compare(&self, other: &Self) -> std::cmp::Ordering {
         let in_turns = self.whole.cmp(&other.whole);
         self.unplaced.cmp(&other.unplaced).then(in_turns).then(self.fullest.total_cmp(&other.fullest))

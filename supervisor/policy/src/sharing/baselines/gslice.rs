@@ -3,19 +3,20 @@
 //! of gpulet compared their work (casys-kaist/glet, `src/common/self_tuning.cpp`):
 //!
 //! * It uses the mean latency and a dead band of 5 %.
-//! * The step of a share is proportional to the larger residual.
-//! * The batch size follows the residual latency.
+//! * The step of a share is proportional to the larger of the residuals of latency and throughput.
+//! * The batch size is adjusted in proportion to the residual of the latency.
 //! * Shares are allocated by max-min fairness.
 //!
-//! The order of steps is that of iGniter's driver for the same algorithm: five steps of the batch size,
-//! then one step of the share.
+//! The order of steps is that of iGniter's driver for the same algorithm. Five steps of the batch size
+//! are followed by one step of the share.
 
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::changes::ShareTarget;
 use super::super::{ModelSnapshot, ModelSpec, PolicyInput};
 
-/// The dead band in percent (`_THRESHOLD`). Smaller positive residuals cause no change of the share.
+/// The dead band in percent (`_THRESHOLD`). If both residuals are positive and smaller, the share does
+/// not change.
 const THRESHOLD: f64 = 5.0;
 
 /// The maximum batch size, in rows (`_MAX_BATCH`).
@@ -69,8 +70,9 @@ impl Gslice {
     }
 }
 
-/// Returns the next batch size. It changes by the residual latency, as a fraction of the batch size. It
-/// grows if the latency is below the SLO, and shrinks if the latency exceeds the SLO.
+/// Returns the next batch size. The change is the present batch size times the residual, which is the
+/// unused fraction of the SLO. The batch size grows if the mean latency is below the SLO, and shrinks
+/// if the mean latency exceeds the SLO.
 fn next_batch(batch: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     let limit = MAX_BATCH.min(spec.max_batch);
     if snapshot.observation.mean_latency.is_zero() {

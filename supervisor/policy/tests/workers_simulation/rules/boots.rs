@@ -1,5 +1,5 @@
-//! Rules about first workers. The reference answers must come first, and faults are either final or
-//! temporary.
+//! Rules about first workers. The reference answers must exist before a worker serves, and faults are
+//! either final or temporary.
 
 use std::time::Duration;
 

@@ -7,8 +7,8 @@ use shadowslice_shared::units::Timestamp;
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The maximum number of workers without an order to exit. These are the primary worker, a worker that
-/// replaces it or was replaced by it, and a standby.
+/// The maximum number of workers without an order to exit. These are the primary worker, its
+/// replacement or the worker that it replaced, and a standby.
 const MOST: usize = 3;
 
 impl RuleChecker {
@@ -39,8 +39,8 @@ impl RuleChecker {
         let shadow = self.answers.begun_at().is_some();
         let seen = self.seen(worker);
         let waited = |since: Option<Timestamp>| since.is_some_and(|since| now >= since + stop);
-        // The time limit starts at the order to exit or the kill. Without either, it starts at the
-        // refusal or at the end of the lane.
+        // The time limit starts at the order to exit or at the kill. Without an order or a kill, the
+        // time limit starts at the refusal or at the end of the lane.
         let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
         let given_up = shadow && seen.refused == Some(now) && !seen.launch.standby;
@@ -109,8 +109,8 @@ impl RuleChecker {
     }
 }
 
-/// Returns true if a standby that became a shadow refused to start in this step. It is then given up
-/// like any shadow.
+/// Returns true if a standby that became a shadow refused to start in this step. Such a standby is
+/// given up like any other shadow.
 fn taken_shadow(seen: &WorkerRecord, now: Timestamp) -> bool {
     seen.launch.standby && seen.refused == Some(now)
 }

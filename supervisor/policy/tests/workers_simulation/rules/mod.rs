@@ -1,5 +1,5 @@
-//! The rules of the simulation. After every step, they check the events, the actions and the visible
-//! state.
+//! The rules of the simulation. After every step, the rules check the events, the actions and the
+//! visible state.
 
 mod answers;
 mod boots;
@@ -67,7 +67,7 @@ pub(crate) struct RuleChecker {
     /// workers.
     one_at_a_time: bool,
     may_have_standby: bool,
-    /// The lateness of timers plus a margin.
+    /// The maximum lateness of timers, plus a margin.
     allowance: Duration,
     workers: BTreeMap<WorkerId, WorkerRecord>,
     /// The worker that gets the traffic.

@@ -35,7 +35,8 @@ pub(super) struct WorkerRecord {
     /// True if batches may be in flight on the worker.
     pub(super) busy: bool,
     pub(super) drains: Option<Timestamp>,
-    /// The time at which the worker had drained. From then on, it can take the traffic back.
+    /// The time at which the worker had drained. From this time on, the worker can take the traffic
+    /// back.
     pub(super) parked: Option<Timestamp>,
     pub(super) standby_since: Option<Timestamp>,
     pub(super) unwanted: Option<Timestamp>,
@@ -43,8 +44,8 @@ pub(super) struct WorkerRecord {
     pub(super) role: &'static str,
     /// True if the worker was awaited or revoked while it was starting as a standby.
     pub(super) hurried: bool,
-    /// True if the worker failed as a standby. The next standby starts at the earliest after its exit
-    /// plus `rest`.
+    /// True if the worker failed as a standby. The next standby must not start before the time of this
+    /// worker's exit plus `rest`.
     pub(super) failed: bool,
     pub(super) rest: Duration,
     /// True if the worker did not exit in time after an order or a kill.

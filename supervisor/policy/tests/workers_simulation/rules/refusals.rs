@@ -1,4 +1,4 @@
-//! Rules about refused requests, and about the mechanism for all other requests.
+//! Rules about the refusal of requests, and about the mechanism of the requests that are not refused.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::shares::sms_of;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The number of wrong answers at a share from which the share counts as the cause.
+/// The number of workers that must answer wrongly at a share before the share counts as the cause.
 const MAX_WRONG_ANSWERS: u32 = 2;
 
 /// The visible state before a step.

@@ -1,4 +1,5 @@
-//! Rules about the time after faults, the time without events, and the end of a model.
+//! Rules about the end of a run: the state after the faults have ended, the state without further
+//! events, and the state after the model was stopped.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ impl RuleChecker {
         Duration::from_secs(120) + 12 * (once + 8 * self.allowance)
     }
 
-    /// Checks the state after this time.
+    /// Checks the state after [`Self::bound_of_rest`] has passed.
     pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Violation> {
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {

@@ -1,4 +1,5 @@
-//! Rules about the share in force. It must be reported correctly, and the serving worker must have it.
+//! Rules about the share in force. The share must be reported correctly, and the serving worker must
+//! have this share.
 
 use shadowslice_policy::workers::{
     Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
@@ -10,14 +11,14 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The shares that the model should have according to the actions.
+/// The shares of the model, derived from the actions.
 pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
     pub(super) last: Option<ChangeReport>,
     /// The share before the last restart that changed it.
     before_restart: Percent,
-    /// True if the stall measurement that starts in this step began with a death. `None` if no
+    /// True if the stall measurement that starts in this step began with a death. This is `None` if no
     /// measurement starts.
     pub(super) stall: Option<bool>,
     /// The worker whose first batch is awaited, with the request that caused it.

@@ -1,5 +1,5 @@
-//! Rules about the standby. It must exist if the model should have one. Other models that need its
-//! memory must know about it.
+//! Rules about the standby. A standby must exist if the model should have one. Other models that need
+//! the standby's memory must be informed about the standby.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use super::{RuleChecker, Step, Stimulus, Violation, awaits, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The maximum delay after failures, the time after a revoked standby, and the time after which earlier
-/// failures of a standby do not count.
+/// The maximum delay after failures, the minimum delay after a standby was revoked, and the age at
+/// which a standby's earlier failures no longer count.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
 const STABLE_AFTER: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Rules about traffic. If any worker can serve, the traffic must go to a worker that can.
+//! Rules about traffic. If at least one worker can serve, the traffic must go to such a worker.
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Action, HandoverMode, Launch, LifecycleEvent, WorkersState};
@@ -146,7 +146,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that a worker serves if any worker can.
+    /// Checks that a worker serves, unless no worker can serve.
     pub(super) fn traffic_flows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if self.stopping {
             return rule(
@@ -179,7 +179,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Checks that a run without faults always has a serving worker and kills none.
+    /// Checks that a worker always serves in a run without faults, and that no worker is killed.
     pub(super) fn all_is_well(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let bad = |action: &Action| {
             matches!(action, Action::Kill(..) | Action::Condemn(_) | Action::Requeue(_) | Action::Shut(_))
