@@ -66,7 +66,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Returns the value of a series, whose name is the same as in the text.
+    /// Returns the value of a series. `series` is the name with its labels, as in the text format.
     pub fn named(&self, series: &str) -> Option<f64> {
         self.0.get(series).copied()
     }
