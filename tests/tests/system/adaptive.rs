@@ -120,10 +120,10 @@ async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // Even the minimum share is sufficient for the load, so no request waits for long. GSLICE
-    // increases the share of a model that answers only as many requests as arrive, and decreases
-    // the share of a model that answers more. In both cases GSLICE changes this share, regardless
-    // of the measurements in an interval.
+    // The load needs less than the minimum share, so no request waits for long. GSLICE increases
+    // the share of a model that answers as many requests as arrive, and decreases the share of a
+    // model that answers more. It therefore changes the share after every interval, regardless of
+    // the measurements.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
@@ -235,8 +235,9 @@ fn starve(pid: i32) -> JoinHandle<()> {
     })
 }
 
-/// Checks a model that violates its SLO only because its worker lacks CPU time. A batch takes a
-/// fiftieth of the SLO, so more SMs would not help, and other work on the host does not matter.
+/// Checks a model that violates its SLO only because its worker gets too little CPU time. A batch
+/// takes a fiftieth of the SLO, so more SMs would not help, and other work on the host does not
+/// matter.
 #[tokio::test]
 async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neighbours() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";

@@ -250,7 +250,7 @@ async fn metrics_are_served_while_the_last_requests_are_answered() {
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
-/// Checks the metrics of five requests of 5 ms each, one of which took longer than `seconds` to
+/// Checks the metrics of five requests of 5 ms each. One request took longer than `seconds` to
 /// arrive.
 fn assert_latency_includes_receiving(metrics: &Metrics, seconds: f64) {
     let ours = |name: &str| metrics.of("echo", name, "");
