@@ -78,7 +78,7 @@ impl Metrics {
     }
 }
 
-/// Parses a line, and returns its series and its value.
+/// Parses a line, and returns the series and the value.
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, value) = line.rsplit_once(' ')?;
     let (metric, labels) = name.split_once('{').unwrap_or((name, "}"));

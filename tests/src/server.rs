@@ -264,7 +264,7 @@ impl ServerUnderTest {
         self.json(&["plan", "--json"]).await
     }
 
-    /// Runs a `shadowslice` command, and returns its output. Returns an error if the command fails.
+    /// Runs a `shadowslice` command. Returns the output, or an error if the command fails.
     pub async fn command_output(&self, arguments: &[&str]) -> Result<String, HarnessError> {
         let Output { status, stdout, stderr } = self.home.run(arguments).await?;
         if !status.success() {

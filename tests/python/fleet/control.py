@@ -38,7 +38,7 @@ def control(rig: Rig, options: Options) -> None:
 
 
 def runs_again(rig: Rig, node: str, part: str, killed: int) -> bool:
-    """Checks that the killed process and the Host actors run again. A raylet ends its actor."""
+    """Checks that the killed process and all Host actors run again."""
     hosts = [rig.nodes[host].pid_of("ray::Host") for host in GPUS]
     return rig.nodes[node].pid_of(part) not in (None, killed) and all(hosts)
 

@@ -7,7 +7,7 @@ from rig import GRPC, Rig
 
 METADATA = "/inference.GRPCInferenceService/ModelMetadata"
 SECONDS = 10.0
-# The last two are longer than the headers that a host accepts.
+# The last two names are longer than the headers that a host accepts.
 UNKNOWN = (b"", b"nobody", b"echo\r\nx: y", b"a\x7f", b"e" * 129, b"n" * (64 << 10), b"n" * 200_000)
 
 

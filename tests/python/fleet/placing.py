@@ -78,7 +78,7 @@ def known_needs(rig: Rig, options: Options) -> None:
 
 
 def hot(**more: Any) -> dict[str, Any]:
-    """Returns a model of which each copy needs a whole GPU."""
+    """Returns a model whose copies each need a whole GPU."""
     entry = {"name": "hot", "copies": 1, "profile": WIDE, "slo": "100ms", "batch": {"max": 4}}
     return entry | more
 

@@ -45,7 +45,7 @@ def up(rig: Rig, options: Options) -> None:
 
 
 def broken_models(rig: Rig, options: Options) -> None:
-    """Applies faulty models. The status must have the reasons, and other models must serve."""
+    """Applies faulty models. The status must show the reasons. Other models must serve."""
     (rig.folder / "fails.py").write_text("raise RuntimeError('it fails')")
     fails = {
         "files": str(rig.folder / "fails.py"),

@@ -111,7 +111,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     );
 }
 
-/// Runs a closed-loop load until `work` ends. Returns its tally and the result of `work`.
+/// Runs a closed-loop load until `work` ends. Returns the tally of the load and the result of `work`.
 async fn closed_loop_while<T>(
     server: &ServerUnderTest,
     clients: usize,

@@ -85,7 +85,7 @@ class Storm(World):
         ]
 
     def _place(self) -> None:
-        """Replaces `place`. Copies keep usable slots, and other copies get random slots."""
+        """Replaces `place`. Copies on usable slots stay, and other copies get random slots."""
         usable = self._usable()
         if (self.spec.digest, usable) == self.placed_for:
             return

@@ -43,7 +43,7 @@ class Serving(Case):
             there.step()
         self.place(there, A)
         drain = there._drain
-        lost = [("m", "a", False)]  # commands to a host may be lost
+        lost = [("m", "a", False)]  # the lost commands
         there._drain = lambda *args: None if args in lost else drain(*args)  # type: ignore[method-assign]
         for _ in range(8):
             there.step()

@@ -63,7 +63,7 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Runs the complete demo. Returns true if it passed.
+/// Runs the complete demo. Returns true if the demo passed.
 async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     let workloads = workload::all()?;
     let mut server = ServerUnderTest::start(Home::new()?, Some(&config()))?;
