@@ -1,6 +1,6 @@
-# All outputs are in target/. Stamp files there record completed steps, so a second run is quick.
+# All outputs are in target/. Stamp files in this folder record completed steps, so a second run is quick.
 # You need Rust, Python 3.11 or later with pip, and a C linker. Everything else is downloaded at pinned
-# versions. Times in the help texts are for two cores, and "once built" means without `make build`.
+# versions. The times in the help texts are for a host with two cores. "Once built" times exclude `make build`.
 
 SHELL       := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,7 +11,7 @@ SHELL       := bash
 CARGO  ?= cargo
 PYTHON ?= python3
 
-# The binaries look for ONNX Runtime next to their own folder, so the target folder is fixed.
+# The folder of the outputs is fixed, because the binaries look for ONNX Runtime next to their own folder.
 TARGET := $(CURDIR)/target
 export CARGO_TARGET_DIR := $(TARGET)
 
@@ -53,7 +53,7 @@ compare   = $(TARGET)/release/shadowslice-compare --before $(BASELINE)=$(dir $(b
 help: ## Show this list of targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The demo builds only the programs that it runs, with less optimisation, which halves the build time. Without -g0,
+# The demo builds only the programs that it runs, with less optimisation. This halves the build time. Without -g0,
 # jemalloc would have 110 MB of debug information.
 .PHONY: demo
 demo: demo-notice $(ort) models | have-cargo ## Serve three models without a GPU, resize them under load, check every answer (half a minute; the first time ten minutes more)
@@ -68,8 +68,8 @@ demo-notice:
 	@[ -e $(TARGET)/demo/shadowslice-demo ] || \
 	  echo "The first run downloads 100 MB, builds for ten minutes of one core's time, and uses 1 GB in target. Then the demo takes half a minute."
 
-# These parts of the tests need npm or Debian's apt, unless a variable names the tool that they use. If it is missing,
-# `make test` skips them with a note, and `make page` and `make monitoring` fail.
+# The following tests need a tool that comes from npm or Debian's apt. You can also set a variable to the tool. If the
+# tool is missing, `make test` skips the tests with a note, and `make page` and `make monitoring` fail.
 CHROMIUM ?= $(TARGET)/browser/chromium/chromium
 PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
 optional = $(if $(or $(wildcard $(CHROMIUM)),$(shell command -v npm)),page) \
@@ -96,9 +96,9 @@ lint-python: $(linters) ## Check lints, formatting and types of the Python code 
 
 mypy = $(TARGET)/linters/bin/mypy --no-error-summary --cache-dir $(TARGET)/linters/cache/$(1)
 
-# Whole-system tests run the binaries, so those are built first. If nextest is missing, it is installed once, which
-# needs a network and takes a few minutes. If that fails, cargo runs the same tests.
-# $(1): debug or release. Supervisors look next to their binary for the package of Python models' workers.
+# Whole-system tests run the binaries, so the target builds the binaries first. If nextest is missing, the target installs
+# it, which needs a network and takes a few minutes. If the installation fails, cargo runs the same tests.
+# $(1) is debug or release. A supervisor looks next to its binary for the package that runs Python models.
 install_package = python/install $(TARGET)/$(1) $(TARGET)/$(1)/python
 
 .PHONY: unit
@@ -132,14 +132,14 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Test a supervis
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/examples/python PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
-# npm downloads the browser, for x86-64 only. On other machines, set CHROMIUM to a browser.
+# npm downloads the browser only for x86-64. On other machines, set CHROMIUM to the path of a browser.
 .PHONY: page
 page: onnxruntime $(browser) | have-cargo ## Test the status page in a headless Chromium (part of test)
 	$(CARGO) build --workspace --locked
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/browser PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/page.py $(TARGET)/debug/shadowslice $(CHROMIUM)
 
-# If promtool is not in PATH, it comes from Debian's package. On other systems, set PROMTOOL to it.
+# If promtool is not in PATH, it comes from Debian's package. On other systems, set PROMTOOL to its path.
 .PHONY: monitoring
 monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## Test the alert rules and the Grafana dashboard with promtool (part of test)
 	$(CARGO) build --workspace --locked
@@ -172,8 +172,8 @@ compare: build $(baseline) | $(measured) ## Compare the data path with the last 
 sim-vs-real: build | $(measured) ## Compare the simulator with the supervisor: target/measurements/sim-vs-real.md (5 minutes once built)
 	$(sim_vs_real)
 
-# Triton comes from PyPI (about 800 MB unpacked), and needs x86-64 and Python 3.11 or 3.12. `make bench` leaves it out
-# because of the download.
+# Triton comes from PyPI (about 800 MB unpacked), and needs x86-64 and Python 3.11 or 3.12. Because of this download,
+# `make bench` does not run this comparison.
 .PHONY: vs-triton
 vs-triton: build $(py_stamp) $(rivals) | $(measured) ## Compare shadowslice with NVIDIA Triton: target/measurements/vs-triton.md (5 minutes once built; not part of bench)
 	$(with_env) $(TARGET)/release/shadowslice-vs-triton --page $(measured)/vs-triton.md \
@@ -187,8 +187,8 @@ perf-analyzer: build $(py_stamp) $(rivals) ## Run Triton's perf_analyzer against
 loadgen: build $(py_stamp) $(rivals) ## Run MLPerf LoadGen's Server scenario against the supervisor, which must be VALID (1 minute once built)
 	$(with_libs) tests/python/loadgen.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
-# Counts come from perf (as root) and Valgrind; the Debian packages are linux-perf and valgrind. If one is missing, a note
-# says so and its columns are left out. To compare builds:
+# The counts come from perf, which needs root, and from Valgrind. The Debian packages are linux-perf and valgrind. If a
+# program is missing, the page has a note instead of its columns. To compare two builds, run:
 # make cost-profile COST_PROFILE_ARGS="--binaries before=DIR --binaries after=target/release".
 .PHONY: cost-profile
 cost-profile: build | $(measured) ## Count a request's system calls, instructions and allocations: target/measurements/cost-profile.md (4 minutes once built; needs perf and Valgrind)
@@ -208,7 +208,7 @@ policy_eval = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:ben
 policy-eval: build ## Evaluate the adaptive policy in simulations: docs/development/policy-evaluation.md (6 minutes once built)
 	$(policy_eval) $(POLICY_EVAL_ARGS)
 
-# The former names of these targets, which the next release removes.
+# The lines below support the former names of targets and their variables. The next release removes these names.
 SIM_VS_REAL_ARGS  ?= $(BESIDE_ARGS)
 VS_TRITON_ARGS    ?= $(VERSUS_ARGS)
 COST_PROFILE_ARGS ?= $(COSTS_ARGS)
@@ -246,7 +246,7 @@ $(TARGET)/tools/bin/mdbook: | have-cargo
 doc: | have-cargo ## Build the crates' documentation without warnings: target/doc (a few minutes)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-# Run this on a GPU host. ONNX Runtime with CUDA is downloaded, unless ORT_DYLIB_PATH is set.
+# Run this target on a GPU host. It downloads ONNX Runtime with CUDA, unless ORT_DYLIB_PATH is set.
 .PHONY: gpu-check
 gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) | $(measured) ## Run the proof and the measurements on a GPU host: target/measurements/gpu.md (45 minutes once built)
 	WORK=$(TARGET)/gpu-check BIN_DIR=$(TARGET)/release MAKE_MODELS=$(CURDIR)/models/make_gpu_models.py LIMIT=3600 \
@@ -272,7 +272,7 @@ deb: $(packed_ort) $(if $(BINARIES),,programs) ## Make a package for Debian and 
 
 MATURIN_VERSION := 1.16.0
 
-# Supervisors contain the package. The wheel is for editors and type checkers.
+# The wheel is for editors and type checkers. Supervisors do not need it, because they contain the package.
 .PHONY: wheel
 wheel: $(TARGET)/tools/maturin/bin/maturin | have-cargo ## Make a wheel of the package for Python models: target/dist (a few minutes)
 	cd python && $< build --release --locked --out $(TARGET)/dist
@@ -301,8 +301,8 @@ fleet-units: python ## Test the decisions of a fleet in a simulated world (secon
 	PYTHONPATH=$(TARGET)/python:$(CURDIR)/python/fleet PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) -m unittest discover --start-directory tests/python/fleet/unit
 
-# Hosts are network namespaces if you are root, and loop-back addresses otherwise. BINARIES sets another folder of
-# binaries.
+# If you are root, the hosts are network namespaces. Otherwise, they are loopback addresses. BINARIES sets another folder
+# of binaries.
 .PHONY: fleet-test
 fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## Test a fleet of three hosts and a gateway with moves, crashes and restarts (9 minutes once built; FLEET_ARGS=--all adds load)
 	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
@@ -332,7 +332,7 @@ models: $(models) ## Make the demo's models and their expected answers
 clean: ## Remove target/
 	rm -rf $(TARGET)
 
-# The packages contain the library's licences.
+# The packages must contain the licences of ONNX Runtime.
 $(ort) $(ort_licences) &: requirements-onnxruntime.txt | have-pip
 	rm -rf $(dir $(ort)) && mkdir -p $(dir $(ort))
 	$(pip) download --no-deps --only-binary=:all: --python-version 3.11 --require-hashes \
@@ -345,7 +345,7 @@ $(ort_gpu) $(ort_gpu_licences) &: requirements-onnxruntime-gpu.txt | have-pip
 	  --platform manylinux_2_28_x86_64 --requirement $< --dest $(dir $(ort_gpu))
 	$(call unpack,$(dir $(ort_gpu)),libonnxruntime_providers_shared.so libonnxruntime_providers_cuda.so)
 
-# $(1): the folder of a wheel. $(2): more libraries in the wheel.
+# $(1) is the folder of a wheel. $(2) names further libraries in the wheel.
 define unpack
 $(PYTHON) -m zipfile --extract $(1)*.whl $(1)wheel
 	cd $(1)wheel/onnxruntime && mv LICENSE ThirdPartyNotices.txt $(addprefix capi/,$(2)) $(1)
@@ -354,7 +354,7 @@ $(PYTHON) -m zipfile --extract $(1)*.whl $(1)wheel
 	touch $(1)*
 endef
 
-# Both builds have the same features, although the current one is built with the whole workspace.
+# The baseline is built with the same features as the current version, which is built with the whole workspace.
 $(baseline): | have-cargo
 	rm -rf $(@D) && mkdir -p $(@D)/source
 	git archive $(BASELINE) | tar --extract --directory $(@D)/source
@@ -390,7 +390,7 @@ $(TARGET)/tools/promtool:
 	rm -rf $@.d
 	touch $@
 
-# The full set of packages includes those of the models' script.
+# The full set of packages includes the packages of the models' script.
 install_packages = rm -rf $(@D) && \
 	$(pip) install --root-user-action=ignore --only-binary=:all: --no-deps --target $(@D) --requirement $<
 

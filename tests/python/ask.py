@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
-"""Sends requests to a model at random times, as a service in Python would: asyncio, HTTP with binary tensors.
+"""Sends requests to a model at random times, as a Python service would. Uses asyncio and HTTP with binary tensors.
 
-Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED. Needs only Python. Prints a JSON object with a list of pairs for each outcome.
-The first of a pair is the time at which the request was due, in microseconds since the start. The second is the time from then to the
-response (`answered`), the status (`failed`), or the delay of the request (`sent_late`).
+Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED
+
+Needs only Python. Prints a JSON object with three lists of pairs. The first value of each pair is the time at which the
+request was due, in microseconds since the start. The second value depends on the list:
+
+* `answered`: the time from the due time to the response, in microseconds
+* `failed`: the status of the response
+* `sent_late`: the time from the due time to the sending of the request, in microseconds
 """
 
 import asyncio

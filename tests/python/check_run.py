@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `shadowslice check --run` with valid and invalid models, and that it leaves nothing behind.
+"""Tests `shadowslice check --run` with valid and invalid models. The command must leave nothing behind.
 
 Usage: check_run.py SHADOWSLICE_BINARY [unittest arguments]
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Builds the Debian package from these binaries, and installs, runs, upgrades and purges it with dpkg.
+"""Builds the Debian package from the given binaries. Installs, runs, upgrades and purges the package with dpkg.
 
 Usage: deb.py SHADOWSLICE_BINARY ONNXRUNTIME_FOLDER
 
-The test installs it in an overlay of this host, which ends with this process. That needs root and Debian's dpkg;
-without them the test is skipped. A script replaces systemd, and reports that the unit is active.
+The test installs the package in an overlay file system over this host's root, which disappears when the test ends. The
+test is skipped without root privileges or Debian's dpkg. A script replaces systemd, and reports that the unit is active.
 """
 
 import json
@@ -37,7 +37,7 @@ def pack(folder):
 
 
 def throwaway():
-    """Continues in an overlay of this host, in which all processes end with this one."""
+    """Restarts this script in an overlay of the host's root. All processes there end when this process ends."""
     if INSIDE in os.environ:
         return
     missing = [program for program in ("dpkg-deb", "dpkg-shlibdeps", "unshare") if not shutil.which(program)]
@@ -102,7 +102,7 @@ class Package(unittest.TestCase):
 
 
 class Service:
-    """A service that runs as its own user, in a folder that systemd would create."""
+    """A service that runs as its own user in a folder that systemd would create."""
 
     def __init__(self):
         RUN_DIR.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ def played_systemd(told):
 
 
 def left():
-    """Returns the package's files in the folders of packages, except for the cache of `man`."""
+    """Returns the package's files that are left in the system's folders, except for the cache of `man`."""
     places = [place for place in ("/etc", "/usr", "/var", "/run") if Path(place).exists()]
     found = run("find", *places, "-xdev", "-path", "*shadowslice*", "-not", "-path", "/var/tmp/*",
                 "-not", "-path", "/var/cache/man/*")

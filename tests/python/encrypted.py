@@ -41,9 +41,9 @@ def hashed(token):
 
 
 class Encrypted(Server):
-    """A server with tokens on two ports (`tls`, `tls_grpc`), and client certificates on two others.
+    """A server that requires tokens on two TLS ports, and client certificates on two other TLS ports.
 
-    `plain` also demands tokens, without encryption.
+    The ports `tls` and `tls_grpc` require tokens. The port `plain` requires tokens too, but has no encryption.
     """
 
     def configuration(self, listed):
@@ -71,7 +71,7 @@ class Encrypted(Server):
         return text.replace("metrics: []", f"metrics: [{listener(self.metrics, token)}]")
 
     def issue(self):
-        """Issues a certificate for the server, and replaces its files, the key first."""
+        """Issues a certificate for the server. Replaces the file of the key, and then the file of the certificate."""
         issued = self.ca.issue_cert(HOST)
         replace(self.folder / "server.key", issued.private_key_pem.bytes())
         replace(self.folder / "server.pem", b"".join(part.bytes() for part in issued.cert_chain_pems))
@@ -80,7 +80,7 @@ class Encrypted(Server):
         replace(self.folder / "tokens", "\n".join(["# clients", *lines, ""]).encode())
 
     def certificate_of_a_client(self, name, ca=None):
-        """Returns its files: certificate, key."""
+        """Returns the paths of the certificate and the key of a client."""
         issued = (ca or self.client_ca).issue_cert(name)
         paths = [self.folder / f"{name}.pem", self.folder / f"{name}.key"]
         issued.private_key_pem.write_to_path(str(paths[1]))
@@ -114,7 +114,7 @@ def context(client=None):
 
 
 def status(url, token=None, client=None):
-    """Returns the status of a GET."""
+    """Returns the HTTP status of a GET request."""
     request = urllib.request.Request(url, headers=bearer(token))
     try:
         with urllib.request.urlopen(request, timeout=30, context=context(client)) as answer:
@@ -125,7 +125,7 @@ def status(url, token=None, client=None):
 
 class Dates(unittest.TestCase):
     def check(self, before, after):
-        """Returns the notes of `check` and the log of `serve` for a certificate with these dates, in days from now."""
+        """Returns the notes of `check` and the log of `serve` for a certificate with these limits, in days from now."""
         folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.addCleanup(shutil.rmtree, folder)
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -199,7 +199,7 @@ class OverHttp(unittest.TestCase):
         client, headers = self.client(self.ports()[0], CI)
         client.load_model("unbatched", headers=headers)
         wanted = ('action="load"', 'client="ci"', 'outcome="done"')
-        # The server writes the log asynchronously.
+        # The server may write the log after its response.
         wait_until(lambda: any(all(each in line for each in wanted) for line in SERVER.log_tail().splitlines()))
 
     def test_a_certificate_lets_its_client_in_and_names_it(self):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs Python models under load through many hand-overs and kills: no response may be lost or wrong.
+"""Runs Python models under load through many hand-overs and kills. No response may be lost or wrong.
 
 Usage: endure.py SHADOWSLICE_BINARY [HAND_OVERS [KILLS]]
 
-If a worker dies, its streams break off, as no other worker can continue them; their clients retry. No other request may
-fail, and no stream may break off in a hand-over.
+If a worker dies, its streams break off, because no other worker can continue them. The clients of these streams retry.
+No other request may fail, and no stream may break off during a hand-over.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class Models(Server):
             "gpus: [{device: emulated, sms: 132}]",
             "controller: {policy: static}",
             "workers: {environment: [PYTHONPATH]}",
-            # Shadows only get the CPU time that the load leaves.
+            # A shadow starts slowly, because the load uses most of the CPU time.
             "timeouts: {spawn: 60s}",
             "models:",
             f"  - {{path: doubled.py, {python}, batch: {{max: 8}}}}",
@@ -65,7 +65,7 @@ class Models(Server):
 
 
 class Load:
-    """Clients of all kinds that run until the end; `outcomes` counts the results."""
+    """Clients of all kinds, which run until the script ends. `outcomes` counts the results of their requests."""
 
     def __init__(self, server):
         self.server, self.over, self.lock, self.outcomes = server, threading.Event(), threading.Lock(), {}
@@ -107,7 +107,7 @@ class Load:
         stream, draw = streams.Stream(self.server), np.random.default_rng()
         while True:
             try:
-                # The server refuses an input after several workers died while streaming for it.
+                # Each input is different, because the server refuses an input whose streams several workers died in.
                 inputs = streams.counting(200, 0.001, int(draw.integers(1, 10_000)))
                 answers = stream.until_the_end("counter", inputs)
                 yield "stream right" if [streams.counted(answer) for answer in answers] == [*range(200)] else "wrong"

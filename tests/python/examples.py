@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Tests the examples of Python models with real libraries, against direct calls of the libraries.
+"""Compares the answers of the example Python models with direct calls of the libraries that they use.
 
-Usage: examples.py SHADOWSLICE_BINARY PYTHON_WITH_TORCH [unittest arguments]. Without the second program, the tests that
-need PyTorch are skipped.
+Usage: examples.py SHADOWSLICE_BINARY PYTHON_WITH_TORCH [unittest arguments]
+
+If PYTHON_WITH_TORCH does not exist, the tests that need PyTorch are skipped.
 """
 
 import json
@@ -21,7 +22,7 @@ from server import Server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "configs" / "python"
 
-# Tensors that PyTorch cannot convert to NumPy directly.
+# A model whose outputs are tensors that PyTorch cannot convert to NumPy directly.
 TENSORS = """
 import torch
 from shadowslice import Tensor
@@ -38,7 +39,7 @@ class Tensors:
         return {"gradient": x * self.factor, "brains": (x * 2).bfloat16()}
 """
 
-# Runs the network without a server: reads images as JSON, writes probabilities.
+# A program that runs the network without a server. It reads images as JSON and writes probabilities.
 DIRECT = """
 import json, sys, torch
 sys.path.insert(0, sys.argv[1])
@@ -58,7 +59,7 @@ class Examples(Server):
         super().__init__(binary, self.write)
 
     def write(self, folder):
-        """Copies the examples, and runs their scripts, which write files."""
+        """Copies the examples, and runs the scripts that write their model files."""
         for name, script, program in [("scikit_learn", "fit.py", sys.executable), ("pytorch", "train.py", self.torch)]:
             if program:
                 shutil.copytree(EXAMPLES / name, folder / name)
@@ -81,7 +82,7 @@ class Examples(Server):
 def setUpModule():
     global SERVER, TORCH, BFLOAT16
     TORCH = os.path.abspath(sys.argv[1]) if os.path.exists(sys.argv[1]) else None
-    # The packages in this folder are for this interpreter; the other one may have another version.
+    # The packages in this interpreter's folder do not count, because the interpreter with PyTorch may have another version.
     BFLOAT16 = TORCH and subprocess.run([TORCH, "-c", "import ml_dtypes"], stderr=subprocess.DEVNULL).returncode == 0
     SERVER = Examples(sys.argv[0], TORCH, BFLOAT16)
 

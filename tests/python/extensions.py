@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests Triton's extensions of the protocol with its clients and with other clients.
+"""Tests Triton's extensions of the protocol with Triton's clients and with other clients.
 
 Usage: extensions.py SHADOWSLICE_BINARY [unittest arguments]
 
@@ -31,14 +31,14 @@ from server import Server, unix_http
 
 REQUEST_BYTES = 8 << 20  # limits.request_bytes
 SLOW = 0.3  # seconds for which a batch of `slow` executes
-TIMEOUT = 30  # seconds, longer than any step here takes
+TIMEOUT = 30  # seconds, which is longer than any step of these tests
 
 BINARY = None
 SERVER = None
 
 
 class Emulated(Server):
-    """A server with the models `quick` and `slow`, which has one request per batch."""
+    """A server with the models `quick` and `slow`. A batch of `slow` has only one request."""
 
     def __init__(self, binary, wait=True):
         super().__init__(binary, self.profiles, wait=wait)
@@ -98,7 +98,7 @@ def infer_json(count):
 
 
 class Health(unittest.TestCase):
-    """Tests grpc.health.v1 with hand-written messages."""
+    """Tests the service grpc.health.v1 with manually encoded messages."""
 
     SERVING, NOT_SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 
@@ -130,7 +130,7 @@ class Health(unittest.TestCase):
             watch = self.channel(server).unary_stream("/grpc.health.v1.Health/Watch")
             watching = watch(self.named(b""), timeout=TIMEOUT, wait_for_ready=True)
             seen = next(watching)
-            if seen == self.NOT_SERVING:  # only if the watcher is fast enough
+            if seen == self.NOT_SERVING:  # The watcher sees this state only if it connects before the server is ready.
                 seen = next(watching)
             self.assertEqual(seen, self.SERVING)
         finally:
@@ -176,7 +176,7 @@ class Compression(unittest.TestCase):
             self.assertEqual(raised.exception.status(), "StatusCode.NOT_FOUND")
 
     def test_a_bomb_over_grpc(self):
-        """Sends zeros of ten times the limit, compressed to some kilobytes; the server refuses them."""
+        """Checks that the server refuses compressed zeros of ten times the allowed size, sent as some kilobytes."""
         client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
         self.addCleanup(client.close)
         for algorithm in ("gzip", "deflate"):
@@ -220,7 +220,7 @@ class Compression(unittest.TestCase):
             status, answer = self.post(compress(bytes(REQUEST_BYTES * 20)), encoding)
             self.assertEqual(status, 413, answer)
             self.assertIn("limits.request_bytes", json.loads(answer)["error"])
-            # The server reads exactly as many bytes as the limit, which are not a valid request.
+            # These bytes are as long as the limit, so the server reads them. They are not a valid request.
             self.assertEqual(self.post(compress(bytes(REQUEST_BYTES)), encoding)[0], 400)
             self.assertEqual(self.post(compress(bytes(REQUEST_BYTES + 1)), encoding)[0], 413)
             self.assertEqual(self.post(compress(infer_json(3)), encoding)[0], 200)
@@ -290,7 +290,7 @@ class Terms(unittest.TestCase):
         status, answer = self.refused({"timeout": 1000})
         self.assertEqual(status, 504, answer)
         self.assertIn("1000 us", json.loads(answer)["error"])
-        # The slot is free again after the batch.
+        # The next request gets the slot when the batch ends.
         answer = self.client.infer("slow", tensor(grpcclient, numbers(2)), timeout=60_000_000)
         np.testing.assert_array_equal(answer.as_numpy("y"), numbers(2))
         # The counter increases shortly after the client has received the response.
@@ -310,7 +310,7 @@ class Terms(unittest.TestCase):
         self.assertIn("timeout", raised.exception.message())
 
     def gone(self, count, leave):
-        """Checks that requests cancelled in the queue are counted as cancelled, and never executed."""
+        """Checks that requests that are cancelled in the queue count as cancelled and are never executed."""
         requests = self.status()["requests"]
         batches = self.client.get_inference_statistics("slow").model_stats[0].execution_count
         self.occupy(4)
@@ -341,7 +341,7 @@ class Terms(unittest.TestCase):
                 sockets[-1].connect(address)
                 sockets[-1].sendall(head + body)
             self.until("they wait", lambda model: model["in_flight"] + model["queue"] >= 7)
-            # One connection ends with a reset, the others with a FIN.
+            # One connection ends with a TCP reset, and the other connections end with a FIN.
             sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             for each in sockets:
                 each.close()
@@ -352,7 +352,7 @@ class Terms(unittest.TestCase):
                   "c = g.InferenceServerClient(sys.argv[1]); x = g.InferInput('x', [1, 2], 'FP32')\n"
                   "x.set_data_from_numpy(numpy.zeros((1, 2), numpy.float32)); c.infer('slow', [x])\n")
 
-        self.occupy(8)  # The client takes a while to start.
+        self.occupy(8)  # The batches run until the client has started.
         requests = self.status()["requests"]["cancelled"]
         waiting = self.status()
         process = subprocess.Popen([sys.executable, "-c", client, f"unix://{SERVER.run_dir}/grpc.sock"])
@@ -366,7 +366,7 @@ class Terms(unittest.TestCase):
 
 class Connections(unittest.TestCase):
     def test_large_messages(self):
-        """Sends messages up to limits.request_bytes, beyond gRPC's default limit, and larger ones."""
+        """Sends messages of up to limits.request_bytes, which exceeds gRPC's default limit, and larger messages."""
         client = grpcclient.InferenceServerClient(f"unix://{SERVER.run_dir}/grpc.sock")
         self.addCleanup(client.close)
         array = numbers(REQUEST_BYTES // 4)
@@ -386,10 +386,10 @@ class Connections(unittest.TestCase):
 
 
 class LoadMetrics(unittest.TestCase):
-    """Tests the load reports that load balancers can request with responses."""
+    """Tests the load reports, which load balancers can request as a part of responses."""
 
     def reports(self, form):
-        """Returns the reports over HTTP and gRPC."""
+        """Returns the load reports of an HTTP response and a gRPC response."""
         headers = {} if form is None else {"endpoint-load-metrics-format": form}
         connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=TIMEOUT)
         self.addCleanup(connection.close)
@@ -420,14 +420,14 @@ class LoadMetrics(unittest.TestCase):
             for text in self.reports("text"):
                 pairs = dict(pair.split("=") for pair in text.removeprefix("TEXT ").split(", "))
                 loads.append((float(pairs["application_utilization"]), float(pairs["rps_fractional"])))
-            # At least two requests per second finish here, and each takes less than a second.
+            # The loop sends at least two requests per second, and each request takes less than a second.
             if all(0 < used < 1 and rate > 1 for used, rate in loads):
                 return
         self.fail(f"the reports have no load: {loads}")
 
 
 class Absent(unittest.TestCase):
-    """Tests that the server refuses extensions without support, like a Triton built without them."""
+    """Tests that the server refuses extensions that it does not support, like a Triton server without them."""
 
     def test_tracing_and_logging(self):
         for module, port in ((grpcclient, SERVER.grpc_port), (httpclient, SERVER.http_port)):
@@ -502,7 +502,7 @@ class SharedMemory(unittest.TestCase):
             self.assertIsNotNone(output)
             np.testing.assert_array_equal(
                 shared_memory.get_contents_as_numpy(handle, np.float32, [1, 100], offset=4096), array)
-            # Input in shared memory, output in the response; then the reverse.
+            # The first request has its input in shared memory, and the second request has its output there.
             answer = connection.infer("quick", self.placed(module, name, 40, 4))
             np.testing.assert_array_equal(answer.as_numpy("y"), array[:, 1:11])
             connection.infer("quick", tensor(module, array * 2), outputs=self.wanted(module, name, 400))
@@ -542,17 +542,17 @@ class SharedMemory(unittest.TestCase):
                 self.raises(invalid, lambda: connection.infer("quick", self.placed(module, name, size, offset)))
                 self.raises(invalid, lambda: connection.infer("quick", tensor(module, numbers(1)),
                                                               outputs=self.wanted(module, name, size, offset)))
-            # The output has eight bytes.
+            # The output has eight bytes, but only four bytes are reserved.
             self.raises(invalid, lambda: connection.infer("quick", tensor(module, numbers(2)),
                                                           outputs=self.wanted(module, name, 4)))
-            # The region's size does not fit the shape.
+            # The region has 40 bytes, but the shape needs 44 bytes.
             given = self.placed(module, name, 40)
             given[0].set_shape([1, 11])
             self.raises(invalid, lambda: connection.infer("quick", given))
             connection.unregister_system_shared_memory(name)
 
     def test_memory_that_shrinks_and_grows_all_the_time(self):
-        """Shrinks the file while the server reads it; with a mapping, SIGBUS would kill the server."""
+        """Shrinks the file while the server reads it. If the server mapped the file, SIGBUS would kill the server."""
         name = f"ss-{os.getpid()}-shrinks"
         self.region(name, 1 << 20)
         path = f"/dev/shm/{name}"

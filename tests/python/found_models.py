@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests typical models of users: a first axis that is not a batch, random or too large outputs, restricted inputs.
+"""Tests typical models of users, for example with random outputs or a first axis that is not the batch axis.
+
 Usage: found_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
@@ -31,13 +32,13 @@ def constant(name, value):
 
 
 def elementwise(folder, name, nodes, constants=(), columns=4, out=None):
-    """Writes a model from `x` to `y`, with `columns` and `out` columns."""
+    """Writes a model whose input `x` has `columns` columns and whose output `y` has `out` columns."""
     write(folder, name, nodes, [("x", FLOAT, ["rows", columns])], [("y", FLOAT, ["rows", out or columns])],
           constants)
 
 
 def external(folder, name, value=None):
-    """Writes a model that adds weights of `name.data`, a file that may be written later."""
+    """Writes a model that adds the weights in the file `name.data`. That file may be written later."""
     tensor = helper.make_tensor("w", FLOAT, [4], np.zeros(4, np.float32))
     tensor.ClearField("float_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -50,7 +51,7 @@ def external(folder, name, value=None):
 
 
 def weights(folder, name, value):
-    """Writes the weights like rsync: to another name first, then renames the file."""
+    """Writes the weights in the same way as rsync, which writes another file and then renames that file."""
     np.full(4, value, np.float32).tofile(folder / "new")
     (folder / "new").rename(folder / f"{name}.data")
 
@@ -64,7 +65,7 @@ def make_changing(folder):
 def make_loaded(folder):
     for name in ("kept", "overwritten"):
         external(folder, name, 1)
-    # The weights are in the model's own file.
+    # The weights of this model are in its own file.
     plus(folder, "exchanged", 1)
     return dict.fromkeys(("kept", "overwritten", "exchanged"), "batch: {max: 4}")
 
@@ -90,7 +91,7 @@ def make(folder):
                                     node("Sub", ["x", "m"], ["y"])])
     for name in ("random", "given_random"):
         elementwise(folder, name, [node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])])
-    # The shape is computed, so only running the model shows that exactly one row fits.
+    # The model computes the shape, so the limit of one row shows only when the model runs.
     elementwise(folder, "single", [node("Shape", ["x"], ["s"]), node("Mul", ["s", "none"], ["z"]),
                                    node("Add", ["z", "shape"], ["t"]), node("Reshape", ["x", "t"], ["y"])],
                 [constant("none", np.array([0, 0])), constant("shape", np.array([1, 4]))])
@@ -126,7 +127,7 @@ def make(folder):
     write(folder, "sides", [node("Conv", ["x", "w"], ["y"], kernel_shape=[7, 7])],
           [("x", FLOAT, ["batch", 3, "height", "width"])], [("y", FLOAT, ["batch", 4, "h", "w2"])],
           [constant("w", np.ones((4, 3, 7, 7), np.float32))])
-    # A row changes the others only if it has a large value.
+    # A row changes the outputs of other rows only if it has a large value.
     elementwise(folder, "clipped", [node("Abs", ["x"], ["a"]), node("ReduceMax", ["a"], ["m"], keepdims=0),
                                     node("Max", ["m", "one"], ["d"]), node("Div", ["x", "d"], ["y"])],
                 [constant("one", np.float32(1))])
@@ -142,7 +143,7 @@ def make(folder):
                  constant("first", np.array([1]))])
     write(folder, "sequence", [node("ReduceSum", ["x", "first"], ["y"], keepdims=0)],
           [("x", FLOAT, ["length", "batch", 4])], [("y", FLOAT, ["batch", 4])], [constant("first", np.array([0]))])
-    # y[t] = (x[t] == x[0]), for rows with one value of another type than float.
+    # y[t] = (x[t] == x[0]). Each row is one value, whose type is not float.
     for name, datatype in FIRST.items():
         write(folder, name, [node("Gather", ["x", "zero"], ["first"]), node("Equal", ["x", "first"], ["y"])],
               [("x", datatype, ["rows"])], [("y", TensorProto.BOOL, ["rows"])], [constant("zero", np.int64(0))])
@@ -154,7 +155,7 @@ def make(folder):
 
 
 def fifty(folder, name):
-    """Writes a model whose input must be 50, a number that is not a constant in the file."""
+    """Writes a model whose input must be 50. The file does not contain this number as a constant."""
     node = helper.make_node
     write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
                          node("Gather", ["table", "at"], ["y"], axis=0)],
@@ -178,7 +179,7 @@ UNFIT = {
 
 
 def make_with_files(folder):
-    """Writes models that accept only few values, and files with such values."""
+    """Writes models that accept only a few values, and warm-up files with such values."""
     files = folder / "samples"
     files.mkdir()
     values = np.full(3, 50, np.int64)
@@ -203,14 +204,14 @@ def make_with_files(folder):
     for name, file in (("texts", "texts.npy"), ("texts_of_json", "texts.json")):
         write(folder, name, [city], [("x", TensorProto.STRING, ["batch", 1])], [("y", FLOAT, ["batch", 1])])
         models[name] = f"warmup: samples/{file}"
-    # The free axes have the lengths of the array, and both inputs must have the same.
+    # The arrays determine the lengths of the free axes, which must be equal for both inputs.
     write(folder, "two", [helper.make_node("Add", ["a", "b"], ["s"]),
                           helper.make_node("Conv", ["s", "w"], ["y"], kernel_shape=[300])],
           [(name, FLOAT, ["batch", 1, "length"]) for name in "ab"], [("y", FLOAT, ["batch", 1, "n"])],
           [constant("w", np.ones((1, 1, 300), np.float32))])
     np.savez(files / "two.npz", a=np.ones((2, 1, 333), np.float32), b=np.zeros((2, 1, 333), np.float32))
     models["two"] = "warmup: samples/two.npz"
-    # Models of whole images. The file with one image is nearly as large as the limit allows.
+    # The inputs of these models are whole images. The file with one image is almost as large as the limit.
     for name in ("image", "images"):
         write(folder, name, [helper.make_node("Add", ["a", "b"], ["s"]),
                              helper.make_node("ReduceMean", ["s"], ["y"], axes=[2, 3], keepdims=0)],
@@ -224,7 +225,7 @@ def make_with_files(folder):
 
 
 def make_optional(folder):
-    """Writes models whose inputs have defaults; `many` has its weights among its inputs."""
+    """Writes models whose inputs have defaults. The weights of `many` are inputs with defaults."""
     node, default = helper.make_node, lambda name, value: constant(name, np.asarray(value, np.float32))
     write(folder, "shifted", [node("Mul", ["x", "scale"], ["s"]), node("Add", ["s", "b"], ["y"])],
           [("x", FLOAT, ["batch", 2]), ("scale", FLOAT, []), ("b", FLOAT, ["any"])], [("y", FLOAT, ["batch", 2])],
@@ -238,7 +239,7 @@ def make_optional(folder):
 
 
 class Served(unittest.TestCase):
-    """A server with models that need not become ready."""
+    """A server whose models may be unready."""
 
     make = None
 
@@ -294,7 +295,7 @@ class LoadedFiles(Served):
     make = staticmethod(make_loaded)
 
     def answers_after_a_death(self, name):
-        """Kills the model's worker, and returns the response of the next one."""
+        """Kills the model's worker, and returns the response of the next worker."""
         dead = self.server.worker(name)
         os.kill(dead, signal.SIGKILL)
         wait_until(lambda: self.server.worker(name) not in (dead, None))
@@ -443,7 +444,7 @@ class FoundModels(Served):
         return self.http.get_model_config(name)["max_batch_size"]
 
     def together(self, name, rows):
-        """Sends each row from its own client, all at the same time."""
+        """Sends all rows at the same time, each from its own client."""
         answers = {}
         for at, row in enumerate(rows):
             given = grpcclient.InferInput("x", row.shape, "FP32")

@@ -3,7 +3,8 @@
 
 Usage: loadgen.py SHADOWSLICE_BINARY RIVALS_FOLDER
 
-Each result must be VALID, and every byte of every response correct. LoadGen's own logs are in RIVALS_FOLDER/loadgen.
+LoadGen must call each run VALID, and every byte of every response must be correct. LoadGen's own logs are in
+RIVALS_FOLDER/loadgen.
 """
 
 import itertools
@@ -18,16 +19,16 @@ import tritonclient.http as httpclient
 
 from perf_analyzer import Subject
 
-# Bytes of a tensor, requests/s, and the number of different tensors.
+# The bytes of a tensor, the requests per second, and the number of different tensors.
 LOADS = ((64, 200, 1024), (600_000, 100, 16))
 SECONDS = 8  # For a p99, LoadGen needs about 500 requests or more to call a run VALID.
-LATENCY_MS = 100  # at LoadGen's p99
-THREADS = 16  # for HTTP, as each of its clients needs its own thread
+LATENCY_MS = 100  # the limit for LoadGen's p99
+THREADS = 16  # Each HTTP client needs its own thread.
 SHOWN = ("Result is", "Completed samples per second", "50.00 percentile latency", "99.00 percentile latency")
 
 
 class Client:
-    """A client that sends samples and passes each result, an array or an exception, to `done`."""
+    """A client that sends samples. It passes each result, which is an array or an exception, to `done`."""
 
     def __init__(self, module, server, model, samples):
         self.module, self.model = module, model
@@ -56,7 +57,7 @@ class Client:
                 index, done = job
                 try:
                     answer = client.infer(self.model, self.inputs[index]).as_numpy("y")
-                except Exception as error:  # LoadGen needs a result for every sample; the check counts this one as wrong.
+                except Exception as error:  # LoadGen needs a result for every sample. The check counts an exception as wrong.
                     answer = error
                 done(answer)
 
@@ -71,7 +72,7 @@ class Client:
 
 
 class Check:
-    """A counter of correct and wrong responses, which keeps the first wrong one."""
+    """A counter of correct and wrong responses. It keeps the first wrong response."""
 
     def __init__(self, samples):
         self.samples, self.lock = samples, threading.Lock()
@@ -97,7 +98,7 @@ def settings(loadgen, qps):
 
 
 def run(loadgen, server, module, load, logs):
-    """Runs LoadGen once. Returns whether the result is valid and all responses correct."""
+    """Runs LoadGen once. Returns true if LoadGen's result is valid and all responses are correct."""
     size, qps, count = load
     samples = np.random.default_rng(0).standard_normal((count, 1, size // 4), dtype=np.float32)
     client, check = Client(module, server, f"echo-{size}", samples), Check(samples)
@@ -126,7 +127,7 @@ def run(loadgen, server, module, load, logs):
 
 def main(binary, rivals):
     rivals = Path(rivals).resolve()
-    # The last place in the path, so the packages of other folders take precedence.
+    # The folder is last in the path, so that packages in other folders take precedence.
     sys.path.append(str(rivals / "python"))
     import mlperf_loadgen
     server = Subject(binary, rivals / "models")

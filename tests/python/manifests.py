@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the manifests for Kubernetes and KServe: against published schemas, each other, and a running server.
+"""Checks the manifests for Kubernetes and KServe against published schemas, each other and a running server.
 
 Usage: manifests.py SHADOWSLICE_BINARY
 """
@@ -24,9 +24,9 @@ import models
 from server import free_port, wait_until
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
-STOP = 56  # in seconds: TimeoutStopSec in docs/operations/run.md
+STOP = 56  # in seconds, as TimeoutStopSec in docs/operations/run.md
 
-# Typical mistakes in a manifest: its kind, the place, and the wrong value.
+# Typical mistakes in a manifest, each with the manifest's kind, the place, and the wrong value.
 SLIPS = [
     ("Deployment", ["spec", "replicas"], "2"),
     ("Deployment", ["spec", "template", "spec", "containers", 0, "ports", 0, "containerPort"], "8000"),
@@ -113,7 +113,7 @@ class Manifests(unittest.TestCase):
 
 
 class Fleet(unittest.TestCase):
-    """Tests that the parts of fleet.yaml agree."""
+    """Tests that the parts of fleet.yaml are consistent."""
 
     def setUp(self):
         self.all = [each for each in documents() if each["metadata"]["name"].startswith("shadowslice-fleet")]
@@ -194,7 +194,7 @@ class Configurations(unittest.TestCase):
             (self.folder / "models" / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "models" / name).write_bytes(b"")
         self.assert_names("models/a/10/model.onnx")
-        # KServe mounts a volume and makes a link to it.
+        # KServe mounts a volume, and makes the folder of the models a link to the volume.
         (self.folder / "models").rename(self.folder / "volume")
         (self.folder / "models").symlink_to(self.folder / "volume")
         self.assert_names("models/a/10/model.onnx")
@@ -211,7 +211,7 @@ class Configurations(unittest.TestCase):
         self.assertIn(f'path: "{self.folder}/{model}"', (self.folder / "serve.yaml").read_text())
 
     def run_kserve(self):
-        """Runs the runtime's command, with an empty program in place of shadowslice."""
+        """Runs the command of the serving runtime. An empty program replaces shadowslice."""
         container, = of_kind("ClusterServingRuntime")["spec"]["containers"]
         (self.folder / "shadowslice").write_text("#!/bin/sh\n")
         (self.folder / "shadowslice").chmod(0o755)
@@ -222,7 +222,7 @@ class Configurations(unittest.TestCase):
                               timeout=30)
 
     def assert_serves(self, model):
-        """Runs the runtime's command with free ports and another folder of models."""
+        """Runs the command of the serving runtime with free ports and another folder of models."""
         container, = of_kind("ClusterServingRuntime")["spec"]["containers"]
         given = {each["name"]: each["value"].replace("{{.Name}}", "resnet50") for each in container["env"]}
         given |= {"MODELS": str(self.folder / "models"), "GPUS": "[{device: emulated}]",

@@ -29,7 +29,7 @@ def tearDownModule():
 
 
 class Repository:
-    """Tests for both protocols; the subclasses connect to the server."""
+    """Tests for both protocols. Each subclass connects to the server over one protocol."""
 
     def setUp(self):
         self.connection = self.client()

@@ -1,10 +1,10 @@
-"""Writes ONNX models for the outside clients: every datatype, text, dynamic axes, no batch axis."""
+"""Writes ONNX models for the outside clients, with all datatypes, dynamic axes, and without a batch axis."""
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, save
 
-# The protocol's datatypes that NumPy has, too, with their names in NumPy and ONNX.
+# The datatypes of the protocol that NumPy also has, with their names in NumPy and ONNX.
 PLAIN = {
     "BOOL": (np.bool_, TensorProto.BOOL),
     "UINT8": (np.uint8, TensorProto.UINT8),
@@ -29,7 +29,7 @@ def write(folder, name, nodes, inputs, outputs, constants=()):
 
 
 def identity(folder, name, tensors):
-    """Writes a model that copies inputs to outputs; `tensors` are (input, output, ONNX type)."""
+    """Writes a model that copies inputs to outputs. `tensors` are tuples (input, output, ONNX type)."""
     write(folder, name,
           [helper.make_node("Identity", [source], [target]) for source, target, _ in tensors],
           [(source, kind, ["batch", 3]) for source, _, kind in tensors],
@@ -52,13 +52,13 @@ def make(folder):
           [helper.make_node("MatMul", ["left", "right"], ["product"])],
           [("left", TensorProto.FLOAT, [2, 3]), ("right", TensorProto.FLOAT, [3, 4])],
           [("product", TensorProto.FLOAT, [2, 4])])
-    # A test needs a new worker of `text` at each change of the share, hence the hand-over by shadow.
+    # A test needs a new worker of `text` at each change of the share, so the model uses shadows.
     return {name: "batch: {max: 8}" for name in ("types", "brain", "dynamic")} | {
         "text": "batch: {max: 8}, handover: shadow", "unbatched": "batch: {max: 0}"}
 
 
 def plain_input(rows):
-    """Returns inputs with the extremes of every plain datatype, and a value between them."""
+    """Returns inputs with the minimum, the maximum and another value of every plain datatype."""
     arrays = {}
     for datatype, (numpy_type, _) in PLAIN.items():
         if datatype == "BOOL":
@@ -82,7 +82,7 @@ def unbatched_input():
 
 
 def direct_answer(folder, model, arrays):
-    """Returns the outputs of ONNX Runtime, called directly."""
+    """Calls ONNX Runtime directly, and returns its outputs."""
     session = onnxruntime.InferenceSession(folder / f"{model}.onnx", providers=["CPUExecutionProvider"])
     feed = {name: texts(array) if datatype == "BYTES" else array for name, (datatype, array) in arrays.items()}
     answers = session.run(None, feed)

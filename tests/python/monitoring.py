@@ -22,9 +22,9 @@ from server import Server, free_port
 
 FOLDER = Path(__file__).parents[2] / "packaging/monitoring"
 ALERTS, BOARD = FOLDER / "alerts.yaml", FOLDER / "grafana.json"
-# Metrics that only a GPU with NVML has.
+# These metrics exist only for a GPU with NVML.
 ON_A_GPU = {f"shadowslice_gpu_{what}" for what in ["memory_used_bytes", "memory_total_bytes", "utilization", "xid_errors_total"]}
-# Metrics without a value here, without an access log, TLS and waiting workers.
+# These metrics have no value in this test, which has no access log, no TLS and no waiting workers.
 ELSEWHERE = {f"shadowslice_{what}" for what in
              ["access_log_lines_dropped_total", "certificate_expiry_timestamp_seconds", "workers_waiting"]}
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}
@@ -32,7 +32,7 @@ BINARY, PROMTOOL = "", ""
 
 
 def expressions():
-    """Yields the expressions of all panels of the dashboard, with Grafana's variables replaced."""
+    """Yields the expressions of all panels of the dashboard. Replaces Grafana's variables."""
     for panel in json.loads(BOARD.read_text())["panels"]:
         for target in panel["targets"]:
             expression = target["expr"]

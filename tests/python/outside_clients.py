@@ -4,8 +4,8 @@
 Usage: outside_clients.py SHADOWSLICE_BINARY [unittest arguments]
 
 The script makes the models, and compares the responses with direct calls of ONNX Runtime. It also
-sends invalid requests over both protocols: the server must refuse them with the protocol's code,
-and still answer a valid request on the same connection.
+sends invalid requests over both protocols. The server must refuse each invalid request with the
+protocol's code, and must still answer a valid request on the same connection.
 """
 
 import json
@@ -37,7 +37,7 @@ def tearDownModule():
 
 
 def inputs(module, arrays, binary=None):
-    """Returns the request's tensors for one of the two client modules."""
+    """Returns the tensors of a request, in the form that one of the two client modules needs."""
     tensors = []
     for name, (datatype, array) in arrays.items():
         tensor = module.InferInput(name, list(array.shape), datatype)
@@ -47,7 +47,7 @@ def inputs(module, arrays, binary=None):
 
 
 class Protocol:
-    """Tests for both protocols; the subclasses connect to the server."""
+    """Tests for both protocols. Each subclass connects to the server over one protocol."""
 
     def client(self):
         raise NotImplementedError
@@ -57,7 +57,7 @@ class Protocol:
         self.addCleanup(self.connection.close)
 
     def good_request(self):
-        """Checks that a valid request still succeeds after the previous ones."""
+        """Checks that a valid request succeeds after the previous, invalid requests."""
         self.check("dynamic", models.dynamic_input(3, 5))
 
     def check(self, model, arrays, **options):
@@ -99,7 +99,7 @@ class Protocol:
         self.assertEqual([int(size) for size in config["input"][0]["dims"]], [-1])
 
     def statistics(self, model, version=""):
-        """Returns a model's statistics, with numbers converted from text."""
+        """Returns a model's statistics. Converts numbers from text."""
         answer = self.described(self.connection.get_inference_statistics(model, version))
         [statistics] = answer["model_stats"]
 
@@ -113,7 +113,7 @@ class Protocol:
         return number(statistics) | {"version": statistics["version"]}
 
     def test_statistics(self):
-        """Compares the statistics before and after some requests, like perf_analyzer."""
+        """Compares the statistics before and after some requests, as perf_analyzer does."""
         extensions = self.described(self.connection.get_server_metadata())["extensions"]
         self.assertIn("statistics", extensions)
         before = self.statistics("dynamic")
@@ -135,7 +135,7 @@ class Protocol:
             self.assertEqual(grown(step, "count"), 4, step)
         self.assertEqual(grown("fail", "count"), 0)
         self.assertGreater(grown("compute_infer", "ns"), 0)
-        # The durations of the steps add up exactly.
+        # The sum of the steps' durations is exactly the duration of the request.
         self.assertEqual(sum(grown(step, "ns") for step in steps), grown("success", "ns"))
         sizes = {batch["batch_size"]: batch for batch in after["batch_stats"]}
         was = {batch["batch_size"]: batch for batch in before["batch_stats"]}
@@ -161,7 +161,7 @@ class Protocol:
         self.good_request()
 
     def test_versions(self):
-        """Checks that the only version can be named, and that others are not found."""
+        """Checks that requests may name the only version, and that other versions are not found."""
         self.assertEqual(self.described(self.connection.get_model_metadata("dynamic"))["versions"], ["1"])
         self.assertTrue(self.connection.is_model_ready("dynamic", "1"))
         tensors = inputs(self.module, models.dynamic_input(1, 2))
@@ -290,7 +290,7 @@ class GrpcOnTcp(Grpc, unittest.TestCase):
 
 
 class Changes(unittest.TestCase):
-    """Tests the state that outlives a model's workers."""
+    """Tests state that must not change when a model's worker is replaced."""
 
     def test_statistics_go_on_after_a_hand_over_and_a_death(self):
         client = grpcclient.InferenceServerClient(f"unix://{SERVER.run_dir}/grpc.sock")
@@ -326,7 +326,7 @@ class HttpOnTcp(Protocol, unittest.TestCase):
     def test_json_tensors(self):
         with_json_form = {name: pair for name, pair in models.plain_input(2).items() if pair[0] != "FP16"}
         self.assertEqual(len(with_json_form), len(models.PLAIN) - 1)
-        # The model also needs FP16, which has no JSON form, so that tensor is binary.
+        # FP16 has no JSON form, so the tensor of this type is binary.
         tensors = inputs(httpclient, with_json_form, binary=False)
         tensors += inputs(httpclient, {"in_FP16": models.plain_input(2)["in_FP16"]}, binary=True)
         wanted = [httpclient.InferRequestedOutput(f"out_{t}", binary_data=t == "FP16") for t in models.PLAIN]

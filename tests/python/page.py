@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Tests the page on the metrics' address in a headless Chromium.
 
-Usage: page.py SHADOWSLICE_BINARY CHROMIUM [unittest arguments]. PICTURES=FOLDER saves screenshots.
+Usage: page.py SHADOWSLICE_BINARY CHROMIUM [unittest arguments]
+
+If you set the variable PICTURES to a folder, the script saves screenshots there.
 """
 
 import hashlib
@@ -42,7 +44,7 @@ def make_with_one_in_trouble(folder):
 
 
 class Load:
-    """A load of about 50 requests/s on a model; `failed` counts the failed requests."""
+    """A load of about 50 requests/s on a model. `failed` counts the failed requests."""
 
     def __init__(self, port, model):
         self.client, self.model, self.failed, self.going = httpclient.InferenceServerClient(f"localhost:{port}"), model, 0, True
@@ -87,7 +89,7 @@ class Page(unittest.TestCase):
         return server
 
     def open(self):
-        """Opens the page, and collects the URLs that it requests and its errors."""
+        """Opens the page. Collects the URLs that the page requests and the errors of the page."""
         page = self.browser.new_page(viewport={"width": 1280, "height": 900})
         self.addCleanup(page.close)
         page.set_default_timeout(TIMEOUT)
@@ -130,7 +132,7 @@ class Page(unittest.TestCase):
         self.assertEqual({url for url in self.requested if not url.startswith((own, "data:"))}, set(), "it works offline")
 
     def sms_are_divided(self, page):
-        """Checks the colours at the right end of the chart: `busy` has all SMs but half of the 32 that it shares."""
+        """Checks the chart's newest colours. The first model has all 132 SMs except half of the 32 shared SMs."""
         page.get_by_role("button", name="5 min", exact=True).click()
         page.wait_for_function("""(wanted) => {
             const canvas = document.querySelector("#gpu-0 canvas");

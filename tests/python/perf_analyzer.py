@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs Triton's perf_analyzer against a server: it must succeed without warnings, and every request must succeed.
+"""Runs Triton's perf_analyzer against a server. All runs must succeed without warnings and failed requests.
 
 Usage: perf_analyzer.py SHADOWSLICE_BINARY RIVALS_FOLDER
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import streams
 from server import Server
 
-SIZES = {64: 2000, 600_000: 200}  # bytes of a tensor, and the number of requests
-CONCURRENCY = (1, 8)  # With more, perf_analyzer itself may compute for minutes.
-TIMEOUT = 90  # seconds for a run, which takes one or two
+SIZES = {64: 2000, 600_000: 200}  # from the bytes of a tensor to the number of requests
+CONCURRENCY = (1, 8)  # With more concurrent requests, perf_analyzer itself may need minutes.
+TIMEOUT = 90  # seconds for a run, which usually takes one or two seconds
 COMPLAINT = re.compile(r"error|fail|unable|unsupported|not supported|unstable", re.IGNORECASE)
 
 
@@ -67,7 +67,7 @@ def stream(server, rivals, model, count, concurrency):
 
 
 def run(server, rivals, load, protocol, concurrency, more):
-    """Runs perf_analyzer once. Returns the reason of a failure."""
+    """Runs perf_analyzer once. Returns the reason if the run fails."""
     model, count = load
     address = f"127.0.0.1:{server.http_port if protocol == 'http' else server.grpc_port}"
     command = [rivals / "perf/perf_analyzer", "-m", model, "-i", protocol, "-u", address,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests Python models, also faulty ones, with Triton's clients.
+"""Tests correct and faulty Python models with Triton's clients.
 
 Usage: python_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -108,7 +108,7 @@ class Moods:
     def strided(self, answer): return answer | {"y": np.arange(8, dtype=np.float32).reshape(2, 4).T[:1]}
 """
 
-# Generated values make this model fail, and so do those of another worker's `warmup`.
+# This model fails with generated values and with the values of another worker's `warmup`.
 PICKY = """
 import json
 import numpy as np
@@ -145,7 +145,7 @@ class Random:
         return {"y": np.random.rand(len(batch["x"]), np.random.randint(1, 1000)).astype(np.float32)}
 """
 
-# A model without a batch axis, with `warmup`.
+# This model has a `warmup` but no batch axis.
 WHOLE = """
 import numpy as np
 from shadowslice import Tensor
@@ -159,10 +159,10 @@ class Whole:
         return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
 """
 
-# A model without `warmup`: the configuration names a file with valid values.
+# This model has no `warmup`, so the configuration names a file with valid values.
 GIVEN = WHOLE.replace("    def warmup(self): return {\"x\": np.arange(7, dtype=np.int32)}\n", "")
 
-# Tensors that behave like those of CuPy, JAX and other libraries, the first two on a GPU.
+# These tensors behave like the tensors of CuPy and JAX on a GPU, and of other libraries on the host.
 FOREIGN = """
 from __future__ import annotations
 from typing import Annotated, TypedDict
@@ -206,14 +206,14 @@ PROCESSES = "the sandbox does not allow this: models cannot start processes or u
 
 
 def doubled(more, answer="2 * batch['x']"):
-    """Returns a model's source; `more` starts at line 7."""
+    """Returns the source of a model. `more` starts at line 7."""
     text = "import numpy as np\nfrom shadowslice import Tensor\nclass A:\n" \
            "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n" \
            f"    def infer(self, batch): return {{'x': {answer}}}\n\n"
     return text + "".join(f"    {each}\n" for each in more.split("\n"))
 
 
-# Sources of faulty models, and the reason why each is unready; {} is the model's file.
+# The sources of faulty models, and the reason why each model is unready. {} stands for the model's file.
 FAULTY = {
     "empty": ("# nothing\n", "{}: no class has a method `infer(self, batch)`"),
     "syntax": ("class A\n", "{}:1: expected ':'"),
@@ -276,7 +276,7 @@ FAULTY = {
     "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no'; use True or False"),
 }
 
-# The faults that other values of the inputs may prevent.
+# The faults for which the message suggests a `warmup` with other input values.
 HELPED_BY_WARMUP = {"made_up", "silent", "output_shape"}
 
 # A batch of two rows takes longer than twice the SLO.
@@ -325,7 +325,7 @@ DEPENDENT = {"beside_int64": BESIDE.format("INT64"), "beside_text": BESIDE.forma
 SMALL = {**DEPENDENT, "foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
-# The faults that `check` finds in the class, without an object.
+# The faults that `check` finds in the class without creating an object.
 SEEN = ["no_warmup", "no_reference", "deterministic", "graph", "graph_of_texts", "graph_of_streams", "bf16", "no_field",
         "no_annotation"]
 

@@ -1,4 +1,4 @@
-"""A server for outside clients: the real binary in a temporary folder."""
+"""A server for outside clients, which runs the real binary in a temporary folder."""
 
 import http.client
 import json
@@ -21,8 +21,8 @@ STOP_TIMEOUT = 30  # seconds
 class Server:
     """A server that runs until `stop`.
 
-    `make` writes the models to a folder, and returns each model's keys in the configuration. `more` has further lines
-    of the configuration.
+    `make` writes the models to a folder, and returns each model's keys in the configuration. `more` contains further
+    lines of the configuration.
     """
 
     def __init__(self, binary, make, more="", wait=True, metrics="[]"):
@@ -70,7 +70,7 @@ class Server:
         raise RuntimeError(f"the server was not ready within {READY_TIMEOUT} s:\n{self.log_tail()}")
 
     def command(self, *arguments):
-        """Runs a command of the same binary for this server. Returns its output."""
+        """Runs a `shadowslice` command for this server. Returns the output of the command."""
         return subprocess.run([self.binary, *arguments, "--run-dir", str(self.run_dir)], check=True, text=True,
                               stdout=subprocess.PIPE, timeout=60).stdout
 
@@ -110,7 +110,7 @@ def free_port():
 
 
 def raw_exchange(address, sent):
-    """Sends bytes, closes the sending side, and returns the bytes received until the end or 2 s of silence."""
+    """Sends bytes and closes the sending side. Returns all bytes received until the end or until 2 s without data."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     received = b""
     with socket.socket(family) as connection:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests models that stream, with both forms of tritonclient and with plain gRPC calls.
+"""Tests models that stream, with both interfaces of tritonclient and with plain gRPC calls.
 
 Usage: streams.py SHADOWSLICE_BINARY [unittest arguments]
 """
@@ -31,7 +31,7 @@ from server import Server, free_port, wait_until
 TIMEOUT = 30  # seconds
 EXAMPLE = Path(__file__).parents[2] / "configs" / "python" / "tokens"
 
-# A model that counts up to `count`. Each negative number selects a fault.
+# This model counts up to `count`. Each negative value of `count` selects a fault.
 COUNTER = """
 import os, time
 import numpy as np
@@ -118,7 +118,7 @@ class Models(Server):
         return int(found[1]) if found else 0
 
     def steps(self, model):
-        """Returns the number of responses so far, without the first of each stream."""
+        """Returns the number of responses so far, except for the first response of each stream."""
         return self.metric(f'shadowslice_stream_answer_seconds_count{{model="{model}".*}}')
 
 
@@ -159,7 +159,7 @@ def is_final(result):
 
 
 class Stream:
-    """A stream of tritonclient."""
+    """A stream that uses the gRPC client of tritonclient."""
 
     def __init__(self, server=None):
         self.client = grpcclient.InferenceServerClient(f"localhost:{(server or SERVER).grpc_port}")
@@ -363,7 +363,7 @@ class Upgrades(unittest.TestCase):
                     answers = stream.until_the_end("counter", counting(100, 0.002))
                     outcomes.append([counted(answer) for answer in answers] == list(range(100)))
                 except InferenceServerException as error:
-                    # Calls of the first supervisor's end between two requests.
+                    # When the first supervisor stops, it ends its calls between two requests.
                     ended = ("call again", "no longer in valid state")
                     outcomes.append(any(why in str(error) for why in ended) or str(error))
                     stream.close()
@@ -391,7 +391,7 @@ class Upgrades(unittest.TestCase):
             stream.ask("counter", counting(10**9, 0.01))
             stream.answer()
         begun = time.monotonic()
-        # The second reads no further answer.
+        # The client of the second stream reads no further answer.
         said = server.command("upgrade")
         self.assertLess(time.monotonic() - begun, TIMEOUT)
         with self.assertRaisesRegex(InferenceServerException, "send the request again|call again"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the tarball from these binaries, unpacks it, and tests the server and its documentation.
+"""Builds the tarball from the given binaries, unpacks it, and tests the server and its documentation.
 
 Usage: tarball.py SHADOWSLICE_BINARY ONNXRUNTIME_FOLDER
 """
@@ -67,7 +67,7 @@ class Tarball(unittest.TestCase):
         first = self.folder / "first-model"
         run(self.top / "bin/shadowslice", "init", first)
         config = first / "shadowslice.yaml"
-        # The tests get NumPy from PYTHONPATH.
+        # In the tests, PYTHONPATH leads to NumPy, so the workers need this variable.
         config.write_text(config.read_text() + "workers: {environment: [PYTHONPATH]}\n")
         self.assertEqual(self.served(config, "first")["platform"], "python")
 
@@ -110,7 +110,7 @@ class Tarball(unittest.TestCase):
             self.assertIn(f"shadowslice {command}", text)
         if not shutil.which("mandoc"):
             self.skipTest("mandoc not found")
-        # clap's pages have no date, and an extra break above possible values.
+        # The test ignores two warnings: clap's pages have no date, and an extra break above possible values.
         faults = [subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page], text=True, stdout=subprocess.PIPE).stdout
                   for page in sorted(pages.iterdir())]
         faults = [line for text in faults for line in text.splitlines()

@@ -3,8 +3,8 @@
 
 Usage: upgrade.py SHADOWSLICE_BINARY [UPGRADES]
 
-Busy and mostly idle clients use HTTP and gRPC, over TCP and Unix sockets. Each response is checked, and none may be
-lost. Prints the latencies without upgrades and with them.
+Busy and mostly idle clients use HTTP and gRPC, over TCP and Unix sockets. They check each response, and no response may
+be lost. The script prints the latencies with and without upgrades.
 """
 
 import http.client
@@ -22,7 +22,7 @@ import tritonclient.grpc as grpcclient
 
 from server import Server, wait_until
 
-BUSY = 0.01  # mean seconds between two requests
+BUSY = 0.01  # the mean interval between two requests, in seconds
 IDLE = 3.0
 QUIET = 5  # seconds without upgrades
 BETWEEN = 2  # seconds between two upgrades

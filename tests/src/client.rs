@@ -120,7 +120,7 @@ impl InferGrpcClient {
         Ok(self.grpc.model_ready(request).await?.into_inner().ready)
     }
 
-    /// Lists all models, or only the ready ones.
+    /// Lists all models, or only the ready models.
     pub async fn repository_index(&mut self, ready: bool) -> Result<Vec<RepositoryEntry>, Status> {
         let request = RepositoryIndexRequest { repository_name: String::new(), ready };
         let listed = self.grpc.repository_index(request).await?.into_inner().models;
@@ -188,7 +188,7 @@ impl InferGrpcClient {
     }
 
     /// Sends requests one by one over one call of `ModelStreamInfer`. The id of each request is its
-    /// position. Returns the error text of each answer, which is empty without an error.
+    /// position. Returns the error text of each answer, which is empty if the request succeeded.
     pub async fn infer_in_stream(
         &mut self,
         requests: &[(&str, &[ClientTensor])],

@@ -114,8 +114,8 @@ impl Home {
         self.folder.path()
     }
 
-    /// Returns the default run directory of the supervisor. The configuration may specify another
-    /// one.
+    /// Returns the default run directory of the supervisor. A configuration can set another
+    /// directory.
     pub fn run_dir(&self) -> PathBuf {
         self.path().join("run")
     }
@@ -190,10 +190,10 @@ impl Home {
         self.timeout
     }
 
-    /// Makes a `shadowslice` command with this folder's environment. [`left_behind`] finds all
-    /// files that the command writes to the temporary directory or the home directory. ONNX Runtime
-    /// writes its telemetry to one of them unless the supervisor disables telemetry. This
-    /// environment does not disable it.
+    /// Makes a `shadowslice` command with this folder's environment. The temporary directory and
+    /// the home directory are in the folder, so [`left_behind`] finds the files that the command
+    /// writes there. This includes the telemetry of ONNX Runtime: the environment does not disable
+    /// it, so the supervisor has to.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, HarnessError> {
         let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command

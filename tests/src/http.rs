@@ -52,8 +52,8 @@ impl InferHttpClient {
                 Some(idle) => idle,
                 None => connect(self.address).await?,
             };
-            // The server may close an idle connection at the moment at which the client uses it
-            // again.
+            // The server may close an idle connection just when the client uses it again. The
+            // request is then sent over another connection.
             match exchange(&mut connection, request).await? {
                 Some(answer) => {
                     if !answer.closes {

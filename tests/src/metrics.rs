@@ -66,7 +66,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Returns the value of a series, whose name is the same as in the text.
+    /// Returns the value of a series. `series` is the name with its labels, as in the text format.
     pub fn named(&self, series: &str) -> Option<f64> {
         self.0.get(series).copied()
     }
@@ -78,7 +78,7 @@ impl Metrics {
     }
 }
 
-/// Parses a line, and returns its series and its value.
+/// Parses a line, and returns the series and the value.
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, value) = line.rsplit_once(' ')?;
     let (metric, labels) = name.split_once('{').unwrap_or((name, "}"));

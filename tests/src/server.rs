@@ -39,7 +39,8 @@ impl ServerUnderTest {
         Self::start_with_stderr(home, config, stderr.into())
     }
 
-    /// Starts `shadowslice serve` with another standard error. The log then stays empty.
+    /// Starts `shadowslice serve` with another standard error, so the log of the folder stays
+    /// empty.
     pub fn start_with_stderr(home: Home, config: Option<&Path>, stderr: Stdio) -> Result<Self, HarnessError> {
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();
@@ -263,7 +264,7 @@ impl ServerUnderTest {
         self.json(&["plan", "--json"]).await
     }
 
-    /// Runs a `shadowslice` command, and returns its output. Returns an error if the command fails.
+    /// Runs a `shadowslice` command. Returns the output, or an error if the command fails.
     pub async fn command_output(&self, arguments: &[&str]) -> Result<String, HarnessError> {
         let Output { status, stdout, stderr } = self.home.run(arguments).await?;
         if !status.success() {
@@ -291,22 +292,23 @@ impl ServerUnderTest {
         Ok(())
     }
 
-    /// Runs `shadowslice upgrade`. Returns the previous supervisor, which may continue to run for a
+    /// Runs `shadowslice upgrade`. Returns the previous supervisor, which may still run for a
     /// while.
     pub async fn upgrade(&mut self) -> Result<ProcessHandle, HarnessError> {
         let output = self.command_output(&["upgrade"]).await?;
         self.follow(&output)
     }
 
-    /// Switches to the process whose PID is in the output of a program. Returns the previous process.
+    /// Switches to the process whose PID a program has printed. Returns the previous process.
     pub fn follow(&mut self, output: &str) -> Result<ProcessHandle, HarnessError> {
         let next = output.split_whitespace().find_map(|word| word.parse().ok()).and_then(ProcessHandle::of);
         let next = next.ok_or_else(|| self.timed_out(&format!("a process in `{output}`")))?;
         Ok(std::mem::replace(&mut self.process, next))
     }
 
-    /// Waits until the supervisor exits, and returns its exit status. The status of a successor is
-    /// always 0, because only its parent can read the real status.
+    /// Waits until the supervisor exits, and returns its exit status. After an upgrade, the
+    /// returned status is always 0, because only the parent of the process can read the real
+    /// status.
     pub async fn wait_exit(&mut self) -> Result<ExitStatus, HarnessError> {
         if self.child.id() != u32::try_from(self.process.pid).ok() {
             let process = self.process;

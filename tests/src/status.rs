@@ -151,7 +151,8 @@ pub struct HandoverJson {
     /// The time from the decision to the end of the first batch at the new share, in ms. `None`
     /// before the end of that batch.
     pub effect_ms: Option<f64>,
-    /// The time in which a batch was ready and a slot was free, but no lane took the batch, in us.
+    /// The longest time in which a batch was ready and a slot was free, but no lane took the batch,
+    /// in us.
     pub stall_us: Option<f64>,
     /// The outcome, such as `completed`.
     pub outcome: Option<String>,

@@ -19,7 +19,8 @@ fn the_service_has_few_privileges() {
     }
     let table = String::from_utf8_lossy(&report.stdout);
     assert!(report.status.success(), "{table}");
-    // The command also reports missing programs, which are not installed here.
+    // The command also reports that the unit's programs are missing. They are not installed here,
+    // so the test ignores these reports.
     let faults = analyze(&["verify", "--man=no"]).unwrap().stderr;
     let faults = String::from_utf8_lossy(&faults).into_owned();
     let faults: Vec<_> = faults.lines().filter(|line| line.contains("shadowslice.service:")).collect();
@@ -38,8 +39,8 @@ fn a_reload_of_the_service_fails_if_the_command_fails() {
     assert!(start.is_some_and(|start| start.starts_with("/usr/bin/shadowslice serve ")), "{start:?}");
 }
 
-/// Checks the locale that the packages contain. ONNX Runtime needs it for text models that use this
-/// locale.
+/// Checks that users of the packages get the locale en_US.UTF-8. Text models usually name this
+/// locale, and ONNX Runtime then needs it.
 #[test]
 fn packages_provide_the_locale_of_text_models() {
     let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");

@@ -1,10 +1,11 @@
 """Runs commands of `shadowslice-fleet` on the gateway's host.
 
-Importing Ray takes most of a command's time, so this process imports it once, and forks for each
-command. Commands of one line run at the same time.
+The import of Ray takes most of the time of a command. This process therefore imports Ray once, and
+forks for each command.
 
-Standard input: lines with a list of commands, each a list of arguments. Standard output: lines with
-their results, `{"code", "out", "errors"}`, in the same order.
+Each line of standard input is a list of commands, which run at the same time. A command is a list
+of arguments. For each line, standard output gets a list of results, `{"code", "out", "errors"}`, in
+the same order.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Helpers of the scenarios: the models, the clients, and the wait for the desired state."""
+"""Helpers of the scenarios, with the models, the clients, and the wait for the desired state."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def emulated(name: str, datatype: str, size: int, **more: Any) -> dict[str, Any]
 
 
 def spec_models(options: Options) -> list[dict[str, Any]]:
-    """Returns seven models, which fit on two GPUs; clients send requests to six of them."""
+    """Returns seven models, which fit on two GPUs. Clients send requests to six of the models."""
     models = [
         emulated("echo", "FP32", 4, need=need(16)),
         emulated("wide", "FP32", 4096, need=need(16), priority=2),
@@ -87,7 +87,7 @@ def up_all(rig: Rig, options: Options) -> None:
 
 
 def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
-    """Waits until all hosts reply and are in the desired state. Returns the seconds it took."""
+    """Waits until all hosts reply and are in the desired state. Returns the seconds waited."""
 
     said = ""
 
@@ -129,7 +129,7 @@ def check_none_lost(clients: Load, what: str) -> None:
 
 
 def random_move(status: dict[str, Any], name: str | None = None) -> tuple[str, str, str]:
-    """Returns a random move: the model, the target, and the source host."""
+    """Returns the model, the target and the source host of a random move."""
     name = name or random.choice(sorted(status["models"]))
     copies = {copy["host"]: copy["gpu"] for copy in status["models"][name]["copies"]}
     slots = [(host, gpu) for host, gpus in GPUS.items() for gpu in range(gpus)]

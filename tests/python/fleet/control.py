@@ -1,4 +1,4 @@
-"""Tests kills of the control plane, and rolling restarts."""
+"""Tests kills of the control plane's processes, and rolling restarts."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from units import wait_until
 
 
 def control(rig: Rig, options: Options) -> None:
-    """Kills parts of Ray and the actors, at rest and during moves, without failing a request."""
+    """Kills Ray's processes and the actors, with and without a move. No request may fail."""
     victims = [
         ("gw", "gcs_server"),
         ("gw", "ray::Fleet"),
@@ -38,13 +38,13 @@ def control(rig: Rig, options: Options) -> None:
 
 
 def runs_again(rig: Rig, node: str, part: str, killed: int) -> bool:
-    """Checks that the part and the Host actors, which end with their raylet, run again."""
+    """Checks that the killed process and all Host actors run again."""
     hosts = [rig.nodes[host].pid_of("ray::Host") for host in GPUS]
     return rig.nodes[node].pid_of(part) not in (None, killed) and all(hosts)
 
 
 def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
-    """Returns the places of each model's copies."""
+    """Returns the host and the GPU of each copy of each model."""
     return {
         name: sorted((copy["host"], copy["gpu"]) for copy in model["copies"])
         for name, model in rig.status()["models"].items()
@@ -52,7 +52,7 @@ def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
 
 
 def begin_move(rig: Rig) -> "subprocess.Popen[str]":
-    """Starts a move in the background, and returns during it."""
+    """Starts a move in the background, and returns while the move is in progress."""
     model, to, source = random_move(rig.status())
     moving = rig.cli_in_background("move", model, to, "--from", source, "--within", "20")
     time.sleep(random.uniform(1.8, 3.5))
@@ -60,7 +60,7 @@ def begin_move(rig: Rig) -> "subprocess.Popen[str]":
 
 
 def rolling(rig: Rig, options: Options) -> None:
-    """Restarts all supervisors, all nodes and Envoy, one after the other."""
+    """Restarts all supervisors, all nodes and Envoy one by one."""
     with load(rig, options) as clients:
         for host in GPUS:
             rig.supervisors[host].restart()

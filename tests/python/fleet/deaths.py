@@ -1,4 +1,4 @@
-"""Tests dying hosts and cut links under load."""
+"""Tests hosts that die and network links that are cut, under load."""
 
 import time
 
@@ -7,17 +7,18 @@ from load import echo
 from rig import GPUS, Rig
 from units import wait_until
 
-# The maximum seconds of a request when a host dies, or a link is cut. If the link is cut while the
-# host has the request, TCP keepalive detects that after 2 s at the earliest.
+# The maximum latency of a request, in seconds, when a host dies and when a link is cut. If a link
+# is cut while the host has a request, TCP keepalive detects that after 2 s at the earliest.
 LONGEST, LONGEST_CUT = 2.0, 2.5
-BACK_WITHIN = 5.0  # seconds from a host's death, and the load time
-# Its copies always have requests in flight, so a dead copy is the least loaded.
+BACK_WITHIN = 5.0  # seconds from a host's death until its copies load on other hosts
+# These clients keep requests in flight to all copies. A dead copy, which has none, would therefore
+# be the least loaded copy, and would get the next requests.
 BUSY = [echo("paced", "FP32", 16)] * 8
 LOAD_TIME = 10.0  # seconds to load these models while the machine is busy with tests
 
 
 def deaths(rig: Rig, options: Options) -> None:
-    """Kills hosts and cuts links, each time of the host that was hit longest ago."""
+    """Kills a host or cuts its link, repeatedly. Chooses the host that was hit longest ago."""
     hit, deaths = dict.fromkeys(GPUS, 0), options.times(2, 6, 18)
     for at in range(deaths):
         host = min(with_copies(rig), key=lambda host: hit[host])
@@ -53,7 +54,7 @@ def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
 
 
 def restored(rig: Rig, without: str) -> bool:
-    """Checks that each model has two ready copies on hosts other than this one."""
+    """Checks that each model has two ready copies on hosts other than `without`."""
     found = [
         model["name"]
         for host in GPUS

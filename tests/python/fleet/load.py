@@ -1,4 +1,4 @@
-"""Clients of the gateway, which check every response, and record failures and latencies."""
+"""Clients of the gateway, which check every response and record failures and latencies."""
 
 import http.client
 import json
@@ -18,13 +18,13 @@ import tritonclient.grpc as grpcclient
 
 WAIT = 0.03  # seconds from a response to the client's next request
 TIMEOUT = 20.0
-STREAM_MESSAGES = 3  # of one call
+STREAM_MESSAGES = 3  # messages per call
 DATATYPES = {"FP32": np.float32, "INT64": np.int64}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and the expected outputs."""
+    """The inputs of a request, and the expected outputs."""
 
     inputs: list[dict[str, Any]]
     outputs: dict[str, list[float]]
@@ -37,7 +37,7 @@ class Served:
 
 
 def echo(name: str, datatype: str, size: int) -> Served:
-    """Returns a model of the emulated engine, where y is x."""
+    """Returns a model of the emulated engine, whose output y equals its input x."""
 
     def case() -> Case:
         data = [float(random.randrange(1000)) for _ in range(size)]
@@ -51,7 +51,7 @@ def echo(name: str, datatype: str, size: int) -> Served:
 
 
 def recorded(name: str, file: Path) -> Served:
-    """Returns an ONNX model with recorded requests and outputs."""
+    """Returns an ONNX model, with the recorded requests and outputs in a file."""
     cases = [
         Case(
             each["inputs"],

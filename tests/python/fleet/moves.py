@@ -1,4 +1,4 @@
-"""Moves, changes and drains under load."""
+"""Tests moves, changes and drains under load."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from rig import GPUS, Rig
 
 
 def moves(rig: Rig, options: Options) -> None:
-    """Moves between hosts and GPUs lose no request; if a move fails, the old copy continues."""
+    """Checks that moves lose no request, and that the old copy serves on if a move fails."""
     single = emulated("single", "FP32", 8, copies=1, need=need(8))
     rig.cli("up", str(rig.write_spec([*spec_models(options), single])), "--within", "60")
     moved, took = 0, []
@@ -27,7 +27,7 @@ def moves(rig: Rig, options: Options) -> None:
 
 
 def many_moves(rig: Rig) -> int:
-    """Moves one copy of each model, at the same time."""
+    """Moves one copy of each model at the same time."""
     status = rig.status()
     requested = [random_move(status, name) for name in status["models"]]
     rig.cli_at_once(
@@ -41,7 +41,7 @@ def many_moves(rig: Rig) -> int:
 
 
 def changed_spec(rig: Rig, options: Options) -> None:
-    """Applies a spec that replaces one model, and changes another in place."""
+    """Applies a spec that replaces one model and changes another model in place."""
     models = spec_models(options)
     models[0] |= {"batch": {"max": 4}}
     models[1] |= {"slo": "300ms"}
@@ -81,7 +81,7 @@ def aborted_move(rig: Rig, options: Options) -> None:
 
 
 def drained_host(rig: Rig, options: Options) -> None:
-    """Drains a host, and admits models to it again."""
+    """Drains a host, and then allows models on the host again."""
     host = max(GPUS, key=lambda host: len(rig.status()["hosts"][host]["models"]))
     with load(rig, options, streams=True) as clients:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Tests gRPC calls with invalid names of models."""
+"""Tests gRPC calls with invalid model names."""
 
 import grpc
 
@@ -7,12 +7,12 @@ from rig import GRPC, Rig
 
 METADATA = "/inference.GRPCInferenceService/ModelMetadata"
 SECONDS = 10.0
-# The last two are longer than the headers that a host accepts.
+# The last two names are longer than the headers that a host accepts.
 UNKNOWN = (b"", b"nobody", b"echo\r\nx: y", b"a\x7f", b"e" * 129, b"n" * (64 << 10), b"n" * 200_000)
 
 
 def names(rig: Rig, _options: Options) -> None:
-    """Each invalid name gives NOT_FOUND, and breaks no connection to a host."""
+    """Checks that each invalid name gives NOT_FOUND and closes no connection to a host."""
     with grpc.insecure_channel(f"{rig.address('gw')}:{GRPC}") as channel:
         ask = channel.unary_unary(METADATA)
         for name in UNKNOWN:
@@ -26,7 +26,7 @@ def names(rig: Rig, _options: Options) -> None:
 
 
 def message(name: bytes) -> bytes:
-    """Returns a Protobuf message whose field 1 is the name."""
+    """Returns a Protobuf message whose field 1 contains the name."""
     size, left = b"", len(name)
     while left > 127:
         size, left = size + bytes([left & 127 | 128]), left >> 7

@@ -1,7 +1,7 @@
 """The network of the gateway and the hosts.
 
-It consists of network namespaces on one bridge. Without the right to create these, it uses
-addresses of the loopback interface, where no link can be cut.
+The network consists of network namespaces on one bridge. If the tests may not create namespaces,
+the hosts are addresses of the loopback interface. In that case, links cannot be cut.
 """
 
 import os
@@ -59,11 +59,11 @@ class Namespaces:
 
     @staticmethod
     def ray(_own: Path) -> Path:
-        """Returns the path of Ray's folder inside the namespace, which has its own mount there."""
+        """Returns the path of Ray's folder, at which each namespace has its own mount."""
         return Path("/tmp/ray")
 
     def inside(self, name: str, ray: Path, command: list[str]) -> list[str]:
-        """Returns the command for this host, with this folder mounted as Ray's."""
+        """Returns the command line that runs a command on a host. Mounts `ray` as Ray's folder."""
         return ["ip", "netns", "exec", f"{self.tag}-{name}", "sh", "-c", SHELL, str(ray), *command]
 
     def link(self, name: str, up: bool) -> None:

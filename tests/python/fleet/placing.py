@@ -1,4 +1,4 @@
-"""Tests the fleet's placements with the real command `shadowslice place`."""
+"""Tests the fleet's placements, which the real command `shadowslice place` computes."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ WIDE = {**PROFILE, "execution_ms": {"sms": [124, 132], "1": [60, 20], "4": [70, 
 
 
 def placing(rig: Rig, options: Options) -> None:
-    """Overload removes no copies; priorities make room; a running copy reports its needs."""
+    """Checks placements under overload, with priorities, and with measured resource needs."""
     overload(rig)
     priority(rig)
     known_needs(rig, options)
@@ -59,7 +59,7 @@ def priority(rig: Rig) -> None:
 
 
 def known_needs(rig: Rig, options: Options) -> None:
-    """A running model reports the resources that it needs."""
+    """Checks that a running model reports the resources that it needs."""
     models = spec_models(options)
     del models[0]["need"]
     rig.cli("up", str(rig.write_spec(models)), "--within", "60")
@@ -78,7 +78,7 @@ def known_needs(rig: Rig, options: Options) -> None:
 
 
 def hot(**more: Any) -> dict[str, Any]:
-    """Returns a model whose copies need a whole GPU each."""
+    """Returns a model whose copies each need a whole GPU."""
     entry = {"name": "hot", "copies": 1, "profile": WIDE, "slo": "100ms", "batch": {"max": 4}}
     return entry | more
 

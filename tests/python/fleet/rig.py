@@ -66,12 +66,12 @@ class Rig:
         return self.network.address(name)
 
     def kill_host(self, name: str) -> None:
-        """Kills the supervisor with its workers, and the raylet with its processes."""
+        """Kills a host's supervisor and workers, and all of Ray's processes on the host."""
         self.supervisors[name].kill_all()
         self.nodes[name].kill_all()
 
     def reload_gateway(self) -> None:
-        """Makes the next Envoy take over."""
+        """Makes the gateway start a new Envoy, which takes over from the running one."""
         assert self.gateway and self.gateway.process
         self.gateway.process.send_signal(signal.SIGHUP)
 
@@ -79,7 +79,7 @@ class Rig:
         return self.cli_at_once([list(arguments)], check)[0]
 
     def cli_at_once(self, commands: list[list[str]], check: bool = True) -> list[Done]:
-        """Runs commands at the same time."""
+        """Runs several commands at the same time, and returns their results."""
         process = self._commands()
         assert process.stdin and process.stdout
         all_given = [[*self._ray(), *arguments] for arguments in commands]
@@ -209,7 +209,7 @@ class Rig:
             "timeouts": {"lame_duck": "2s"},
             "models": [],
         }
-        # JSON, because YAML would write aliases for the equal GPUs.
+        # The file is JSON, because PyYAML would write aliases for the equal GPUs.
         (folder / "base.yaml").write_text(json.dumps(base))
         (folder / "shadowslice.yaml").write_text(json.dumps(base))
         settings = {
@@ -227,7 +227,7 @@ class Rig:
 
 
 def left_behind(rig: Rig) -> list[str]:
-    """Returns processes, files and network devices that are left after the stop."""
+    """Returns the processes, files and network devices that remain after the stop."""
     mark = f"SHADOWSLICE_TEST_UNIT={rig.tag}-".encode()
     found = [command_of(pid) for pid in pids() if mark in environment_of(pid)]
     return found + rig.network.left_behind() + ([str(rig.folder)] if rig.folder.exists() else [])

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests a fleet of a gateway and three hosts.
 
-The hosts are network namespaces if run as root, otherwise loopback addresses. This Python needs the
-package shadowslice_fleet.
+If root runs the tests, the hosts are network namespaces. Otherwise, the hosts are loopback
+addresses. The Python interpreter needs the package shadowslice_fleet.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Tests that an overloaded model gets another copy, and loses it after the overload."""
+"""Tests that an overloaded model gets another copy, which is removed after the overload."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ from rig import GRPC, HTTP, Rig
 from units import kill, wait_until
 
 SLO = 0.1  # seconds
-# The capacity of a copy is 154 requests/s: 4 in 26 ms, on any number of SMs.
+# A batch of 4 requests takes 26 ms on any number of SMs, so a copy can serve 154 requests/s.
 PROFILE = {
     "source": {"kind": "illustrative"},
     "memory": {"weights": "1Gi"},
@@ -24,18 +24,18 @@ PROFILE = {
 MUCH, LITTLE = 220.0, 40.0  # requests/s
 CLIENTS = 64
 GROWN_WITHIN = 60.0  # seconds
-# A supervisor's statistics cover two minutes.
+# A supervisor's statistics cover two minutes, so a copy is removed only after that time.
 BACK_WITHIN = 180.0
 WATCHED = 8.0
 
 
 @dataclass
 class Paced:
-    """A load at a fixed rate, independent of responses, with at most CLIENTS requests in flight."""
+    """An open-loop load at a fixed rate, with at most CLIENTS requests in flight."""
 
     rig: Rig
     rate: float
-    answers: list[tuple[float, int, float]] = field(default_factory=list)  # at, status, seconds
+    answers: list[tuple[float, int, float]] = field(default_factory=list)  # time, status, seconds
     sent: int = 0
     began: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -63,7 +63,7 @@ class Paced:
         return Counter(status for _, status, _ in self.answers)
 
     def in_time(self, seconds: float) -> float:
-        """Returns the fraction of the last seconds' requests that met the SLO."""
+        """Returns the fraction of the requests in the last `seconds` that met the SLO."""
         since = time.monotonic() - seconds
         recent = [(status, took) for at, status, took in list(self.answers) if at > since]
         return sum(status == 200 and took <= SLO for status, took in recent) / max(1, len(recent))
@@ -91,7 +91,7 @@ class Paced:
 
 
 def scale(rig: Rig, options: Options) -> None:
-    """Overload adds a copy, which ends the violations; it is removed afterwards; none are lost."""
+    """Checks that overload adds a copy until the overload ends, and that no request is lost."""
     hot = emulated(
         "hot", "FP32", 4, copies=1, most=2, profile=PROFILE, slo="100ms", batch={"max": 4}
     )
@@ -121,7 +121,7 @@ def scale(rig: Rig, options: Options) -> None:
 
 
 def kill_fleet(rig: Rig) -> None:
-    """Kills the Fleet actor; the next one keeps the extra copy."""
+    """Kills the Fleet actor, and checks that the restarted actor keeps the extra copy."""
     pid = rig.nodes["gw"].pid_of("ray::Fleet")
     assert pid, "no Fleet actor runs"
     kill(pid)
@@ -140,7 +140,7 @@ def copies(rig: Rig) -> int:
 
 
 def check_all_answered(paced: Paced, what: str) -> None:
-    """Checks that all requests got a response, if only 503."""
+    """Checks that each request got a response, which has the status 200 or 503."""
     summary = ", ".join(f"{count} of {status}" for status, count in paced.statuses().items())
     print(f"  {what}: {summary}", flush=True)
     assert paced.statuses().keys() <= {200, 503}, paced.statuses()

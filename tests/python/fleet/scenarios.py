@@ -1,4 +1,4 @@
-"""The scenarios. Each starts and ends with a fleet that serves all models."""
+"""The scenarios. At the start and at the end of each scenario, the fleet serves all models."""
 
 from control import control, rolling
 from deaths import deaths

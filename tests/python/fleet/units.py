@@ -1,4 +1,4 @@
-"""A replacement for systemd: units that start, restart after their death, and stop."""
+"""A replacement for systemd. Its units start, restart after their death, and stop."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MARK = "SHADOWSLICE_TEST_UNIT"  # a variable that identifies a unit's processes, like a cgroup
+MARK = "SHADOWSLICE_TEST_UNIT"  # the variable that identifies a unit's processes
 RESTART_AFTER = 0.5  # seconds
 STOPPED_WITHIN = 40.0
 LOOKED_EVERY = 0.05
@@ -21,7 +21,7 @@ class Unit:
     command: list[str]
     environment: dict[str, str]
     log: Path
-    mixed: bool = False  # a stop signals only the main process, as with KillMode=mixed
+    mixed: bool = False  # as KillMode=mixed: SIGTERM goes to the main process only
     process: subprocess.Popen[bytes] | None = None
     wanted: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -32,7 +32,7 @@ class Unit:
         threading.Thread(target=self._watch, args=(self.process,), daemon=True).start()
 
     def stop(self) -> None:
-        """Sends SIGTERM, then SIGKILL to the remaining processes."""
+        """Sends SIGTERM, waits for the main process, and kills the remaining processes."""
         with self.lock:
             self.wanted = False
             process = self.process
@@ -51,7 +51,7 @@ class Unit:
         self.start()
 
     def kill_all(self) -> None:
-        """Kills all processes of the unit, which restarts if it is wanted."""
+        """Kills all processes of the unit. The unit then restarts if `wanted` is true."""
         for pid in self.members():
             kill(pid)
 
@@ -60,7 +60,7 @@ class Unit:
         return [pid for pid in pids() if wanted in environment_of(pid).split(b"\0")]
 
     def pid_of(self, part: str) -> int | None:
-        """A process of the unit whose command line has this part."""
+        """Returns a process of the unit whose command line contains this text."""
         return next((pid for pid in self.members() if part in command_of(pid)), None)
 
     def _spawn(self) -> None:
@@ -117,7 +117,7 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def wait_until(happened: Callable[[], bool], within: float, what: str) -> float:
-    """Waits for a condition. Returns the seconds that it took. Raises TimeoutError."""
+    """Waits for a condition. Returns the seconds waited. Raises TimeoutError after `within`."""
     began = time.monotonic()
     while not happened():
         if time.monotonic() - began > within:

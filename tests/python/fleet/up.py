@@ -14,7 +14,7 @@ from rig import GRPC, HTTP, Rig
 
 
 def up(rig: Rig, options: Options) -> None:
-    """Starts seven models; `up` reports all faults at once; `plan` changes nothing."""
+    """Starts seven models. Checks that `up` reports all faults and `plan` changes nothing."""
     faulty = rig.write_spec(
         [{"name": "a b", "gpu": 1}, {"name": "x", "copies": 0, "slo": "1ms", "need": {}}],
         "bad.yaml",
@@ -45,7 +45,7 @@ def up(rig: Rig, options: Options) -> None:
 
 
 def broken_models(rig: Rig, options: Options) -> None:
-    """Applies faulty models: the status has the reasons, and the others continue."""
+    """Applies faulty models. The status must show the reasons. Other models must serve."""
     (rig.folder / "fails.py").write_text("raise RuntimeError('it fails')")
     fails = {
         "files": str(rig.folder / "fails.py"),
@@ -84,7 +84,7 @@ def refused_loads(rig: Rig) -> None:
 
 
 def large_requests(rig: Rig) -> None:
-    """Sends requests of 40 MB, more than Envoy's default buffers, over both protocols."""
+    """Sends requests of 40 MB over both protocols. Envoy's default buffers are smaller."""
     rows = np.random.default_rng(1).random((10, 1_000_000), np.float32)
     for client in (
         httpclient.InferenceServerClient(f"{rig.address('gw')}:{HTTP}", network_timeout=60),

@@ -220,7 +220,7 @@ fn terminate(client: &str) -> String {
     if let Some(orders) = std::env::var_os("STAND_IN_ORDERS") {
         let file =
             OpenOptions::new().create(true).append(true).open(PathBuf::from(orders).join("terminated"));
-        // The error is ignored, because a test that needs the line then fails.
+        // The error is ignored here. A test that needs the line fails if the line is missing.
         file.and_then(|mut file| writeln!(file, "{client}")).ok();
     }
     "0\n".to_owned()

@@ -1,4 +1,4 @@
-//! The checks of sources and manifests. Each fault is a line that contains the place, the violation
+//! The checks of sources and manifests. Each fault is a line that names the place, the violation
 //! and the rule.
 
 use crate::manifests::Dependencies;
@@ -33,7 +33,8 @@ fn fault(row: &Row, path: &str) -> Option<String> {
     }
     let path = path.trim_end_matches("::*");
     let hit = row.never.iter().find(|never| {
-        // An import of `std::time` could include any of its clocks.
+        // An import of `std::time` could include any of its clocks, so it counts as a use of each
+        // clock.
         starts_with(path, never, "::") || (path.contains("::") && starts_with(never, path, "::"))
     });
     hit.map(|never| format!("is used, but {part} must not use {never}"))
@@ -74,8 +75,8 @@ pub(crate) fn manifests(table: &[(&str, Dependencies)], manifests: &[Manifest]) 
     faults
 }
 
-/// Returns the places with forbidden unsafe code, and the files that are listed although they need
-/// no unsafe code.
+/// Returns the places with forbidden unsafe code. Also returns the files that the rule lists
+/// although they contain no unsafe code.
 pub(crate) fn unsafe_code(permitted: &[&str], sources: &[Source]) -> Vec<String> {
     let mut faults = Vec::new();
     for source in sources {

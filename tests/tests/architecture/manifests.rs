@@ -6,8 +6,8 @@
 pub(crate) enum Dependencies {
     /// The complete list of permitted dependencies.
     Only(&'static [&'static str]),
-    /// All dependencies except those in the first lists. Dependencies in the second list are always
-    /// permitted.
+    /// All dependencies except those that the first field lists. The dependencies in the second
+    /// field are always permitted.
     Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 
@@ -83,7 +83,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
 
-/// The crates of the workspace. A crate's rule lists those that the crate may use.
+/// The crates of the workspace, from which the rule of a crate selects the permitted ones.
 const OWN: &[&str] = &[
     "shadowslice",
     "shadowslice-config",

@@ -1,4 +1,5 @@
-//! Tests of the checks with artificial files. Each check must find its fault.
+//! Tests that run the checks on artificial files. Each file contains a fault, which its check must
+//! find.
 
 use std::path::Path;
 

@@ -176,7 +176,7 @@ fn skip_visibility(tokens: &mut Tokens) {
     }
 }
 
-/// Skips to the end of an item, which is its `;` or the end of its body.
+/// Skips to the end of an item, which is a `;` or the end of the item's body.
 fn skip_item(tokens: &mut Tokens) {
     for token in tokens.by_ref() {
         match token {

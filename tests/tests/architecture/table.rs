@@ -42,7 +42,8 @@ const OPERATIONS: &[&str] =
 
 /// The rules for parts of crates. The rules between crates are in [`super::manifests`].
 pub(crate) const ROWS: &[Row] = &[
-    // This crate contains the formats and types that the supervisor and the workers share.
+    // The crate `shared` contains the formats and types that the supervisor and the workers have in
+    // common.
     Row { part: "shared/src", may: &["crate"], never: NO_CLOCK },
     // In a worker, only engines and devices use CUDA and ONNX Runtime. An engine may use a real
     // GPU, but a device must not use an engine.
@@ -52,14 +53,14 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
         never: &["cudarc"],
     },
-    // This crate is the worker as a module of a Python interpreter.
+    // The crate `worker/python` is the worker as a module of a Python interpreter.
     Row {
         part: "worker/python/src",
         may: &["crate", "shadowslice_shared", "shadowslice_worker", "pyo3"],
         never: NO_GPU,
     },
     Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
-    // The policy decides without I/O, so it uses no slabs, sockets or processes.
+    // The policy decides without I/O, so it must not use slabs, sockets or processes.
     Row {
         part: "supervisor/policy/src",
         may: &[
@@ -74,7 +75,7 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: PURE,
     },
-    // The simulator is pure like the policy. Its command is an exception, because it reads files.
+    // The simulator is pure like the policy. Only its command may read files.
     Row {
         part: "benches/simulator/src",
         may: &["crate", "shadowslice_policy", "shadowslice_shared"],

@@ -1,5 +1,5 @@
-//! The access log: it has one line for each answered request, a rotation loses no line, and no
-//! request waits for the log.
+//! Tests of the access log. The log must have one line for each answered request, a rotation must
+//! lose no line, and no request may wait for the log.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed helper fails the test")]
 
 use std::fs;

@@ -120,10 +120,10 @@ async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // Even the minimum share is sufficient for the load, so no request waits for long. GSLICE
-    // increases the share of a model that answers only as many requests as arrive, and decreases
-    // the share of a model that answers more. In both cases GSLICE changes this share, regardless
-    // of the measurements in an interval.
+    // The load needs less than the minimum share, so no request waits for long. GSLICE increases
+    // the share of a model that answers as many requests as arrive, and decreases the share of a
+    // model that answers more. It therefore changes the share after every interval, regardless of
+    // the measurements.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     );
     let table = server.command_output(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
-    // The last interval contained none of the requests.
+    // The plan must show figures, although no request arrived in the last interval.
     assert!(table.contains("cover the last ") && !table.contains(" idle "), "{table}");
     server.stop().await.unwrap();
 }
@@ -165,9 +165,9 @@ async fn a_plan_shows_the_groups_of_each_model_and_who_shares_them() {
     server.stop().await.unwrap();
 }
 
-/// Starts a model whose load is below its capacity, and a saturated model with a lower priority.
-/// The kernels of both models take turns, so the first model cannot keep up with its load. All
-/// times are long, so that the load of the host does not matter.
+/// Starts the model `one`, and the model `two` with a lower priority. The test saturates `two`, and
+/// sends `one` less than its capacity. The kernels of both models take turns, so `one` nevertheless
+/// falls behind. All times are long, so that the load of the host does not matter.
 async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
@@ -221,8 +221,8 @@ async fn nothing_is_refused_and_no_share_changes_while_all_models_meet_their_slo
     server.stop().await.unwrap();
 }
 
-/// Stops a process for 160 of every 400 ms until the task is aborted. This simulates a host without
-/// CPU time for the process.
+/// Stops a process for 160 of every 400 ms until the task is aborted. This simulates a lack of CPU
+/// time for the process.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
         let process = ProcessHandle::of(pid).expect("the worker runs");
@@ -235,8 +235,9 @@ fn starve(pid: i32) -> JoinHandle<()> {
     })
 }
 
-/// Checks a model whose batches take a fiftieth of its SLO. More SMs do not help this model, and
-/// other work on the host does not affect the result.
+/// Checks a model that violates its SLO only because its worker gets too little CPU time. A batch
+/// takes a fiftieth of the SLO, so more SMs would not help, and other work on the host does not
+/// matter.
 #[tokio::test]
 async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neighbours() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";

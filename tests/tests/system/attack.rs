@@ -12,7 +12,7 @@ use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 
 use crate::fixtures::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
 
-/// The faults. SIGTERM makes a worker exit in the same way as its own exit.
+/// The signals that cause the faults. A worker that gets SIGTERM exits as it would on its own.
 const FAULTS: [Signal; 4] = [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGSEGV, Signal::SIGTERM];
 
 /// The event that puts a worker into its role and phase.
@@ -24,8 +24,8 @@ enum Trigger {
     Resize,
 }
 
-/// The role and phase of the worker, the event that precedes the fault, and a flag that is true if
-/// a standby is ready.
+/// The role and phase of the faulty worker, the event that precedes the fault, and a flag that is
+/// true if the model has a standby.
 const CELLS: [(&str, &str, Trigger, bool); 8] = [
     ("incumbent", "serving", Trigger::Start, false),
     ("incumbent", "serving", Trigger::Start, true),
@@ -37,8 +37,7 @@ const CELLS: [(&str, &str, Trigger, bool); 8] = [
     ("standby", "standing", Trigger::Start, true),
 ];
 
-/// The maximum latency of a request in ms. The value is 2 s, plus the time of a start in case a
-/// starting worker hangs.
+/// The maximum latency of a request in ms: 2 s, plus 3 s after which a hanging start times out.
 const BACK_WITHIN: f64 = 5000.0;
 
 async fn server(standby: bool) -> Result<ServerUnderTest, HarnessError> {

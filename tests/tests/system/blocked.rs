@@ -1,4 +1,4 @@
-//! Tests with blocked files, sockets and logs. Only the parts that need them may wait.
+//! Tests with blocked files, sockets and logs. Only the operations that use them may wait.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -85,7 +85,7 @@ async fn a_status_without_a_reply_times_out() {
     assert!(output.status.code() == Some(69) && why.contains("did not answer within 10 s"), "{why}");
 }
 
-/// Makes a pipe whose buffer is full, and returns its ends.
+/// Makes a pipe whose buffer is full, and returns both ends.
 fn full_pipe() -> io::Result<(OwnedFd, File)> {
     let (unread, full) = pipe()?;
     let mut full = File::from(full);

@@ -1,5 +1,5 @@
-//! Tests with broken or missing parts. The other models must serve, and the operator must get the
-//! reason.
+//! Tests with broken models, files and configurations. The other models must still serve, and the
+//! operator must get the reason.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -168,8 +168,8 @@ async fn workers_that_send_nonsense_at_their_start_harm_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let real = sibling_binary("shadowslice-worker").unwrap();
     let (count, real) = (home.path().join("count"), real.display().to_string());
-    // The messages are: a length of 4 GiB, the maximum length with too few bytes, no message, and
-    // an invalid message.
+    // The four workers send a length of 4 GiB, the maximum length with too few bytes, no message,
+    // and an invalid message.
     let script = format!(
         "echo >> {count}\ncase $(wc -l < {count}) in\n\
          1) printf '\\377\\377\\377\\377nonsense' >&9; sleep 60 ;;\n\

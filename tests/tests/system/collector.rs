@@ -1,4 +1,4 @@
-//! A trace collector that uses OpenTelemetry's own definitions.
+//! A trace collector that uses the message definitions of OpenTelemetry.
 
 use std::io;
 use std::net::SocketAddr;
@@ -108,7 +108,7 @@ impl Collector {
         waited.map_err(|_| format!("no {what} among {:#?}", self.spans()))
     }
 
-    /// Waits for the spans of a trace, which arrive together with the request's own span.
+    /// Waits for the spans of a trace. All spans of a request arrive together.
     pub(crate) async fn trace(&self, id: &str) -> Result<Vec<Span>, String> {
         let of = |spans: &[Span]| -> Vec<Span> {
             spans.iter().filter(|span| hex(&span.trace_id) == id).cloned().collect()

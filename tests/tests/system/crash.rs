@@ -202,7 +202,7 @@ async fn requests_that_kill_their_workers_do_not_stop_the_model() {
         "{equal:?}"
     );
     assert_eq!(ask(server.client(), "echo", &echo_case(4), 0.0).await, RequestOutcome::Right);
-    // The refusal of the first content lasts a second, and is over by now.
+    // The refusal of the first content lasts one second, which has passed.
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
@@ -319,7 +319,8 @@ async fn a_stopped_supervisor_does_not_treat_workers_as_hung() {
     let loading = load(&server, "echo", 50.0, Duration::from_secs(4));
     tokio::time::sleep(Duration::from_secs(1)).await;
     server.process().signal(Signal::SIGSTOP).unwrap();
-    // A worker counts as hung after a second. The answers remain unread for longer than that.
+    // A worker counts as hung after a second. The client leaves the answers unread for longer than
+    // that, but this must not count as a hang.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     server.process().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&loading.await.unwrap());

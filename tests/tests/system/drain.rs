@@ -85,7 +85,7 @@ async fn a_drained_model_answers_and_is_not_ready_until_it_is_undrained_or_loade
     assert_eq!(says_ready(&server).await.unwrap(), [true; 3], "another model is ready");
     assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_eq!(server.model("m").await.unwrap().more["drained"], true);
-    // New workers with another configuration remain drained until an undrain.
+    // The model stays drained when a reload replaces its workers.
     let yaml = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     server.home().write("config.yaml", yaml.replacen("name: m,", "name: m, batch: {max: 4},", 1)).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);

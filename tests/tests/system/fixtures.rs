@@ -29,8 +29,8 @@ pub(crate) fn home_under(policy: &str, models: &[String]) -> Result<Home, Harnes
     Home::with_config(&format!("{host}models:\n{models}"))
 }
 
-/// Returns the YAML of a model that answers `x` as `y`. Its share changes by hand-overs unless the
-/// keys specify another way.
+/// Returns the YAML of a model that answers `x` as `y`. Its share changes by hand-overs unless
+/// `more` sets `handover`.
 pub(crate) fn echo(name: &str, more: &str) -> String {
     let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
     let handover = if more.contains("handover: ") { "" } else { "handover: shadow, " };
@@ -57,7 +57,7 @@ pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<ServerUnde
     one_echo_under("static", execution_ms, more).await
 }
 
-/// Starts the same server with a policy that decides the model's share.
+/// Starts a server like [`one_echo`], with a policy that decides the model's share.
 pub(crate) async fn one_echo_under(
     policy: &str,
     execution_ms: f64,

@@ -1,5 +1,5 @@
-//! Tests with clients that use too many resources. The server must serve them or refuse them with a
-//! reason, and must serve other clients.
+//! Tests with clients that use too many resources. The server must serve such clients or refuse
+//! them with a reason, and it must serve other clients.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn compressed_bodies_stay_within_the_memory_limit() {
         let refused = answer.starts_with("HTTP/1.1 503") && why;
         assert!(refused || answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
-    // Each thread's allocator keeps freed memory for some seconds.
+    // The limit has a margin, because each thread's allocator keeps freed memory for some seconds.
     assert!(peak(&server) < 900, "{} MiB", peak(&server));
     assert_served(server.client()).await;
     server.stop().await.unwrap();
@@ -137,7 +137,7 @@ async fn unread_answers_count_as_memory_and_slow_readers_are_disconnected() {
 async fn a_connection_with_many_requests_does_not_block_others() {
     let server = ServerUnderTest::start_ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
     let (greedy, other) = (server.client(), server.client());
-    // Both connections exist from this point on.
+    // These requests open both connections before the load begins.
     assert_served(greedy.clone()).await;
     assert_served(other.clone()).await;
     let mut asking = JoinSet::new();
@@ -154,8 +154,8 @@ async fn a_connection_with_many_requests_does_not_block_others() {
     let outcomes = asking.join_all().await;
     let right = outcomes.iter().filter(|outcome| **outcome == RequestOutcome::Right).count();
     assert!((7..=16).contains(&right), "{right}");
-    // The server must have refused all sixty requests except those that it answered. The first
-    // outcome counts as well.
+    // The server must have refused all of the sixty requests that it did not answer. The first
+    // outcome, a refusal, is not in `outcomes`.
     let refused = outcomes.len() + 1 - right;
     let model = server.model("echo").await.unwrap();
     assert_eq!(model.requests.refused["host_full"], refused as u64, "{model:?}");

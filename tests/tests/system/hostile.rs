@@ -78,7 +78,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
 
 /// Makes the frame with the headers of an inference call.
 pub(crate) fn call_head(method: &str, stream: u32) -> Vec<u8> {
-    // All texts are shorter than 128 bytes.
+    // All texts are shorter than 128 bytes, so one byte is enough for the length.
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
     let named = |name: &str, value: &str| [vec![0], text(name), text(value)].concat();
     let head = [

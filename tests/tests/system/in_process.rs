@@ -89,7 +89,7 @@ async fn shares_that_fit_get_separate_groups_and_others_overlap() {
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (8, 6, 0));
     server.resize("one", 60).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (9, 6, 0));
-    // The models have 12 and 6 of the 17 groups, so they have one group in common.
+    // The models have 12 and 6 of the 17 groups, so they share one group.
     server.resize("one", 75).await.unwrap();
     assert_eq!((of("one").await.len(), of("two").await.len(), shared().await), (12, 6, 1));
     server.stop().await.unwrap();
@@ -106,7 +106,7 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
     // A batch takes 10 ms on all SMs, and proportionally longer on fewer. On a busy host, a worker
-    // may wait for a CPU between two batches. That wait must be short compared to a batch.
+    // may wait for a CPU between two batches, and batches must be long compared with that wait.
     server.home().write("profile.yaml", profile(10.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
     let side_by_side = async || {
@@ -117,7 +117,8 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     };
     side_by_side().await;
     let apart = executes(&server, "one").await;
-    // The models share caches and memory bandwidth, which costs 10 % while the neighbour executes.
+    // The emulated models share caches and memory bandwidth. A batch therefore takes 10 % longer
+    // while the neighbour executes.
     let alone = 10.0 * 132.0 / 64.0;
     assert!(
         (alone - 0.1..1.1 * alone + 0.1).contains(&apart),
@@ -157,7 +158,7 @@ async fn a_model_between_others_avoids_their_groups_and_keeps_its_worker() {
     };
     for middle in 2..=7 {
         for left in 1..=(16 - middle) {
-            // The neighbours first shrink, and then grow again until none of the 17 groups is free.
+            // The neighbours first shrink, and then grow until none of the 17 groups is free.
             let right = 17 - middle - left;
             for (model, groups) in
                 [("right", 1), ("left", 1), ("middle", middle), ("left", left), ("right", right)]

@@ -89,7 +89,8 @@ async fn an_incomplete_request_does_not_delay_the_stop() {
         peer.write_all(request).unwrap();
         peers.push(peer);
     }
-    // The server waits half a minute for requests in flight, but these connections have none.
+    // The server waits half a minute for requests in flight, but these connections have no
+    // requests.
     timeout(Duration::from_secs(20), server.stop())
         .await
         .expect("the server waits for incomplete requests")
@@ -117,8 +118,8 @@ async fn a_server_starts_although_a_killed_one_left_sockets_and_a_stopped_worker
     left.iter().for_each(|worker| worker.signal(Signal::SIGSTOP).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.wait_exit().await.unwrap();
-    // The kernel wakes stopped processes of an orphaned group, and most of these processes then
-    // exit.
+    // The death of the supervisor orphans the process group of the workers. The kernel then wakes
+    // the stopped workers, and most of them exit.
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
     let second = ServerUnderTest::start(second, None).unwrap();
     let client = InferGrpcClient::new(&run_dir.join("grpc.sock"));

@@ -1,4 +1,4 @@
-//! Tests of the metrics, which are read as a scraper reads them.
+//! Tests of the metrics as a scraper reads them.
 
 use std::time::Instant;
 
@@ -65,7 +65,8 @@ async fn a_request_and_a_resize_move_the_counters() {
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.resize("echo", 20).await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, RequestOutcome::Right);
-    // The controller receives the first answer later than the client.
+    // The controller receives the first answer later than the client, so the test waits for the
+    // effect.
     let effect =
         |model: &ModelStatusJson| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
     server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();
@@ -249,7 +250,8 @@ async fn metrics_are_served_while_the_last_requests_are_answered() {
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
-/// Checks the metrics of five requests of 5 ms each. One of them took longer than `seconds` to arrive.
+/// Checks the metrics of five requests of 5 ms each. One request took longer than `seconds` to
+/// arrive.
 fn assert_latency_includes_receiving(metrics: &Metrics, seconds: f64) {
     let ours = |name: &str| metrics.of("echo", name, "");
     assert_eq!(
@@ -304,7 +306,7 @@ async fn latency_begins_with_the_head_of_a_slow_grpc_request() {
         async move { client.infer_with_late_body("echo", &echo_case(4).inputs, delay).await }
     });
     head_rx.await.unwrap();
-    // The other requests use the same connection. When they are answered, the server has therefore
+    // The other requests use the same connection. Their answers therefore show that the server has
     // read the headers of the first request.
     assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, RequestOutcome::Right);
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Tests of the other mechanisms for share changes, and of the recovery of unready models.
+//! Tests of share changes without a shadow, and of the recovery of unready models.
 
 use std::time::Duration;
 
@@ -120,7 +120,8 @@ async fn kill_until_unready(server: &ServerUnderTest) -> Result<(), HarnessError
         }
         for worker in model.workers {
             if let Some(process) = ProcessHandle::of(worker.pid) {
-                // A worker that has died meanwhile counts as well, so the error is ignored.
+                // The worker may already have exited, which counts as a death too, so the error is
+                // ignored.
                 process.signal(Signal::SIGKILL).ok();
             }
         }
@@ -154,7 +155,8 @@ async fn failed_starts_do_not_count_as_deaths_and_end_with_their_cause() {
     };
     limit("16");
     ProcessHandle::of(worker).unwrap().signal(Signal::SIGKILL).unwrap();
-    // New connections need descriptors too, so no command works meanwhile. Eight starts take 1.3 s.
+    // A command would need a descriptor for its connection, so the test reads the log instead. The
+    // model is unready after eight failed starts, which take 1.3 s.
     let is_unready = || server.log().contains("the model is unready");
     while !is_unready() {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,5 +1,5 @@
 //! Tests of supervisors on a simulated GPU under MPS. A stand-in replaces NVIDIA's control program.
-//! The workers are clients of its server and have no GPU.
+//! The workers are clients of the stand-in's server, and use no GPU.
 #![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::path::Path;

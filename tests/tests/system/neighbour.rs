@@ -130,7 +130,7 @@ async fn ask_neighbour(client: InferHttpClient, n: usize) -> RequestOutcome {
     }
 }
 
-/// Runs the neighbour's load, and returns its tally.
+/// Runs the neighbour's load, and returns the tally of the load.
 async fn neighbour_load(client: &InferHttpClient, seed: u64) -> LoadTally {
     let plan =
         LoadPlan { rate: 200.0, span: Duration::from_secs(5), arrivals: ArrivalPattern::Poisson, seed };

@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::fixtures::echo;
 
-/// A user that the configuration lists. No host has these users and groups.
+/// A user that the configuration lists. The IDs in these tests are not in use on any host.
 const ALICE: User = User { uid: "70001", groups: "70009" };
 const MEMBER: User = User { uid: "70002", groups: "70008,70005" };
 const STRANGER: User = User { uid: "70005", groups: "70001" };

@@ -18,8 +18,8 @@ struct ProfileCase {
 #[tokio::test]
 async fn the_profile_of_an_emulated_device_is_measured_with_its_knee() {
     let cases = [
-        // Batches are not faster on more than 40 SMs. This profile is not in the source tree, so
-        // the result cannot be a copy.
+        // Batches are not faster on more than 40 SMs than on 40 SMs. The source tree does not
+        // contain this profile, so the result cannot be a copy of it.
         ProfileCase {
             table: "{sms: [8, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}",
             arguments: ["--shares", "10%,31,100%", "--sms", "132"],

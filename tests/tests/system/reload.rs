@@ -297,7 +297,7 @@ async fn a_sighup_during_a_hand_over_waits_for_it() {
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
     server.wait_status("m", "the file's share", |model| model.share_percent == 70).await.unwrap();
-    // The replacement of workers also waits until a hand-over has ended.
+    // A reload that replaces the workers also waits until a hand-over has ended.
     rewrite(&server, &[quick("m", "share: {initial: 70%}, batch: {max: 2}")]).unwrap();
     let (resized, reloaded) = tokio::join!(server.resize("m", 30), server.reload());
     assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);

@@ -100,7 +100,7 @@ async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     }
     server.wait_status("echo", "one worker", alone).await.unwrap();
     let after = server.process().open_files();
-    // During each count, a connection for `status` may be open.
+    // At each count, the connection of a `status` command may still be open.
     assert!(after <= before + 3, "{before} files were open before six hand-overs, and {after} after");
     server.stop().await.unwrap();
 }

@@ -37,8 +37,8 @@ async fn started() -> AnyResult<ServerUnderTest> {
     Ok(ServerUnderTest::start_ready(home).await?)
 }
 
-/// Sends other requests until the SLO of the request that the server has started to read has
-/// passed. Returns the number of these other requests.
+/// Sends other requests until the slow request, which the server has already begun to read, is
+/// late. Returns the number of other requests.
 async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     let (begun, mut others) = (Instant::now(), 0);
     while begun.elapsed() <= SLO {
@@ -48,8 +48,8 @@ async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     others
 }
 
-/// Waits until all requests count as answered, and checks that all except `late` of them met the
-/// SLO.
+/// Waits until all requests count as answered. Checks that all of them met the SLO, except for
+/// `late` requests.
 async fn counted(server: &ServerUnderTest, answered: u64, late: u64) -> AnyResult<()> {
     let all = |model: &ModelStatusJson| model.requests.succeeded >= answered;
     let status = server.wait_status("echo", "the ends of all requests", all).await?;
@@ -116,7 +116,8 @@ async fn an_http_request_that_arrives_slowly_is_late() {
     let mut slow = connect(&server, "http.sock").await.unwrap();
     let request = large(LARGE);
     slow.write_all(&request[..1000]).await.unwrap();
-    // The server reads the first bytes before it answers another request of the same kind.
+    // The answer to another request of the same kind shows that the server has read the first
+    // bytes.
     let mut other = connect(&server, "http.sock").await.unwrap();
     other.write_all(&request).await.unwrap();
     read_answer(&mut other).await.unwrap();
@@ -173,7 +174,8 @@ struct Frames {
 }
 
 impl Frames {
-    /// Opens a connection, and acknowledges the server's settings, which have large windows.
+    /// Opens a connection and acknowledges the server's settings, which set large flow-control
+    /// windows.
     async fn connect(server: &ServerUnderTest) -> AnyResult<Self> {
         let mut frames = Self { stream: connect(server, "grpc.sock").await?, received: Vec::new() };
         frames.send(&preface()).await?;

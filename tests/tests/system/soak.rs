@@ -1,6 +1,6 @@
-//! Long runs for `make soak`. Hand-overs under an open-loop load and with saturated models are
-//! compared with a twin run without hand-overs. Two further runs kill a hundred workers, without
-//! and with a standby.
+//! Long runs for `make soak`. Two runs compare the latencies during hand-overs with those of a twin
+//! run without hand-overs: one under an open-loop load, and one with saturated models. Two further
+//! runs kill a hundred workers each, one run without a standby and one with a standby.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -111,7 +111,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     );
 }
 
-/// Runs a closed-loop load until `work` ends. Returns its tally and the result of `work`.
+/// Runs a closed-loop load until `work` ends. Returns the tally of the load and the result of `work`.
 async fn closed_loop_while<T>(
     server: &ServerUnderTest,
     clients: usize,

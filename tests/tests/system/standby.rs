@@ -233,7 +233,7 @@ async fn without_a_configured_standby_there_is_none() {
 async fn standbys_stay_within_the_allowed_memory_and_status_gives_the_reason() {
     let more = "profile: profile.yaml, share: {initial: 50%}, standby: always";
     let models = ["first", "second"].map(|name| format!("  - {}\n", echo(name, more))).concat();
-    // According to the profile, each standby takes 120 MiB.
+    // Each standby takes 120 MiB according to the profile, so the memory suffices for only one.
     let controller = "controller: {policy: static, standby_memory: 200Mi}";
     let config = EMULATED.replace("controller: {policy: static}", controller);
     let home = Home::with_config(&format!("{config}models:\n{models}")).unwrap();
@@ -263,7 +263,7 @@ async fn standbys_stay_within_the_allowed_memory_and_status_gives_the_reason() {
 
 #[tokio::test]
 async fn the_reason_for_a_missing_standby_disappears_once_one_starts() {
-    // According to the profile, each standby takes 120 MiB.
+    // Each standby takes 120 MiB according to the profile, so the memory suffices for only one.
     let controller = "controller: {policy: static, standby_memory: 200Mi}";
     let config = |first: &str, second: &str| {
         let model = |name: &str, standby: &str| {
@@ -290,7 +290,7 @@ async fn the_reason_for_a_missing_standby_disappears_once_one_starts() {
 
 #[tokio::test]
 async fn a_standby_of_a_higher_priority_gets_the_memory_of_a_lower_one() {
-    // According to the profile, each standby takes 120 MiB.
+    // Each standby takes 120 MiB according to the profile, so the memory suffices for only one.
     let controller = "controller: {policy: static, standby_memory: 200Mi}";
     let config = |of_high: &str| {
         let model = |name: &str, standby: &str, priority: u32| {

@@ -358,7 +358,7 @@ async fn a_hang_is_noticed_even_if_an_unfinished_request_keeps_a_model_from_movi
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
     assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
-    // The worker that was waiting for the body exits once the request has ended.
+    // The worker was waiting for the request's body, and exits once the request has ended.
     server.wait_children(2).await.unwrap();
     server.wait_reaped().await.unwrap();
     server.stop().await.unwrap();

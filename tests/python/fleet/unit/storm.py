@@ -1,4 +1,4 @@
-"""The simulated world with random events, drawn from a seed."""
+"""The simulated world with random events, which depend only on a seed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,8 @@ MODELS, HOSTS = "mno", "abcd"
 @dataclass
 class Storm(World):
     entries: dict[str, dict[str, object]] = field(default_factory=dict)
-    unfetchable: set[str] = field(default_factory=set)  # hosts
-    refusing: set[tuple[str, str]] = field(default_factory=set)  # model, host
+    unfetchable: set[str] = field(default_factory=set)  # hosts that cannot fetch files
+    refusing: set[tuple[str, str]] = field(default_factory=set)  # (model, host)
     before: dict[str, dict[str, str]] = field(default_factory=dict)  # assignments of an older file
     placed_for: object = None
     attempts: int = 0
@@ -38,7 +38,7 @@ class Storm(World):
                     self.faults.append(f"{self.now}: {name} is published on {new} unready")
 
     def _fully(self, model: str) -> set[str]:
-        """Returns published hosts that accept new requests."""
+        """Returns the published hosts that accept new requests for the model."""
         return {name for name in self.published(model) if self.answers(model, name)}
 
     def _apply(self, name: str, assignments: Assignments) -> None:
@@ -85,7 +85,7 @@ class Storm(World):
         ]
 
     def _place(self) -> None:
-        """Replaces `place`: copies keep usable slots, and others get random slots."""
+        """Replaces `place`. Copies on usable slots stay, and other copies get random slots."""
         usable = self._usable()
         if (self.spec.digest, usable) == self.placed_for:
             return
@@ -119,7 +119,7 @@ class Storm(World):
         self.dead.clear()
 
     def supervisor_restarts(self, name: str, _: str) -> None:
-        """Restarts a supervisor, perhaps with an older file."""
+        """Restarts a supervisor, either with its current file or with an older version."""
         observed = self.hosts[name]
         assigned = self.chance.choice([observed.assigned, self.before.get(name, observed.assigned)])
         copies = {model: copy(int(digest[-1]), "loading") for model, digest in assigned.items()}

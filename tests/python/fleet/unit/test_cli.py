@@ -31,7 +31,7 @@ def host(answers: bool, *models: str) -> dict[str, Any]:
 
 class Commands(unittest.TestCase):
     def run_cli(self, *arguments: str, answers: Any) -> tuple[int, str]:
-        """Runs a command. Returns the exit code and standard error."""
+        """Runs a command. Returns its exit code and its standard error."""
         errors = io.StringIO()
         fleet = mock.Mock()
         fleet.call.side_effect = answers if callable(answers) else lambda *_: answers

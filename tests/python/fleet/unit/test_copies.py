@@ -1,4 +1,4 @@
-"""Tests the actions of a pass for a model's copies, and the retries of failed copies."""
+"""Tests the control loop's actions for a model's copies, and the retries of failed copies."""
 
 import unittest
 from dataclasses import replace
@@ -13,7 +13,7 @@ A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 class Case(unittest.TestCase):
     def there(self, *slots: Slot, copies: int = 1) -> World:
-        """Returns a world where a model serves in these slots."""
+        """Returns a world in which the model serves on these slots."""
         there = world(spec("m", copies=copies), {"m": slots})
         there.steps(10)
         self.assertEqual(there.table("m"), set(slots))
@@ -43,7 +43,7 @@ class Serving(Case):
             there.step()
         self.place(there, A)
         drain = there._drain
-        lost = [("m", "a", False)]  # commands to a host may be lost
+        lost = [("m", "a", False)]  # the lost commands
         there._drain = lambda *args: None if args in lost else drain(*args)  # type: ignore[method-assign]
         for _ in range(8):
             there.step()

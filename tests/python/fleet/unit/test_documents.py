@@ -1,4 +1,4 @@
-"""Tests files and messages: specs, configurations, Envoy's files, placements, fetched files."""
+"""Tests specs, configurations, Envoy's files, placements and fetched files."""
 
 import hashlib
 import json
@@ -268,7 +268,7 @@ class Files(unittest.TestCase):
         store = fsspec.filesystem("memory")
         store.pipe({"/bucket/m/a": b"a", "/bucket/m/b": b"b"})
         self.addCleanup(store.store.clear)
-        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 allows
+        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # S3 allows such names.
         wanted = specs.Files("memory://bucket/m", None)
         with self.assertRaisesRegex(files.FetchFailed, "leads out of the folder"):
             files.fetch(wanted, self.folder / "files")

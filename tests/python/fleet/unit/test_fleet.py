@@ -1,4 +1,4 @@
-"""Tests the commands of the Fleet actor; neither Ray nor the control loop runs."""
+"""Tests the commands of the Fleet actor without Ray and without its control loop."""
 
 import os
 import signal
@@ -28,7 +28,8 @@ from shadowslice_fleet.fleet import Fleet  # noqa: E402
 from shadowslice_fleet.hosts import FORGET_AFTER, Hosts, Node  # noqa: E402
 
 A, B, C0 = Slot("a", 0), Slot("b", 0), Slot("c", 0)
-# Replaces `place`: each model gets the first hosts; it fails for a model that is too large.
+# A program that replaces `shadowslice place`. Each model gets the first hosts. The program fails
+# if a model is too large.
 PROGRAM = f"""#!{sys.executable}
 import json, sys
 request = json.load(sys.stdin)
@@ -76,7 +77,7 @@ class Commands(unittest.TestCase):
         self.fleet.drain("a", True)
         self.fleet._place()
         self.assertEqual(self.places, (B, C0))
-        # The copy on c did not start, and the old one has its slot again.
+        # The copy on c did not start, so the old copy on a has its slot again.
         self.fleet.memory = replace(self.fleet.memory, placement={"m": (A, B)})
         self.fleet._place()
         self.assertEqual(self.places, (A, B))
@@ -125,14 +126,14 @@ class KnownHosts(unittest.TestCase):
 
 
 def taken(*_: object) -> None:
-    """Replaces Ray's signal handler."""
+    """Stands in for Ray's signal handler."""
     raise RuntimeError("an abort")
 
 
 class Head(unittest.TestCase):
     def test_a_head_that_did_not_start_fails_at_once(self) -> None:
         with socket.socket() as gc:
-            gc.bind(("127.0.0.1", 0))  # and does not listen
+            gc.bind(("127.0.0.1", 0))  # The socket does not listen, so a connection is refused.
             address = f"127.0.0.1:{gc.getsockname()[1]}"
             ended = mock.Mock(**{"poll.return_value": 1})
             self.assertRaises(node.HeadFailed, node._connect, address, ended)

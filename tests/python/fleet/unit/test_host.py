@@ -1,4 +1,4 @@
-"""Tests the Host actor, with a program that replaces the supervisor's commands."""
+"""Tests the Host actor. A program replaces the supervisor's commands."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from shadowslice_fleet.host import REPEAT_AFTER, Host
 from shadowslice_fleet.observed import Assignment, Assignments
 from shadowslice_fleet.spec import Files
 
-# `check` succeeds; `reload` and `status` print the contents of files beside the program.
+# The program always succeeds for `check`. For `reload` and `status`, it prints files next to it.
 PROGRAM = """#!/bin/sh
 case $1 in
   reload) cat "$0.reload"; exit "$(cat "$0.code")" ;;
@@ -41,7 +41,7 @@ class Rig(unittest.TestCase):
         (self.folder / "host.yaml").write_text(json.dumps(paths))
         variables = {settings.HOST_VARIABLE: str(self.folder / "host.yaml")}
         self.enterContext(mock.patch.dict(os.environ, variables))
-        self.enterContext(mock.patch.object(Host, "_run_gc"))  # by hand
+        self.enterContext(mock.patch.object(Host, "_run_gc"))  # explicit in tests
         self.host = Host("10.0.0.1")
 
     def reloads(self, code: int = 0, late: str | None = None) -> None:
@@ -86,7 +86,7 @@ class Rig(unittest.TestCase):
             time.sleep(0.005)
 
     def later(self, *ages: float) -> None:
-        """Collects garbage at these times, in seconds from now."""
+        """Collects garbage as if it were these numbers of seconds later."""
         for age in ages:
             self.host.collect_garbage(time.time() + age)
 
@@ -161,7 +161,7 @@ class GarbageCollection(Rig):
             self.later(3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER)
             self.assertLessEqual({f"{code} old", f"{code} new"}, self.there())
             self.assertIn(new.digest, self.host.observe().refusals)
-            self.began(EXPIRE_AFTER)  # again, two days later
+            self.began(EXPIRE_AFTER)  # The supervisor has restarted since.
             self.later(3 * EXPIRE_AFTER, 3 * EXPIRE_AFTER)
             self.assertEqual(self.there(), {f"{code} new"})
 

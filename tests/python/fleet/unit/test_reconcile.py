@@ -1,4 +1,4 @@
-"""Tests that moves keep enough endpoints in spite of losses, restarts and failures."""
+"""Tests that moves keep enough endpoints despite lost messages, restarts and failures."""
 
 import random
 import unittest

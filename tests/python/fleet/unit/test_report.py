@@ -1,4 +1,4 @@
-"""Tests the fleet's status, and the moves that it refuses."""
+"""Tests the status of the fleet, and the moves that the fleet refuses."""
 
 import unittest
 from dataclasses import replace
@@ -13,7 +13,7 @@ A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 
 def status(there: World, unheard: str = "", **more: object) -> report.Status:
-    """Returns the present status; the hosts in `unheard` last replied a minute ago."""
+    """Returns the current status. The hosts in `unheard` last replied a minute ago."""
     records = {
         name: HostRecord(observed, there.now - (60 if name in unheard else 0))
         for name, observed in there.hosts.items()

@@ -1,4 +1,4 @@
-"""Tests that load adds and removes copies without flapping, and spares copies of the spec."""
+"""Tests that extra copies follow the load without flapping, and that the spec's copies stay."""
 
 import unittest
 from dataclasses import replace
@@ -24,7 +24,7 @@ def spec_of(*models: dict[str, Any]) -> Spec:
 
 
 def view(spec: Spec, on: dict[str, dict[str, Load]], **more: Any) -> View:
-    """Returns three hosts with one GPU each; `on` is model: host: load."""
+    """Returns a view of three hosts with one GPU each. `on` maps models and hosts to loads."""
     hosts: dict[str, ObservedHost] = {}
     for name in "abc":
         copies = {
@@ -38,7 +38,7 @@ def view(spec: Spec, on: dict[str, dict[str, Load]], **more: Any) -> View:
 
 
 class Room:
-    """A replacement for `place` with room for `room` copies, placed by priority."""
+    """A replacement for `place` with room for `room` copies. Higher priorities come first."""
 
     def __init__(self, room: int) -> None:
         self.room, self.calls = room, 0

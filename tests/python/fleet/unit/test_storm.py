@@ -1,4 +1,4 @@
-"""Tests that random events never make the fleet remove a last copy, and that it settles."""
+"""Tests that the fleet never removes a last copy, and recovers from random events."""
 
 import unittest
 
@@ -28,7 +28,7 @@ class Storms(unittest.TestCase):
                 self.assertTrue(self.settled(there), there)
 
     def settled(self, there: Storm) -> bool:
-        """Checks that the world is in the desired state, and the fleet sends no actions."""
+        """Checks that the world is in the desired state and that the fleet sends no actions."""
         actions = there.actions
         if actions.apply or actions.fetch or actions.drain or actions.undrain:
             return False

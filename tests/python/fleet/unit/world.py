@@ -1,4 +1,4 @@
-"""A simulation of hosts and Envoy: commands take time, messages are lost, hosts die."""
+"""A simulation of hosts and Envoy with slow commands, lost messages and dead hosts."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -52,7 +52,7 @@ class World:
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def step(self) -> None:
-        """Simulates one step: Envoy reads its files, models load, the fleet decides, hosts act."""
+        """Simulates one step of Envoy, of the models' loading, of the fleet and of the hosts."""
         self.wait()
         self.act()
 
@@ -88,11 +88,11 @@ class World:
             self.step()
 
     def restart_fleet(self) -> None:
-        """Restarts the Fleet actor, which keeps only the state on disk."""
+        """Restarts the Fleet actor, which loses all state that is not on disk."""
         self.memory = Memory(self.memory.placement, self.memory.published)
 
     def answers(self, model: str, name: str) -> bool:
-        """Checks whether the copy is ready from Envoy's point of view."""
+        """Returns true if a readiness check by Envoy would succeed for the copy."""
         found = self.hosts[name].copies.get(model)
         return name not in self.dead and found is not None and found.ready and not found.drained
 
@@ -100,13 +100,13 @@ class World:
         return {each.host for each in self.memory.published.get(model, ())}
 
     def serving(self, model: str) -> set[str]:
-        """Returns published hosts that can serve the model, drained or not."""
+        """Returns the published hosts that can serve the model, including drained hosts."""
         there = self.published(model) - self.dead
         copies = {name: self.hosts[name].copies.get(model) for name in there}
         return {name for name, each in copies.items() if each and each.ready}
 
     def astray(self, model: str) -> set[str]:
-        """Returns hosts without the model to which Envoy sends its requests."""
+        """Returns the hosts that get the model's requests from Envoy but have no copy of it."""
         sent = {name for name, healthy in self.envoy_health.get(model, {}).items() if healthy}
         return {name for name in sent - self.dead if model not in self.hosts[name].copies}
 

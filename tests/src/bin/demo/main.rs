@@ -1,5 +1,5 @@
-//! The demo: three models on an emulated GPU, whose shares change repeatedly under load while every
-//! answer is checked.
+//! The demo, which serves three models on an emulated GPU. It changes their shares repeatedly under
+//! load, and checks every answer.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the demo writes to the user's terminal")]
 
 mod report;
@@ -63,7 +63,7 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Runs the complete demo. Returns true if it passed.
+/// Runs the complete demo. Returns true if the demo passed.
 async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     let workloads = workload::all()?;
     let mut server = ServerUnderTest::start(Home::new()?, Some(&config()))?;
@@ -95,7 +95,8 @@ async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     Ok(passed)
 }
 
-/// Loads and resizes all models. Returns the resizes of each model, in the order of the models.
+/// Sends load to all models, and resizes the models meanwhile. Returns the resizes of each model,
+/// in the order of the models.
 async fn under_load(server: &ServerUnderTest, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
     let start = Instant::now();
     let loads = (1..).zip(workloads).map(|(seed, workload)| workload.load(server, span, seed));

@@ -10,7 +10,7 @@ use shadowslice_tests::status::{HandoverJson, StatusJson};
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// The smallest sending delay of the client that the demo reports, in ms.
+/// The minimum sending delay of the client that the demo reports, in ms.
 const LATE_MS: f64 = 10.0;
 
 /// Prints a line of progress.
@@ -85,8 +85,8 @@ impl DemoReport<'_> {
         self.remarks();
     }
 
-    /// Prints the verdict. Returns true if no request was lost or answered wrongly, and every
-    /// resize succeeded and none was rolled back.
+    /// Prints the verdict, and returns true if the demo passed. It passes if no request was lost or
+    /// answered wrongly, every resize succeeded, and no resize was rolled back.
     pub(crate) fn verdict(&self, status: &StatusJson) -> bool {
         let lost: u64 = self.workloads.iter().map(|workload| workload.tally.lock().failures()).sum();
         let wrong: u64 = self.workloads.iter().map(|workload| workload.tally.lock().wrong).sum();

@@ -76,7 +76,8 @@ async fn one_model(
     resizes
 }
 
-/// Adds the time to effect, if `resize` returned before the first batch at the new share completed.
+/// Adds the effect time to the result, if `resize` returned before the first batch at the new share
+/// completed.
 async fn with_effect(server: &ServerUnderTest, model: &str, handover: HandoverJson) -> HandoverJson {
     if handover.effect_ms.is_some() {
         return handover;

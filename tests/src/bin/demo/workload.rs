@@ -15,7 +15,8 @@ const CONNECTIONS: usize = 4;
 /// A model under load.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
-    /// The shares that the model gets in rotation, in percent.
+    /// The shares that the model gets one after the other, in percent. The first share follows the
+    /// last.
     pub(crate) shares: &'static [u32],
     /// The tally of the requests so far.
     pub(crate) tally: Arc<Mutex<LoadTally>>,
@@ -38,7 +39,8 @@ pub(crate) fn all() -> Result<Vec<Workload>, CasesError> {
     ])
 }
 
-/// Makes cases with rows of sixteen numbers, the standard scores of the numbers, and their mean.
+/// Makes the cases of the model `first`. Each input is a row of sixteen numbers, and the outputs
+/// are the standard scores and the mean of these numbers.
 fn standardised() -> Vec<RequestCase> {
     let case = |n: u16| {
         let row: Vec<f32> = (0..16u8).map(|i| f32::from(n * u16::from(i) % 17)).collect();

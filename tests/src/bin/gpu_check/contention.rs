@@ -1,6 +1,6 @@
-//! The stage `contention`, which measures how much one model's batches are slowed down by another
-//! model. It uses several shares of both models: on the same groups of SMs, on disjoint groups, and
-//! on overlapping groups.
+//! The stage `contention`, which measures how much one model slows down another model's batches.
+//! The shares of the two models place them on the same groups of SMs, on disjoint groups, or on
+//! overlapping groups.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,7 +18,7 @@ use crate::serving::{RunningServer, ServingOptions};
 use crate::tools::CheckSettings;
 use crate::traffic::{Saturation, TestedModel};
 
-/// The pairs of models. The first model is measured, and the second model slows it down.
+/// The pairs of models. The stage measures the first model, while the second model slows it down.
 const PAIRS: [[&str; 2]; 4] =
     [["resnet50", "vgg19"], ["resnet50", "bert-base"], ["mobilenet-v2", "vgg19"], ["bert-base", "resnet50"]];
 
@@ -36,11 +36,11 @@ const SHARES: [[u32; 2]; 10] = [
     [50, 50],
 ];
 
-/// The maximum batch size, with which the other model runs, and the rows of the measured requests.
-/// Measured requests are sent one at a time, so that no request is queued.
+/// The maximum batch size, in rows, and the sizes of the measured requests, in rows. The measured
+/// requests are sent one at a time, so that no request is queued.
 const BATCHES: [(u32, &[u32]); 2] = [(16, &[1, 8]), (2, &[1])];
 
-/// The number of requests in flight of the other model: one executes, one is queued, and one is in
+/// The number of the second model's requests in flight: one executes, one is queued, and one is in
 /// transit.
 const IN_FLIGHT: usize = 3;
 
@@ -63,7 +63,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     Ok(())
 }
 
-/// Measures one pair, with batches of at most `batch` rows.
+/// Measures one pair of models, whose batches have at most `batch` rows.
 async fn pair(
     settings: &CheckSettings,
     figures: &mut FigureStore,

@@ -22,7 +22,7 @@ pub(crate) struct FigureStore {
 }
 
 impl FigureStore {
-    /// Opens the figures in a folder. If the folder has no figures, they are empty.
+    /// Opens the figures in a folder. Starts without figures if the folder contains none.
     pub(crate) fn open(folder: &Path, settings: &CheckSettings) -> Result<Self, StageError> {
         let path = folder.join("gpu.json");
         let tree = match fs::read(&path) {
@@ -102,7 +102,8 @@ impl FigureStore {
         self.save()
     }
 
-    /// Removes the progress of a stage.
+    /// Removes the record of the models that a stage has finished, so that the stage measures all
+    /// models again.
     pub(crate) fn start_over(&mut self, stage: CheckStage) {
         self.remove(&["progress", stage.name()]);
     }

@@ -144,7 +144,8 @@ async fn capacities(
     Ok(())
 }
 
-/// The times of the events that disturb the second GPU.
+/// The periods in which the second GPU is calm, performs hand-overs, and recovers from the kill of
+/// its MPS server.
 struct Disturbance {
     calm: TimeWindow,
     handovers: TimeWindow,
@@ -158,7 +159,7 @@ async fn disturb(
     uuid: Option<&str>,
 ) -> Result<Disturbance, StageError> {
     let begun = Instant::now();
-    // The calm period has a fixed length, so no event marks its end.
+    // No event marks the end of the calm period, so the stage sleeps for its fixed length.
     sleep(CALM).await;
     let calm = (begun, Instant::now());
     for (model, n) in models.iter().flat_map(|model| (0..HANDOVERS).map(move |n| (model, n))) {

@@ -66,7 +66,7 @@ async fn hand_over_model(
     Ok(handovers)
 }
 
-/// Stores the medians and all single values.
+/// Stores the median time of each phase, and the times of every hand-over.
 fn into_figures(figures: &mut FigureStore, model: &str, handovers: &[HandoverResult]) {
     let raw: Vec<Value> = handovers.iter().map(HandoverResult::json).collect();
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -84,8 +84,8 @@ fn into_figures(figures: &mut FigureStore, model: &str, handovers: &[HandoverRes
     add_stalls(figures, model, &stalls);
 }
 
-/// Adds stalls to the figures. All values are kept, because they are few and short. A later run of
-/// the same kind replaces them.
+/// Adds the stalls of one kind of hand-over to the figures. Replaces the stalls of this kind from
+/// an earlier run.
 pub(crate) fn add_stalls(figures: &mut FigureStore, kind: &str, stalls_us: &[f64]) {
     figures.set(&["raw", "stall_us", kind], stalls_us);
     let all = figures.get(&["raw", "stall_us"]).and_then(Value::as_object);

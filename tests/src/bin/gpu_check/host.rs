@@ -40,7 +40,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
             );
         }
     }
-    // Without MPS on the host, the supervisor does not divide the GPU.
+    // The program is missing on a host without MPS. The supervisor then does not divide the GPU.
     let mps = ask("nvidia-cuda-mps-control", &["-v"]).await.ok();
     figures.set(&["mps"], mps.map_or(Value::Null, |version| version.trim().into()));
     figures
@@ -56,7 +56,7 @@ async fn doctor(settings: &CheckSettings) -> Result<Value, StageError> {
     let program = || "shadowslice doctor --json".to_owned();
     let result = result.map_err(|_| StageError::Timeout { program: program(), within: PROGRAM_TIMEOUT })?;
     let output = result.map_err(|source| StageError::Io { what: format!("run `{}`", program()), source })?;
-    // The folder of the binaries is specific to the host, so it is left out of the figures.
+    // The folder of the binaries differs between hosts, so the figures contain a placeholder.
     let report =
         String::from_utf8_lossy(&output.stdout).replace(&*settings.bin_dir.to_string_lossy(), "BIN_DIR");
     serde_json::from_str(&report).map_err(|source| {

@@ -1,5 +1,5 @@
 //! The stage `lossless`, which runs many hand-overs of all models under load. No request may be
-//! lost or answered wrongly. A twin run repeats the load without hand-overs.
+//! lost or answered wrongly. For comparison, a twin run repeats the load without hand-overs.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ use crate::traffic::{BackgroundLoad, LoadResult, Saturation, TestedModel, Traffi
 /// The minimum number of hand-overs of all models together.
 const HANDOVERS: usize = 200;
 
-/// The minimum number of hand-overs of each model. Some models start ten times as fast as others.
+/// The minimum number of hand-overs of each model. Without this minimum, models that start ten
+/// times as fast as others would get nearly all hand-overs.
 const MIN_PER_MODEL: usize = 10;
 
 /// The number of failures after which a model gets no further hand-overs.
@@ -53,8 +54,8 @@ pub(crate) struct ModelLoads {
 }
 
 impl ModelLoads {
-    /// Measures the throughput of each model while all models are saturated. Uses half of the
-    /// throughput as the rate.
+    /// Measures the throughput of each model while all models are saturated. Returns loads whose
+    /// rates are half of that throughput.
     pub(crate) async fn half(serving: &RunningServer, models: &[String]) -> Result<Self, StageError> {
         let learning = models.iter().map(|model| TestedModel::learn(&serving.server, model));
         let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
@@ -121,9 +122,10 @@ fn p99(tally: &LoadTally) -> f64 {
     rounded(tally.latency_ms(0.99))
 }
 
-/// Writes two files next to the log: the arrival and latency of each request, and the start and end
-/// of each hand-over with the phases of its worker's start. The files show which requests were
-/// slow, and when. Times are those of the system clock, in microseconds.
+/// Writes two files next to the log. The first file contains the arrival and latency of each
+/// request. The second file contains the start and end of each hand-over, with the phases of its
+/// worker's start. Together, the files show which requests were slow, and when. Times are those of
+/// the system clock, in microseconds.
 fn record(
     settings: &CheckSettings,
     loads: &ModelLoads,
@@ -160,12 +162,13 @@ fn record(
 struct ModelHandovers {
     effects_ms: Vec<f64>,
     stalls_us: Vec<f64>,
-    /// The time window of each hand-over, from its request to its effect, and its figures.
+    /// The time window and the figures of each hand-over. The window extends from the request for
+    /// the hand-over to its effect.
     courses: Vec<(TimeWindow, Value)>,
     failed: Vec<String>,
 }
 
-/// The minimum numbers of hand-overs.
+/// The minimum number of hand-overs, for all models together and for each model.
 #[derive(Debug, Clone, Copy)]
 struct HandoverTargets {
     total: usize,

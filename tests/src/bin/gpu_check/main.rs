@@ -75,21 +75,22 @@ struct Arguments {
     /// Run only the mix of this name in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "scenario")]
     scenarios: Vec<String>,
-    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; you can
-    /// repeat this option.
+    /// A YAML file with mixes for the stage `mixes`, instead of the mixes in tests/gpu/mixes; you
+    /// can repeat this option.
     #[arg(long = "mixes")]
     mixes: Vec<PathBuf>,
-    /// The factor for the rates of all clients that do not wait for answers.
+    /// The factor for the rates of all open-loop clients, which do not wait for answers.
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     scale: f64,
-    /// Print only the models that the files of `--mixes` name.
+    /// Print the names of the models that the files of `--mixes` use, and run no stage.
     #[arg(long, requires = "mixes")]
     list_models: bool,
     /// Run only this policy in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
     /// The number of rounds in which the stages `policies` and `mixes` measure each policy. Every
-    /// second round runs in reverse order, because a host may be busy at times.
+    /// second round runs the policies in reverse order, so that a host that is busy at times
+    /// affects all policies.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// The time limit of the whole run, in seconds. Stages that run out of time end early, and keep
@@ -115,7 +116,8 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Waits for SIGINT or SIGTERM. The check can then clean up the processes that it started.
+/// Waits for SIGINT or SIGTERM, and returns its name. The check handles these signals so that it
+/// can stop the processes that it started.
 async fn stop_signal() -> String {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
         return "cannot wait for signals".into();

@@ -32,7 +32,8 @@ const SERVER_KILLS: usize = 1;
 /// The rate of the load, in requests per second.
 const RATE: f64 = 50.0;
 
-/// The maximum allowed growth of GPU memory after the kills, in MiB.
+/// The maximum allowed increase of the used GPU memory from before the kills to after the kills, in
+/// MiB.
 const MAX_GROWTH_MIB: i64 = 16;
 
 pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
@@ -97,7 +98,7 @@ async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), 
     let doomed: Vec<i32> =
         serving.server.model(&model.name).await?.workers.iter().map(|worker| worker.pid).collect();
     for process in doomed.iter().filter_map(|pid| ProcessHandle::of(*pid)) {
-        // The worker may just have exited, so the error is ignored.
+        // The worker may already have exited, so the error is ignored.
         process.signal(Signal::SIGKILL).ok();
     }
     let fresh = |status: &ModelStatus| {
@@ -105,8 +106,8 @@ async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), 
         status.state == "ready" && other
     };
     let status = serving.server.wait_status(&model.name, "a worker after the kill", fresh).await?;
-    // If a request is in flight at several worker deaths, the supervisor treats it as their cause.
-    // The test therefore waits for new requests.
+    // The supervisor blames a request that is in flight at several worker deaths. The stage
+    // therefore waits until new requests have been answered.
     let enough = status.requests.succeeded + BETWEEN_KILLS;
     let served = |status: &ModelStatus| status.requests.succeeded > enough;
     serving.server.wait_status(&model.name, "answers after the kill", served).await?;
@@ -118,8 +119,8 @@ async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(
     let server = serving.server.status().await?.gpus.first().and_then(|gpu| gpu.mps_server_pid);
     let Some(process) = server.and_then(ProcessHandle::of) else { return Ok(()) };
     let before = serving.wait_single_worker(&model.name).await?.pid;
-    // If the server has already exited on its own, a new worker serves too, so the error is
-    // ignored.
+    // If the server has already exited on its own, the workers are replaced as well, so the error
+    // is ignored.
     process.signal(Signal::SIGKILL).ok();
     let fresh = |status: &ModelStatus| {
         status.state == "ready" && status.workers.iter().all(|worker| worker.pid != before)
@@ -128,14 +129,14 @@ async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(
     Ok(())
 }
 
-/// Returns the used memory of the GPU in MiB, or 0 for an emulated GPU.
+/// Returns the GPU memory that is in use, in MiB, or 0 for an emulated GPU.
 async fn used_mib(settings: &CheckSettings) -> Result<i64, StageError> {
     let CheckedDevice::Gpu(index) = &settings.device else { return Ok(0) };
     let used = query_gpu(settings, index, "memory.used").await?;
     used.parse().map_err(|_| StageError::Unusable(format!("unexpected output of nvidia-smi: {used:?}")))
 }
 
-/// Formats the table for the page.
+/// Formats the stage's table for gpu.md.
 pub(crate) fn show(figures: &Value) -> String {
     let parts =
         ["one_mib", "two_mib", "effect_ms", "before_kills_mib", "after_kills_mib", "lost", "left_mib"];

@@ -25,7 +25,7 @@ const TOKENS: f64 = 1000.0;
 pub(crate) struct MeasuredModel {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// The size of the file in bytes. Nearly all bytes belong to weights.
+    /// The size of the model file in bytes, which is close to the size of the weights.
     pub(crate) size: u64,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<MeasuredModel>,
     Ok(models.into_values().collect())
 }
 
-/// Makes the inputs of one request. Another seed produces other inputs.
+/// Makes the random inputs of one request. Each seed produces different inputs.
 pub(crate) fn inputs(
     specs: &[ModelInputSpec],
     rows: u32,

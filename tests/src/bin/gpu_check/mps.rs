@@ -46,7 +46,7 @@ impl PrivateMpsDaemon {
         let printed = fs::File::create(&log).map_err(StageError::io("write", &log))?;
         let errors = printed.try_clone().map_err(StageError::io("write", &log))?;
         let mut command = Command::new(CONTROL);
-        // The standard input stays open, because the daemon might interpret its end as a command.
+        // The standard input stays open, because the daemon could interpret its end as a command.
         command.arg("-f").stdin(Stdio::piped()).stdout(printed).stderr(errors).process_group(0);
         environment(&mut command, &folder, &logs, uuid);
         let child =
@@ -89,8 +89,8 @@ impl PrivateMpsDaemon {
         let user = nix::unistd::getuid();
         loop {
             tick.tick().await;
-            // The command fails until the daemon is listening, and does nothing if a server exists.
-            // The error is therefore ignored.
+            // The command fails until the daemon listens. It does nothing if a server already
+            // exists. The error is therefore ignored.
             let _ = self.ask(&format!("start_server -uid {user}")).await;
             let servers = self.ask("get_server_list").await.unwrap_or_default();
             if let Some(server) = servers.split_ascii_whitespace().next()

@@ -1,6 +1,6 @@
 //! The stage `neighbours`, which measures how much the incumbent and other models slow down while a
-//! shadow warms up. It compares requests that overlap a hand-over with the same load without
-//! hand-overs.
+//! shadow warms up. It compares the latencies of requests that overlap a hand-over with the
+//! latencies under the same load without hand-overs.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const SHARES: [u32; 2] = [45, 30];
 /// The time for which the load runs before the first hand-over.
 const CALM: Duration = Duration::from_secs(20);
 
-/// The minimum number of requests from which a p99 is computed.
+/// The minimum number of requests for which a p99 is computed.
 const MIN_REQUESTS: usize = 100;
 
 /// The start and the end of a period.
@@ -42,7 +42,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     let loads = ModelLoads::half(&serving, &settings.names()).await?;
     let running = loads.start(None);
     let begun = Instant::now();
-    // The calm period has a fixed length, so no event marks its end.
+    // No event marks the end of the calm period, so the stage sleeps for its fixed length.
     sleep(if settings.quick { CALM / 4 } else { CALM }).await;
     let calm = (begun, Instant::now());
     let mut warming = Vec::new();

@@ -25,7 +25,7 @@ pub(crate) fn mean(values: &[f64]) -> Option<(f64, f64)> {
     Some((mean, (squares / (count - 1.0) / count).sqrt()))
 }
 
-/// Summarises a sample for the figures. The summary of an empty sample is null.
+/// Returns the p50, p99, maximum and size of a sample, or null for an empty sample.
 pub(crate) fn summary(values: &[f64]) -> Value {
     let at = |q| quantile(values, q).map(rounded);
     match at(1.0) {
@@ -34,7 +34,7 @@ pub(crate) fn summary(values: &[f64]) -> Value {
     }
 }
 
-/// Rounds to four significant digits, which is more precise than any of these measurements.
+/// Rounds to four significant digits, which is more precise than any measurement of the check.
 pub(crate) fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;

@@ -1,5 +1,5 @@
-//! The stage `pairs`, which measures the mutual slowdown of every pair of models. Both models have
-//! a share of 50 % and are saturated.
+//! The stage `pairs`, which measures how much the models of each pair slow each other down. Both
+//! models have a share of 50 % and are saturated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::traffic::{Saturation, TestedModel};
 /// The share of each model, in percent.
 const SHARE: u32 = 50;
 
-/// The number of rows of each request. A request fills a batch.
+/// The number of rows of each request, which fills a batch.
 const ROWS: u32 = 8;
 
 /// The number of requests in flight per model: one executes, one is queued, and one is in transit.

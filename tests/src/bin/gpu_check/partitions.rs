@@ -24,12 +24,12 @@ use crate::traffic::{BackgroundLoad, LoadResult, Saturation, TestedModel};
 /// The number of share changes of all models together, for each kind of change.
 const CHANGES: usize = 500;
 
-/// The alternating shares in percent, for the case that the worker keeps the partitions of all of
-/// them ready.
+/// The alternating shares of the changes of kind `announced`, in percent. A worker keeps the
+/// partitions of all these shares ready.
 const ANNOUNCED: &[u32] = &[30, 36];
 
-/// The alternating shares in percent, for the case that there are more of them than the worker
-/// keeps ready.
+/// The alternating shares of the changes of kind `unannounced`, in percent. There are more of these
+/// shares than a worker keeps partitions ready.
 const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
 
 /// The interval between two changes of a model.
@@ -39,14 +39,14 @@ const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
 /// share.
 const TWIN_PARTS: u64 = 5;
 
-/// The two models of the isolation test, if both exist. The latency of the first model must not
-/// change. The second model, the hog, is saturated.
+/// The two models of the isolation test, if both exist. The second model, the hog, is saturated.
+/// The load on the hog must not change the latency of the first model.
 const PAIR: [&str; 2] = ["mobilenet-v2", "vgg19"];
 
-/// The load on the first model, in requests per second.
+/// The rate of the first model's requests in the isolation test, in requests per second.
 const QUIET_RATE: f64 = 150.0;
 
-/// The number of parts of the load on the first model.
+/// The number of parts of the first model's load in the isolation test.
 const QUIET_PARTS: u64 = 3;
 
 /// The number of requests in flight to the hog.
@@ -84,7 +84,7 @@ async fn changes(
     let names = record_starts(&serving, figures).await?;
     let loads = ModelLoads::half(&serving, &names).await?;
     let mut twins = Vec::new();
-    // The share with which the changes begin must be set last.
+    // The share at which the changes begin must be set last, so the order is reversed.
     for share in ANNOUNCED.iter().rev() {
         settle(&serving, &names, *share).await;
         twins.push(finish_all(loads.start(Some(TWIN_PARTS)), false).await?);
@@ -144,7 +144,7 @@ fn memory_grown(before: &[Option<u64>], after: &[Option<u64>]) -> Vec<i64> {
     before.iter().zip(after).filter_map(grown).collect()
 }
 
-/// The results of one model's changes.
+/// The results of one model's share changes.
 #[derive(Debug, Default)]
 struct ShareChanges {
     /// The times from the request for a change to its answer, in ms. After the answer, the next
@@ -217,8 +217,8 @@ fn into_figures(
     failures
 }
 
-/// Measures the latency of a model under open-loop load in three situations: alone, next to a busy
-/// model on other groups, and next to a busy model on the same groups.
+/// Measures the latency of the first model of [`PAIR`] under open-loop load in three situations:
+/// alone, next to the hog on other groups, and next to the hog on the same groups.
 async fn isolation(
     settings: &CheckSettings,
     figures: &mut FigureStore,
@@ -235,7 +235,7 @@ async fn isolation(
     let quiet_load =
         async || BackgroundLoad::start(&subject, QUIET_RATE, Some(QUIET_PARTS)).finish(false).await;
     serving.server.resize(&hog.name, 75).await?;
-    // The first load warms up the shapes and shares that the measurements use.
+    // The first load only warms up the shapes and shares that the measurements use.
     quiet_load().await?;
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {

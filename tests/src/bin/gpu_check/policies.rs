@@ -1,4 +1,5 @@
-//! The stages `policies` and `mixes`, which run the same loads under each policy, mix by mix.
+//! The stages `policies` and `mixes`, which run each mix of models with the same load under each
+//! policy.
 
 mod contestants;
 mod mix;
@@ -25,13 +26,13 @@ use crate::serving::{RunningServer, gpu, threads};
 use crate::stages::CheckStage;
 use crate::tools::CheckSettings;
 
-/// Measures the mixes of one to three models.
+/// Runs the stage `policies`, which uses the mixes of one to three models.
 pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     run_all(CheckStage::Policies, mix::small()?, settings, figures).await
 }
 
-/// Measures the mixes in the files that the command line names. Without such files, measures the
-/// mixes of five models.
+/// Runs the stage `mixes`. Uses the files that the command line names, or else the mixes of five
+/// models.
 pub(crate) async fn run_mixes(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     let mixes = if settings.mixes.is_empty() { mix::five()? } else { from_files(settings)? };
     run_all(CheckStage::Mixes, mixes, settings, figures).await
@@ -55,8 +56,8 @@ pub(crate) fn models_of(files: &[PathBuf]) -> Result<Vec<String>, StageError> {
     Ok(names)
 }
 
-/// Runs the mixes that the command line selects. If a policy fails, the other policies still run,
-/// and the error at the end names the failed one.
+/// Runs the mixes that the command line selects. If a policy fails, the other policies still run.
+/// The returned error then names the failed policies.
 async fn run_all(
     stage: CheckStage,
     mixes: Vec<ModelMix>,
@@ -83,8 +84,8 @@ async fn run_all(
     if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Returns the files of a mix's models. A mix from a file runs without its missing models, and its
-/// name then lists them.
+/// Returns the files of a mix's models. A mix from a file runs without the models that are missing.
+/// The name of the mix then lists the missing models.
 fn available_models<'a>(
     mix: &mut ModelMix,
     stage: CheckStage,
@@ -126,8 +127,8 @@ struct UnderTest<'a> {
 }
 
 impl UnderTest<'_> {
-    /// Runs all policies, each with its own supervisor. The supervisors share the optimised models.
-    /// These are removed at the end, because they are as large as the models.
+    /// Runs all policies, each with its own supervisor. The supervisors share the optimised models,
+    /// which need as much disk space as the models. This function removes them at the end.
     async fn run(&self, figures: &mut FigureStore, failures: &mut Vec<String>) -> Result<(), StageError> {
         let Self { stage, mix, settings, .. } = *self;
         let optimised = tempfile::Builder::new().prefix("ss-kept-").tempdir_in("/tmp");

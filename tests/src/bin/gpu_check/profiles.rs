@@ -60,8 +60,8 @@ async fn measure(
     Ok(())
 }
 
-/// Replaces the lines `source` and `memory` of a profile, so that they describe the device and the
-/// memory of this check.
+/// Replaces the lines `source` and `memory` of a profile by this check's device and the memory that
+/// the stage `sweep` measured.
 fn with_source_and_memory(
     settings: &CheckSettings,
     figures: &FigureStore,

@@ -24,7 +24,7 @@ struct PythonClientReport {
     answered: Vec<(u64, u64)>,
     /// The planned time of each failed request, and the reason.
     failed: Vec<(u64, String)>,
-    /// The planned time of each request, and its delay in sending.
+    /// The planned time of each request, and the delay with which it was sent.
     sent_late: Vec<(u64, u64)>,
 }
 

@@ -1,5 +1,5 @@
-//! The page, which shows the figures as tables. It explains each figure and names the command that
-//! measures it. It lists figures that are missing.
+//! The page gpu.md, which shows the figures as tables. It explains each figure and names the
+//! command that measures it. It also lists the figures that are missing.
 
 mod brief;
 mod contention;
@@ -218,7 +218,8 @@ pub(crate) fn page(figures: &Value) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// Lists the number of SMs by percentage. Combines consecutive percentages with equal numbers.
+/// Lists the number of SMs by percentage. Combines consecutive percentages that have the same
+/// number of SMs.
 fn sms(figures: &Value) -> String {
     let mut steps: Vec<(u64, u64, u64)> = Vec::new();
     let all = figures["sms_by_percent"].as_object().into_iter().flatten();
@@ -254,7 +255,7 @@ fn samples(figures: &Value, rows: &[(&str, &[&str])]) -> String {
     table.text()
 }
 
-/// Renders a table that has one row for each model and one column for each part.
+/// Renders a table that has one row for each model and one column for each of the keys `parts`.
 pub(crate) fn matrix(figures: &Value, figure: &str, parts: &[&str]) -> String {
     let mut table = Table::new(&[&["model"], parts].concat());
     for (model, of) in figures[figure].as_object().into_iter().flatten() {

@@ -94,7 +94,8 @@ impl RunningServer {
             if !self.server.process().is_alive() {
                 return Err(StageError::Unusable(format!("the supervisor exited; its log:\n{}", log())));
             }
-            // The command fails until the control socket exists.
+            // The command fails until the control socket exists, so a failure counts as an empty
+            // list.
             let models = self.server.status().await.map(|status| status.models).unwrap_or_default();
             if let Some(model) = models.iter().find(|model| model.state == "unready") {
                 let why = model.more.get("why").and_then(Value::as_str).unwrap_or("no reason given");
@@ -126,7 +127,7 @@ impl RunningServer {
         Ok(HandoverResult { handover: last, worker })
     }
 
-    /// Waits until a model has a single worker, and returns it.
+    /// Waits until a model has a single worker, and returns that worker.
     pub(crate) async fn wait_single_worker(&self, model: &str) -> Result<WorkerStatusJson, StageError> {
         let alone = |model: &status::ModelStatusJson| model.workers.len() == 1 && incumbent(model).is_some();
         let status = self.server.wait_status(model, "the end of the old worker", alone).await?;
@@ -134,8 +135,8 @@ impl RunningServer {
         incumbent(&status).cloned().ok_or_else(missing)
     }
 
-    /// Stops the supervisor. Records processes and files that the supervisor leaves behind. The
-    /// other figures remain valid.
+    /// Stops the supervisor. Processes and files that the supervisor leaves behind are recorded.
+    /// They do not fail the stage, because its figures remain valid.
     pub(crate) async fn stop(self, figures: &mut FigureStore) -> Result<(), StageError> {
         match self.server.stop().await {
             Err(home::HarnessError::LeftBehind(left)) => figures.set(&["left_behind", &self.name], left),
@@ -153,7 +154,7 @@ pub(crate) struct HandoverResult {
 }
 
 impl HandoverResult {
-    /// Formats the hand-over for the unprocessed figures.
+    /// Formats the hand-over for the raw figures.
     pub(crate) fn json(&self) -> Value {
         let HandoverJson { from_sms, to_sms, effect_ms, stall_us, .. } = &self.handover;
         let boot = self.worker.as_ref().and_then(|worker| worker.more.get("boot_ms"));
@@ -187,7 +188,7 @@ pub(crate) fn gpu(settings: &CheckSettings) -> String {
     }
 }
 
-/// Returns the number of threads per model.
+/// Returns the number of threads that compute the reference answers of a model.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
 }

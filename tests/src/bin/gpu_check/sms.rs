@@ -34,7 +34,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     };
     let uuid = query_gpu(settings, index, "uuid").await?;
     let daemon = PrivateMpsDaemon::start(settings, &uuid).await?;
-    // The memory of the server does not belong to a client, so it is subtracted.
+    // The MPS server uses GPU memory too. That memory is subtracted from the memory of the probes.
     let idle = query_gpu(settings, index, "memory.used").await?.parse::<f64>().ok();
     let outcome = shares(settings, &daemon, figures, idle).await;
     figures.save()?;

@@ -34,7 +34,7 @@ pub(crate) enum CheckStage {
     Neighbours,
     /// Execution times, memory and numerical errors of each model at each share.
     Sweep,
-    /// All pairs of models, which run at the same time.
+    /// The mutual slowdown of two models that run at the same time, for all pairs of models.
     Pairs,
     /// The profile of each model by `shadowslice profile`.
     Profiles,
@@ -42,12 +42,12 @@ pub(crate) enum CheckStage {
     Policies,
     /// A comparison of more policies, with five models at the same time.
     Mixes,
-    /// Two GPUs of one host, if the host has two.
+    /// The throughput and the isolation of two GPUs, if the host has two GPUs.
     Gpus,
 }
 
 impl CheckStage {
-    /// All stages, beginning with the most valuable.
+    /// All stages in the order in which they run. The most valuable stages run first.
     pub(crate) const ALL: [Self; 14] = [
         Self::Host,
         Self::Sms,

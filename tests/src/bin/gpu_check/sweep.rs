@@ -29,7 +29,7 @@ const QUICK_SHARES: [u32; 3] = [100, 30, 12];
 /// The batch sizes, in rows.
 const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
-/// The share at which the page shows the memory, in percent.
+/// The share whose GPU memory the page shows, in percent.
 const USUAL_SHARE: u32 = 30;
 
 /// The time for which batches of one size are sent, one by one.
@@ -80,8 +80,8 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
                 let execution = execution_ms(&serving, &model.name, batch).await?;
                 times.extend(execution.or(median(&closed.latencies_ms)).map(|ms| (batch, rounded(ms))));
             }
-            // The driver attributes weights to the worker that loaded them. The weights that other
-            // workers share are therefore added.
+            // The driver attributes shared weights to the worker that loaded them. If another
+            // worker loaded weights that this worker uses, their size is added.
             let kind = |kind: &str| {
                 worker.more.get("memory").and_then(|memory| memory[kind].as_f64()).unwrap_or(0.0)
             };

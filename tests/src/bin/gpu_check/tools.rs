@@ -116,7 +116,7 @@ impl CheckSettings {
         fs::write(&path, text).map_err(StageError::io("write", &path))
     }
 
-    /// Returns `full`, or `quick` in a quick run.
+    /// Returns `quick` in a quick run, and otherwise `full`.
     pub(crate) fn count(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
@@ -161,8 +161,8 @@ pub(crate) async fn query_gpu(
     Ok(output(command, SMI_TIMEOUT, &settings.log("nvidia-smi")).await?.trim().to_owned())
 }
 
-/// A program and all processes that it started. Dropping this value kills them if the program is
-/// still running.
+/// A program and all processes that it started. Dropping this value kills all of them if the
+/// program is still running.
 #[derive(Debug)]
 pub(crate) struct ProcessFamily(Option<ProcessHandle>);
 

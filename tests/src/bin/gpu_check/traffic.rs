@@ -16,9 +16,9 @@ use tonic::Status;
 use crate::error::StageError;
 use crate::models::inputs;
 
-/// The maximum allowed difference from the first answer to the same input, relative to the largest
-/// value. Answers differ because kernels and the order of sums depend on the batch size and the
-/// share.
+/// The maximum allowed difference between two answers to the same input, relative to the largest
+/// value of the first answer. Answers differ because kernels and the order of sums depend on the
+/// batch size and the share.
 pub(crate) const TOLERANCE: f32 = 0.02;
 
 /// The maximum allowed difference for BF16, whose significand has eight bits.
@@ -27,14 +27,14 @@ const TOLERANCE_BF16: f32 = 0.06;
 /// The maximum allowed difference for an arbitrary model. This limit detects only gross errors.
 const TOLERANCE_UNKNOWN: f32 = 0.1;
 
-/// The number of different inputs that are tried for each model.
+/// The number of different inputs that the requests of a model contain.
 const INPUTS: u64 = 8;
 
-/// The number of connections that the loads of a model share. In most loads, each client has its
-/// own connection.
+/// The number of connections that all loads of a model share. Only in [`TestedModel::saturate`],
+/// each client has its own connection.
 const CONNECTIONS: usize = 24;
 
-/// The length of each part of a load. Each part has its own arrivals.
+/// The length of each part of a load. Each part has its own random arrivals.
 const PART: Duration = Duration::from_secs(2);
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,8 +58,8 @@ struct KnownAnswer {
 }
 
 impl TestedModel {
-    /// Sends each input once and stores the answers. From then on, the same input must get the same
-    /// answer.
+    /// Sends each input once and stores the answers. The load compares all later answers with the
+    /// stored answers. Returns an error if all inputs have the same answer.
     pub(crate) async fn learn(server: &ServerUnderTest, model: &str) -> Result<Arc<Self>, StageError> {
         let allowed = if model.ends_with("-bf16") { TOLERANCE_BF16 } else { TOLERANCE };
         let subject = Self::send_each(server, model, allowed).await?;
@@ -70,8 +70,8 @@ impl TestedModel {
         Ok(subject)
     }
 
-    /// Sends each input of an arbitrary model once and stores the answers. The answers may be equal
-    /// for all inputs, and later answers may differ more from them.
+    /// Sends each input of an arbitrary model once and stores the answers. Unlike [`Self::learn`],
+    /// accepts equal answers for all inputs, and allows a larger difference of later answers.
     pub(crate) async fn learn_loosely(
         server: &ServerUnderTest,
         model: &str,
@@ -130,7 +130,7 @@ impl TestedModel {
         split: Duration,
     ) -> [LoadTally; 2] {
         let (tallies, subject) = (SplitTally::after(split), Arc::clone(self));
-        // The load has a fixed length, so no event marks its end.
+        // No event marks the end of the load, so the task sleeps for its fixed length.
         let work = sleep(span);
         load::run_closed_split(clients, &tallies, move |n| Arc::clone(&subject).send_owned(n), work).await;
         tallies.take()
@@ -168,7 +168,8 @@ impl TestedModel {
         Ok(ClientInputs { rows, inputs: inputs.collect::<Result<_, _>>()? })
     }
 
-    /// Runs a closed-loop load with prepared inputs, because it takes time to make inputs.
+    /// Runs a closed-loop load with prepared inputs, so that the result excludes the time to make
+    /// inputs.
     pub(crate) async fn saturate_with(
         self: &Arc<Self>,
         server: &ServerUnderTest,
@@ -254,7 +255,8 @@ pub(crate) struct TrafficTimes {
     pub(crate) end: Instant,
 }
 
-/// An open-loop load in the background. The n-th part of a load always has the same arrivals.
+/// An open-loop load in the background, which runs in parts of length [`PART`]. The n-th part is
+/// seeded with n, so its arrivals are the same in every run at the same rate.
 #[derive(Debug)]
 pub(crate) struct BackgroundLoad {
     task: JoinHandle<()>,
@@ -292,8 +294,8 @@ impl BackgroundLoad {
         Self { task, stop, parts, tally, spans }
     }
 
-    /// Waits for the end of the current part if `at_once` is true. Otherwise waits for the end of
-    /// the last part.
+    /// Waits for the end of the current part if `at_once` is true, or else for the end of the last
+    /// part.
     pub(crate) async fn finish(mut self, at_once: bool) -> Result<LoadResult, StageError> {
         self.stop.store(at_once, Ordering::Relaxed);
         (&mut self.task).await.map_err(|_| StageError::Unusable("a load's task panicked".into()))?;

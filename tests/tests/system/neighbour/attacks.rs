@@ -58,7 +58,7 @@ async fn send_repeatedly(
             let (mut stream, request) = (target.connect(socket).await?, Arc::clone(&request));
             asking.spawn(async move { exchange(&mut stream, &request).await });
         }
-        // Other tests check the answers, so they are ignored here.
+        // Other tests check the answers to these requests, so this attack ignores them.
         asking.join_all().await;
         target.done();
     }
@@ -155,7 +155,7 @@ pub(super) async fn idle_connections(target: &Target) -> AnyResult<()> {
             open.pop_front();
         }
         target.done();
-        // The other tasks of this thread also need time.
+        // The loop yields, because other tasks run on the same thread.
         yield_now().await;
     }
 }

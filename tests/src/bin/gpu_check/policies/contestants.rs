@@ -21,7 +21,7 @@ const fn if_named(name: &'static str, policy: &'static str, handover: &'static s
     Contestant { by_default: false, ..by_default(name, policy, handover) }
 }
 
-/// The policy that uses the shares that a mix sets for its models.
+/// The policy that keeps the shares that the mix sets for its models.
 const BY_HAND: Contestant = by_default("by hand+admission", "static+admission", "auto");
 
 const CONTESTANTS: [Contestant; 14] = [
@@ -65,7 +65,8 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     CONTESTANTS.iter().map(|contestant| contestant.name)
 }
 
-/// The suffix that a policy's name has from the second round on. The number of the round follows.
+/// The text between the name of a policy and the number of the round. Names in the first round have
+/// neither.
 pub(crate) const ROUND: &str = ", round ";
 
 /// Returns the policies of all rounds, each with its name in the figures. Every second round has

@@ -19,7 +19,7 @@ use crate::serving::RunningServer;
 use crate::tools::{CheckSettings, CheckedDevice, query_gpu};
 use crate::traffic::TestedModel;
 
-/// The factor by which the spans of a quick run are shorter.
+/// The divisor of the span lengths in a quick run.
 const QUICK_DIVISOR: u32 = 4;
 
 /// The length of the first part of a span, in which a policy is still adapting. This part has its
@@ -201,8 +201,8 @@ impl SpanClient {
 }
 
 impl MixModel {
-    /// Returns the figures of a model in a span, as its clients measure them. Rates are per second
-    /// of the time in which requests were sent, so that a late last answer does not lower them.
+    /// Returns the figures of a model in a span, as its clients measure them. Rates refer to the
+    /// length of the span, so the wait for late answers does not reduce them.
     fn figures(&self, tally: &LoadTally, span: Duration) -> Value {
         let late = |quantile| rounded(tally.sent_late_ms(quantile));
         let mut figures = self.part(tally);
@@ -221,7 +221,7 @@ impl MixModel {
         figures
     }
 
-    /// Returns the figures that exist for a span and for each of its parts.
+    /// Returns the figures of a whole span, or of a part of a span.
     fn part(&self, tally: &LoadTally) -> Value {
         let ms = |quantile| rounded(tally.latency_ms(quantile));
         json!({
