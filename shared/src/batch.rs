@@ -169,7 +169,7 @@ pub enum RunFailure {
         room: u64,
     },
     /// The supervisor sent an invalid message. This is a bug in the supervisor.
-    #[error("the worker could not use the batch: {0}")]
+    #[error("the worker could not use the batch, which is a bug in shadowslice; please report it: {0}")]
     BadBatch(String),
 }
 

@@ -410,7 +410,9 @@ pub enum BootRefusal {
         why: String,
     },
     /// An answer differs from the reference answer.
-    #[error("answers are wrong at batch size {size}: {why}")]
+    #[error(
+        "answers at batch size {size} differ from the reference answers: {why}; if the model is correct, try another share or `handover`"
+    )]
     Proof {
         /// The batch size in rows.
         size: u32,
@@ -421,7 +423,7 @@ pub enum BootRefusal {
     #[error("{0}")]
     RowsDepend(String),
     /// The environment, a descriptor or a command is invalid.
-    #[error("the supervisor started the worker with an invalid setup: {0}")]
+    #[error("the worker cannot start: {0}")]
     Setup(String),
     /// The device or the engine does not support partitions.
     #[error("the share cannot be a partition inside the worker process: {0}")]

@@ -37,7 +37,7 @@ pub enum SlabError {
         source: Errno,
     },
     /// The kernel did not add the seals.
-    #[error("cannot seal a shared memory file (memfd)")]
+    #[error("cannot seal a shared memory file (memfd); this needs Linux 5.1 or later")]
     Seal(#[source] Errno),
     /// The kernel did not map the file.
     #[error("cannot map {bytes} bytes of shared memory; check the limit of the address space (ulimit -v)")]
@@ -49,7 +49,9 @@ pub enum SlabError {
         source: Errno,
     },
     /// The kernel did not report the file's size.
-    #[error("cannot read the size of a shared memory file (memfd)")]
+    #[error(
+        "cannot read the size of a shared memory file (memfd), which is a bug in shadowslice; please report it"
+    )]
     Inspect(#[source] Errno),
     /// The memory file that the other process created is too small.
     #[error(

@@ -91,7 +91,7 @@ pub(crate) async fn finish(
     tokio::select! {
         () = control.ended() => {}
         () = tokio::time::sleep(limit) => tracing::error!(
-            "workers did not exit after SIGKILL, probably because the GPU driver blocks them; exiting without them"
+            "workers did not exit after SIGKILL, probably because the GPU driver blocks them; exiting without them; look for Xid errors in `dmesg`, and reboot the host if the processes stay"
         ),
         _ = signals.next() => return Ok(cut(control)),
     }

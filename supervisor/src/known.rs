@@ -42,7 +42,7 @@ pub(crate) async fn keep(
                 tracing::warn!(
                     %error,
                     %file,
-                    "cannot save the models' shares and states; after a restart, models have their initial shares"
+                    "cannot save the models' state; after a restart, shares, drains, holds, unloaded models and clients' changes are lost; free disk space; the next change is saved again"
                 );
             }
             written = Some(known);

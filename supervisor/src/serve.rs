@@ -336,7 +336,7 @@ async fn serve(
     if let Err(error) = metrics.await {
         tracing::error!(
             %error,
-            "the task that serves metrics panicked, which is a bug in shadowslice"
+            "metrics were not served since the task for them panicked, which is a bug in shadowslice; the stop continues; please report it with the log"
         );
     }
     if let Some(log) = access_log {

@@ -33,10 +33,13 @@ pub(crate) async fn feed_watchdog(pulse: Heartbeat) {
 
 /// Without systemd nothing is said.
 fn say(word: NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[word]) {
+    let words = [word];
+    if let Err(error) = sd_notify::notify(&words) {
+        let [state] = words;
         tracing::warn!(
+            %state,
             %error,
-            "cannot notify systemd of the supervisor's state; systemd may restart the supervisor"
+            "cannot notify systemd, which may restart the supervisor; check NOTIFY_SOCKET in the environment, and `NotifyAccess` in the unit"
         );
     }
 }

@@ -254,7 +254,7 @@ FAULTY = {
                     "{}:7: `warmup` of class A: input 'x' has shape [2, 4], but expected [1, 4]"),
     "warmup_raises": (doubled("def warmup(self):\n    open('none')"),
                       "{}:7: `warmup` of class A failed at line 8: FileNotFoundError"),
-    "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "answers are wrong"),
+    "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "differ from the reference answers"),
     "no_reference": (doubled("def reference(self): pass"), "{}:7: `reference` must be a method `reference(self, batch)`"),
     "lost": (doubled("class Lost:\n    def __dlpack__(self): pass\n    def __dlpack_device__(self): return 2, 0", "self.Lost()"),
              "TypeError: Lost is on DLPack device 2; copy it to the host"),

@@ -73,8 +73,9 @@ async fn listen(
                 Err(error) => {
                     if !failing {
                         tracing::warn!(
+                            address = bound.address(),
                             %error,
-                            "a listener cannot accept connections; trying again, while clients wait"
+                            "a listener cannot accept connections; trying again, while clients wait; if too many files are open, raise the limit on open files"
                         );
                     }
                     failing = true;

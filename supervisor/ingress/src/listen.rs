@@ -55,6 +55,14 @@ pub(super) enum Bound {
 }
 
 impl Bound {
+    /// Returns the address as the configuration writes it.
+    pub(super) fn address(&self) -> String {
+        match self {
+            Self::Unix { file, .. } => unix_address(file.path()),
+            Self::Tcp { address, .. } => address.to_string(),
+        }
+    }
+
     pub(super) fn passable(&self) -> PassableSocket {
         match self {
             Self::Unix { listener, file, .. } => {

@@ -85,7 +85,9 @@ impl Log {
             log.try_init().ok()
         };
         // Panics also go through the queue.
-        std::panic::set_hook(Box::new(|panic| tracing::error!("a thread panicked: {panic}")));
+        std::panic::set_hook(Box::new(|panic| {
+            tracing::error!(%panic, "a thread panicked, which is a bug in shadowslice; please report this line");
+        }));
         Self { writer, dropped }
     }
 

@@ -89,7 +89,7 @@ async fn read(orders: &mut BufReader<OwnedReadHalf>) -> Option<Order> {
     }
     let order = serde_json::from_slice(&line);
     let unknown = |error: &_| {
-        tracing::error!(%error, "cannot understand a message of the previous supervisor; taking over without it");
+        tracing::error!(%error, "cannot understand a message of the previous supervisor, probably because its version is too old; this supervisor serves alone; check that the previous supervisor exits, and stop it if not");
     };
     order.inspect_err(unknown).ok()
 }

@@ -15,15 +15,18 @@ use crate::serve::ServeError;
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     #[error(
-        "cannot take over the supervisor's descriptors; run `shadowslice serve CONFIG.yaml`, which starts \
-         the workers"
+        "cannot take over the supervisor's descriptors; install both programs from one build; do not \
+         start this program yourself"
     )]
     Connect(#[source] crate::descriptors::AdoptError),
-    #[error("cannot run this worker as its model's user (workers.users)")]
+    #[error(
+        "cannot run this worker as its model's user; give the supervisor CAP_SETUID and CAP_SETGID, or remove \
+         workers.users"
+    )]
     User(#[source] std::io::Error),
     #[error("the supervisor has exited, so this worker exits")]
     SupervisorGone,
-    #[error("the worker cannot start")]
+    #[error("this worker exits before it serves")]
     Refused(#[source] BootRefusal),
     #[error(transparent)]
     Serve(#[from] ServeError),

@@ -42,7 +42,7 @@ pub(super) struct ReferenceOutput {
 pub(super) enum ReferenceError {
     #[error("cannot encode the reference answers")]
     Encode(#[source] postcard::Error),
-    #[error("cannot write the reference answers")]
+    #[error("cannot write the reference answers; free host memory")]
     Write(#[source] io::Error),
     #[error("cannot read the reference answers")]
     Read(#[source] io::Error),

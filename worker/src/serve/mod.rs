@@ -42,14 +42,18 @@ pub struct WarmWorker {
 /// The reasons why a worker stops serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServeError {
-    #[error("cannot receive batches from the supervisor")]
+    #[error(
+        "cannot receive batches from the supervisor; this worker exits, and the supervisor starts another one"
+    )]
     Receive(#[source] Errno),
-    #[error("cannot send answers to the supervisor")]
+    #[error(
+        "cannot send answers to the supervisor; this worker exits, and the supervisor starts another one"
+    )]
     Send(#[source] Errno),
-    #[error("cannot wait for the next batch")]
+    #[error("cannot wait for the next batch; this worker exits, and the supervisor starts another one")]
     Wait(#[source] rustix::io::Errno),
     /// The GPU is unusable for this process; another process may still use it.
-    #[error("this process has lost its GPU")]
+    #[error("this process has lost its GPU; this worker exits, and the supervisor starts another one")]
     Gpu(#[source] CudaError),
 }
 
@@ -203,7 +207,7 @@ fn too_long(report: &WorkerMessage) -> WorkerMessage {
     match report {
         WorkerMessage::Answer(answer) => {
             let why = "the answer has too many parts for one message; set a smaller batch.max".to_owned();
-            WorkerMessage::Answer(failed(answer.id, RunFailure::BadBatch(why)))
+            WorkerMessage::Answer(failed(answer.id, RunFailure::Engine(why)))
         }
         WorkerMessage::Prepared(prepared) => {
             let why = "the reason is too long for one message".to_owned();

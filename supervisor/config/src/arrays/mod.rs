@@ -87,7 +87,7 @@ pub(super) enum ArrayError {
     Length { shape: Vec<i64>, bytes: usize },
     #[error("the array of shape {0:?} is empty, or has too many elements; save another array")]
     Empty(Vec<i64>),
-    #[error("the texts are not valid Unicode; save the array again")]
+    #[error("a text of the array is not valid Unicode; replace it, and save the array again")]
     Text,
     #[error("this is not a valid ZIP archive; write the file with `numpy.savez`")]
     Zip(#[source] rawzip::Error),

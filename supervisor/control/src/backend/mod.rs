@@ -190,8 +190,8 @@ pub fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-/// How a child ended, in words.
-pub(crate) fn shown(status: &std::io::Result<std::process::ExitStatus>) -> String {
+/// Describes how a child ended.
+pub fn shown(status: &std::io::Result<std::process::ExitStatus>) -> String {
     match status {
         Ok(status) => status.to_string(),
         Err(error) => format!("unknown: {error}"),

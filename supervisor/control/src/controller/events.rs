@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, Workers};
-use shadowslice_shared::boot::{BootRefusal, LoadedModel};
+use shadowslice_shared::boot::{BootRefusal, LoadedModel, WorkerPurpose};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{Notify, mpsc, watch};
@@ -313,6 +313,9 @@ impl Controller {
                 }
                 let refusal = self.with_smaller_batches(refusal);
                 let (model, why) = (&self.model.name, refusal.to_string());
+                let on_gpu = self.gpu.status().uuid.is_some();
+                let (role, _) = self.workers.role_and_phase(worker);
+                let needs_partition = self.model.handover == HandoverMode::InProcess;
                 match refusal {
                     BootRefusal::OtherForm(_) => {
                         tracing::info!(
@@ -322,7 +325,31 @@ impl Controller {
                             "a worker cannot serve the model as loaded; starting a worker that loads the model in another way"
                         )
                     }
-                    _ => tracing::error!(model, pid, why, "stopping a worker that cannot serve the model"),
+                    BootRefusal::NoOperator(_) if purpose == WorkerPurpose::Reference && on_gpu => {
+                        tracing::info!(
+                            model,
+                            pid,
+                            why,
+                            "the CPU cannot compute the model's reference answers; starting a worker that computes them on the GPU"
+                        )
+                    }
+                    BootRefusal::NoPartitions(_)
+                        if matches!(role, "reference" | "incumbent") && !needs_partition =>
+                    {
+                        tracing::info!(
+                            model,
+                            pid,
+                            why,
+                            "the model cannot run on a partition of the GPU's SMs; its next worker runs without a partition"
+                        )
+                    }
+                    _ => tracing::warn!(
+                        model,
+                        pid,
+                        role,
+                        why,
+                        "stopping a worker that cannot serve the model; if no other worker serves, requests wait or are refused until one starts; correct the cause"
+                    ),
                 }
                 self.tell(LifecycleEvent::Refused { worker, refusal });
             }
@@ -363,6 +390,10 @@ impl Controller {
     fn with_smaller_batches(&mut self, refusal: BootRefusal) -> BootRefusal {
         let batch = &self.model.batch;
         let limit = match &refusal {
+            BootRefusal::WarmUp { size, why } if *size > 1 && batch.max.is_some() => {
+                let why = format!("{why}; lower batch.max, or correct `warmup`");
+                return BootRefusal::WarmUp { size: *size, why };
+            }
             BootRefusal::WarmUp { size, why } => BatchLimit::below(batch, *size, why),
             BootRefusal::RowsDepend(why) if batch.max.is_none() => {
                 Some(BatchLimit { max: 0, why: why.clone() })

@@ -28,7 +28,10 @@ pub(super) enum LaunchError {
     Grant(#[source] GrantError),
     #[error("cannot assign a user to the model's workers")]
     User(#[source] NoUser),
-    #[error("cannot change the owner of {path} to the user of the model's workers")]
+    #[error(
+        "cannot create {path} for the user of the model's workers; the supervisor needs CAP_CHOWN, and a run_dir \
+         with free space on a local file system"
+    )]
     Folder {
         path: PathBuf,
         #[source]

@@ -100,7 +100,7 @@ pub(super) enum NoRoom {
     )]
     Limit { needed: u64, limit: u64, taken: u64 },
     #[error(
-        "the warm standby needs {}, but {} are free, and {} must stay free for a hand-over of the largest model",
+        "the warm standby needs {}, but {} are free, and {} must stay free for a hand-over of the largest model; move a model to another GPU, or set `standby: off`",
         gib(*needed), gib(*free), gib(*kept)
     )]
     Kept { needed: u64, kept: u64, free: u64 },

@@ -93,22 +93,22 @@ impl Controller {
             match &new.state {
                 ModelState::Unready { next: NextStart::UnderWay, .. } => {}
                 ModelState::Ready => tracing::info!(model, share = %new.share, "model ready"),
-                ModelState::Restarting => {
-                    tracing::warn!(
-                        model,
-                        deaths = Some(self.workers.failures_in_a_row()).filter(|deaths| *deaths > 0),
-                        "restarting the model's worker; requests wait for it"
-                    );
-                }
+                ModelState::Restarting => self.log_restart(&old, new),
                 ModelState::Waiting(why) => tracing::warn!(
                     model,
                     why,
                     "the GPU cannot take the model's worker now; requests wait, and the supervisor tries again"
                 ),
-                ModelState::Unready { why, .. } => tracing::error!(
+                ModelState::Unready { why, next: NextStart::At(at) } => tracing::error!(
                     model,
                     why,
-                    "the model is unready and refuses requests; the supervisor tries again after a pause, or when the model's files or configuration change"
+                    retry_ms = u64::try_from(at.saturating_duration_since(Instant::now()).as_millis()).ok(),
+                    "the model is unready and refuses requests; the supervisor tries again after retry_ms, or earlier when the model's files or configuration change"
+                ),
+                ModelState::Unready { why, next: NextStart::OnChange } => tracing::error!(
+                    model,
+                    why,
+                    "the model is unready and refuses requests; correct the cause: the supervisor tries again when the model's files change, or on `shadowslice reload` or `resize`"
                 ),
                 ModelState::Loading | ModelState::Stopping => {}
             }
@@ -127,6 +127,23 @@ impl Controller {
             && let Some(why) = &new.no_standby
         {
             tracing::warn!(model, why, "the model has no warm standby now; the supervisor tries again");
+        }
+    }
+
+    /// Logs that requests wait for another worker, either after a failure or because a change of
+    /// share replaces the worker. A worker whose socket closes counts as a death only when it exits.
+    fn log_restart(&self, old: &ModelReport, new: &ModelReport) {
+        let model = &self.model.name;
+        let died = new.worker_deaths > old.worker_deaths;
+        if !died && new.coming.is_some() && new.mechanism == "restart" {
+            tracing::info!(model, "replacing the model's worker to change its share; requests wait");
+        } else {
+            tracing::warn!(
+                model,
+                deaths = Some(self.workers.failures_in_a_row()).filter(|deaths| *deaths > 0),
+                why = new.last_death.as_deref().filter(|_| died),
+                "the model's worker failed; starting another one, while requests wait"
+            );
         }
     }
 

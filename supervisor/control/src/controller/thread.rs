@@ -111,7 +111,7 @@ async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receive
                 if let Err(error) = ended {
                     tracing::error!(
                         %error,
-                        "a model's controller panicked, which is a bug in shadowslice; stopping the supervisor"
+                        "a model's controller panicked, which is a bug in shadowslice; stopping the supervisor; please report it with the log"
                     );
                     return;
                 }

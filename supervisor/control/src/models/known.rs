@@ -83,7 +83,7 @@ impl Known {
                 tracing::warn!(
                     %path,
                     %error,
-                    "cannot read the models' saved state; every model starts with its initial share"
+                    "cannot read the models' saved state; models start with their initial shares, and drains, holds, unloaded models and clients' changes are lost; repeat those that you need"
                 );
                 Self::default()
             }

@@ -472,7 +472,7 @@ impl Registry {
         let Some(before) = before.take().filter(|_| outcome.is_err()) else { return };
         match now.configure(Arc::clone(&before)).await {
             Ok(()) => *model = before,
-            Err(why) => tracing::error!(model = name, why, "cannot undo a failed change; run a reload again"),
+            Err(why) => super::reload::log_half_changed(name, &why),
         }
         self.publish();
     }

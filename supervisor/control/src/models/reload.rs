@@ -84,6 +84,16 @@ fn row(name: &str, change: ChangeKind, keys: &[&str], begun: Result<(), String>)
     ModelChange { name: name.to_owned(), change, keys, why: begun.err() }
 }
 
+/// Logs that a model has its new configuration without the new share. Another reload would find
+/// no difference.
+pub(super) fn log_half_changed(model: &str, why: &str) {
+    tracing::error!(
+        model,
+        why,
+        "a change of the model failed and cannot be undone: the model has its new configuration, but not the new share; run `shadowslice resize MODEL SHARE`, or restart the supervisor"
+    );
+}
+
 /// Every line is a fault, as `check` says it.
 fn faults(error: &ConfigError) -> String {
     match error {
@@ -109,7 +119,7 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
                         change,
                         keys,
                         why,
-                        "the reload cannot apply the model's changes; the model stays as it was"
+                        "the reload failed for this model; check its state with `shadowslice status`, correct the cause, and reload again"
                     ),
                 }
             }

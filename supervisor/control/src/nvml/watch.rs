@@ -265,7 +265,7 @@ impl Drop for Thread {
         self.stop = None;
         if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
-                "the NVIDIA driver does not respond; stopping without waiting for a monitoring thread"
+                "the supervisor stops without waiting for a monitoring thread, because the NVIDIA driver does not respond; check `nvidia-smi` and `dmesg`"
             );
         }
     }

@@ -77,7 +77,7 @@ pub enum FilesError {
     )]
     Lost(PathBuf),
     #[error(
-        "the model's files have been replaced, and the supervisor cannot copy the files from which the model was loaded"
+        "the model's files have been replaced, and the supervisor cannot copy the files from which the model was loaded; run `shadowslice reload` to serve the new files"
     )]
     Copy(#[source] CopyError),
 }

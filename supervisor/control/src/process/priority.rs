@@ -24,7 +24,7 @@ pub(super) fn set(pid: i32, priority: i32) {
             pid,
             priority,
             %error,
-            "cannot set a worker's CPU priority; the worker runs at its current priority"
+            "cannot set a worker's CPU priority; if the worker serves, its requests may be slow: set `LimitNICE=+0` in the unit"
         );
     }
 }

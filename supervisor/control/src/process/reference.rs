@@ -13,7 +13,9 @@ pub enum ReferenceError {
         "cannot create a shared memory file (memfd) for the reference answers; free host memory, or raise the limit on open files"
     )]
     Create(#[source] Errno),
-    #[error("cannot make the shared memory file (memfd) of the reference answers read-only")]
+    #[error(
+        "cannot make the shared memory file (memfd) of the reference answers read-only; this needs Linux 5.1 or later"
+    )]
     Seal(#[source] Errno),
 }
 

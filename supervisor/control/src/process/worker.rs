@@ -131,8 +131,7 @@ pub struct Worker {
     /// The socket for weights that it has brought to the GPU, if there is one.
     pub weights: Option<OwnedFd>,
     pub boot_ms: BootMs,
-    /// How far its answers lay from the reference at most, once it is warm: the largest difference
-    /// relative to the largest value.
+    /// The largest difference from the reference answers, relative to the largest value, once warm.
     pub answer_error: Option<f64>,
     /// The model as this worker loaded it.
     pub loaded: Option<LoadedModel>,
@@ -238,7 +237,8 @@ impl Worker {
             );
         };
         let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();
-        let process = Process { child, pid, grant: launch.grant, _entry: entry };
+        let (model, grant) = (launch.assignment.model.clone(), launch.grant);
+        let process = Process { model, child, pid, grant, _entry: entry };
         tokio::spawn(watch(process, killed, booting, (launch.id, events)));
         Ok(Self {
             id: launch.id,
@@ -309,8 +309,7 @@ impl Worker {
         }
     }
 
-    /// Tells it that there is no more work: it finishes its batch, synchronises and exits. One that
-    /// still waits to be told what to load exits at once.
+    /// Lets the worker finish its batch and exit. A worker that waits for its order to load exits now.
     pub fn stop(&mut self) {
         // Full or closed: the worker no longer waits for an order to load.
         self.boot.try_send(None).ok();
@@ -407,7 +406,7 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
         let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
         if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
-            tracing::warn!(pid, memory, %error, "cannot limit a worker's memory; the worker runs without a limit");
+            tracing::warn!(model = launch.assignment.model, pid, memory, %error, "cannot limit a worker's memory, so the worker runs without a limit; raise the hard limit on data (LimitDATA), or remove `workers.memory`");
         }
     }
     if launch.low_priority {
@@ -441,17 +440,18 @@ struct Booting {
 
 impl Booting {
     /// Ends the boot's waits and waits for its last word, so that the exit comes after it.
-    async fn end(mut self) {
+    async fn end(mut self, pid: i32) {
         // Full or closed: it has the order that it waits for.
         self.orders.try_send(None).ok();
         if tokio::time::timeout(BOOT_ENDS, &mut self.task).await.is_err() {
-            tracing::warn!("the start task of an exited worker hangs, which is a bug; aborting the task");
+            tracing::warn!(%pid, "aborting the start task of an exited worker, because the task hangs, which is a bug in shadowslice; please report it with the log");
             self.task.abort();
         }
     }
 }
 
 struct Process {
+    model: String,
     child: Child,
     pid: i32,
     grant: Grant,
@@ -465,7 +465,8 @@ impl Process {
             status = self.child.wait() => return status,
             Some(()) = killed.recv() => {}
             () = self.grant.lost() => {
-                tracing::warn!(pid = self.pid, "killing and replacing a worker that lost its GPU context");
+                let (model, pid) = (&self.model, self.pid);
+                tracing::warn!(model, pid, "killing and replacing a worker that lost its GPU context");
                 return self.kill().await;
             }
         }
@@ -493,7 +494,7 @@ async fn watch(
 ) {
     let status = process.ended(&mut killed).await;
     process.grant.give_back(process.pid);
-    booting.end().await;
+    booting.end(process.pid).await;
     // The controller is gone only when the supervisor ends.
     events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
 }

@@ -407,7 +407,7 @@ impl PipelineState {
             tracing::error!(
                 model = &*self.name,
                 ?event,
-                "the model's controller is overloaded; dropping an event about one of its workers"
+                "the model's controller is overloaded and misses this event; if the model stops answering or a share change does not end, restart the supervisor, and report this line as a bug"
             );
         }
     }

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 
 use super::options::{advice, free_axes};
 use shadowslice_config::{ModelConfig, Timeouts};
-use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
+use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest, shown};
 use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
     BootMs, KeptWeights, Launch, Programs, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
@@ -56,7 +56,9 @@ pub(super) enum BenchError {
     /// in that form.
     #[error("{0}")]
     OtherForm(String),
-    #[error("the worker exited during the measurement: {0}")]
+    #[error(
+        "the worker exited during the measurement ({0}); see its lines above; if memory ran out, give a smaller --max-batch"
+    )]
     Ended(String),
     #[error(
         "the worker was not ready within {0:?}; stop other programs on the GPU, or give a smaller --max-batch"
@@ -74,7 +76,7 @@ pub(super) enum BenchError {
     Reference(#[from] ReferenceError),
     #[error("cannot send or read a message of the measurement")]
     Message(#[from] MessageError),
-    #[error("cannot send batches to the worker")]
+    #[error("cannot send batches to the worker, which has probably exited; see its lines above")]
     Send(#[source] Errno),
     #[error("cannot receive the worker's answers")]
     Receive(#[source] std::io::Error),
@@ -363,7 +365,7 @@ async fn converse(
                 });
             }
             WorkerSaid::Lost(why) => return Err(BenchError::Ended(why)),
-            WorkerSaid::Exited(status) => return Err(BenchError::Ended(format!("{status:?}"))),
+            WorkerSaid::Exited(status) => return Err(BenchError::Ended(shown(&status))),
         }
     }
     Err(BenchError::Ended("no cause is known".to_owned()))

@@ -126,11 +126,10 @@ pub enum HandoverFailure {
     /// The shadow died.
     #[error("the new worker exited unexpectedly; see the worker's lines in the log")]
     Died,
-    /// The shadow hung, violated the protocol, or did not have the expected SMs or partition.
-    #[error(
-        "the new worker hung, broke the protocol, or does not have the SMs or partition that it promised"
-    )]
-    Misbehaved,
+    /// The shadow hung, violated the protocol, or did not have the expected SMs or partition. The text
+    /// says what happened.
+    #[error("the new worker misbehaved: {0}")]
+    Misbehaved(String),
 }
 
 /// The reason why a request for a new share was refused or failed.

@@ -152,7 +152,7 @@ impl Workers {
         let primary = |since| ExitReason::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {
             Some(Role::Starting { purpose: StartPurpose::Shadow, .. }) => {
-                self.give_up_shadow(worker, HandoverFailure::Misbehaved, why);
+                self.give_up_shadow(worker, HandoverFailure::Misbehaved(why.to_owned()), why);
             }
             Some(Role::Starting { purpose: StartPurpose::Standby, .. } | Role::Standby { .. }) => {
                 self.fail_standby(worker, why);
@@ -162,7 +162,7 @@ impl Workers {
             }
             Some(Role::Serving { .. }) if self.fallback().is_some() => {
                 self.act(Action::Condemn(worker));
-                let outcome = self.take_back(HandoverFailure::Misbehaved);
+                let outcome = self.take_back(HandoverFailure::Misbehaved(why.to_owned()));
                 self.kill(worker, ExitReason::Handover(outcome), why);
             }
             Some(Role::Serving { .. }) if self.has_replacement() => {

@@ -21,9 +21,12 @@ pub(super) enum GpuOpenError {
     NoDriver,
     #[error("no GPU is visible to this process; check the UUID in the configuration (`nvidia-smi -L`)")]
     NoGpu,
-    #[error("the MPS server did not accept this process within {SERVER_TIMEOUT:?}; see server.log of MPS")]
+    #[error(
+        "the MPS server did not accept this process within {SERVER_TIMEOUT:?}; run `shadowslice doctor`, and see \
+         server.log in private/mpsN/log of run_dir"
+    )]
     NotReady(#[source] DriverError),
-    #[error("cannot open the GPU")]
+    #[error("cannot open the GPU; check `nvidia-smi`, and look for Xid errors in `dmesg`")]
     Driver(#[source] DriverError),
 }
 

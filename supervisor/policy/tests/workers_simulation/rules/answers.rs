@@ -165,7 +165,7 @@ impl RuleChecker {
             (false, HandoverFailure::SpawnTimedOut) => "aborted: spawn timed out",
             (false, HandoverFailure::WarmTimedOut) => "aborted: warm timed out",
             (false, HandoverFailure::Died) => "aborted: died",
-            (false, HandoverFailure::Misbehaved) => "aborted: misbehaved",
+            (false, HandoverFailure::Misbehaved(_)) => "aborted: misbehaved",
         });
         if rolled_back {
             rule(
