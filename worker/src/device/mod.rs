@@ -1,4 +1,4 @@
-//! The device that a worker runs on, which determines the worker's SMs and the end of each batch.
+//! The device that a worker runs on. It determines the worker's SMs and the end of each batch.
 
 pub mod cuda;
 pub mod emulated;
@@ -51,7 +51,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the number of SMs that the device actually assigned; 0 on the host.
+    /// Returns the number of SMs that the device actually assigned to this worker; 0 on the host.
     pub fn sms(&self) -> Sms {
         match self {
             Self::Host => Sms(0),
@@ -90,7 +90,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the minimum durations of the phases of a worker start on this device.
+    /// Returns the minimum duration of each phase of a worker start on this device.
     pub fn start_times(&self, profile: Option<&Profile>) -> StartTimes {
         match self {
             Self::Host | Self::Cuda(_) => StartTimes::default(),

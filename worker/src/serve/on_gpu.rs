@@ -108,7 +108,7 @@ impl GpuServeLoop {
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
         let completed = self.engine.gpu().completions();
         let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // A closed socket is always ready, and would end every wait immediately.
+        // A closed socket is always ready. Watching it would end every wait immediately.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -135,8 +135,8 @@ impl GpuServeLoop {
                 Ok(None)
             }
             Err(failure) => {
-                // All work of the failed batch must have ended on the GPU before the slot is used
-                // again.
+                // The slot can be used again only after all work of the failed batch has ended on
+                // the GPU.
                 self.engine.gpu().synchronize().map_err(ServeError::Gpu)?;
                 Ok(Some(failed(batch.id, failure)))
             }

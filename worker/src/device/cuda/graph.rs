@@ -22,7 +22,7 @@ const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
 const MEM_FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-/// A recorded graph. The memory that the recorded work reads and writes must stay at its address.
+/// A recorded graph. The memory that the recorded work reads and writes must not move.
 pub struct Recording {
     graph: sys::CUgraph,
     context: Arc<CudaContext>,
@@ -39,7 +39,8 @@ pub struct Executable {
 // SAFETY: the driver lets any thread use a graph, if no two threads use it at the same time. A
 // `Recording` has one owner, and calls that change it take it by `&mut`.
 unsafe impl Send for Recording {}
-// SAFETY: the reasons are those of `Recording`; only the owner starts an executable.
+// SAFETY: as with `Recording`, the driver lets any thread use an executable. Only the owner starts
+// it.
 unsafe impl Send for Executable {}
 
 impl fmt::Debug for Recording {
@@ -73,7 +74,7 @@ impl CudaGpu {
         self.compute.begin_capture(relaxed).map_err(cuda_error("record a batch"))?;
         let worked = work();
         // A forbidden operation ends the recording and makes this call fail. SAFETY: this value
-        // owns the stream, which has been recording since the call above.
+        // owns the stream, and the call above started a recording on it.
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
         let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
@@ -117,14 +118,15 @@ impl fmt::Debug for UploadStream {
 }
 
 impl Recording {
-    /// Returns an executable on all SMs of the process, on which the work was recorded.
+    /// Returns an executable that runs on all SMs of the process, as the work did when it was
+    /// recorded.
     pub fn instantiate(&self) -> Result<Executable, CudaError> {
         self.instantiate_with(None)
     }
 
-    /// Returns an executable on the SMs of a partition. The executable is already uploaded, so its
-    /// first start takes no longer than later starts. [`Recording::check_movable`] must have
-    /// succeeded.
+    /// Returns an executable that runs on the SMs of a partition. The executable is already
+    /// uploaded, so its first start takes no longer than later starts. Call
+    /// [`Recording::check_movable`] first. It must succeed.
     pub fn instantiate_on(
         &mut self,
         partition: &Arc<GreenContext>,
@@ -177,7 +179,8 @@ impl Recording {
                 // SAFETY: the node belongs to this graph, and the node owns its arguments.
                 unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()
             }
-            // The driver may also use SMs for memory sets and copies.
+            // The driver may also use SMs for memory sets and copies, so these nodes move to the
+            // partition too.
             MEMSET => move_memset(node, context),
             MEMCPY => move_memcpy(node, context),
             _ => Ok(()),
@@ -197,7 +200,8 @@ impl Recording {
     }
 }
 
-/// Returns the node's type as a number, because the driver may have more types than the bindings.
+/// Returns the node's type as a number, because the driver may have node types that the bindings do
+/// not define.
 fn type_of(node: sys::CUgraphNode) -> Result<u32, DriverError> {
     let mut kind = u32::MAX;
     // SAFETY: the node exists, and the driver writes one number of this size.
@@ -237,13 +241,14 @@ fn move_memcpy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), Dr
     set_params(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
 }
 
-/// Sets a node's parameters. All of them are zero except for the part that `fill_in` writes.
+/// Sets a node's parameters. All parameters are zero except for those that `fill_in` writes.
 fn set_params(
     node: sys::CUgraphNode,
     kind: sys::CUgraphNodeType,
     fill_in: impl FnOnce(&mut sys::CUgraphNodeParams_st__bindgen_ty_1),
 ) -> Result<(), DriverError> {
-    // SAFETY: this is plain data, for which zeros are valid. Reserved fields must be zero.
+    // SAFETY: the parameters are plain data, for which zeros are valid. Reserved fields must be
+    // zero.
     let mut params: sys::CUgraphNodeParams = unsafe { zeroed() };
     params.type_ = kind;
     fill_in(&mut params.__bindgen_anon_1);
@@ -265,8 +270,8 @@ impl Drop for Recording {
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the executable, and the driver lets a run in progress end
-            // first. If the call fails, the executable is freed when the process exits.
+            // SAFETY: this value owns the executable. The driver first waits for a run in progress.
+            // If the call fails, the executable is freed when the process exits.
             unsafe { result::graph::exec_destroy(self.executable) }.ok();
         }
     }

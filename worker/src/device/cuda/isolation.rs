@@ -1,5 +1,5 @@
-//! A test that partitions of two processes do not overlap if they have no group in common, and do
-//! overlap if they have all groups in common.
+//! A test of partitions in two processes. The partitions must not overlap if they have no group in
+//! common, and must overlap if they have all groups in common.
 //!
 //! One process occupies half of the groups with work that never ends. The other process times a
 //! short kernel, first on the other half and then on the occupied half. On the occupied half, the
@@ -94,7 +94,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
         timed.sort_by(f64::total_cmp);
         Ok::<f64, CudaError>(timed[SAMPLES / 2])
     };
-    // The first run is slower than later runs, so its time is ignored.
+    // The result of the first run is ignored, because the first run is slower than later runs.
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -134,8 +134,8 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let blocks = 2 * groups.division().sms(held).0;
     let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        // A read error ends the process as well. If nothing receives the message, the process is
-        // already ending.
+        // A read error also ends the process. If this send fails, the receiver has already exited,
+        // and the process is ending.
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
         stop_tx.send(()).ok();
     });

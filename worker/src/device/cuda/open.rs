@@ -1,4 +1,4 @@
-//! Opens the GPU. Under MPS, this may have to wait for the MPS server.
+//! Opens the GPU. Under MPS, the process may first have to wait for the MPS server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,8 @@ pub(super) enum GpuOpenError {
     Driver(#[source] DriverError),
 }
 
-/// Returns the primary context of the first visible GPU. Engines use the same context.
+/// Returns the primary context of the first visible GPU. Inference engines such as ONNX Runtime use
+/// this context too.
 pub(super) fn context() -> Result<Arc<CudaContext>, GpuOpenError> {
     load_driver()?;
     let deadline_ns = after(now_ns(), SERVER_TIMEOUT);
@@ -52,7 +53,7 @@ fn use_blocking_waits(context: Arc<CudaContext>) -> Result<Arc<CudaContext>, Dri
     Ok(context)
 }
 
-/// Returns true if the server currently accepts no new client. This happens while the server
+/// Returns true if the MPS server currently accepts no new client. This happens while the server
 /// starts, recovers from a fault or cleans up after a client.
 fn is_not_ready(error: DriverError) -> bool {
     use sys::CUresult::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};

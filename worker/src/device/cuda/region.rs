@@ -126,8 +126,8 @@ impl Drop for SharedRegion {
     fn drop(&mut self) {
         // If the context is unusable, its mappings no longer exist.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: the addresses are mapped in this size, and the owner has synchronised with
-            // all work that used them.
+            // SAFETY: the addresses are mapped in this size. The owner has waited for all work that
+            // used them.
             unsafe {
                 sys::cuMemUnmap(self.address(), self.mapped);
                 sys::cuMemAddressFree(self.address(), self.mapped);
@@ -165,8 +165,8 @@ impl Writer<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the destination is within the region, which nothing uses yet. The call returns
-        // when it has read all bytes.
+        // SAFETY: the destination is within the region, and no other code uses the region yet. When
+        // the call returns, it has read all bytes.
         unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
             .map_err(cuda_error("copy weights"))
     }

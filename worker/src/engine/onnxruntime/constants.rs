@@ -68,7 +68,7 @@ struct TensorPart {
 }
 
 impl Constants {
-    /// Reads the constants of a model's file. Returns none if the file cannot be read.
+    /// Reads the constants from a model's file. Returns no constants if the file cannot be read.
     pub fn of(model: &Path) -> Self {
         let read = std::fs::read(model).ok().and_then(|bytes| ModelFile::decode(Bytes::from(bytes)).ok());
         let Some(graph) = read.and_then(|model| model.graph) else { return Self::default() };

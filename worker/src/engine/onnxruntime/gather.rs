@@ -11,8 +11,8 @@ pub(super) struct GatherBuffer {
 }
 
 impl GatherBuffer {
-    /// Returns the input as one aligned piece. If the bytes already form such a piece, returns them
-    /// in place. Otherwise copies them to this buffer.
+    /// Returns the bytes of the input as one aligned slice. If the bytes already form such a slice,
+    /// returns them in place. Otherwise copies them to this buffer.
     pub(super) fn whole<'b>(&'b mut self, inputs: &Inputs<'b>, input: usize) -> &'b [u8] {
         let first = inputs.part(0, input);
         if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
@@ -28,7 +28,8 @@ impl GatherBuffer {
     pub(super) fn gathered(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let parts = || (0..inputs.requests()).map(|request| inputs.part(request, input));
         let len = parts().map(<[u8]>::len).sum::<usize>();
-        // The buffer is large enough to contain an aligned start address, wherever the buffer lies.
+        // The extra bytes guarantee that the buffer contains an aligned start address, wherever the
+        // allocator places the buffer.
         self.bytes.resize(self.bytes.len().max(len + ALIGNMENT as usize), 0);
         let start = self.bytes.as_ptr().align_offset(ALIGNMENT as usize);
         let whole = &mut self.bytes[start..start + len];
