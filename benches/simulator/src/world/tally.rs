@@ -1,8 +1,9 @@
-//! The counts of a model's requests by outcome.
+//! The counts of a model's requests by their outcome.
 
 use hdrhistogram::Histogram;
 
-/// The number of significant digits of latencies in the histogram, which covers 1 µs to 19 hours.
+/// The number of significant digits of latencies in the histogram. The histogram covers 1 µs to 19
+/// hours.
 const DIGITS: u8 = 2;
 const LEAST_NS: u64 = 1_000;
 const MOST_NS: u64 = 1_000 << 36;
@@ -43,7 +44,7 @@ impl RequestTally {
         self.latency.saturating_record(latency_ns);
     }
 
-    /// Returns the mean latency in ns, or 0 without answers.
+    /// Returns the mean latency in ns. Without answers, returns 0.
     pub(crate) fn mean_ns(&self) -> u64 {
         u64::try_from(self.latency_sum_ns / u128::from(self.answered.max(1))).unwrap_or(u64::MAX)
     }

@@ -7,7 +7,8 @@ use serde::Serialize;
 /// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// The size of the large tensor in bytes, which is about one image for a convolutional network.
+/// The size of the large tensor, in bytes. It is about the size of one image for a convolutional
+/// network.
 pub(crate) const LARGE: usize = 600_000;
 
 /// The number of connections during a change.
@@ -21,7 +22,7 @@ pub(crate) enum Side {
     Triton,
 }
 
-/// The protocol and its transport. Triton supports no Unix sockets.
+/// The protocol and its transport. Triton does not support Unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Wire {
@@ -30,7 +31,7 @@ pub(crate) enum Wire {
     GrpcTcp,
 }
 
-/// A change of a model under load.
+/// A change to a model while it is under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LiveChange {
@@ -55,7 +56,7 @@ pub(crate) enum CaseWork {
     Change(LiveChange),
 }
 
-/// The work that one server does in a comparison.
+/// A case: the work, and the server that does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct ServerCase {
     pub(crate) side: Side,

@@ -1,4 +1,4 @@
-//! Both servers, and the measurement of a round.
+//! The pair of servers, shadowslice and Triton, and the measurement of a round.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl ServerPair {
         })
     }
 
-    /// Returns the CPU clocks of all current processes of a server.
+    /// Returns the CPU clocks of all processes that a server currently has.
     fn clocks(&self, side: Side) -> Result<ServerClocks, MeasureError> {
         let (server, workers) = match side {
             Side::Ours => self.ours.processes(),
@@ -151,7 +151,7 @@ impl ServerPair {
     }
 }
 
-/// Returns a TCP address of the loop-back device that was free during the call.
+/// Returns a TCP address of the loopback interface that was free during the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

@@ -1,4 +1,4 @@
-//! The shadowslice server, which is started in the same way as by users.
+//! The shadowslice server. The benchmark starts it in the same way as a user does.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -66,8 +66,8 @@ impl ShadowsliceServer {
         format!("unix://{}", self.server.home().run_dir().join("grpc.sock").display())
     }
 
-    /// Waits until each model has only one worker. No hand-over is then in probation, so no old
-    /// worker can take the traffic back.
+    /// Waits until each model has only one worker. At that point, no hand-over is in probation, so
+    /// no parked worker can take the traffic back.
     pub(crate) async fn settle(&self) -> Result<(), MeasureError> {
         Ok(self.server.wait_children(MODELS).await?)
     }
@@ -106,13 +106,13 @@ impl ShadowsliceServer {
         Ok(self.serving_worker().await?.signal(Signal::SIGKILL)?)
     }
 
-    /// Stops the supervisor. Processes or files that remain are an error.
+    /// Stops the supervisor. Returns an error if processes or files remain.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
-/// Returns a configuration whose models have no profile, so the emulated GPU adds no time. All keys
+/// Returns a configuration whose models have no profile, so the emulated GPU adds no time. Keys
 /// keep their defaults unless the load requires other values.
 fn config(models: &[String], http: SocketAddr, grpc: SocketAddr) -> String {
     let models: String = models
