@@ -53,7 +53,8 @@ fn terms(model: usize) -> ModelSpec {
     }
 }
 
-/// Returns the snapshot of a model in an interval in which `arrived` requests arrived.
+/// Returns the snapshot of a model with this share, after an interval in which `arrived` requests
+/// arrived.
 fn live(share: Sms, arrived: u64) -> ModelSnapshot {
     let executed = vec![BatchStats { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
     let seen = Observation {

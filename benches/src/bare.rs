@@ -77,7 +77,8 @@ async fn serve_grpc(stream: UnixStream) {
     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Returns every input as an output, under the name of the model's output.
+/// Returns an answer that contains every input as an output. The output has the name of the model's
+/// output.
 fn answer(request: ModelInferRequest) -> ModelInferResponse {
     let outputs = request.inputs.into_iter().map(|input| InferOutputTensor {
         name: "y".into(),

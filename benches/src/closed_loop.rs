@@ -24,7 +24,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest latency that the histogram can represent, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// The CPU time of other programs above which a round counts as disturbed, in percent of all cores.
+/// The maximum CPU time of other programs in an undisturbed round, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The result of one round.

@@ -34,7 +34,7 @@ pub enum ExchangeError {
     /// The answer is not HTTP/1.1.
     #[error("an answer is not HTTP/1.1")]
     NotHttp(#[source] httparse::Error),
-    /// The server answered with an HTTP status other than 200.
+    /// The server answered with an HTTP status other than 200, which counts as a refusal.
     #[error("the server answered {status}: {body}")]
     Refused { status: u16, body: String },
     /// The server refused a gRPC call.

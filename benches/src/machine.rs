@@ -61,7 +61,7 @@ pub fn cores() -> usize {
 pub struct CpuClock(ClockId);
 
 impl CpuClock {
-    /// Returns the clock of a process.
+    /// Returns the CPU-time clock of a process.
     pub fn of(process: Pid) -> nix::Result<Self> {
         ClockId::pid_cpu_clock_id(process).map(Self)
     }
@@ -91,7 +91,7 @@ pub(crate) struct CpuReading {
 }
 
 impl CpuReading {
-    /// Reads all clocks.
+    /// Reads all clocks now.
     pub(crate) fn take(clocks: &ServerClocks) -> nix::Result<Self> {
         let workers = clocks.workers.iter().map(|worker| worker.read());
         Ok(Self {

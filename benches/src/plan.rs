@@ -32,7 +32,7 @@ pub(crate) enum EchoProtocol {
     Http,
 }
 
-/// The transport that carries a protocol.
+/// The transport over which a protocol runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {

@@ -15,7 +15,7 @@ pub struct Descriptors {
     pub responses: OwnedFd,
     pub reference: OwnedFd,
     pub pool: Option<OwnedFd>,
-    /// The socket over which weights on a GPU are exchanged.
+    /// The socket over which workers and supervisor exchange a model's weights on a GPU.
     pub weights: Option<OwnedFd>,
 }
 
@@ -58,7 +58,8 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
 /// Takes ownership of the descriptor with this number. Returns `None` if the descriptor is not
 /// open.
 fn take(number: RawFd) -> Option<OwnedFd> {
-    // SAFETY: only one call uses the descriptor, and that call fails with EBADF if it is not open.
+    // SAFETY: only the next call uses the descriptor. That call fails with EBADF if the descriptor
+    // is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
     // SAFETY: the descriptor is open and has no other owner: the process has opened no descriptors

@@ -1,4 +1,4 @@
-//! The inputs of a batch, which are checked against the model and the slab before the batch runs.
+//! The inputs of a batch. They are checked against the model and the slab before the batch runs.
 
 use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, OptionalTensor, RunFailure};
 use shadowslice_shared::groups::Groups;

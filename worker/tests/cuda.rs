@@ -51,8 +51,8 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
     let send = |number: u32| {
-        // Each slot has its own part of the slab, so no batch overwrites data that another batch
-        // still reads.
+        // Each slot has its own part of the slab, so a new batch does not overwrite data that the
+        // previous batch still reads.
         let slot = (number % 2) as u8;
         let (offset, bytes) = (u64::from(slot) << 16, fp32(&values(number)));
         worker.requests.write(offset, &bytes).unwrap();

@@ -263,8 +263,8 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups slows down batches on these groups, but hardly affects
-    // batches elsewhere.
+    // A neighbour on the first two groups slows down batches on these groups. It hardly affects
+    // batches on other groups.
     let neighbour = SharedGpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));

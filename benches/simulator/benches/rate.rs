@@ -23,7 +23,7 @@ const SETTINGS: WorldSettings = WorldSettings {
     seed: 1,
 };
 
-/// Returns a model that handles a few thousand requests per second on a sixth of the GPU.
+/// Returns a model that can handle a few thousand requests per second on a sixth of the GPU.
 fn served(index: u32) -> ScenarioModel {
     let row =
         |batch: u32, factor: f64| ExecutionRow { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };

@@ -38,7 +38,7 @@ pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -
     served.sum::<f64>() / seconds
 }
 
-/// Returns the number of requests in one window that are answered in time.
+/// Returns the maximum number of requests in one window that can be answered in time.
 fn in_window(scenario: &Scenario, arrivals: &[SimulatedArrival], costs: &[f64], length_s: f64) -> f64 {
     let mut counts = vec![0.0_f64; costs.len()];
     for arrival in arrivals {

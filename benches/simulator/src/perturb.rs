@@ -35,13 +35,13 @@ use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 use crate::world::GpuSharing;
 
-/// The standard deviation of `noise`, as a fraction of the time.
+/// The standard deviation of the factor that `noise` applies, whose mean is 1.
 const NOISE: f64 = 0.1;
 
-/// The maximum relative change of execution times by `scale`.
+/// The maximum relative change that `scale` makes to execution times.
 const SCALE: f64 = 0.3;
 
-/// The maximum factor of start times by `starts`.
+/// The maximum factor by which `starts` changes start times.
 const STARTS: f64 = 2.0;
 
 /// A set of differences from the configured profiles.
@@ -57,9 +57,9 @@ pub struct Difference {
 /// The profiles that a policy gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
-    /// The profiles of the simulated world.
+    /// The profiles of the simulated world, so that the policy knows the truth.
     Truth,
-    /// No profiles.
+    /// No profiles, so that the policy has to learn from measurements.
     Nothing,
     /// The configured profiles, with these differences.
     Profile(Difference),
@@ -120,7 +120,7 @@ impl FromStr for Belief {
 }
 
 impl Difference {
-    /// Returns the standard deviation of execution times, as a fraction of the time.
+    /// Returns the standard deviation of execution times, as a fraction of the expected time.
     pub fn noise(&self) -> f64 {
         if self.noise { NOISE } else { 0.0 }
     }
@@ -174,8 +174,8 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
     changed
 }
 
-/// Returns a table of execution times with these columns. `time` computes a time in ms from the old row,
-/// the old columns and the new column. The number of kernels stays the same.
+/// Returns a table of execution times with these columns. `time` computes each time in ms from the
+/// old row, the old columns and the new column. The number of kernels does not change.
 fn table(columns: &[Sms], old: &Execution, time: impl Fn(&ExecutionRow, &[Sms], Sms) -> f64) -> Execution {
     let row = |row: &ExecutionRow| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));

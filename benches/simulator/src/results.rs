@@ -21,8 +21,8 @@ pub struct SimulationRun {
     pub attainment: f64,
     /// The 99th percentile of the latency of answers, in ms. Without answers, the value is 0.
     pub p99_ms: f64,
-    /// The [fluid bound](crate::bound::fluid) in requests per second, which is the same for every
-    /// policy.
+    /// The [fluid bound](crate::bound::fluid) of the load, in requests per second. It is the same
+    /// for every policy.
     pub bound_rps: f64,
     /// The number of share changes that took effect.
     pub repartitions: u64,
@@ -32,7 +32,7 @@ pub struct SimulationRun {
 /// The results of one model in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRun {
-    /// The priority. The highest priority is 1.
+    /// The priority of the model. 1 is the highest priority.
     pub priority: u32,
     pub slo_ms: f64,
     pub offered_rps: f64,

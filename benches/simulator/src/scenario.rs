@@ -33,7 +33,7 @@ pub struct ScenarioModel {
     pub in_process: bool,
 }
 
-/// The arrival of one request, which has one row.
+/// The arrival of one request. Each request has one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SimulatedArrival {
     pub at: Timestamp,

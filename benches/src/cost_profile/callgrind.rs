@@ -26,13 +26,13 @@ const RELEASERS: [&str; 4] = ["free", "_rjem_free", "_rjem_dallocx", "_rjem_sdal
 /// allocations.
 const ALLOCATOR_INTERNALS: [&str; 6] = ["_int_", "_rjem_", "malloc", "realloc", "unlink_chunk", "do_rallocx"];
 
-/// The profile of one process.
+/// The costs of all functions of one process.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct CallgrindProfile {
     /// The total number of instructions.
     pub(crate) instructions: u64,
     functions: BTreeMap<String, FunctionCost>,
-    /// The number of allocations by each calling function.
+    /// The number of allocations by each function that calls an allocator.
     pub(crate) allocations_by_caller: BTreeMap<String, u64>,
     pub(crate) allocations: u64,
     pub(crate) releases: u64,

@@ -61,12 +61,13 @@ const ALL: &str = "raw_syscalls:sys_enter";
 const WAKE_UPS: &str = "sched:sched_wakeup";
 const FAULTS: &str = "page-faults";
 
-/// The counts of one process.
+/// The numbers of system calls, wake-ups and page faults of one process.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct KernelCounts {
     /// The total number of system calls.
     pub(crate) all: u64,
-    /// The number of calls by name. Names that were not called are omitted.
+    /// The number of calls of each system call in [`NAMES`]. System calls that were not called are
+    /// omitted.
     pub(crate) by_name: BTreeMap<String, u64>,
     /// The number of times that this process woke a sleeping thread, of this or any other process.
     pub(crate) wake_ups: u64,

@@ -66,7 +66,7 @@ pub(super) fn tables(counts: &[SettingCounts]) -> String {
     text
 }
 
-/// The counts of one process.
+/// The counts of one process, which form a row of the page.
 struct ProcessCounts<'c> {
     process: &'static str,
     switches: &'c ContextSwitches,

@@ -62,7 +62,7 @@ pub(super) struct MemoryRow {
 enum MemoryLoad {
     /// Small tensors over permanent connections.
     Small,
-    /// Tensors of both sizes, from clients that reconnect.
+    /// Tensors of both sizes, from clients that reconnect after every [`RECONNECT_AFTER`] requests.
     Mixed,
 }
 

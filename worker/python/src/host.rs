@@ -44,7 +44,7 @@ struct SignatureReply {
     inputs: Vec<TensorReply>,
     #[pyo3(item(1))]
     outputs: Vec<TensorReply>,
-    /// The number of streams that the model can generate at the same time.
+    /// The number of streams that the model can generate at the same time, per worker.
     #[pyo3(item(2))]
     streams: u32,
 }
@@ -111,7 +111,7 @@ struct AnswerReply {
     /// reference to the arrays exists.
     #[pyo3(item(1))]
     _arrays: Py<PyAny>,
-    /// True if the stream has more answers.
+    /// True if more answers of the stream follow.
     #[pyo3(item(2))]
     more: bool,
 }

@@ -112,7 +112,8 @@ impl EmulatedGpu {
         self.occupied = occupant.is_some();
         self.own = occupant.unwrap_or(self.own);
         self.pool.occupy(self.seat, occupant);
-        // If two workers start at the same time, at least one must see the other.
+        // The fence makes sure that, if two workers start at the same time, at least one sees the
+        // other.
         fence(Ordering::SeqCst);
         if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);
@@ -139,8 +140,8 @@ impl EmulatedGpu {
             if end_ns <= now_ns() {
                 return end_ns;
             }
-            // The wait ends at the deadline, when the generation changes, or spuriously. In every
-            // case the loop computes the end of the batch again.
+            // The wait ends at the deadline, when the generation changes, or spuriously. In each
+            // case, the loop computes the end of the batch again.
             let _why = futex::wait_bitset(
                 pool.generation(),
                 futex::Flags::empty(),

@@ -1,4 +1,5 @@
-//! The device that a worker runs on. It determines the worker's SMs and the end of each batch.
+//! The device that a worker runs on. The device determines the worker's SMs and the end of each
+//! batch.
 
 pub mod cuda;
 pub mod emulated;
@@ -21,7 +22,7 @@ use emulated::EmulatedGpu;
 /// The device on which a worker runs.
 #[derive(Debug)]
 pub enum ComputeDevice {
-    /// The host's CPU, which computes reference answers and adds no time.
+    /// The host's CPU, which only computes reference answers and adds no emulated time.
     Host,
     Emulated(EmulatedGpu),
     Cuda(Arc<CudaGpu>),
@@ -116,7 +117,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Releases the SMs for other workers until the next batch.
+    /// Releases the SMs until the next batch, so that other workers can use them.
     pub fn idle(&mut self) {
         match self {
             Self::Host | Self::Cuda(_) => {}

@@ -15,12 +15,12 @@ pub struct BatchProgress {
 }
 
 impl BatchProgress {
-    /// Starts a batch that takes `whole` in total if its speed does not change.
+    /// Starts a batch that takes `whole` in total, unless its speed changes.
     pub fn start(at_ns: u64, whole: Duration) -> Self {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
     }
 
-    /// Changes the speed at `now_ns` to the speed of a batch that takes `whole` in total.
+    /// Changes the speed at `now_ns`. At the new speed, the whole batch would take `whole`.
     pub fn change(&mut self, now_ns: u64, whole: Duration) {
         let whole_ns = nanos(whole);
         // Without this condition, a rounding error would occur even if the speed had not changed.
@@ -37,8 +37,8 @@ impl BatchProgress {
     }
 }
 
-/// Returns nanoseconds, at least one. Profiles contain no times of zero, but the lower bound
-/// guarantees that the division above is defined.
+/// Converts a duration to nanoseconds, but to at least one. Profiles contain no times of zero, but
+/// this lower bound guarantees that the division above never divides by zero.
 fn nanos(whole: Duration) -> f64 {
     whole.max(Duration::from_nanos(1)).as_nanos() as f64
 }

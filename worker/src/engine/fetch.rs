@@ -1,4 +1,4 @@
-//! Copies answers from the GPU into their slots.
+//! Copies of answers from the GPU into their slots.
 #![allow(unsafe_code)] // This module copies between the GPU and the slab.
 
 use std::ptr::NonNull;

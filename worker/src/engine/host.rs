@@ -46,7 +46,7 @@ impl Default for ProofBasis {
     }
 }
 
-/// A batch that a host has recorded. The graph and its tensors exist while the host exists.
+/// A batch that a host has recorded. The graph and its tensors exist as long as the host exists.
 #[derive(Debug)]
 pub struct HostRecording {
     /// The handle of a `CUgraph`.
@@ -56,7 +56,7 @@ pub struct HostRecording {
     pub outputs: Vec<RecordedOutput>,
 }
 
-/// An output of a recording, contiguous on the GPU.
+/// An output of a recording. Its bytes are contiguous on the GPU.
 #[derive(Debug)]
 pub struct RecordedOutput {
     /// The shape without the batch axis.

@@ -25,7 +25,7 @@ pub struct Hosted {
     /// The shapes of the batches that have run but are not recorded yet, or `None` once the worker
     /// serves.
     seen_shapes: Option<Vec<InputShapes>>,
-    /// The partitions, if the share is a partition of a real GPU.
+    /// The partitions, or `None` if the share is not a partition of a real GPU.
     partitions: Option<HostedPartitions>,
     host: Box<dyn ModelHost>,
     gpu: Option<Arc<CudaGpu>>,
@@ -63,7 +63,7 @@ impl Hosted {
         Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
     }
 
-    /// Returns an error with the reason if batches can run only on the whole GPU.
+    /// Returns an error with the reason if the model can run only on the whole GPU.
     pub fn check_movable(&self) -> Result<(), String> {
         if self.partitions.is_none() {
             return Ok(());

@@ -79,7 +79,7 @@ impl Signature {
     }
 }
 
-/// An engine's answer to a batch, or one answer of a stream.
+/// An engine's answer to a batch, or one answer of several in a stream.
 #[derive(Debug)]
 pub struct EngineAnswer {
     pub outputs: Vec<BatchOutput>,
@@ -150,8 +150,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the time that a batch took, or `None` if no GPU measured the time. The batch must
-    /// have [run](Self::run).
+    /// Returns the time that a batch took, or `None` if no GPU measured the time. Call this after
+    /// [`Self::run`].
     pub fn execution_time(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
@@ -238,7 +238,7 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the number of kernels of a recorded batch, if batches were recorded.
+    /// Returns the number of kernels in a recorded batch, or `None` if no batch was recorded.
     pub fn kernels(&self) -> Option<u32> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
@@ -324,7 +324,7 @@ pub(crate) fn no_stream_failure() -> RunFailure {
     RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
-/// Converts a failed CUDA call to the failure of a batch.
+/// Converts a CUDA error to the failure of a batch.
 fn cuda_failure(fault: &CudaError) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
-/// The values of tensors that do not hold floats.
+/// The made-up values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fill {
     /// The values 0 and 1. Every vocabulary has tokens with these numbers, and nearly every table
@@ -30,7 +30,7 @@ pub enum Draw {
     Proof,
 }
 
-/// The parameters that determine the values of one input of a batch.
+/// The parameters that determine the made-up values of one input of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputDraw {
     /// The index of the input.

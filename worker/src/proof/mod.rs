@@ -87,7 +87,7 @@ struct ProofBatch {
     groups: Groups,
 }
 
-/// The reasons why a proof ends without success.
+/// The reasons why a proof does not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
     #[error(transparent)]
@@ -102,7 +102,7 @@ impl From<HungUp> for ProofError {
     }
 }
 
-/// A combination of made-up inputs to try.
+/// A combination of made-up inputs that the reference worker tries.
 #[derive(Debug, Clone, PartialEq)]
 struct Attempt {
     fill: Fill,

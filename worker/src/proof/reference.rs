@@ -1,4 +1,4 @@
-//! The reference answers, in the format in which a memory file stores them.
+//! The reference answers, in the format in which the worker writes them to a memory file.
 
 use std::fs::File;
 use std::io;

@@ -139,7 +139,8 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// Returns the row with extreme values, or `None` if no value of the row changes.
+    /// Returns a copy of the row with extreme values, or `None` if no value of the row would
+    /// change.
     fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
         let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {

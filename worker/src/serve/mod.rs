@@ -1,5 +1,5 @@
-//! The loop of a warm worker, which receives batches, runs them and answers them until the
-//! supervisor closes the socket.
+//! The loop of a warm worker. It receives batches, runs them and answers them until the supervisor
+//! closes the socket.
 
 mod on_gpu;
 
@@ -31,7 +31,7 @@ const MAX_REASON_BYTES: usize = 4096;
 pub struct WarmWorker {
     pub(crate) engine: ModelEngine,
     pub(crate) signature: Signature,
-    /// True if the first axis of every tensor is the batch.
+    /// True if the first axis of every tensor is the batch axis.
     pub(crate) batched: bool,
     pub(crate) device: ComputeDevice,
     pub(crate) requests: ReadableSlab,
@@ -122,7 +122,7 @@ impl WarmWorker {
     }
 
     /// Converts the result of a run to an answer. If this process has lost the GPU, the worker
-    /// exits without an answer, and another worker runs the batch.
+    /// exits without an answer, and the supervisor gives the batch to another worker.
     fn answered(
         &self,
         id: u64,

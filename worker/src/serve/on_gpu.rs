@@ -19,7 +19,7 @@ use crate::answer::AnswerSlots;
 use crate::engine::{GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
-/// The state of the loop.
+/// The state of the loop that serves batches on the GPU.
 pub(super) struct GpuServeLoop {
     engine: GpuEngine,
     signature: Signature,
@@ -38,7 +38,7 @@ struct PendingBatch {
     outputs: Vec<BatchOutput>,
 }
 
-/// The descriptors that are ready.
+/// The result of a wait: the descriptors that are ready.
 struct PollResult {
     message: bool,
     completed: bool,
@@ -118,7 +118,7 @@ impl GpuServeLoop {
         Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
-    /// Starts a batch. Returns an answer only if the launch fails.
+    /// Starts a batch. Returns an answer only if the batch cannot be started.
     fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeError> {
         if self.in_flight.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are in flight already");
@@ -148,7 +148,7 @@ impl GpuServeLoop {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// Reports partitions that are ready and batches that have ended. Returns false if the
+    /// Reports the partitions that are ready and the batches that have ended. Returns false if the
     /// supervisor has exited.
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();

@@ -76,7 +76,7 @@ impl fmt::Display for LoadSource {
 }
 
 impl LoadSource {
-    /// Draws the load's arrivals, or reads its file.
+    /// Draws the arrivals of a named load, or reads those of a file.
     pub(super) fn draw(
         &self,
         scenario: &Scenario,

@@ -19,7 +19,7 @@ pub(super) enum PolicyArgument {
     /// Every layout of the adaptive policy that is possible with the models. The layouts run one
     /// after the other.
     Layouts,
-    /// The layout with this name.
+    /// The fixed layout with this name.
     Layout(String),
 }
 

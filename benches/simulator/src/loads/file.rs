@@ -13,11 +13,11 @@ pub const MAX_SECONDS: f64 = 1e6;
 /// The maximum number of arrivals of a load.
 pub const MAX_ARRIVALS: usize = 50_000_000;
 
-/// An error in a line of a file.
+/// An error in one line of a file of arrivals.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("line {line}: {wrong}")]
 pub struct BadLine {
-    /// The number of the line. The first line is 1.
+    /// The number of the line, counted from 1.
     pub line: usize,
     /// The reason. It is part of this error's text, so it is not returned as the error's source.
     pub wrong: BadLineReason,

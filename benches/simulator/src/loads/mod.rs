@@ -25,7 +25,8 @@ use crate::scenario::Scenario;
 pub enum NamedLoad {
     /// Poisson arrivals with constant rates.
     Poisson,
-    /// Bursts with constant mean rates. The coefficient of variation of the gaps is 2.
+    /// Bursts of arrivals. The mean rates are constant, and the coefficient of variation of the
+    /// gaps between arrivals is 2.
     Gamma,
     /// Rates that switch at random between a low and a high state. The low rate is 0.6 times the
     /// mean and lasts 6 s on average. The high rate is 2.2 times the mean and lasts 2 s on average.
@@ -120,7 +121,7 @@ impl NamedLoad {
     }
 }
 
-/// An error about an unknown name of a load.
+/// The error for a name that no load has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown load {0:?}; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"

@@ -44,7 +44,7 @@ pub struct WorldSettings {
     /// True if models slow each other down by contention for memory bandwidth.
     pub interference: bool,
     pub sharing: GpuSharing,
-    /// The standard deviation of execution times, as a fraction of the time.
+    /// The standard deviation of execution times, as a fraction of the expected time.
     pub noise: f64,
     pub seed: u64,
 }
@@ -97,15 +97,15 @@ impl SharedState<'_> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorldTimer {
-    /// The end of the batch of the model's first worker.
+    /// The timer for the end of the batch that the model's first worker executes.
     FirstWorker,
-    /// The end of the batch of the model's second worker.
+    /// The timer for the end of the batch that the model's second worker executes.
     SecondWorker,
-    /// The time at which the scheduler must be called next.
+    /// The timer for the next time at which the scheduler must be called.
     Alarm,
-    /// The next step of the shadow's start.
+    /// The timer for the next step of the shadow's start.
     Shadow,
-    /// The end of a phase of the hand-over.
+    /// The timer for the end of a phase of the hand-over.
     Phase,
 }
 

@@ -10,7 +10,7 @@ use shadowslice_shared::units::Sms;
 use super::SharedState;
 use super::model::{WorldModel, id};
 
-/// The share of a model that changes in-process.
+/// The share of a model that changes its share in-process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InWorkerShare {
     /// The desired number of groups.

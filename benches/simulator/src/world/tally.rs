@@ -26,7 +26,7 @@ impl RequestTally {
         Self { arrived: 0, answered: 0, in_time: 0, refused: 0, latency_sum_ns: 0, latency }
     }
 
-    /// Adds the counts of another tally.
+    /// Adds the counts and latencies of another tally to this one.
     pub(crate) fn add(&mut self, other: &Self) {
         self.arrived += other.arrived;
         self.answered += other.answered;
@@ -36,7 +36,7 @@ impl RequestTally {
         self.latency.add(&other.latency).expect("all have the same bounds");
     }
 
-    /// Counts an answered request.
+    /// Counts an answered request, which is in time if its latency is at most the SLO.
     pub(crate) fn answer(&mut self, latency_ns: u64, slo_ns: u64) {
         self.answered += 1;
         self.in_time += u64::from(latency_ns <= slo_ns);

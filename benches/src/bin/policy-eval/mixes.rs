@@ -1,4 +1,4 @@
-//! Random mixes of models. Each seed draws one mix.
+//! Random mixes of models. Each mix is drawn from one seed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const MODELS: (usize, usize) = (2, 6);
 /// logarithm of the ratio is uniformly distributed.
 const SLACK: (f64, f64) = (3.5, 40.0);
 
-/// The minimum SLO, in ms.
+/// The minimum SLO of a model, in ms.
 const LEAST_SLO_MS: f64 = 4.0;
 
 /// The percentiles from which the percentile of an SLO is drawn.

@@ -225,7 +225,7 @@ fn each(
     Ok(trials)
 }
 
-/// A call of `shadowslice-simulate`.
+/// The parameters of a call of `shadowslice-simulate`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SimulateCall<'a> {
     pub(crate) config: &'a Path,

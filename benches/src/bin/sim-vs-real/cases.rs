@@ -1,4 +1,4 @@
-//! The cases to compare.
+//! The cases in which the simulator is compared with the supervisor.
 
 use std::fmt;
 

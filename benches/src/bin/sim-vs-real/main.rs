@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 struct ReplayedCase {
     case: ReplayCase,
     arrivals: Vec<ReplayArrival>,
-    /// The simulated outcome in each phase.
+    /// The simulated outcomes, one for each phase.
     simulated: Vec<RunOutcome>,
     rounds: Vec<ReplayResult>,
 }

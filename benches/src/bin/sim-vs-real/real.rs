@@ -36,7 +36,7 @@ const POLICY_PERIOD: Duration = INTERVAL.saturating_mul(5);
 /// [`ANSWER_TIMEOUT`].
 const LONGEST_US: u64 = 60_000_000;
 
-/// The CPU time of other programs above which a round counts as disturbed, in percent of all cores.
+/// The maximum CPU time of other programs in an undisturbed round, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The outcome of one real run, and the load of other programs during the run.
@@ -80,7 +80,7 @@ struct ReplayModel {
 
 /// The outcome of one request.
 enum ReplayAnswer {
-    /// An answer after this latency.
+    /// An answer, after this latency.
     Within(Duration),
     Refused,
     /// A wrong answer or a failure, with a description.
@@ -136,7 +136,7 @@ pub(crate) async fn replay(
 }
 
 impl ReplayModel {
-    /// Connects, and builds a request from the model's metadata.
+    /// Connects to the server, and builds a request from the model's metadata.
     async fn connect(server: &ServerUnderTest, name: &str) -> Result<Self, MeasureError> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
@@ -149,7 +149,8 @@ impl ReplayModel {
         Ok(Self { name: name.to_owned(), client, inputs: inputs.into_iter().map(tensor).collect() })
     }
 
-    /// Sends one request, and returns its outcome. The emulated engine returns the request's tensor.
+    /// Sends one request, and returns its outcome. Checks that the answer contains the request's
+    /// tensor, which the emulated engine returns.
     async fn send(&self, due: Instant) -> ReplayAnswer {
         let mut client = self.client.clone();
         let answered = timeout(ANSWER_TIMEOUT, client.infer(&self.name, &self.inputs)).await;

@@ -14,7 +14,7 @@ pub(crate) const LARGE: usize = 600_000;
 /// The number of connections during a change.
 pub(crate) const CHANGE_CONNECTIONS: u16 = 8;
 
-/// The server that is measured.
+/// The server that a case measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Side {
@@ -43,16 +43,16 @@ pub(crate) enum LiveChange {
     Kill,
 }
 
-/// The work of a case.
+/// The kind of work that a case measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CaseWork {
-    /// A closed loop over `connections` connections.
+    /// A closed loop on `connections` connections.
     Load { wire: Wire, bytes: usize, connections: u16 },
     /// Triton's gRPC client for Python on one connection. The connection uses a Unix socket to
     /// shadowslice, and TCP to Triton.
     Python,
-    /// A closed loop during a change.
+    /// A closed loop during a change to the model.
     Change(LiveChange),
 }
 

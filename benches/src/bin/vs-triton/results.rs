@@ -13,11 +13,11 @@ pub(crate) enum CaseResult {
     Load(RoundResult),
     /// The result of Triton's Python client.
     Python(PythonClientResult),
-    /// The result of a change.
+    /// The result of a closed loop during a change to a model.
     Change(ChangeResult),
 }
 
-/// The figures of a round of Triton's gRPC client for Python.
+/// The figures of one round with Triton's gRPC client for Python.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PythonClientResult {
     pub(crate) requests: u64,

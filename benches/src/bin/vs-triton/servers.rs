@@ -24,7 +24,7 @@ const RUNTIME: &str = include_str!("../../../../requirements-onnxruntime.txt");
 /// The content of the file that pins the version of ONNX Runtime for Triton's models.
 const TRITON_RUNTIME: &str = include_str!("../../../rivals/requirements-triton.txt");
 
-/// Both servers, and Triton's Python client.
+/// Both servers, shadowslice and Triton, and Triton's Python client.
 pub(crate) struct ServerPair {
     ours: ShadowsliceServer,
     triton: TritonServer,

@@ -18,7 +18,7 @@ use crate::servers::free_address;
 
 const MODELS: usize = 2;
 
-/// The shares between which `resize` alternates, in percent.
+/// The shares, in percent, between which successive calls of `resize` alternate.
 const SHARES: [u32; 2] = [40, 50];
 
 /// The supervisor with its workers.
@@ -61,7 +61,7 @@ impl ShadowsliceServer {
         self.server.home().run_dir().join("http.sock")
     }
 
-    /// Returns the Unix socket for gRPC as a URI of the gRPC libraries.
+    /// Returns the address of the Unix socket for gRPC, in the URI format of the gRPC libraries.
     pub(crate) fn grpc_socket(&self) -> String {
         format!("unix://{}", self.server.home().run_dir().join("grpc.sock").display())
     }
@@ -72,7 +72,7 @@ impl ShadowsliceServer {
         Ok(self.server.wait_children(MODELS).await?)
     }
 
-    /// Returns the worker that serves the small model.
+    /// Returns the worker that currently serves the small model.
     async fn serving_worker(&self) -> Result<ProcessHandle, MeasureError> {
         let status = self.server.model(&model(SMALL)).await?;
         let mut workers = status.workers.iter();

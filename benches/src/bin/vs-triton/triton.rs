@@ -28,7 +28,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The maximum time that Triton gets to exit on its own before it is killed. If a stub was killed
-/// earlier, Triton would take half a minute.
+/// earlier, Triton would take half a minute to exit.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The Triton server with its stubs. Dropping this value kills the server and the stubs.

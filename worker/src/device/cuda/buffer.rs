@@ -22,10 +22,10 @@ impl fmt::Debug for DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` bytes, at least one, and sets them to zero.
+    /// Allocates `bytes` bytes, but at least one byte, and sets the memory to zero.
     pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
         let failed = cuda_error("allocate memory");
-        // SAFETY: a new allocation affects no other memory. `drop` frees it.
+        // SAFETY: a new allocation affects no other memory. `drop` frees the allocation.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
         let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
         let buffer = Self { start, bytes, context: Arc::clone(&gpu.context) };

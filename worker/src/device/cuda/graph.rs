@@ -37,7 +37,7 @@ pub struct Executable {
 }
 
 // SAFETY: the driver lets any thread use a graph, if no two threads use it at the same time. A
-// `Recording` has one owner, and calls that change it take it by `&mut`.
+// `Recording` has one owner, and all calls that change the recording take it by `&mut`.
 unsafe impl Send for Recording {}
 // SAFETY: as with `Recording`, the driver lets any thread use an executable. Only the owner starts
 // it.
@@ -58,7 +58,8 @@ impl fmt::Debug for Executable {
 /// The reasons why a recording cannot move to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// A kernel of an older kind, which belongs to the context that loaded it.
+    /// The recording contains a kernel of an older kind, which belongs to the context that loaded
+    /// it.
     #[error("the recording has a kernel that is bound to its context")]
     BoundKernel,
     #[error("the CUDA graph has a node of type {0}, which cannot move to a partition")]
@@ -96,13 +97,14 @@ impl CudaGpu {
     }
 
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaError> {
-        // SAFETY: the executable and the stream belong to this process and exist during the call.
+        // SAFETY: the executable and the stream belong to this process, and both exist during the
+        // call.
         let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
         launched.map_err(cuda_error("launch a recorded graph"))
     }
 }
 
-/// A stream that only uploads executables to the GPU.
+/// A stream that is only used to upload executables to the GPU.
 pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
@@ -135,7 +137,8 @@ impl Recording {
         self.move_to(partition.context()).map_err(cuda_error("move a recorded graph to a partition"))?;
         let executable = self.instantiate_with(Some(Arc::clone(partition)))?;
         let stream = uploads.0.cu_stream();
-        // SAFETY: the executable and the stream belong to this process and exist during the call.
+        // SAFETY: the executable and the stream belong to this process, and both exist during the
+        // call.
         let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
         uploaded.and_then(|()| uploads.0.synchronize()).map_err(cuda_error("upload a recorded graph"))?;
         Ok(executable)

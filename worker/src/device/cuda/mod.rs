@@ -232,10 +232,11 @@ impl StreamMark {
 }
 
 impl Drop for CudaGpu {
-    /// Waits for the GPU. Under MPS, a process that exits while a kernel executes can disturb other
-    /// processes on the GPU.
+    /// Waits until the GPU has finished all work. Under MPS, a process that exits while one of its
+    /// kernels executes can disturb other processes on the GPU.
     fn drop(&mut self) {
-        // If this call fails, the context is unusable and nothing executes.
+        // If this call fails, the context is unusable, and the GPU executes none of this process's
+        // work.
         self.context.synchronize().ok();
     }
 }

@@ -7,12 +7,12 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::clock::{after, now_ns};
 
-/// The maximum time to wait for the MPS server, which may be starting or cleaning up after a
-/// client.
+/// The maximum time to wait for the MPS server. The server may be starting, or may be cleaning up
+/// after a client.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time between two attempts to connect to the MPS server, which does not signal that it is
-/// ready.
+/// The time between two attempts to connect to the MPS server. The server does not signal when it
+/// is ready.
 const SERVER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub(super) fn load_driver() -> Result<(), GpuOpenError> {
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(GpuOpenError::NoDriver) }
 }
 
-/// Makes threads that wait for the GPU sleep instead of spin.
+/// Makes threads sleep instead of spin while they wait for the GPU.
 fn use_blocking_waits(context: Arc<CudaContext>) -> Result<Arc<CudaContext>, DriverError> {
     context.set_blocking_synchronize()?;
     Ok(context)

@@ -24,7 +24,7 @@ pub struct SmGroups {
     context: Arc<CudaContext>,
 }
 
-/// A context on the SMs of some groups.
+/// A context whose work runs on the SMs of some groups.
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
@@ -33,7 +33,7 @@ pub struct GreenContext {
 
 // SAFETY: this type only holds descriptions of SMs, and no code changes them.
 unsafe impl Send for SmGroups {}
-// SAFETY: the driver lets several threads use a context at the same time, and lets any thread
+// SAFETY: the driver lets several threads use a green context at the same time, and lets any thread
 // destroy it.
 unsafe impl Send for GreenContext {}
 // SAFETY: the reasons for `Send` apply here too.
@@ -104,7 +104,8 @@ impl SmGroups {
 fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     let mut count = u32::try_from(MAX_GROUPS).expect("a small number");
-    // SAFETY: this is plain data, for which zeros are valid. The driver fills it in below.
+    // SAFETY: the resources are plain data, for which zeros are valid. The driver fills them in
+    // below.
     let (mut all, mut rest): (sys::CUdevResource, sys::CUdevResource) = unsafe { (zeroed(), zeroed()) };
     // SAFETY: zeros are valid here too.
     let mut groups: Vec<sys::CUdevResource> = (0..count).map(|_| unsafe { zeroed() }).collect();

@@ -31,13 +31,14 @@ impl fmt::Debug for SharedRegion {
     }
 }
 
-// SAFETY: the driver lets any thread use a mapping and remove it, and this value does not change.
+// SAFETY: the driver lets any thread use a mapping and remove it. This value does not change.
 unsafe impl Send for SharedRegion {}
 // SAFETY: the reasons for `Send` apply here too.
 unsafe impl Sync for SharedRegion {}
 
 impl SharedRegion {
-    /// Allocates `bytes` bytes of memory, lets `fill` write to it, and then makes it read-only.
+    /// Allocates `bytes` bytes of memory, lets `fill` write to the memory, and then makes the
+    /// memory read-only.
     pub fn filled<E: From<CudaError>>(
         gpu: &CudaGpu,
         bytes: usize,
@@ -137,14 +138,14 @@ impl Drop for SharedRegion {
     }
 }
 
-/// The parameters of a mapping that has not been made yet.
+/// The parameters of a mapping to create.
 struct Mapping {
     file: OwnedFd,
     memory: sys::CUmemGenericAllocationHandle,
     mapped: usize,
 }
 
-/// Write access to a new region.
+/// Write access to a new region, before the region becomes read-only.
 #[derive(Debug)]
 pub struct Writer<'r> {
     region: &'r SharedRegion,

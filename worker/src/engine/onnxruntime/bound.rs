@@ -73,7 +73,7 @@ fn allot_outputs(
     outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| run_failure(&fault)))
 }
 
-/// A session of the model, by its index.
+/// A reference to a session of the model, by the session's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionRef {
     pub(super) index: usize,
@@ -113,7 +113,7 @@ pub(super) struct OutputBuffer {
 #[derive(Debug, Default)]
 pub(super) struct Buffers(BTreeMap<(u8, TensorId), Rc<DeviceBuffer>>);
 
-/// The identity of a tensor within a model.
+/// The identity of an input or output tensor within a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TensorId {
     Input(usize),

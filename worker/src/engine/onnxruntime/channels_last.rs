@@ -25,7 +25,7 @@ const NHWC_DOMAIN: &str = "com.ms.internal.nhwc";
 const OPERATOR: &str = "NhwcConv";
 const DOMAIN: &str = "com.microsoft";
 
-/// The field numbers of ONNX's messages.
+/// The field numbers in ONNX's protocol buffer messages.
 const GRAPH: u32 = 7;
 const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
@@ -153,7 +153,7 @@ fn initializer(tensor: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> i
     Ok(whole)
 }
 
-/// A field of a message.
+/// A field of a protocol buffer message.
 struct Field<'m> {
     number: u32,
     /// The bytes of the field, including its key.
@@ -213,7 +213,8 @@ mod tests {
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
             let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
-            // The module does not interpret this field, which is the version of the format.
+            // This field is the version of the format. The module does not interpret it, and must
+            // keep it.
             prost::encoding::int64::encode(1, &8, &mut bytes);
             std::fs::write(&model, bytes).unwrap();
             std::fs::write(&weights, [numbered(), numbered()].concat()).unwrap();

@@ -1,10 +1,10 @@
-//! Gathers the bytes of one input from all requests of a batch.
+//! A buffer that gathers the bytes of one input from all requests of a batch.
 
 use shadowslice_shared::slab::ALIGNMENT;
 
 use crate::inputs::Inputs;
 
-/// A buffer that all batches reuse.
+/// A buffer for the bytes of an input, which all batches reuse.
 #[derive(Debug, Default)]
 pub(super) struct GatherBuffer {
     bytes: Vec<u8>,
@@ -18,7 +18,7 @@ impl GatherBuffer {
         if inputs.requests() == 1 && is_aligned(first) { first } else { self.gathered(inputs, input) }
     }
 
-    /// Returns booleans. Bytes other than 0 and 1 count as true, as in C.
+    /// Returns an input's booleans as bytes that are 0 or 1. Other bytes become 1, as in C.
     pub(super) fn booleans(&mut self, inputs: &Inputs<'_>, input: usize) -> &mut [u8] {
         let bytes = self.gathered(inputs, input);
         bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));

@@ -1,5 +1,6 @@
 //! Instantiates a model's recordings on partitions. Once the worker serves, a separate thread
-//! instantiates them one by one, beginning with the recordings for which a batch waits.
+//! instantiates the recordings one by one. It begins with the recordings for which a batch is
+//! waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Loads a model's sessions on a GPU.
+//! The loader of a model's sessions on a GPU.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -96,7 +96,7 @@ struct TensorType {
     shape: Option<Axes>,
 }
 
-/// A shape. Its axes are not read, because only the presence of a shape matters.
+/// A shape. Its axes are not decoded, because only the presence of the shape matters.
 #[derive(Message)]
 struct Axes {}
 

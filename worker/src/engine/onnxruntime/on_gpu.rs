@@ -49,7 +49,8 @@ const MAX_BOUND: usize = 64;
 
 /// The ONNX Runtime engine on a real GPU.
 pub struct GpuEngine {
-    // The fields are dropped in this order: tensors before sessions, and the GPU last.
+    // Fields are dropped in this order. Tensors must be dropped before sessions, and the GPU must
+    // be dropped last.
     bound: Vec<BoundBatch>,
     buffers: Buffers,
     /// The partitions, or `None` if the model's share is not a partition inside the process.
@@ -189,7 +190,8 @@ impl GpuEngine {
         }
     }
 
-    /// Returns the number of kernels of a recorded batch.
+    /// Returns the number of kernels in the last recorded batch, or `None` if no batch was
+    /// recorded.
     pub fn kernels(&self) -> Option<u32> {
         self.kernels
     }
@@ -323,8 +325,8 @@ impl GpuEngine {
                     match output::on_device(value)? {
                         Some(start) => {
                             let row = layout.row * size_of(spec);
-                            // SAFETY: the output belongs to this batch, and is freed on the compute
-                            // stream.
+                            // SAFETY: the output belongs to this batch, and only the compute stream
+                            // frees its memory.
                             unsafe { fetch(&layout.shape, row, start, inputs, gpu, slot) }
                         }
                         None => output::split(spec, value, inputs, slot),

@@ -66,7 +66,7 @@ pub(super) struct StoredTensor {
     pub(super) fingerprint: Fingerprint,
 }
 
-/// The content of the file `form.json`.
+/// The content of the file `form.json`, which describes a form.
 #[derive(Serialize, Deserialize)]
 struct Description {
     /// The digest of the optimised graph's file.
@@ -179,7 +179,7 @@ impl OptimisedForm {
         self.folder.join("model.onnx")
     }
 
-    /// Reads a tensor. Fails if its bytes are damaged.
+    /// Reads the bytes of a tensor. Returns an error if the bytes are damaged.
     pub(super) fn bytes(&self, tensor: &StoredTensor) -> io::Result<Vec<u8>> {
         let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
         let mut bytes = vec![0; size];
@@ -195,13 +195,14 @@ impl OptimisedForm {
     }
 }
 
-/// The name of the file with a form's large tensors, which ONNX Runtime writes.
+/// The name of the file in which ONNX Runtime stores a form's large tensors.
 pub(super) const WEIGHTS: &str = "weights";
 
 fn describe(draft: &Path) -> io::Result<()> {
     let model = draft.join("model.onnx");
     let path = draft.join(WEIGHTS);
-    // ONNX Runtime writes no file for a model without large tensors.
+    // ONNX Runtime writes no file if the model has no large tensors, so this call may create the
+    // file.
     let weights = File::options().read(true).append(true).create(true).open(path)?;
     let mut tensors = Vec::new();
     for tensor in model_file::read(&model)?.external_tensors() {
@@ -216,7 +217,8 @@ fn describe(draft: &Path) -> io::Result<()> {
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
 }
 
-/// Returns the content of a model. Reads the files only if they have changed since the last read.
+/// Returns the digest of a model's content. Reads the model's files only if they have changed since
+/// the last read.
 fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     let index = cache.join("index.json");
     let known =

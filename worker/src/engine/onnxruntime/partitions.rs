@@ -47,10 +47,10 @@ struct Partition {
     failed: Option<String>,
 }
 
-/// The instantiator, either on the serving thread or on its own thread.
+/// The instantiator, which runs either on the serving thread or on a separate thread.
 #[derive(Debug)]
 enum InstantiatorHandle {
-    /// The instantiator runs on the serving thread during the warm-up.
+    /// The instantiator on the serving thread, which is used during the warm-up.
     Here(Option<Box<Instantiator>>),
     Thread {
         order_tx: Option<SyncSender<InstantiateOrder>>,
@@ -109,7 +109,7 @@ impl RecordedPartitions {
         }
     }
 
-    /// Prepares a partition. Returns the result if it is already known.
+    /// Starts to prepare a partition. Returns the result if it is already known.
     pub(super) fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         if self.ready.contains_key(&groups) {
             return Some(PartitionReply { groups, result: Ok(()) });

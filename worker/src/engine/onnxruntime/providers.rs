@@ -28,7 +28,7 @@ const SMALL_WORKSPACES: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8
 pub(super) fn give_small_workspaces() {
     let (variable, sizes) = SMALL_WORKSPACES;
     if std::env::var_os(variable).is_none() {
-        // SAFETY: the process has no other thread yet that could read the environment.
+        // SAFETY: the process does not have another thread yet that could read the environment.
         unsafe { std::env::set_var(variable, sizes) };
     }
 }
@@ -68,7 +68,8 @@ pub(super) fn load_tensorrt() -> ort::Result<()> {
     Ok(())
 }
 
-/// Returns the providers. The host's CPU computes the operators that no provider supports.
+/// Returns the execution providers of a session. The host's CPU computes the operators that no
+/// provider supports.
 pub(super) fn on_gpu(
     providers: &[ProviderSpec],
     gpu: &Arc<CudaGpu>,

@@ -26,7 +26,7 @@ pub(super) enum Scratch {
     Own,
 }
 
-/// Registers the shared arena. Call this only once in a process.
+/// Registers the shared arena with ONNX Runtime. Call this only once in a process.
 pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)?;
     let (keys, values) = ([c"arena_extend_strategy".as_ptr()], [AS_REQUESTED]);
@@ -37,7 +37,8 @@ pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     let (environment, provider) = (environment.ptr().cast_mut(), c"CUDAExecutionProvider".as_ptr());
     let (names, settings) = ([c"device_id".as_ptr()], [c"0".as_ptr()]);
     let register = || -> ort::Result<()> {
-        // SAFETY: all arguments exist during the call, which copies what it keeps.
+        // SAFETY: all arguments exist during the call, and the call copies everything that it
+        // keeps.
         ortsys![unsafe CreateAndRegisterAllocatorV2(environment, provider, memory.ptr(), arena, names.as_ptr(), settings.as_ptr(), 1)?];
         Ok(())
     };

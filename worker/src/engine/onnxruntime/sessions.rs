@@ -33,7 +33,7 @@ enum Phase {
     Done { spare: Option<usize> },
 }
 
-/// The batches that share a session during the warm-up.
+/// The rule that decides which batches share a session during the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     All,

@@ -19,7 +19,7 @@ use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
 use crate::device::cuda::region::SharedRegion;
 use crate::device::cuda::{CudaError, CudaGpu};
 
-/// The alignment of tensors in bytes, which is also that of CUDA's own allocations.
+/// The alignment of tensors, in bytes. It is the same as for CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
 
 /// The reasons why a session cannot use a form with shared weights.
@@ -54,7 +54,7 @@ struct Place {
     offset: usize,
 }
 
-/// The layout of a new region, with the tensors in the order of their fingerprints.
+/// The layout of a new region. The tensors are in the order of their fingerprints.
 struct RegionLayout<'f> {
     tensors: Vec<(usize, &'f StoredTensor)>,
     content: RegionContent,
