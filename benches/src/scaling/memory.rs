@@ -47,7 +47,7 @@ impl MemoryReading {
     }
 }
 
-/// The supervisor's memory after a part of a load.
+/// A reading of the supervisor's memory during or after a load.
 pub(super) struct MemoryRow {
     pub(super) load: &'static str,
     /// A description of the requests that the clients had sent before the reading.

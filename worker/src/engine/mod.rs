@@ -205,8 +205,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the basis of the proof. Only a worker that computes the reference answers calls
-    /// this, before it computes the first answer.
+    /// Returns the properties of the model on which its proof is based. Only a worker that computes
+    /// the reference answers calls this, before it computes the first answer.
     pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),
@@ -214,8 +214,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns advice for the operator if answers differ from the reference. The model may still be
-    /// correct.
+    /// Returns the advice that the operator gets if answers differ from the reference. The model
+    /// may still be correct.
     pub fn advice_on_difference(&self) -> &'static str {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",

@@ -182,7 +182,7 @@ impl<'a> World<'a> {
         self.shared.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
-    /// Handles all timers up to `until`.
+    /// Handles all timers that fire up to `until`.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.shared.timers.due() <= until && self.shared.timers.due() != NEVER {
             self.now = self.shared.timers.due();

@@ -28,7 +28,7 @@ use super::model_file;
 pub(super) const LARGE_TENSOR_BYTES: u64 = 4096;
 
 /// The number of versions of a model's content that the cache keeps: the current version, and the
-/// version that preceded or follows it.
+/// newest of the other versions.
 const MAX_CONTENTS: usize = 2;
 
 /// The file that exists if channels last failed for the model. The file contains the reason.
