@@ -1,4 +1,5 @@
-//! The comparison of two answers. It allows the difference that occurs between two correct devices.
+//! The comparison of two answers. It tolerates the differences that also occur between two correct
+//! devices.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;

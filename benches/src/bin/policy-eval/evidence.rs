@@ -36,9 +36,11 @@ pub(crate) struct Evidence {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
     pub(crate) mix: String,
-    /// The loss of requests in time, as a fraction of all requests.
+    /// The loss of requests in time compared with the run without a policy, as a fraction of all
+    /// requests.
     pub(crate) loss: f64,
-    /// The number of additional requests that were refused.
+    /// The number of requests that were refused in addition to those refused in the run without a
+    /// policy.
     pub(crate) refused: u64,
     /// The model whose median latency exceeds its limit by the largest amount, and that amount in
     /// ms. `None` if no median exceeds its limit.

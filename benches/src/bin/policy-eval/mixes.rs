@@ -38,7 +38,8 @@ const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", 
 const SEVEN: [u32; 7] = [1, 1, 2, 2, 2, 3, 3];
 /// The loads of the mixes of seven models. Successive mixes use successive loads.
 const SEVEN_LOADS: [&str; 4] = ["poisson", "step", "surge", "zipf"];
-/// The utilisations of the mixes of seven models. Successive mixes use successive utilisations.
+/// The utilisations of the mixes of seven models. The utilisation changes after all [`SEVEN_LOADS`]
+/// have been used.
 const SEVEN_UTILISATIONS: [f64; 3] = [0.6, 0.85, 1.1];
 
 /// A measured profile from which a model of a mix can be drawn.
