@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Exports models from PyTorch, as users do, for the GPU check: random weights, a free batch axis.
+"""Exports models from PyTorch for the GPU check, in the same way as users. Weights are random, and the batch axis is dynamic.
 
 Usage: export_models.py FOLDER [NAME ...]
 
-A NAME is a model and a precision (fp32, fp16 or bf16), such as vit-fp16. Without names, the script exports all models of the list
-below. The inputs and outputs are FP32, whatever the precision. The script skips files that exist. Needs torch and onnxscript, and
-timm, torchvision or transformers for their models.
+A NAME is a model and a precision (fp32, fp16 or bf16), such as vit-fp16. Without names, the script exports the models in ALL. Inputs
+and outputs are FP32 at every precision. The script skips files that exist. It needs torch and onnxscript, and the library that defines
+the model: timm, torchvision or transformers.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-# The default of most users; and the first opset with BF16 convolutions.
+# The opset that most users export by default, and the first opset with BF16 convolutions.
 OPSET, OPSET_BF16 = 18, 22
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -62,7 +62,7 @@ IMAGES = {
     "wide-resnet50": torchvision("wide_resnet50_2"),
 }
 
-# Models of text, with their number of tokens.
+# The text models: the number of tokens of their inputs, and a function that builds each model.
 TEXTS = {
     "albert": (128, transformers("Albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
                                             "num_hidden_layers": 6}, add_pooling_layer=False)),
@@ -82,7 +82,7 @@ ALL = ["vit-fp32", "convnext-fp32", "resnet-fp32", "bert-fp32", "vit-fp16", "res
 
 
 class Pooled(torch.nn.Module):
-    """A model whose output is the mean of its last layer as an embedding, or a classifier's logits."""
+    """Wraps a model: its output is the logits of a classifier, or else the mean of the last layer."""
 
     def __init__(self, model, dtype):
         super().__init__()
@@ -97,7 +97,7 @@ class Pooled(torch.nn.Module):
 
 
 def fill_empty_weights(model):
-    """Draws weights for layers of zeros, with which the output would not depend on the input."""
+    """Draws weights for layers whose weights are all zero, because the output would not depend on the input."""
     for weights in model.parameters():
         if weights.dim() > 1 and not weights.any():
             torch.nn.init.normal_(weights, std=0.02)

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Makes the models of `make gpu-check`: the published networks' shapes, with random weights.
+"""Makes the models of `make gpu-check`: published network architectures with random weights.
 
 Usage: make_gpu_models.py FOLDER [NAME ...]
 
-Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16; the
-default is all. Models with a precision in their name compute in it; their inputs and outputs are FP32.
+Names: resnet50 mobilenet-v2 vgg19 alexnet bert-base resnet50-fp16 bert-base-fp16 convnext-bf16. The
+default is all names. If a name contains a precision, the model computes in that precision. All inputs
+and outputs are FP32.
 The models have everything that takes time on a GPU: layers, channels, kernels, strides. Batch norms,
 which matter only for trained weights, are folded into the convolutions before them. Weights are drawn
-from fixed seeds and scaled by the layers' inputs (He et al., 2015), so signals neither vanish nor
-explode, and outputs can be compared. Every first axis is the batch. The script skips files that exist.
-Needs only numpy and onnx.
+from fixed seeds and scaled by the number of a layer's inputs (He et al., 2015). Signals therefore
+neither vanish nor explode, and outputs can be compared. The first axis of every tensor is the batch.
+The script skips files that exist. It needs only numpy and onnx.
 """
 
 import sys
@@ -23,7 +24,7 @@ OPSET = 17
 # The first opset with BF16 convolutions.
 OPSET_BF16 = 22
 
-# The element type in which a model computes, by the end of its name.
+# The element types in which models compute, by the suffix of the model's name.
 PRECISIONS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 
 
@@ -33,13 +34,13 @@ def precision(name):
 
 
 def rounded_to_bf16(values):
-    """Returns the upper halves of FP32 values, rounded to the nearest."""
+    """Returns BF16 values: the upper halves of FP32 values, rounded to the nearest."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 class Graph:
-    """Collects an ONNX graph node by node; methods return the name of the node's output."""
+    """Builds an ONNX graph node by node. Each method returns the name of its node's output."""
 
     def __init__(self, name):
         self.random = np.random.default_rng(zlib.crc32(name.encode()))
@@ -121,13 +122,13 @@ class Graph:
         opset = OPSET_BF16 if self.element == TensorProto.BFLOAT16 else OPSET
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
         checker.check_model(model)
-        # Renaming makes sure that a file with its final name is complete.
+        # The file is renamed when it is complete, so a file with the final name is never partial.
         save(model, path.with_suffix(".part"), format="protobuf")
         path.with_suffix(".part").rename(path)
 
 
 def image_model(path, body):
-    """Writes a classifier of 3x224x224 images; `body` adds its nodes, and names the output `logits`."""
+    """Writes a classifier of 3x224x224 images. `body` adds its nodes and the output `logits`."""
     graph = Graph(path.stem)
     body(graph, graph.entered("image"))
     graph.save(path,
@@ -136,7 +137,7 @@ def image_model(path, body):
 
 
 def head(graph, x, hidden=()):
-    """Adds a flattening and dense layers; `x` is (name, elements)."""
+    """Adds a Flatten node and dense layers. `x` is the input's name and number of elements."""
     x, elements = graph.add("Flatten", x[0], axis=1), x[1]
     for width in hidden:
         x, elements = graph.add("Relu", graph.dense(x, elements, width)), width
@@ -147,14 +148,14 @@ def head(graph, x, hidden=()):
 
 
 def resnet50(graph, x):
-    """Adds ResNet-50 (He et al., 2016), with the stride in the 3x3 convolution."""
+    """Adds ResNet-50 (He et al., 2016), with the stride of a block in its 3x3 convolution."""
     x = graph.pool(graph.relu(graph.conv(x, 64, 7, stride=2, gain=1.0)), 3, 2, pad=1)
     for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for block in range(blocks):
             step = stride if block == 0 else 1
             y = graph.relu(graph.conv(x, width, 1))
             y = graph.relu(graph.conv(y, width, 3, stride=step))
-            # A small gain, as otherwise the sums of sixteen blocks would explode.
+            # The gain is small, because otherwise the sums of sixteen blocks would explode.
             y = graph.conv(y, 4 * width, 1, gain=0.5)
             short = graph.conv(x, 4 * width, 1, stride=step, gain=1.5) if block == 0 else x
             x = graph.relu(graph.keep("Add", y, short))
@@ -184,13 +185,14 @@ def vgg19(graph, x):
     for width, layers in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         for _ in range(layers):
             x, gain = graph.relu(graph.conv(x, width, 3, gain=gain)), 2.0
-        # Pooling keeps the largest of four values, which is larger than their mean.
+        # The maximum of four values is larger than their mean, so a gain of 1 is enough for the
+        # next layer.
         x, gain = graph.pool(x, 2, 2), 1.0
     head(graph, (x, 512 * 7 * 7), hidden=(4096, 4096))
 
 
 def convnext(graph, x):
-    """Adds ConvNeXt-T (Liu et al., 2022), which needs no pooling; ONNX Runtime has none for BF16."""
+    """Adds ConvNeXt-T (Liu et al., 2022), chosen because ONNX Runtime has no BF16 pooling."""
     x = graph.conv(x, 96, 4, stride=4, pad=0, gain=1.0)
     for width, blocks in ((96, 3), (192, 3), (384, 9), (768, 3)):
         if width > 96:

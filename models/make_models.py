@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the demo's models, with inputs and the outputs of ONNX Runtime, called directly.
+"""Makes the demo's models, with inputs and the outputs that ONNX Runtime computes for them.
 
 Usage: make_models.py FOLDER
 
-Writes NAME.onnx and NAME.json for each model. The JSON holds cases, each one request of one row:
+Writes NAME.onnx and NAME.json for each model. The JSON file contains cases. A case is a request with one row:
 {"cases": [{"inputs": [TENSOR], "outputs": [TENSOR], "truth": 7}]}, where TENSOR is
 {"name", "datatype", "shape", "data"} as in the Open Inference Protocol. `truth`, if present, is the
 true label. Seeds are fixed, so every run makes the same models.
@@ -22,7 +22,7 @@ DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
 class Graph:
-    """Collects an ONNX graph node by node; each method returns the name of the node's output."""
+    """Builds an ONNX graph node by node. Each method returns the name of its node's output."""
 
     def __init__(self):
         self.nodes, self.constants = [], []
@@ -53,7 +53,7 @@ class Graph:
 def digits(path):
     """Writes a multi-layer perceptron for 8x8 images of digits (digits.txt).
 
-    Its cases are the held-out images.
+    The cases in its JSON file are the images that are not used for training.
     """
     table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",")
     table = np.random.default_rng(0).permutation(table)
@@ -102,10 +102,11 @@ def trained(images, truths, widths, epochs=60, rows=32, rate=0.05, momentum=0.9)
 
 
 def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):
-    """Writes a small transformer encoder with random weights, whose embedding is a masked mean.
+    """Writes a small transformer encoder with random weights, whose output is the mean over all
+    tokens that are not padding.
 
-    Its cases are sequences of five lengths, so one batch cannot have all of them. Half of them end
-    in padding.
+    Its cases are sequences of five lengths, so one batch cannot contain all cases. Half of the
+    cases end in padding.
     """
     random = np.random.default_rng(7)
 
@@ -147,7 +148,7 @@ def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):
 
 
 def positions(graph, width):
-    """Adds sine and cosine positions for the tokens of `input_ids`."""
+    """Adds sine and cosine position encodings for the tokens of `input_ids`."""
     length = graph.add("Gather", graph.add("Shape", "input_ids"), graph.constant(1))
     steps = graph.add("Range", graph.constant(0), length, graph.constant(1))
     steps = graph.add("Unsqueeze", graph.add("Cast", steps, to=TensorProto.FLOAT), graph.constant([1]))
@@ -182,7 +183,7 @@ def tensor(name, value):
 
 
 def direct_answers(path, requests, truths):
-    """Yields a case for each request, with the outputs of ONNX Runtime, called directly."""
+    """Yields a case for each request, with the outputs that ONNX Runtime computes for it."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     for request, truth in zip(requests, truths):

@@ -20,8 +20,8 @@ const GPUS: usize = 10;
 const GPU: Sms = Sms(132);
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Returns the profile of a model whose batch takes `work` ms·SM per row, and which gets faster
-/// with more SMs up to `knee`.
+/// Returns the profile of a model. A batch takes 0.3 ms, plus `work` ms·SM per row divided by the
+/// number of SMs. More than `knee` SMs do not make it faster.
 fn profile(work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [8, 14, 26, 38, 58, 78, 104, 132].map(Sms).to_vec();
     let row = |batch: u32| ExecutionRow {
@@ -53,7 +53,8 @@ fn terms(model: usize) -> ModelSpec {
     }
 }
 
-/// Returns the snapshot of a model in an interval in which `arrived` requests arrived.
+/// Returns the snapshot of a model with this share, after an interval in which `arrived` requests
+/// arrived.
 fn live(share: Sms, arrived: u64) -> ModelSnapshot {
     let executed = vec![BatchStats { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
     let seen = Observation {
@@ -79,8 +80,8 @@ fn live(share: Sms, arrived: u64) -> ModelSnapshot {
     }
 }
 
-/// Returns the policy's input for a round. In every round some models violate their SLOs, so the
-/// policy always tries changes.
+/// Returns the policy's input for a round. In every round, some models violate their SLOs, so that
+/// the policy always has changes to try.
 fn facts(round: u64, shares: &[Sms]) -> PolicyInput {
     let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
     PolicyInput {

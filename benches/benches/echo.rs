@@ -1,4 +1,4 @@
-//! A benchmark of echo requests through the complete system.
+//! A benchmark that sends echo requests through the complete system.
 
 use std::process::ExitCode;
 

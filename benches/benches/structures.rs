@@ -1,4 +1,5 @@
-//! Benchmarks of the structures that every request uses: queue, messages, slabs and batch sockets.
+//! Benchmarks of the structures that every request passes through: queue, messages, slabs and batch
+//! sockets.
 
 use std::hint::black_box;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,13 +20,13 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
 use shadowslice_shared::units::Timestamp;
 
-/// A request like those that the supervisor queues. It shares the shapes of its inputs with other
-/// requests, and its item has the size of a ticket.
+/// A request with the same costs as those that the supervisor queues. It shares the shapes of its
+/// inputs with other requests, and its item is as large as a ticket.
 type Request = QueuedRequest<Arc<[Vec<i64>]>, [u64; 8]>;
 
 const SLO: Duration = Duration::from_millis(20);
 
-/// The sizes of tensors, in bytes.
+/// The tensor sizes to measure, in bytes.
 const SIZES: [u64; 4] = [64, 4096, 65_536, 600_000];
 
 fn request(number: u64) -> Request {
@@ -49,8 +50,8 @@ fn queue_of(depth: u64) -> RequestQueue<Arc<[Vec<i64>]>, [u64; 8]> {
     queue
 }
 
-/// Measures how long it takes to push and to take one request, and a batch of 32 requests, while
-/// other requests wait.
+/// Measures the time to push and take one request, and a batch of 32 requests, while other requests
+/// wait in the queue.
 fn queue(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("queue+batcher");
     for depth in [1, 100, 1000] {
@@ -83,7 +84,7 @@ fn queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures how long it takes to encode and to decode the messages between supervisor and worker.
+/// Measures the time to encode and decode the messages between supervisor and worker.
 fn messages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("messages");
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
@@ -156,8 +157,8 @@ fn slabs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures the round trip of a message from the reactor to a thread that blocks on its socket in
-/// the same way as a worker.
+/// Measures the round trip of a message between the reactor and a thread. The thread blocks on its
+/// socket in the same way as a worker.
 fn socket(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (ours, theirs) = {

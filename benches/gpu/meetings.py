@@ -35,7 +35,8 @@ SETS = {
     "built": ["resnet50", "mobilenet_v2", "vgg19", "alexnet", "bert"],
     "second": ["efficientnet_b0", "vit_b16", "convnext_tiny", "distilbert", "vit_b16_fp16"],
 }
-# The models of each meeting, as positions in a set. The first model may get the whole GPU.
+# The models that run at the same time in each meeting, as positions in a set. Some layouts give the
+# first model the whole GPU.
 MEETINGS = {
     5: [(0, 1, 2, 3, 4)],
     3: [(0, 2, 4), (1, 3, 0), (4, 2, 1)],
@@ -56,10 +57,12 @@ PARTITIONS = {"whole": list(range(16))}
 for split_name, split_parts in SPLITS.items():
     PARTITIONS |= {f"{split_name}{k}": list(part) for k, part in enumerate(split_parts)}
 ALONE = ["whole", "half0", "third0", "fifth0", "quarter0", "two_thirds0", "three_quarters0"]
-# A batch of 32 rows must take at least this many times as long on a quarter as on the whole GPU.
+# Partitions count as effective if a batch of 32 rows takes at least this many times as long on a
+# quarter of the GPU as on the whole GPU.
 BOUNDED = 1.3
 START_TIMEOUT_S, PREPARE_TIMEOUT_S, REPLY_TIMEOUT_S, MPS_TIMEOUT_S = 110, 60, 15, 20
-# The time by which a process may extend its measurement if batches are slower than expected.
+# The maximum time, in seconds, by which a process extends its measurement if batches are slower
+# than expected.
 PATIENCE_S = 3
 DRIVER_QUERY = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 # The values of CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING.
@@ -150,7 +153,7 @@ class Engine:
         return groups[:count] + ([rest] if rest.sm.smCount else [])
 
     def green(self, groups):
-        """Returns a green context on these groups of SMs, and its number of SMs."""
+        """Returns a green context on these groups of SMs, and the number of its SMs."""
         driver, kept = self.driver, [group for group in groups if group < len(self.resources)]
         resources = [self.resources[group] for group in kept]
         description = checked(driver.cuDevResourceGenerateDesc(resources, len(resources)))
@@ -191,7 +194,7 @@ class Engine:
         return graph
 
     def partition(self, partitions, method):
-        """Makes the executables for these partitions. Returns their SMs and the failures."""
+        """Makes executables for these partitions. Returns the SMs of each, and the failures."""
         sms, failures = {}, {}
         for name, groups in partitions.items():
             try:
@@ -255,7 +258,7 @@ class Rehearsal:
 
 
 def replay(launch, start, begin, end):
-    """Replays a graph from `start` to `end`. Returns the times per batch since `begin`, in ms."""
+    """Replays a graph from `start` to `end`. Returns the time per batch after `begin`, in ms."""
     time.sleep(max(0.0, start - time.monotonic()))
     stamps, pending = [], collections.deque()
     while not enough(stamps, begin, end):
@@ -276,7 +279,7 @@ def replay(launch, start, begin, end):
 
 
 def enough(stamps, begin, end):
-    """Returns true if the time is over and contains two complete batches."""
+    """Returns true if the time is over and at least two complete batches fall into it."""
     last = stamps[-1] if stamps else 0.0
     few = len(stamps) < 3 or stamps[-3] < begin
     return last > end + PATIENCE_S or (last > end and not few)
@@ -316,7 +319,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.model, self.sms, self.failed_in_a_row = model, {}, 0
         self.pipe, theirs = context.Pipe()
-        # MPS reads this when the process becomes a client: 0 is the normal priority, 1 is lower.
+        # MPS reads this variable when the process becomes a client. The value 0 is the normal
+        # priority, and 1 is a lower priority.
         os.environ["CUDA_MPS_CLIENT_PRIORITY"] = str(int(lower))
         self.process = context.Process(target=serve, args=(theirs, model, rehearse), daemon=True)
         self.process.start()
@@ -330,7 +334,7 @@ class Worker:
             self.end()
 
     def reply(self, deadline):
-        """Returns the next reply. Kills the process if it does not reply in time."""
+        """Returns the next reply. Kills the process if it does not reply before the deadline."""
         answer = {"error": "the process has ended"}
         if self.alive:
             try:
@@ -341,8 +345,8 @@ class Worker:
                     self.end()
             except (OSError, EOFError):
                 self.end()
-        # A failed CUDA context does not recover. Other errors, such as a model that does not fit on
-        # a partition, affect only this command.
+        # A failed CUDA context does not recover. Other errors affect only this command, for example
+        # a model that does not fit on a partition.
         failed = "CUDA" in str(answer.get("error"))
         self.failed_in_a_row = self.failed_in_a_row + 1 if failed else 0
         if self.failed_in_a_row >= 4:
@@ -368,7 +372,8 @@ class Mps:
         os.environ.pop("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)
 
     def start(self):
-        # The daemon keeps its inherited output open, so a pipe would never close.
+        # The daemon keeps the output open that it inherits. If that were a pipe, reading it would
+        # never end.
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         command = ["nvidia-cuda-mps-control", "-d"]
         subprocess.run(command, check=True, timeout=MPS_TIMEOUT_S, **quiet)
@@ -399,7 +404,7 @@ class Mps:
 
 
 def layouts(count):
-    """Returns the partition of each model, by the name of the layout."""
+    """Returns the layouts for this number of models: for each name, the partition of each model."""
 
     def spread(name, models):
         return [f"{name}{k % len(SPLITS[name])}" for k in range(models)]
@@ -418,7 +423,7 @@ def layouts(count):
 
 
 def phases(models):
-    """Yields the cells of each phase: a label, the layout, and (model, rows, partition)."""
+    """Yields each phase and its cells: a label, a layout, and (model, rows, partition) tuples."""
     yield "alone", [(str(r), p, [(m, r, p)]) for p in ALONE for r in ROWS for m in models]
     for count, meetings in MEETINGS.items():
         rows = {str(r): [r] * count for r in ROWS}
@@ -494,7 +499,7 @@ class Session:
                 print(f"{worker.model}, {method}: {str(answer)[:400]}", flush=True)
 
     def check_bounds(self, models):
-        """Returns the models that are not slower on a quarter of the GPU."""
+        """Returns the models that a quarter of the GPU does not slow down by the factor BOUNDED."""
         unbounded = []
         for model in models:
             if not self.workers[model].alive:
@@ -510,7 +515,7 @@ class Session:
         return unbounded
 
     def measure(self, label, layout, parts, seconds):
-        """Measures one cell, in which these models (name, rows, partition) run at the same time."""
+        """Measures one cell, in which the models in `parts` run at the same time."""
         known = [self.alone.get((model, rows, "whole"), 0.0) for model, rows, _ in parts]
         # A batch may take as long as the batches of all models together, or as long as it takes
         # alone on its partition. The measurement must have time for several such batches.
@@ -553,10 +558,11 @@ class Session:
                     self.save()
                     return False
                 if len(parts) == 5:
-                    # A figure for fewer than five models is better than no figure.
+                    # If a model's process has ended, the remaining models are still measured.
                     parts = [part for part in parts if self.workers[part[0]].alive] or parts
                 alone = phase == "alone"
-                # All ratios depend on the times on the whole GPU, so these are measured longer.
+                # All ratios depend on the times on the whole GPU, so these times are measured
+                # longer.
                 brief = alone and layout != "whole"
                 seconds = self.args.seconds * (0.4 if brief else 1.0)
                 cell = {"set": name, "phase": phase, **self.measure(label, layout, parts, seconds)}
@@ -599,7 +605,7 @@ class Session:
 
 
 def output(command, text=None):
-    """Returns the output of a command, or the error if it failed."""
+    """Returns the output of a command, or the error if the command failed."""
     options = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     try:
@@ -610,7 +616,7 @@ def output(command, text=None):
 
 
 def table(results):
-    """Prints the throughput and the mean slowdown. One batch at a time on the whole GPU is 1."""
+    """Prints throughput and mean slowdown, relative to one model alone on the whole GPU."""
     labels = [*map(str, ROWS), "1+16"]
     found = collections.defaultdict(list)
     for cell in results["cells"]:

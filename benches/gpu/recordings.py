@@ -1,12 +1,12 @@
-"""Measures recorded batches on a part of the GPU, depending on where they were recorded.
+"""Measures how fast batches run on a part of the GPU, depending on where they were recorded.
 
 Run it on a host with one idle H100 or H200 and the packages that `meetings.py` needs:
 
     python3 benches/gpu/recordings.py --out recordings.json
 
 A batch is recorded on the whole GPU and moved to the part ("moved"), recorded on the part itself
-("own"), or recorded on a small part and moved ("small"). The comparison shows if cuBLAS and
-cuDNN choose other kernels for the SMs of a part.
+("own"), or recorded on a small part and moved ("small"). The comparison shows whether cuBLAS
+and cuDNN choose other kernels for the SMs of a part.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import meetings
 
 MODELS = ["resnet50", "vgg19", "bert", "vit_b16", "vit_b16_fp16", "convnext_tiny", "efficientnet_b0"]
 PARTS = {"eighth": range(2), "quarter": range(4), "third": range(5), "half": range(8)}
-# The part on which the variant "small" is recorded.
+# The part of the GPU on which the variant "small" is recorded.
 SMALL = "quarter"
 ROUNDS, WARM = 15, 3
-# The device and the versions, which are known once a model is loaded.
+# The GPU's name and the version of PyTorch, which are known once a model is loaded.
 FACTS = {}
 
 
@@ -40,7 +40,7 @@ def milliseconds(engine, executable):
 
 
 def attempt(measure):
-    """Returns the figure, or the reason why it cannot be measured."""
+    """Returns the time that `measure` returns, or the reason why `measure` failed."""
     try:
         return round(measure(), 3)
     except Exception as error:

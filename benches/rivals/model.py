@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-# Triton's stub ignores PYTHONPATH. The packages in PYTHONPATH must precede those of the interpreter, because the stub
-# returns empty tensors under NumPy 2.
+# Triton's stub ignores PYTHONPATH, so the packages in PYTHONPATH are added here. They must precede
+# those of the interpreter, because the stub returns empty tensors under NumPy 2.
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 
 import numpy as np

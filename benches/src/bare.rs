@@ -1,5 +1,6 @@
-//! HTTP and gRPC servers that only echo, as a baseline. They use the same libraries and the same
-//! number of threads as the supervisor, but have no queue, no slab and no worker.
+//! HTTP and gRPC servers that only echo, as a baseline for the supervisor. They use the same
+//! libraries and the same number of threads as the supervisor, but they have no queue, no slab and
+//! no worker.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -24,7 +25,7 @@ pub(crate) const HTTP_SOCKET: &str = "http.sock";
 /// The name of the gRPC socket in the server's folder.
 pub(crate) const GRPC_SOCKET: &str = "grpc.sock";
 
-/// Serves until the standard input ends. Writes `ready` to the standard output when both sockets
+/// Serves until the standard input ends. Writes `ready` to the standard output once both sockets
 /// are listening.
 pub(crate) fn run(folder: &Path) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -52,7 +53,7 @@ pub(crate) fn run(folder: &Path) -> io::Result<()> {
 }
 
 async fn serve_http(stream: UnixStream) {
-    // The client reports a broken connection.
+    // An error is ignored, because the client reports a broken connection.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(echo)).await;
 }
 
@@ -72,11 +73,12 @@ async fn serve_grpc(stream: UnixStream) {
         Ok::<_, Infallible>(tonic::server::Grpc::new(codec).unary(echo, request).await)
     });
     let builder = http2::Builder::new(TokioExecutor::new());
-    // The client reports a broken connection.
+    // An error is ignored, because the client reports a broken connection.
     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Returns every input as an output, under the name of the model's output.
+/// Returns an answer that contains every input as an output. The output has the name of the model's
+/// output.
 fn answer(request: ModelInferRequest) -> ModelInferResponse {
     let outputs = request.inputs.into_iter().map(|input| InferOutputTensor {
         name: "y".into(),

@@ -15,16 +15,16 @@ use crate::MeasureError;
 use crate::exchange::{EchoClient, ExchangeError};
 use crate::machine::{CpuReading, ServerClocks};
 
-/// The time for which the loop runs before the measurement.
+/// The time for which the loop runs before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// The maximum time that clients may take to finish after the measurement.
+/// The maximum time that the clients may take to finish their last requests after the measurement.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest latency that the histogram can represent, in nanoseconds.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// The CPU time of other programs above which a round counts as disturbed, in percent of all cores.
+/// The maximum CPU time of other programs in an undisturbed round, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The result of one round.
@@ -53,7 +53,7 @@ impl RoundResult {
         self.supervisor_cpu_us + self.worker_cpu_us
     }
 
-    /// Returns true if other programs used at most 10 % of the machine.
+    /// Returns true if other programs used at most 10 % of the host's CPU time.
     pub fn is_quiet(&self) -> bool {
         self.others_percent <= DISTURBED_PERCENT
     }
@@ -65,7 +65,7 @@ struct LoopState {
     over: AtomicBool,
 }
 
-/// Runs all clients for `span`, and returns the result of the measurement.
+/// Runs all clients and measures them for `span`. Returns the result.
 pub async fn run(
     clients: Vec<EchoClient>,
     span: Duration,
@@ -94,7 +94,8 @@ pub async fn run(
     summarise(&before, &after, &latency_ns)
 }
 
-/// Sends `requests` requests, divided among all clients, and returns the clients.
+/// Sends `requests` requests, divided among all clients. Returns the clients, so that the caller
+/// can continue to use them.
 pub(crate) async fn send(clients: Vec<EchoClient>, requests: u64) -> Result<Vec<EchoClient>, MeasureError> {
     let left = Arc::new(AtomicU64::new(requests));
     let mut senders = JoinSet::new();

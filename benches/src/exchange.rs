@@ -12,11 +12,12 @@ use tokio::time::sleep;
 use crate::grpc::GrpcEchoClient;
 use crate::http::HttpEchoClient;
 
-/// The number of different tensors that a connection sends alternately. With two tensors, a
-/// repeated answer is detected.
+/// The number of different tensors that a connection sends alternately. With two tensors, a client
+/// detects that a server repeats its previous answer.
 pub(crate) const TURNS: usize = 2;
 
-/// The pause before a client tries to connect again after the server's backlog was full.
+/// The time that a client waits before it tries again to connect, after the server's backlog was
+/// full.
 const CONNECT_BACKOFF: Duration = Duration::from_millis(1);
 
 /// The reason why an exchange of a request and its answer failed.
@@ -33,7 +34,7 @@ pub enum ExchangeError {
     /// The answer is not HTTP/1.1.
     #[error("an answer is not HTTP/1.1")]
     NotHttp(#[source] httparse::Error),
-    /// The server answered with an HTTP status other than 200.
+    /// The server answered with an HTTP status other than 200, which counts as a refusal.
     #[error("the server answered {status}: {body}")]
     Refused { status: u16, body: String },
     /// The server refused a gRPC call.
@@ -81,17 +82,19 @@ pub enum EchoClient {
 }
 
 impl EchoClient {
-    /// Returns an HTTP client with the number `connection`, which sends tensors of `bytes` bytes.
+    /// Returns an HTTP client that sends tensors of `bytes` bytes. `connection` is the client's
+    /// number, which determines the values of its tensors.
     pub fn http(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::Http(Box::new(HttpEchoClient::new(stream, bytes, connection)))
     }
 
-    /// Returns a gRPC client with the number `connection`, which sends tensors of `bytes` bytes.
+    /// Returns a gRPC client that sends tensors of `bytes` bytes. `connection` is the client's
+    /// number, which determines the values of its tensors.
     pub async fn grpc(stream: ClientStream, bytes: usize, connection: u16) -> Result<Self, ExchangeError> {
         Ok(Self::Grpc(Box::new(GrpcEchoClient::new(stream, bytes, connection).await?)))
     }
 
-    /// Sends request number `turn` and checks its answer.
+    /// Sends the request with the number `turn` and checks the answer.
     pub async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         match self {
             Self::Http(client) => client.exchange(turn % TURNS).await,
@@ -110,8 +113,8 @@ pub fn elements(bytes: usize) -> i64 {
     i64::try_from(bytes / 4).expect("tensors are small")
 }
 
-/// Returns the tensors that the connection sends alternately. No two tensors of the same size are
-/// equal.
+/// Returns the tensors that this connection sends alternately. No two tensors of the same size are
+/// equal, even on different connections.
 pub(crate) fn tensors(bytes: usize, connection: u16) -> [Bytes; TURNS] {
     std::array::from_fn(|turn| {
         let first = u32::from(connection) * TURNS as u32 + turn as u32;

@@ -1,4 +1,4 @@
-//! A gRPC client, which uses the generated client over an HTTP/2 connection.
+//! A gRPC client. It uses the generated client code over an HTTP/2 connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -24,7 +24,8 @@ pub struct GrpcEchoClient {
 }
 
 impl GrpcEchoClient {
-    /// Returns the client with the number `connection`, which sends tensors of `bytes` bytes.
+    /// Returns a client that sends tensors of `bytes` bytes. `connection` is the client's number,
+    /// which determines the values of its tensors.
     pub(crate) async fn new(
         stream: ClientStream,
         bytes: usize,
@@ -40,7 +41,7 @@ impl GrpcEchoClient {
         Ok(Self { client, exchanges })
     }
 
-    /// Sends request number `turn` and checks its answer.
+    /// Sends the request with the number `turn` and checks the answer.
     pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         let (request, expected) = &self.exchanges[turn];
         let answer =
@@ -53,19 +54,20 @@ impl GrpcEchoClient {
     }
 }
 
-/// Opens an HTTP/2 connection. A task drives the connection until the sender is dropped.
+/// Opens an HTTP/2 connection. A task reads from and writes to the connection until the sender is
+/// dropped.
 async fn sender<I>(stream: I) -> Result<Sender, ExchangeError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connected) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(ExchangeError::Http2)?;
-    // The calls report a failure of the connection.
+    // An error of this task is ignored, because the calls report a failed connection.
     tokio::spawn(async move { drop(connected.await) });
     Ok(Sender(sender))
 }
 
-/// Returns a request, and the answer that is expected for it.
+/// Returns a request and the expected answer.
 fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInferResponse) {
     let shape = vec![1, elements(bytes)];
     let input = InferInputTensor {
@@ -96,7 +98,7 @@ fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInfe
     (request, response)
 }
 
-/// An HTTP/2 connection as a service. Tonic's own channel would add a queue and a task.
+/// An HTTP/2 connection as a Tower service. Tonic's channel would add a queue and a task.
 struct Sender(http2::SendRequest<Body>);
 
 impl Service<Request<Body>> for Sender {

@@ -1,5 +1,5 @@
-//! An HTTP/1.1 client with a low CPU cost. It builds its requests once. It parses the JSON of the
-//! first answer only, because later answers must have the same bytes.
+//! An HTTP/1.1 client with a low CPU cost. It builds its requests only once. It parses only the
+//! JSON of the first answer, because later answers must contain the same JSON byte for byte.
 
 use std::io;
 
@@ -14,7 +14,7 @@ const HEADER_LENGTH: &str = "Inference-Header-Content-Length";
 /// The maximum number of headers in an answer.
 const MAX_HEADERS: usize = 32;
 
-/// The buffer's capacity for the first read of an answer, in bytes.
+/// The capacity of the buffer before the first read of an answer, in bytes.
 const READ_BYTES: usize = 16 * 1024;
 
 /// An HTTP/1.1 client with one connection.
@@ -22,15 +22,16 @@ pub struct HttpEchoClient {
     stream: ClientStream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],
-    /// The expected JSON that precedes an answer's tensor, in parsed form.
+    /// The expected JSON that precedes the tensor in an answer, in parsed form.
     expected_json: Value,
-    /// The bytes of that JSON as the server writes them. They are known after the first answer.
+    /// The bytes of that JSON as the server writes them, or `None` before the first answer.
     json: Option<Bytes>,
     answer: BytesMut,
 }
 
 impl HttpEchoClient {
-    /// Returns the client with the number `connection`, which sends tensors of `bytes` bytes.
+    /// Returns a client that sends tensors of `bytes` bytes. `connection` is the client's number,
+    /// which determines the values of its tensors.
     pub(crate) fn new(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::expecting(response_json(bytes), stream, bytes, connection)
     }
@@ -54,7 +55,7 @@ impl HttpEchoClient {
         }
     }
 
-    /// Sends request number `turn` and checks its answer.
+    /// Sends the request with the number `turn` and checks the answer.
     pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         self.stream.write_all(&self.requests[turn]).await.map_err(ExchangeError::Connection)?;
         self.answer.clear();
@@ -83,7 +84,7 @@ impl HttpEchoClient {
         }
     }
 
-    /// Compares a body with the expected body, and returns its JSON.
+    /// Compares an answer's body with the expected body, and returns the JSON part of the answer.
     fn check(&self, body: &[u8], turn: usize) -> Result<Bytes, String> {
         let tensor = &self.tensors[turn];
         let Some((json, data)) = body.len().checked_sub(tensor.len()).map(|json| body.split_at(json)) else {
@@ -122,8 +123,8 @@ impl ClientStream {
     }
 }
 
-/// Returns the lengths of an answer's head and body, or `None` if the head is incomplete. Returns
-/// an error if the status is not 200.
+/// Returns the length of an answer's head and the length of its body. Returns `None` if the head is
+/// incomplete, and an error if the status is not 200.
 fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, ExchangeError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);

@@ -1,8 +1,8 @@
 //! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency
-//! and CPU time for each protocol at several numbers of connections, and compares them with a bare
-//! echo server. [`compare()`] measures two builds alternately. [`cost_profile()`] counts the system
-//! calls and instructions per request. [`scaling()`] varies the number of models, the number of
-//! connections and the size of tensors.
+//! and CPU time for each protocol with several numbers of connections, and compares these figures
+//! with those of a bare echo server. [`compare()`] measures two builds alternately.
+//! [`cost_profile()`] counts the system calls and instructions per request. [`scaling()`] varies
+//! the number of models, the number of connections and the size of tensors.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod bare;
@@ -59,7 +59,7 @@ struct Arguments {
     part: Option<Role>,
 }
 
-/// The length of a round when `cargo test` runs the benchmarks as a test.
+/// The length of a round if `cargo test` runs the benchmarks as tests.
 const TEST_ROUND: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone, clap::Args)]
@@ -122,7 +122,7 @@ pub fn echo() -> ExitCode {
     })
 }
 
-/// Runs a program, and prints its error if it fails.
+/// Runs a program. If the program fails, prints its error.
 fn finish(program: impl FnOnce() -> Result<(), MeasureError>) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
@@ -148,10 +148,10 @@ pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
 }
 
 fn run(options: &EchoOptions) -> Result<(), MeasureError> {
-    // One thread sends the complete load.
+    // A single thread sends the complete load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // An interrupt ends the future. The future drops the servers, which stops them.
+        // An interrupt drops the future, which drops the servers. The drop stops the servers.
         tokio::select! {
             measured = measure(options) => measured,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -180,8 +180,8 @@ async fn measure(options: &EchoOptions) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Runs all rounds of each setting. Every second round runs the settings in reverse order. Then
-/// repeats disturbed rounds until the time `patience` is used up.
+/// Runs all rounds of each setting. Every second round runs the settings in the reverse order. Then
+/// repeats disturbed rounds until the repetitions have taken the time `patience`.
 async fn all_rounds(
     options: &EchoOptions,
     settings: &[EchoSetting],

@@ -16,11 +16,11 @@ pub struct HostInfo {
     pub cores: usize,
     /// The release of the Linux kernel.
     pub kernel: String,
-    /// The GPU, which is always emulated here.
+    /// The GPU on which the figures were measured. In these benchmarks, it is always emulated.
     pub device: &'static str,
     /// The date and time of the measurement, in UTC.
     pub date: String,
-    /// The commit that is checked out. A note follows if files have changed since that commit.
+    /// The commit that is checked out. If files have changed since that commit, a note follows.
     pub commit: String,
 }
 
@@ -43,7 +43,7 @@ impl HostInfo {
     }
 }
 
-/// Returns the output of a program, or `None` if the program fails.
+/// Returns the output of a program, or `None` if the program cannot run or fails.
 fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let folder = env!("CARGO_MANIFEST_DIR");
     let output = Command::new(program).args(arguments).current_dir(folder).output().ok()?;
@@ -55,12 +55,13 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The CPU-time clock of a process: user and system time of all its threads.
+/// The CPU-time clock of a process. It counts the user and system time of all threads of the
+/// process.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuClock(ClockId);
 
 impl CpuClock {
-    /// Returns the clock of a process.
+    /// Returns the CPU-time clock of a process.
     pub fn of(process: Pid) -> nix::Result<Self> {
         ClockId::pid_cpu_clock_id(process).map(Self)
     }
@@ -90,7 +91,7 @@ pub(crate) struct CpuReading {
 }
 
 impl CpuReading {
-    /// Reads all clocks.
+    /// Reads all clocks now.
     pub(crate) fn take(clocks: &ServerClocks) -> nix::Result<Self> {
         let workers = clocks.workers.iter().map(|worker| worker.read());
         Ok(Self {
@@ -114,7 +115,7 @@ impl CpuReading {
     }
 }
 
-/// The wall time between two readings, and the CPU time that each process used in it.
+/// The wall time between two readings, and the CPU time that each process used in that time.
 #[derive(Debug)]
 pub(crate) struct CpuUsage {
     pub(crate) wall: Duration,
@@ -125,20 +126,21 @@ pub(crate) struct CpuUsage {
 }
 
 impl CpuUsage {
-    /// Returns the CPU time that neither the server, its workers nor the clients used, in percent
-    /// of all cores.
+    /// Returns the CPU time of all programs other than the server, its workers and the clients, in
+    /// percent of all cores.
     pub(crate) fn others_percent(&self) -> f64 {
         let others = self.busy.saturating_sub(self.server + self.workers + self.client);
         others.as_secs_f64() / self.wall.as_secs_f64() / cores() as f64 * 100.0
     }
 }
 
-/// Returns the time in which the host's cores were not idle. Includes the time that the hypervisor
-/// gave to other virtual machines. Returns zero if `/proc/stat` cannot be read.
+/// Returns the total time in which the host's cores were not idle since the host started. Includes
+/// the time that the hypervisor gave to other virtual machines. Returns zero if `/proc/stat` cannot
+/// be read.
 pub fn busy() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The field user
-    // includes the time of guests.
+    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. Fields after these
+    // are skipped, because user already includes the time of guests.
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
     let idle: u64 = ticks.iter().skip(3).take(2).sum();

@@ -7,10 +7,11 @@ use serde::Serialize;
 /// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// The size of the large tensor in bytes, which is about one image for a convolutional network.
+/// The size of the large tensor, in bytes. It is about the size of one image for a convolutional
+/// network.
 pub(crate) const LARGE: usize = 600_000;
 
-/// The maximum number of connections for the large tensor, which limits the memory that the tensors
+/// The maximum number of connections for the large tensor. It limits the memory that the tensors
 /// use.
 const LARGE_CONNECTIONS: u16 = 32;
 
@@ -31,7 +32,7 @@ pub(crate) enum EchoProtocol {
     Http,
 }
 
-/// The transport that carries a protocol.
+/// The transport over which a protocol runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
@@ -39,8 +40,7 @@ pub(crate) enum Transport {
     Tcp,
 }
 
-/// A combination of server, protocol, transport, tensor size and number of connections that is
-/// measured.
+/// A combination of server, protocol, transport, tensor size and number of connections to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct EchoSetting {
     pub(crate) server: ServerKind,
@@ -52,7 +52,7 @@ pub(crate) struct EchoSetting {
 }
 
 impl EchoSetting {
-    /// Returns the setting of the bare server that serves as the baseline for this setting.
+    /// Returns the setting of the bare server that is the baseline for this setting.
     pub(crate) fn bare(self) -> Self {
         Self { server: ServerKind::Bare, transport: Transport::Unix, ..self }
     }
@@ -76,7 +76,7 @@ impl fmt::Display for EchoSetting {
     }
 }
 
-/// Returns all settings. Each setting follows its baseline.
+/// Returns all settings. The baseline of each setting precedes it.
 pub(crate) fn settings(connections: &[u16]) -> Vec<EchoSetting> {
     let small = [
         (ServerKind::Bare, EchoProtocol::Http, Transport::Unix),

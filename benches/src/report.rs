@@ -31,12 +31,13 @@ struct SettingRow {
     supervisor_cpu_us: Spread,
     worker_cpu_us: Spread,
     server_cpu_us: Spread,
-    /// The server's CPU time divided by the bare server's, or `None` without a baseline.
+    /// The median CPU time per request of this server divided by that of the bare server, or `None`
+    /// without a baseline.
     times_bare: Option<f64>,
     client_cpu_us: Spread,
     others_percent: Spread,
     /// The number of rounds that other programs did not disturb. If this number is not zero, the
-    /// figures above come from these rounds.
+    /// figures above come only from these rounds.
     quiet: usize,
     rounds: Vec<RoundResult>,
 }
@@ -67,8 +68,8 @@ impl SettingRow {
 }
 
 impl EchoReport {
-    /// Returns the report on the rounds of each setting. `rounds` has the same order as `settings`,
-    /// and has at least one round for each setting.
+    /// Returns the report on the rounds of all settings. `rounds` is in the order of `settings`,
+    /// and contains at least one round for each setting.
     pub(crate) fn new(
         machine: HostInfo,
         options: &EchoOptions,

@@ -124,13 +124,13 @@ impl Bare {
     }
 }
 
-/// Returns a TCP address of the loop-back device that was free during the call.
+/// Returns a TCP address of the loopback interface that was free during the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Returns a configuration whose emulated models have no profile, so they answer immediately. All
-/// keys keep their defaults unless the load requires other values.
+/// Returns a configuration whose emulated models have no profile, so they answer immediately. Keys
+/// keep their defaults unless the load requires other values.
 fn config(tcp: SocketAddr, connections: u16) -> String {
     let model = |bytes| {
         format!(

@@ -32,7 +32,7 @@ impl Spread {
     }
 }
 
-/// Returns the quiet rounds, or all rounds if none was quiet.
+/// Returns only the quiet rounds. If no round was quiet, returns all rounds.
 pub fn counted(rounds: &[RoundResult]) -> Vec<RoundResult> {
     let quiet: Vec<RoundResult> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
     if quiet.is_empty() { rounds.to_vec() } else { quiet }

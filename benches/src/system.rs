@@ -1,4 +1,4 @@
-//! A supervisor of a chosen build, with chosen models and limits.
+//! A supervisor that a benchmark starts with a chosen build, and with chosen models and limits.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,17 +17,17 @@ use crate::machine::{CpuClock, ServerClocks};
 use crate::plan::{EchoProtocol, EchoSetting, Transport};
 use crate::servers::free_address;
 
-/// The default limits on the size of a request, the size of an answer and the memory of a queue, in
-/// MiB.
+/// The default limits in MiB: the size of a request, the size of an answer, and the memory of a
+/// queue.
 const LIMITS_MIB: [usize; 3] = [64, 64, 256];
-/// The same limits for tensors larger than [`LARGE_TENSOR`], in MiB.
+/// The limits for tensors larger than [`LARGE_TENSOR`], in MiB and in the same order.
 const LARGE_LIMITS_MIB: [usize; 3] = [128, 128, 512];
-/// The tensor size above which the limits are raised, in bytes.
+/// The tensor size above which [`LARGE_LIMITS_MIB`] applies, in bytes.
 const LARGE_TENSOR: usize = 1 << 20;
 
 /// The default of `batch.max`, in requests.
 const BATCH: usize = 32;
-/// The maximum size of a batch, in bytes. Workers warm up with full batches, so large tensors have
+/// The maximum size of a batch, in bytes. Workers warm up with full batches, so large tensors need
 /// smaller batches.
 const BATCH_BYTES: usize = 64_000_000;
 
@@ -93,7 +93,7 @@ impl RunningSupervisor {
         Ok(ServerClocks { server: clock(self.supervisor())?, workers })
     }
 
-    /// Returns the client with the number `connection` of a setting.
+    /// Returns a client for a setting. `connection` is the client's number.
     pub(crate) async fn client(
         &self,
         setting: &EchoSetting,
@@ -119,7 +119,7 @@ impl RunningSupervisor {
         }
     }
 
-    /// Returns all clients of a setting.
+    /// Returns the clients of all connections of a setting.
     pub(crate) async fn clients(&self, setting: &EchoSetting) -> Result<Vec<EchoClient>, ExchangeError> {
         let mut clients = Vec::new();
         for connection in 0..setting.connections {
@@ -128,7 +128,7 @@ impl RunningSupervisor {
         Ok(clients)
     }
 
-    /// Measures a closed loop of these clients for `span`.
+    /// Measures these clients in a closed loop for `span`.
     pub(crate) async fn round(
         &self,
         clients: Vec<EchoClient>,
@@ -137,19 +137,19 @@ impl RunningSupervisor {
         closed_loop::run(clients, span, &self.clocks()?).await
     }
 
-    /// Stops the supervisor. Processes or files that remain are an error.
+    /// Stops the supervisor. Returns an error if processes or files remain.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
-/// Returns a folder for a supervisor of these binaries. Its configuration has one model for each
-/// tensor size and the policy `static`.
+/// Returns a folder for a supervisor with these binaries. The supervisor's configuration has one
+/// model for each tensor size, and the policy `static`.
 pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, MeasureError> {
     home_under("static", binaries, sizes, connections)
 }
 
-/// Returns a folder like that of [`home`], with another policy.
+/// Returns the same kind of folder as [`home`], with another policy.
 pub(crate) fn home_under(
     policy: &str,
     binaries: &Path,
@@ -159,7 +159,7 @@ pub(crate) fn home_under(
     with_binary(Home::with_config(&config(policy, sizes, connections, None))?, binaries)
 }
 
-/// Returns a folder like that of [`home`], for a supervisor that also listens on TCP.
+/// Returns the same kind of folder as [`home`], for a supervisor that also listens on TCP.
 pub(crate) fn over_tcp(
     binaries: &Path,
     sizes: &[usize],
@@ -179,7 +179,7 @@ fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, MeasureError> {
 }
 
 /// Returns a configuration whose emulated models have no profile, so they answer immediately. The
-/// limits exceed their defaults only for large tensors.
+/// limits exceed their defaults only if a tensor is large.
 fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<TcpAddresses>) -> String {
     let [http, grpc] = match tcp {
         Some(TcpAddresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),

@@ -1,5 +1,5 @@
-//! A test that the comparison of simulator and supervisor runs with one short case. The test does
-//! not check how well they agree.
+//! A test that the comparison of the simulator with the supervisor runs with one short case. The
+//! test does not check how well the two agree.
 
 use std::fs;
 use std::path::Path;

@@ -17,7 +17,7 @@ impl AnswerSlots {
         Self { writer, slot_bytes }
     }
 
-    /// Returns the address of the mapped slab, and its size in bytes.
+    /// Returns the address of the mapped slab, and the size of the slab in bytes.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         self.writer.whole()
     }
@@ -47,8 +47,8 @@ impl AnswerSlot<'_> {
         extent
     }
 
-    /// Reserves space for one request's part of one output, which a device writes later. Returns
-    /// the part's extent, and its address if the part fits.
+    /// Reserves space for one request's part of one output. A device later writes the bytes.
+    /// Returns the part's extent, and the part's address if the part fits.
     pub fn reserve(&mut self, len: u64) -> (Extent, Option<NonNull<u8>>) {
         let offset = self.end.next_multiple_of(ALIGNMENT);
         self.end = offset.saturating_add(len);

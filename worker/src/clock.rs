@@ -25,7 +25,7 @@ pub(crate) fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
 }
 
-/// The error of a wait whose peer has closed its end of the socket.
+/// The error of a wait that ended because the peer closed its end of the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HungUp;
 

@@ -15,7 +15,7 @@ pub struct Descriptors {
     pub responses: OwnedFd,
     pub reference: OwnedFd,
     pub pool: Option<OwnedFd>,
-    /// The socket over which weights on a GPU are exchanged.
+    /// The socket over which workers and supervisor exchange a model's weights on a GPU.
     pub weights: Option<OwnedFd>,
 }
 
@@ -29,9 +29,9 @@ pub enum AdoptError {
     Twice,
 }
 
-/// Takes ownership of the inherited descriptors: the boot socket, and all others. Call this once,
-/// before the process opens any other descriptor. Otherwise a new descriptor could get the number
-/// of an inherited descriptor that the supervisor did not pass.
+/// Takes ownership of the inherited descriptors, and returns the boot socket separately from the
+/// rest. Call this once, before the process opens any other descriptor. Otherwise a new descriptor
+/// could get the number of an inherited descriptor that the supervisor did not pass.
 pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {
@@ -39,7 +39,8 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     }
     let needed = |number| take(number).ok_or(AdoptError::Missing(number));
     let (boot, batches) = (needed(number::BOOT)?, needed(number::BATCHES)?);
-    // The supervisor's ends are non-blocking, and `socketpair` may have set that flag on both ends.
+    // The supervisor needs non-blocking ends, and `socketpair` may have made both ends
+    // non-blocking. The worker needs blocking ends.
     for socket in [&boot, &batches] {
         ioctl_fionbio(socket, false).map_err(AdoptError::Blocking)?;
     }
@@ -54,9 +55,11 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     Ok((boot, descriptors))
 }
 
-/// Returns `None` if the descriptor is not open.
+/// Takes ownership of the descriptor with this number. Returns `None` if the descriptor is not
+/// open.
 fn take(number: RawFd) -> Option<OwnedFd> {
-    // SAFETY: only one call uses the descriptor, and that call fails with EBADF if it is not open.
+    // SAFETY: only the next call uses the descriptor. That call fails with EBADF if the descriptor
+    // is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
     // SAFETY: the descriptor is open and has no other owner: the process has opened no descriptors

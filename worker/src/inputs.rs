@@ -1,4 +1,4 @@
-//! The inputs of a batch, which are checked against the model and the slab before the batch runs.
+//! The inputs of a batch. They are checked against the model and the slab before the batch runs.
 
 use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, OptionalTensor, RunFailure};
 use shadowslice_shared::groups::Groups;
@@ -26,8 +26,8 @@ pub struct OptionalInput<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Checks a batch. `optional` are the inputs that a request may omit. `batched` is true if the
-    /// shapes of the other inputs begin with a batch axis.
+    /// Checks a batch. `optional` are the inputs that a request can omit. `batched` is true if the
+    /// shapes of all other inputs begin with a batch axis.
     pub fn check(
         batch: &'a Batch,
         slab: &'a ReadableSlab,
@@ -60,7 +60,7 @@ impl<'a> Inputs<'a> {
                     wanted.and_then(|wanted| wanted.checked_mul(size)) == usize::try_from(extent.len).ok()
                 }
                 // The engine reads the length of each string from the bytes. Each string takes at
-                // least four bytes.
+                // least four bytes, for its length.
                 None => wanted
                     .and_then(|wanted| wanted.checked_mul(4))
                     .is_some_and(|least| least as u64 <= extent.len),
@@ -87,7 +87,7 @@ impl<'a> Inputs<'a> {
         Ok(())
     }
 
-    /// Returns the optional inputs that the request of this batch contains.
+    /// Returns the optional inputs that this batch's request contains.
     pub fn optional(&self) -> impl Iterator<Item = OptionalInput<'a>> {
         self.batch.optional.iter().map(|OptionalTensor { input, shape, part }| {
             let bytes = self.slab.bytes(part.offset, part.len).expect("`check` found it inside the slab");

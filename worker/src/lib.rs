@@ -1,8 +1,8 @@
 //! The worker, which is one process for one model. A worker boots on the supervisor's orders,
 //! proves its answers, and then runs batches until the supervisor closes its socket.
 //!
-//! [`device`] determines how long batches take and which SMs the worker has. An engine may use a
-//! real GPU, but no device uses an engine.
+//! [`device`] determines how long batches take and which SMs the worker has. The code of an engine
+//! may depend on that of a real GPU, but no device depends on an engine.
 
 use std::io::Write;
 
@@ -21,6 +21,6 @@ pub mod serve;
 
 /// Writes one line to stderr, which the supervisor logs.
 pub fn log_line(line: &str) {
-    // If nothing reads the line any longer, the worker continues.
+    // If no process reads the line, the worker continues without it.
     writeln!(std::io::stderr(), "{line}").ok();
 }

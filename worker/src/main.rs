@@ -46,9 +46,9 @@ fn run_probe(probe: Probe) -> ExitCode {
 
 fn serve(user: Option<u32>) -> ExitCode {
     match run(user) {
-        // If the supervisor has exited, no process reads a report.
+        // If the supervisor has exited, no process reads the log.
         Ok(()) | Err(WorkerError::SupervisorGone) => ExitCode::SUCCESS,
-        // The supervisor already knows the reason.
+        // The worker has already sent the reason to the supervisor.
         Err(WorkerError::Refused(_)) => ExitCode::FAILURE,
         Err(fault) => {
             log_error(&chain(&fault));

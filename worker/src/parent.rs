@@ -12,15 +12,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, getppid, pidfd_open};
 
-/// The time in which a worker may exit on its own after its supervisor has exited. A batch on the
-/// GPU must end, and a model may run code when the process exits.
+/// The time that a worker gets to exit normally after its supervisor has exited. In this time, a
+/// batch on the GPU can end, and the model can run its exit handlers.
 const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// The process that started this process.
 #[derive(Debug)]
 pub(crate) struct ParentProcess {
     pid: rustix::process::Pid,
-    /// A descriptor that becomes readable when the parent exits.
+    /// A descriptor that becomes readable when the parent process exits.
     ended: OwnedFd,
 }
 
@@ -42,14 +42,14 @@ impl ParentProcess {
     fn watch(&self) {
         while poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], None) == Err(Errno::INTR) {}
         if getppid() == Some(self.pid) {
-            // The model has closed descriptors that it does not own, so the parent cannot be
-            // watched.
+            // The model has closed descriptors that it does not own, so this thread cannot watch
+            // the parent.
             return;
         }
-        // A signal can only shorten this wait.
+        // The error is ignored, because a signal can only shorten this wait.
         poll(&mut [], Some(&EXIT_TIMEOUT)).ok();
-        // SIGKILL is needed, because exit handlers could also hang. If the call fails, nothing else
-        // can end the process.
+        // SIGKILL is needed, because exit handlers could also hang. An error is ignored, because
+        // nothing else can end the process.
         kill(Pid::this(), Signal::SIGKILL).ok();
     }
 }

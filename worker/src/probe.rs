@@ -1,6 +1,6 @@
-//! The command `shadowslice-worker --probe`, which prints one line of JSON about this process's GPU
-//! and the libraries that it can load. The supervisor and the measurements run this command, so
-//! they do not need CUDA themselves.
+//! The command `shadowslice-worker --probe`. It prints one line of JSON about this process's GPU
+//! and about the libraries that this process can load. The supervisor and the measurements run this
+//! command, so they do not need CUDA themselves.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -24,9 +24,9 @@ pub enum Probe {
     Partitions,
     /// The second process of [`Probe::Partitions`], which keeps these groups busy.
     Hold(Groups),
-    /// The libraries that can be loaded. ONNX Runtime is loaded from this file.
+    /// The libraries that this process can load. The path is the file of ONNX Runtime.
     Libraries(Option<PathBuf>),
-    /// The attacks on this process, this socket and this file, which a worker's sandbox prevents.
+    /// A test that a worker's sandbox prevents attacks on this process, this socket and this file.
     Sandbox { pid: i32, socket: PathBuf, file: PathBuf },
 }
 

@@ -28,7 +28,7 @@ use serde::Serialize;
 use shadowslice_shared::boot::{EngineSpec, ProviderSpec};
 use shadowslice_shared::errors::chain;
 
-/// The difference between the `oom_score_adj` of a worker and that of the supervisor, in
+/// The increment that a worker adds to the `oom_score_adj` that it inherits from the supervisor, in
 /// thousandths of the host's memory.
 const OOM_SCORE_INCREMENT: i32 = 300;
 const MAX_OOM_SCORE: i32 = 1000;
@@ -48,8 +48,8 @@ pub enum SandboxError {
     Capabilities(#[source] io::Error),
 }
 
-/// Changes this process, which runs as root, to this user. The group with the same number becomes
-/// the process's only group.
+/// Changes this process from root to this user. The group with the same number becomes the
+/// process's only group.
 pub fn become_user(user: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
     setgroups(&[])?;
@@ -59,13 +59,14 @@ pub fn become_user(user: u32) -> io::Result<()> {
 
 /// Applies the restrictions that do not depend on the model. Call this first in a new process.
 pub fn harden_process() -> Result<(), io::Error> {
-    // The executable may be an interpreter, and `exec` may have used a descriptor's number as the
-    // process name. If this call fails, only the name is wrong.
+    // The executable may be an interpreter. `exec` may also have used a descriptor's number as the
+    // process name. If this call fails, the process only keeps the wrong name.
     set_name(c"shadowslice-worker").ok();
     let place = "/proc/self/oom_score_adj";
     let now: i32 = std::fs::read_to_string(place)?.trim().parse().map_err(io::Error::other)?;
     std::fs::write(place, (now + OOM_SCORE_INCREMENT).min(MAX_OOM_SCORE).to_string())?;
-    // After this call, the files in `/proc/self` belong to root.
+    // After this call, the files in `/proc/self` belong to root, so `oom_score_adj` must already be
+    // written.
     Ok(set_dumpable(false)?)
 }
 
@@ -90,8 +91,9 @@ pub struct SandboxReport {
     pub connects: bool,
 }
 
-/// Enters the sandbox, and then tries actions that it should prevent. They target this process,
-/// this listening socket and this file, which is created if possible.
+/// Enters the sandbox, and then tries actions that the sandbox should prevent. The actions target
+/// the process `pid`, the listening socket `socket` and the file `file`. If the sandbox fails, the
+/// file is created.
 pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
     let begun = harden_process().err().map(|error| error.to_string());
     let mut breaches = enter(&[]);
@@ -110,12 +112,12 @@ pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
 }
 
 /// Returns the folders to which a worker with this engine writes. Landlock can only permit folders
-/// that exist, so this function creates those that do not.
+/// that exist, so this function creates the missing folders.
 pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
     if on_gpu {
-        // These folders hold the kernels that the driver compiled, and the sockets of the MPS
-        // server.
+        // The driver stores compiled kernels in some of these folders. The others hold the sockets
+        // and logs of the MPS server.
         let named = ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"];
         folders.extend(named.iter().filter_map(std::env::var_os).map(PathBuf::from));
         folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
@@ -131,8 +133,8 @@ pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
         folders.extend(cache.clone());
     }
     for folder in &folders {
-        // Parent folders are not created, because the supervisor may be removing them as it exits.
-        // If a folder cannot be created, the first write to it reports the reason.
+        // Missing parent folders are not created, because an exiting supervisor may be removing
+        // them. If a folder cannot be created, the first write to it reports the reason.
         std::fs::create_dir(folder).ok();
     }
     folders
@@ -185,8 +187,8 @@ fn restrict_system_calls() -> Result<(), Cause> {
     install(denied, libc::EPERM)
 }
 
-/// Forbids `connect` for all threads. Call this once the device is open, because the driver is then
-/// connected to MPS. After this call, the worker can reach no other sockets, such as the
+/// Forbids `connect` for all threads. Call this once the device is open, because the driver is
+/// connected to MPS by then. After this call, the worker can reach no other sockets, such as the
 /// supervisor's.
 pub fn deny_connections() -> Result<(), SandboxError> {
     let denied = BTreeMap::from([(libc::SYS_connect, Vec::new())]);

@@ -1,6 +1,6 @@
-//! Tests of the worker on a real GPU, with or without MPS, depending on the environment. The ONNX
-//! Runtime tests can also run on a GPU:
-//! `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package shadowslice-worker -- --include-ignored`.
+//! Tests of the worker on a real GPU. They run with or without MPS, depending on the environment.
+//! The tests in `onnxruntime.rs` can also run on a GPU: `SHADOWSLICE_TEST_DEVICE=cuda cargo test
+//! --package shadowslice-worker -- --include-ignored`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -14,8 +14,8 @@ use shadowslice_shared::groups::{Division, Groups};
 use support::onnx::{Node, Value, element, model, weights};
 use support::{Setup, fp32, on_gpu, onnxruntime, serving};
 
-/// Writes a model that multiplies rows of 256 values by a matrix 40 times. Each multiplication
-/// rotates the values by one position.
+/// Writes a model that multiplies rows of 256 values by the same matrix 40 times. Each
+/// multiplication rotates the values by one position.
 fn rotator(folder: &tempfile::TempDir) -> std::path::PathBuf {
     let mut matrix = vec![0.0_f32; 256 * 256];
     (0..256).for_each(|row| matrix[row * 256 + (row + 1) % 256] = 1.0);
@@ -51,8 +51,8 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
     let send = |number: u32| {
-        // Each slot has its own part of the slab, so no batch overwrites data that another batch
-        // still reads.
+        // Each slot has its own part of the slab, so a new batch does not overwrite data that the
+        // previous batch still reads.
         let slot = (number % 2) as u8;
         let (offset, bytes) = (u64::from(slot) << 16, fp32(&values(number)));
         worker.requests.write(offset, &bytes).unwrap();
@@ -112,7 +112,8 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
         if number == 100 {
             free_early = free();
         }
-        // Half of these partitions were proven. The other half start at the second group.
+        // The worker has proven the partitions that start at the first group. The others start at
+        // the second group.
         let (length, start) = (number as usize % (count - 1) + 1, number as usize % 2);
         let groups: Groups = (start..(start + length).min(count)).collect();
         worker.prepare(groups).unwrap();
@@ -130,10 +131,10 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
     assert!(worker.stop().success());
 }
 
-/// The number of samples for each measured time.
+/// The number of samples from which each time is computed.
 const TIMES: usize = 21;
 
-/// A process that keeps groups of the GPU busy with kernels of 3 ms.
+/// A process that keeps groups of the GPU busy with kernels that take 3 ms each.
 struct Holding(Child);
 
 impl Holding {
@@ -155,8 +156,8 @@ impl Drop for Holding {
     }
 }
 
-/// Tests each kind of work that could run on other SMs: kernels, a single copy, and a memory set
-/// next to a copy.
+/// Tests each kind of work that could run on SMs outside the partition: kernels, a single copy, and
+/// a memory set next to a copy.
 #[test]
 #[ignore = "needs a GPU and MPS"]
 fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
@@ -208,7 +209,8 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         println!("{times}");
         let waits = |us: u64| us > alone + 1000;
         assert!(!waits(apart), "{times}: something of it waits for SMs of others");
-        // Work that needs no SM never waits for an SM.
+        // The second condition allows for work that needs no SM and therefore never waits for an
+        // SM.
         assert!(waits(together) || !waits(everywhere), "{times}: something of it runs elsewhere");
         assert!(worker.stop().success());
     }

@@ -130,7 +130,7 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
     worker.send(&batch);
     let answer = worker.receive();
     assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
-    // The worker leaves its seat when no further batch is waiting.
+    // The worker leaves its seat only after it has found that no further batch is waiting.
     while worker.pool.sms_in_use() != 0 {
         std::thread::yield_now();
     }
@@ -263,12 +263,13 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups slows down batches on these groups, but hardly affects
-    // batches elsewhere.
+    // A neighbour on the first two groups slows down batches on these groups. It hardly affects
+    // batches on other groups.
     let neighbour = SharedGpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));
-    // Each of the 2,000 kernels waits 5 us. Elsewhere, 16 of the 132 SMs are busy.
+    // The first two groups: each of the 2,000 kernels waits 5 us for the neighbour. The other
+    // groups: the neighbour keeps 16 of the 132 SMs busy, which slows down the batch only slightly.
     let elsewhere = (10_000.0 * (1.0 + 0.2 * 16.0 / 132.0)) as u64;
     assert!(beside.abs_diff(35_000) <= 1 && apart.abs_diff(elsewhere) <= 1, "{beside} and {apart} us");
     assert!(worker.stop().success());

@@ -21,7 +21,7 @@ use support::{
 };
 use tempfile::TempDir;
 
-/// A model's file. Dropping this value removes the file and its folder.
+/// The file of a model in a temporary folder. Dropping this value removes the folder.
 struct ModelFile {
     _folder: TempDir,
     path: PathBuf,
@@ -228,7 +228,8 @@ fn a_model_that_computes_something_else_is_refused() {
 
 #[test]
 fn real_answers_take_as_long_as_the_profile_says() {
-    // On a real GPU, the GPU determines the duration of a batch.
+    // This test needs an emulated device. On a real GPU, the profile does not determine the
+    // duration of a batch.
     if on_gpu() {
         return;
     }

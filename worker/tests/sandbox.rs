@@ -1,4 +1,4 @@
-//! Tests of the sandbox, which attack from inside a worker.
+//! Tests of the sandbox. They try attacks from inside a worker.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ fn a_worker_can_do_nothing_to_others() {
     let _listener = UnixListener::bind(&socket).unwrap();
     let mut other = Command::new("/bin/sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
     let pid = other.id().cast_signed();
-    // Without the sandbox, all attacks succeed.
+    // Without the sandbox, this process can attack the other process.
     kill(Pid::from_raw(pid), None).unwrap();
     std::fs::read(format!("/proc/{pid}/environ")).unwrap();
     std::fs::write(folder.path().join("before"), "").unwrap();

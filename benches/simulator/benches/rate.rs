@@ -1,4 +1,5 @@
-//! The number of requests that the simulator handles per second of wall time, on one core.
+//! A benchmark of the number of requests that the simulator handles per second of wall time, on one
+//! core.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark's own output")]
 
@@ -22,7 +23,7 @@ const SETTINGS: WorldSettings = WorldSettings {
     seed: 1,
 };
 
-/// Returns a model that handles a few thousand requests per second on a sixth of the GPU.
+/// Returns a model that can handle a few thousand requests per second on a sixth of the GPU.
 fn served(index: u32) -> ScenarioModel {
     let row =
         |batch: u32, factor: f64| ExecutionRow { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };
@@ -57,7 +58,7 @@ fn served(index: u32) -> ScenarioModel {
     }
 }
 
-/// Simulates six models, and prints the rate.
+/// Simulates six models, and prints the number of simulated requests per second of wall time.
 fn measure(name: &str, initial: Sms, admission: &[AdmissionPolicy], utilisation: f64) {
     let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);

@@ -1,5 +1,5 @@
-//! The fluid bound: the rate of requests in time if GPUs could divide work like a fluid, without
-//! loss.
+//! The fluid bound: the rate of requests answered in time if GPUs could divide work like a fluid,
+//! without any loss.
 
 use crate::loads::cheapest;
 use crate::scenario::{Scenario, SimulatedArrival};
@@ -8,17 +8,17 @@ use crate::time::at_ns;
 /// The length of a window in which requests are counted, in seconds.
 const WINDOW_S: f64 = 1.0;
 
-/// Returns the maximum number of requests in time per second, if each request has its minimum cost
-/// in SM·s and GPUs have no overhead.
+/// Returns the maximum number of requests per second that can be answered in time. Assumes that
+/// each request has its minimum cost in SM·s, and that GPUs have no overhead.
 ///
 /// For each window of arrivals and each GPU, this is a linear programme: maximise the number of
 /// requests so that the sum of rate · cost is at most the GPU's SMs. All requests have the same
-/// value, so the exact solution takes the cheapest requests first. The cost of a request is its
-/// minimum of SM·s over all batch sizes and SMs for which a batch takes at most half the SLO. The
-/// other half of the SLO is left for the batch that may execute before the request's own batch.
+/// value, so the exact solution takes the cheapest requests first. The cost of a request is the
+/// minimum of SM·s over all batch sizes and shares for which a batch takes at most half the SLO.
+/// The other half of the SLO is left for the batch that may execute before the request's own batch.
 ///
 /// No policy reaches the bound, because the bound ignores queueing, bursts within a window, partial
-/// batches and contention. It is not a strict bound either, for three reasons. Overlapping batches
+/// batches and contention. The bound is not strict either, for three reasons. Overlapping batches
 /// on the same SMs may take less than the sum of their costs. A batch may take more than half its
 /// SLO. Work may move into the next window.
 pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> f64 {
@@ -38,7 +38,7 @@ pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -
     served.sum::<f64>() / seconds
 }
 
-/// Returns the number of requests in one window that are answered in time.
+/// Returns the maximum number of requests in one window that can be answered in time.
 fn in_window(scenario: &Scenario, arrivals: &[SimulatedArrival], costs: &[f64], length_s: f64) -> f64 {
     let mut counts = vec![0.0_f64; costs.len()];
     for arrival in arrivals {
@@ -79,8 +79,8 @@ mod tests {
         all
     }
 
-    /// Returns two models on a GPU with 100 SMs. A request to the first model takes 0.5 SM·s, a
-    /// request to the second 0.1 SM·s.
+    /// Returns two models on a GPU with 100 SMs. A request to the first model takes 0.5 SM·s, and a
+    /// request to the second model takes 0.1 SM·s.
     fn scenario() -> Scenario {
         on_one_gpu(100, vec![model("expensive", 10.0), model("cheap", 2.0)])
     }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn half_of_the_slo_is_reserved_for_waiting() {
         let mut scenario = scenario();
-        // With an SLO of 8 ms, a batch may take 4 ms.
+        // With an SLO of 8 ms, the bound only considers batches of at most 4 ms.
         scenario.models[1].terms.slo = Duration::from_millis(8);
         let execution = &mut scenario.models[1].truth.execution;
         *execution = {
@@ -113,7 +113,8 @@ mod tests {
             Execution::new(vec![Sms(10), Sms(100)], vec![ExecutionRow { batch: 1, ms: vec![6.0, 2.0] }])
                 .unwrap()
         };
-        // On 10 SMs a request would take 0.06 SM·s, but that would last 6 ms.
+        // On 10 SMs, a request would take only 0.06 SM·s, but it would take 6 ms, which is too
+        // long.
         let bound = fluid(&scenario, &arrivals(0, &[0, 2000]), 1.0);
         assert!(bound < 700.0, "{bound}");
     }

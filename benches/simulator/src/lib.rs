@@ -1,7 +1,8 @@
-//! A simulated world with a virtual clock, in which shadowslice's policies are evaluated.
+//! A simulated world with a virtual clock, for the evaluation of shadowslice's policies.
 //!
 //! The queue, the batcher and the sharing policies come from the `policy` crate, which the
-//! supervisor also uses. This crate adds the environment: arrivals, execution and hand-overs.
+//! supervisor also uses. This crate adds the environment of a policy: arrivals, execution and
+//! hand-overs.
 
 pub mod bound;
 pub mod loads;

@@ -1,5 +1,5 @@
-//! Differences between the simulated world and the profiles (truth), and between the profiles that
-//! a policy gets and the real ones (belief).
+//! Differences between the simulated world and the configured profiles (truth), and between the
+//! profiles that a policy gets and the configured profiles (belief).
 //!
 //! ```text
 //! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, slices, joined by commas
@@ -35,16 +35,16 @@ use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 use crate::world::GpuSharing;
 
-/// The standard deviation of `noise`, as a fraction of the time.
+/// The standard deviation of the factor that `noise` applies, whose mean is 1.
 const NOISE: f64 = 0.1;
 
-/// The maximum relative change of execution times by `scale`.
+/// The maximum relative change that `scale` makes to execution times.
 const SCALE: f64 = 0.3;
 
-/// The maximum factor of start times by `starts`.
+/// The maximum factor by which `starts` changes start times.
 const STARTS: f64 = 2.0;
 
-/// A set of differences from the profiles.
+/// A set of differences from the configured profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Difference {
     form: bool,
@@ -57,9 +57,9 @@ pub struct Difference {
 /// The profiles that a policy gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
-    /// The profiles of the simulated world.
+    /// The profiles of the simulated world, so that the policy knows the truth.
     Truth,
-    /// No profiles.
+    /// No profiles, so that the policy has to learn from measurements.
     Nothing,
     /// The configured profiles, with these differences.
     Profile(Difference),
@@ -72,7 +72,7 @@ pub enum DifferenceError {
         "unknown difference {0:?}; give `profile`, or a comma-separated list of form, scale, noise, starts, proportional, slices"
     )]
     Unknown(String),
-    /// A difference that cannot be part of a belief.
+    /// A difference that only the simulated world can have, so that it cannot be part of a belief.
     #[error("{0} cannot be part of --belief; use --truth {0}")]
     NotBelieved(&'static str),
 }
@@ -120,7 +120,7 @@ impl FromStr for Belief {
 }
 
 impl Difference {
-    /// Returns the standard deviation of execution times, as a fraction of the time.
+    /// Returns the standard deviation of execution times, as a fraction of the expected time.
     pub fn noise(&self) -> f64 {
         if self.noise { NOISE } else { 0.0 }
     }
@@ -133,8 +133,8 @@ impl Difference {
     /// Returns the profile with these differences.
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
         let mut differs = profile.clone();
-        // Both factors are always drawn. Otherwise one difference would change the factor of the
-        // other.
+        // Both factors are always drawn, even if only one is used. Otherwise, each difference would
+        // change the factor of the other.
         let scale = 1.0 + SCALE * (2.0 * random.fraction() - 1.0);
         let starts = STARTS.powf(2.0 * random.fraction() - 1.0);
         if self.form {
@@ -156,7 +156,7 @@ impl Difference {
 }
 
 /// Returns the scenario with the differences applied. In the argument `scenario`, each model's
-/// `terms.profile` is the configured profile. Models without a profile do not change.
+/// `terms.profile` is the configured profile. Models without a profile stay the same.
 pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) -> Scenario {
     let mut changed = scenario.clone();
     for (index, model) in changed.models.iter_mut().enumerate() {
@@ -174,8 +174,8 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
     changed
 }
 
-/// Returns a table of execution times with these columns. `time` computes a time in ms from the old row,
-/// the old columns and the new column. The number of kernels stays the same.
+/// Returns a table of execution times with these columns. `time` computes each time in ms from the
+/// old row, the old columns and the new column. The number of kernels does not change.
 fn table(columns: &[Sms], old: &Execution, time: impl Fn(&ExecutionRow, &[Sms], Sms) -> f64) -> Execution {
     let row = |row: &ExecutionRow| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
@@ -186,8 +186,8 @@ fn table(columns: &[Sms], old: &Execution, time: impl Fn(&ExecutionRow, &[Sms], 
         .with_kernels(old.kernels().round() as u32)
 }
 
-/// Returns the columns for Amdahl's law: every number of SMs below 16, then every eighth number,
-/// and the whole GPU.
+/// Returns the numbers of SMs for which Amdahl's law is evaluated: multiples of [`Sms::STEP`] below
+/// 16, then every eighth number, and the whole GPU.
 fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     let fine = (Sms::STEP..16).step_by(Sms::STEP as usize);
     let mut columns: Vec<u32> = fine.chain((16..gpu.0).step_by(8)).filter(|&sms| sms < gpu.0).collect();
@@ -195,8 +195,8 @@ fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     columns.into_iter().map(Sms).collect()
 }
 
-/// Returns the time in ms by Amdahl's law through the first and the last point of a row. If the row
-/// gains more than in proportion to the SMs, the serial part is zero.
+/// Returns the time in ms by Amdahl's law through the first and the last point of a row. If the
+/// speed grows faster than the number of SMs between these points, the serial part is zero.
 fn amdahl(row: &ExecutionRow, columns: &[Sms], sms: Sms) -> f64 {
     let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
     let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));

@@ -5,7 +5,7 @@ use rand::seq::SliceRandom;
 use rand_distr::{Distribution, Exp1, Gamma, StandardNormal};
 use rand_pcg::Pcg64;
 
-/// The purpose of random numbers. Each purpose has its own sequence, so draws for one purpose do
+/// The purpose of random numbers. Each purpose has a separate sequence, so draws for one purpose do
 /// not affect another purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RandomPurpose {
@@ -17,17 +17,18 @@ pub(crate) enum RandomPurpose {
     Noise,
 }
 
-/// A random number generator that produces the same sequence in every version: O'Neill's PCG.
+/// A random number generator that produces the same sequence in every version of this program:
+/// O'Neill's PCG.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(Pcg64);
 
 impl Random {
-    /// Returns the generator for a seed, a purpose and an index, for example of a model.
+    /// Returns the generator for a seed, a purpose and an index, such as the index of a model.
     pub(crate) fn new(seed: u64, purpose: RandomPurpose, index: usize) -> Self {
         Self(Pcg64::new(u128::from(seed), (index as u128) << 8 | purpose as u128))
     }
 
-    /// Returns a uniform number from 0 to 1, excluding 1.
+    /// Returns a uniformly distributed number from 0 to 1, excluding 1.
     pub(crate) fn fraction(&mut self) -> f64 {
         self.0.random()
     }
@@ -39,17 +40,17 @@ impl Random {
         order
     }
 
-    /// Returns an exponential number with mean 1.
+    /// Returns an exponentially distributed number with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         Exp1.sample(&mut self.0)
     }
 
-    /// Returns a normal number with mean 0 and standard deviation 1.
+    /// Returns a normally distributed number with mean 0 and standard deviation 1.
     pub(crate) fn normal(&mut self) -> f64 {
         StandardNormal.sample(&mut self.0)
     }
 
-    /// Returns a gamma number with this shape, which must be positive, and mean 1.
+    /// Returns a gamma-distributed number with mean 1 and this shape, which must be positive.
     pub(crate) fn gamma(&mut self, shape: f64) -> f64 {
         Gamma::new(shape, 1.0 / shape).map_or(1.0, |gamma| gamma.sample(&mut self.0))
     }

@@ -8,7 +8,7 @@ use crate::scenario::Scenario;
 use crate::time::{ms, ns};
 use crate::world::{RequestTally, WorldOutcome};
 
-/// The results of one policy under one load.
+/// The results of one policy with one load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SimulationRun {
     pub policy: String,
@@ -16,13 +16,13 @@ pub struct SimulationRun {
     pub seed: u64,
     pub offered_rps: f64,
     pub goodput_rps: f64,
-    /// The fraction of offered requests that were answered within their SLO. The value is 1 without
-    /// requests.
+    /// The fraction of offered requests that were answered within their SLO. Without requests, the
+    /// value is 1.
     pub attainment: f64,
-    /// The 99th percentile of the latency of answers, in ms. The value is 0 without answers.
+    /// The 99th percentile of the latency of answers, in ms. Without answers, the value is 0.
     pub p99_ms: f64,
-    /// The [fluid bound](crate::bound::fluid) in requests per second, which is the same for every
-    /// policy.
+    /// The [fluid bound](crate::bound::fluid) of the load, in requests per second. It is the same
+    /// for every policy.
     pub bound_rps: f64,
     /// The number of share changes that took effect.
     pub repartitions: u64,
@@ -32,13 +32,13 @@ pub struct SimulationRun {
 /// The results of one model in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRun {
-    /// The priority. The highest priority is 1.
+    /// The priority of the model. 1 is the highest priority.
     pub priority: u32,
     pub slo_ms: f64,
     pub offered_rps: f64,
     pub goodput_rps: f64,
     pub attainment: f64,
-    /// The mean latency of answers, in ms. The value is 0 without answers.
+    /// The mean latency of answers, in ms. Without answers, the value is 0.
     pub mean_ms: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
@@ -46,15 +46,15 @@ pub struct ModelRun {
     /// The number of answered requests, including late ones.
     pub answered: u64,
     pub refused: u64,
-    /// The number of requests without an answer at the end.
+    /// The number of requests that had no answer at the end of the run.
     pub pending: u64,
     pub repartitions: u64,
     pub repartitioned_at_s: Vec<f64>,
-    /// The model's share at the end, in SMs.
+    /// The model's share at the end of the run, in SMs.
     pub sms: u32,
 }
 
-/// The properties of a load that are the same for every policy.
+/// The properties of a load that are the same for all policies.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadInfo {
     pub load: String,

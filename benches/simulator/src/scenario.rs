@@ -6,7 +6,7 @@ use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Sms, Timestamp};
 
-/// The GPUs, by their number of SMs, and the models of a simulation.
+/// The GPUs of a simulation, by their number of SMs, and its models.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     pub gpus: Vec<Sms>,
@@ -16,23 +16,24 @@ pub struct Scenario {
 /// A model of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScenarioModel {
-    /// The properties that policies know. Their profile is the one that the policies get (the
+    /// The properties that policies know. `profile` is the profile that the policies get (the
     /// belief).
     pub terms: ModelSpec,
-    /// The costs of the model in the simulated world (the truth).
+    /// The model's profile in the simulated world (the truth).
     pub truth: Profile,
     /// The maximum number of queued requests.
     pub max_queued: usize,
-    /// True if requests that cannot be answered in time are not refused.
+    /// True if the model also answers late requests. False if requests that cannot be answered in
+    /// time are refused.
     pub serve_late: bool,
     /// The maximum time for which a partial batch waits for more requests.
     pub max_delay: Duration,
-    /// True if the worker changes its share in-process, provided that the GPU can be divided.
-    /// Otherwise a shadow starts at the new share.
+    /// True if the worker changes its share in-process. This also requires that the GPU can be
+    /// divided. Otherwise, a shadow starts at the new share.
     pub in_process: bool,
 }
 
-/// The arrival of one request, which has one row.
+/// The arrival of one request. Each request has one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SimulatedArrival {
     pub at: Timestamp,
@@ -46,7 +47,7 @@ pub(crate) mod fixtures {
     use super::*;
 
     /// Returns a profile in which a request takes `ms` milliseconds on 50 or more SMs. On fewer
-    /// SMs, the time is inversely proportional to the SMs.
+    /// SMs, the time is inversely proportional to the number of SMs.
     pub(crate) fn profile(ms: f64) -> Profile {
         let seconds = Duration::from_secs;
         Profile {

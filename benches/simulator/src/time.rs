@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// The time of a timer that does not run.
+/// The time that a stopped timer has.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -24,7 +24,7 @@ pub(crate) fn timestamp(ns: u64) -> Timestamp {
 }
 
 pub(crate) fn seconds_to_ns(seconds: f64) -> u64 {
-    // The cast saturates at both ends.
+    // A number outside the range of `u64` becomes the nearest end of that range.
     (seconds * NS_PER_SECOND as f64).round() as u64
 }
 

@@ -1,13 +1,13 @@
-//! A fixed number of timers with fast access to the earliest one.
+//! A fixed number of timers, with fast access to the earliest timer.
 
 use crate::time::NEVER;
 
-/// A set of timers in a winner tree. Setting one of n timers takes O(log n), and reading the
+/// A set of timers in a winner tree. With n timers, setting a timer takes O(log n), and reading the
 /// earliest time takes O(1).
 #[derive(Debug)]
 pub(crate) struct Timers {
-    /// The nodes. The root has the index 1, and the children of i have the indices 2i and 2i + 1.
-    /// The last half of the nodes are the timers.
+    /// The nodes. The root has the index 1, and the children of node i have the indices 2i and 2i +
+    /// 1. The second half of the nodes are the timers.
     tree: Vec<u64>,
     leaves: usize,
 }
@@ -38,8 +38,8 @@ impl Timers {
         self.tree[1]
     }
 
-    /// Returns the earliest timer. If several timers have the earliest time, returns the first of
-    /// them.
+    /// Returns the timer with the earliest time. If several timers have this time, returns the
+    /// first of these timers.
     pub(crate) fn first(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {

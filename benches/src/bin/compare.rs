@@ -1,4 +1,4 @@
-//! Compares the data paths of two builds.
+//! The binary `shadowslice-compare`, which compares the data paths of two builds.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! Counts the costs of a request.
+//! The binary `shadowslice-cost-profile`, which counts the system calls and instructions of a
+//! request.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Measures how costs scale with the load.
+//! The binary `shadowslice-scaling`, which measures how costs scale with the load.
 
 use std::process::ExitCode;
 

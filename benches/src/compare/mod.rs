@@ -1,5 +1,5 @@
-//! The comparison of two builds' data paths. The builds take turns, one round each. The results are
-//! ratios of CPU time per request, throughput and median latency.
+//! The comparison of the data paths of two builds. The builds take turns, with one round each. The
+//! results are ratios of CPU time per request, throughput and median latency.
 
 mod page;
 
@@ -97,7 +97,7 @@ async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Returns the settings: common loads, and one load for each kind of cost.
+/// Returns the settings: some common loads, and one load for each kind of cost.
 fn settings() -> Vec<EchoSetting> {
     let setting = |protocol, bytes, connections| EchoSetting {
         server: ServerKind::Shadowslice,
@@ -116,7 +116,7 @@ fn settings() -> Vec<EchoSetting> {
     .into()
 }
 
-/// Measures a round of each build. If `reversed` is true, the second build runs first.
+/// Measures one round of each build. If `reversed` is true, the second build runs first.
 async fn pair(
     systems: &[RunningSupervisor],
     setting: &EchoSetting,

@@ -1,4 +1,4 @@
-//! The page with the comparison.
+//! The page with the comparison of two builds.
 
 use crate::closed_loop::RoundResult;
 use crate::compare::{CompareOptions, ComparedSetting};
@@ -68,7 +68,8 @@ fn is_quiet(pair: &[RoundResult; 2]) -> bool {
     pair.iter().all(RoundResult::is_quiet)
 }
 
-/// Returns the quiet pairs if they are at least a third of all pairs. Otherwise returns all pairs.
+/// Returns only the pairs in which both rounds were quiet, if they are at least a third of all
+/// pairs. Otherwise, returns all pairs.
 fn counted(pairs: &[[RoundResult; 2]]) -> Vec<[RoundResult; 2]> {
     let quiet: Vec<[RoundResult; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
     if quiet.len() * 3 < pairs.len() { pairs.to_vec() } else { quiet }

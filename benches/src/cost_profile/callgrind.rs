@@ -1,4 +1,4 @@
-//! A parser for Callgrind's output, which reads the instructions and the calls of each function.
+//! A parser for Callgrind's output. It reads the instructions and the calls of each function.
 
 use std::collections::BTreeMap;
 
@@ -26,20 +26,20 @@ const RELEASERS: [&str; 4] = ["free", "_rjem_free", "_rjem_dallocx", "_rjem_sdal
 /// allocations.
 const ALLOCATOR_INTERNALS: [&str; 6] = ["_int_", "_rjem_", "malloc", "realloc", "unlink_chunk", "do_rallocx"];
 
-/// The profile of one process.
+/// The costs of all functions of one process.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct CallgrindProfile {
     /// The total number of instructions.
     pub(crate) instructions: u64,
     functions: BTreeMap<String, FunctionCost>,
-    /// The number of allocations by each calling function.
+    /// The number of allocations by each function that calls an allocator.
     pub(crate) allocations_by_caller: BTreeMap<String, u64>,
     pub(crate) allocations: u64,
     pub(crate) releases: u64,
     pub(crate) copies: u64,
     /// The number of instructions in `memcpy` and `memmove`.
     pub(crate) copy_instructions: u64,
-    /// The number of times that a `parking_lot` lock was contended.
+    /// The number of times that a thread found a `parking_lot` lock taken.
     pub(crate) contended: u64,
 }
 
@@ -48,15 +48,15 @@ pub(crate) struct CallgrindProfile {
 pub(crate) struct FunctionCost {
     pub(crate) calls: u64,
     pub(crate) itself: u64,
-    /// The instructions, including those of called functions.
+    /// The instructions of this function and of the functions that it calls.
     pub(crate) inclusive: u64,
 }
 
 impl CallgrindProfile {
-    /// Reads Callgrind's format. A line with `fn=` begins a function, and the next lines contain
-    /// positions and costs. After `cfn=` and `calls=`, one such line contains the cost of the
-    /// calls. The first occurrence of a name assigns a number to the name. Later occurrences
-    /// contain only the number.
+    /// Reads Callgrind's format. A line with `fn=` begins a function, and the lines after it
+    /// contain positions and costs. After `cfn=` and `calls=`, one line with a position and a cost
+    /// contains the cost of the calls. The first occurrence of a name assigns a number to the name.
+    /// Later occurrences contain only the number.
     pub(crate) fn parse(text: &str) -> Self {
         let mut profile = Self::default();
         let mut names: BTreeMap<&str, String> = BTreeMap::new();
@@ -92,7 +92,7 @@ impl CallgrindProfile {
     fn call(&mut self, caller: &str, called: &str, calls: u64, cost: u64) {
         let function = self.functions.entry(called.to_owned()).or_default();
         function.calls += calls;
-        // In a recursion, only the outermost call counts.
+        // If a function calls itself, only the cost of the outermost call counts.
         if caller != called {
             function.inclusive += cost;
         }
@@ -109,7 +109,8 @@ impl CallgrindProfile {
         }
     }
 
-    /// Returns the `count` functions with the most instructions by `key`, in descending order.
+    /// Returns the `count` functions with the most instructions, in descending order. `key` selects
+    /// the number of instructions to compare.
     pub(crate) fn top(&self, count: usize, key: fn(&FunctionCost) -> u64) -> Vec<(&str, FunctionCost)> {
         let mut all: Vec<(&str, FunctionCost)> =
             self.functions.iter().map(|(name, function)| (name.as_str(), *function)).collect();
@@ -129,7 +130,7 @@ impl CallgrindProfile {
 }
 
 /// Returns the name that a reference stands for. `(7) name` assigns the number 7 to a name, and
-/// `(7)` refers to that name. Removes a recursion depth at the end of the name.
+/// `(7)` refers to that name. If the name ends with a recursion depth, removes the depth.
 fn resolve<'t>(text: &'t str, names: &mut BTreeMap<&'t str, String>) -> String {
     let (number, name) = text.split_once(' ').map_or((text, None), |(number, name)| (number, Some(name)));
     if let Some(name) = name {

@@ -5,8 +5,8 @@ use std::ops::Sub;
 
 use serde::Serialize;
 
-/// The context switches of a process's threads since the threads started. Ended threads are not
-/// included.
+/// The context switches of a process's threads, counted since each thread started. Threads that
+/// have ended are not included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ContextSwitches {
     /// The number of times that a thread went to sleep.
@@ -20,7 +20,7 @@ impl ContextSwitches {
     pub(crate) fn of(pids: &[i32]) -> Self {
         let tasks = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
         tasks.flatten().flatten().fold(Self::default(), |sum, task| {
-            // The status of a thread that has just ended cannot be read.
+            // If a thread has just ended, its status cannot be read, and the thread is skipped.
             let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
             let one = Self::parse(&status);
             Self { voluntary: sum.voluntary + one.voluntary, involuntary: sum.involuntary + one.involuntary }

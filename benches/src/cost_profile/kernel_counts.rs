@@ -14,7 +14,8 @@ use crate::MeasureError;
 /// The folder in which the kernel lists its tracepoints for system calls.
 const TRACEPOINTS: &str = "/sys/kernel/tracing/events/syscalls";
 
-/// The system calls that are counted by name. All other system calls are counted together.
+/// The system calls that are counted separately by name. All other system calls are counted
+/// together.
 const NAMES: [&str; 38] = [
     "accept4",
     "brk",
@@ -60,14 +61,15 @@ const ALL: &str = "raw_syscalls:sys_enter";
 const WAKE_UPS: &str = "sched:sched_wakeup";
 const FAULTS: &str = "page-faults";
 
-/// The counts of one process.
+/// The numbers of system calls, wake-ups and page faults of one process.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct KernelCounts {
     /// The total number of system calls.
     pub(crate) all: u64,
-    /// The number of calls by name. Names that were not called are omitted.
+    /// The number of calls of each system call in [`NAMES`]. System calls that were not called are
+    /// omitted.
     pub(crate) by_name: BTreeMap<String, u64>,
-    /// The number of sleeping threads, of any process, that this process woke.
+    /// The number of times that this process woke a sleeping thread, of this or any other process.
     pub(crate) wake_ups: u64,
     pub(crate) faults: u64,
 }
@@ -78,7 +80,7 @@ pub(crate) struct PerfStat {
     output: PathBuf,
 }
 
-/// Returns the reason why `perf stat` cannot count on this host, if there is one.
+/// Returns the reason why `perf stat` cannot count on this host, or `None` if it can.
 pub(crate) async fn missing() -> Option<String> {
     let mut trial = Command::new("perf");
     trial.args(["stat", "-e", ALL, "true"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -90,9 +92,9 @@ pub(crate) async fn missing() -> Option<String> {
 }
 
 impl PerfStat {
-    /// Starts to count for all threads of a process, and returns when the count has begun. The tool
-    /// perf counts while its command runs. The command is a shell that prints a line when it starts
-    /// and exits when its input ends.
+    /// Starts to count for all threads of a process, and returns once the count has begun. `perf
+    /// stat` counts while the command that it started runs. This command is a shell that prints a
+    /// line when it starts, and exits when its input ends.
     pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, MeasureError> {
         let exists = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
         let named = NAMES.iter().filter(exists).map(|name| format!("syscalls:sys_enter_{name}"));

@@ -1,6 +1,5 @@
-//! The cost of a request, expressed in counts instead of times. The counts are system calls,
-//! context switches, page faults, instructions, allocations and copies per request, for one or more
-//! builds.
+//! The cost of a request as counts instead of times, for one or more builds. The counts are system
+//! calls, context switches, page faults, instructions, allocations and copies per request.
 
 mod callgrind;
 pub(crate) mod context_switches;
@@ -23,14 +22,15 @@ use callgrind::CallgrindProfile;
 use context_switches::ContextSwitches;
 use kernel_counts::{KernelCounts, PerfStat};
 
-/// The number of requests before the count begins.
+/// The number of requests that are sent before the count begins.
 const WARM_UP: u64 = 500;
 
-/// The divisor for the number of large requests. A large request takes about that many times as
-/// long as a small one.
+/// The divisor that gives the number of large requests. A large request takes about ten times as
+/// long as a small request.
 const LARGE_RATIO: u64 = 10;
 
-/// The divisor for the number of profiled requests, because Callgrind slows requests down.
+/// The divisor that gives the number of profiled requests. It is needed because Callgrind slows
+/// requests down.
 const PROFILED_RATIO: u64 = 5;
 
 /// Count the cost of an echo request, and write a page.
@@ -68,7 +68,7 @@ pub(crate) struct PerProcess<T> {
     pub(crate) worker: T,
 }
 
-/// The reasons why tools cannot be used, one for each missing tool.
+/// The reason why each tool cannot be used, or `None` for a tool that can be used.
 #[derive(Debug, Default)]
 struct MissingTools {
     calls: Option<String>,
@@ -135,8 +135,7 @@ async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Returns the settings: both protocols and both tensor sizes, each over few and over many
-/// connections.
+/// Returns the settings: each protocol and tensor size, with few and with many connections.
 fn settings() -> Vec<EchoSetting> {
     let kinds = [(SMALL, 1), (SMALL, 8), (SMALL, 128), (LARGE, 1), (LARGE, 8)];
     let of = |protocol, (bytes, connections)| EchoSetting {
@@ -170,8 +169,8 @@ async fn count(
     Ok(SettingCounts { build: build.name.clone(), setting: *setting, requests, switches, calls, profile })
 }
 
-/// Counts context switches and system calls at full speed. The count begins after the clients have
-/// connected and warmed up.
+/// Counts context switches and system calls of a supervisor that runs at full speed. The count
+/// begins after the clients have connected and warmed up.
 async fn native(
     folder: &Path,
     setting: &EchoSetting,

@@ -1,4 +1,4 @@
-//! The page of the cost profile.
+//! The page with the cost profile.
 
 use crate::cost_profile::callgrind::{CallgrindProfile, FunctionCost};
 use crate::cost_profile::context_switches::ContextSwitches;
@@ -7,7 +7,7 @@ use crate::cost_profile::{MissingTools, SettingCounts};
 use crate::machine::HostInfo;
 use crate::table;
 
-/// The maximum number of functions in each list.
+/// The maximum number of functions in each list of the page.
 const FUNCTIONS: usize = 30;
 
 /// The settings for which the page lists functions.
@@ -66,7 +66,7 @@ pub(super) fn tables(counts: &[SettingCounts]) -> String {
     text
 }
 
-/// The counts of one process.
+/// The counts of one process, which form a row of the page.
 struct ProcessCounts<'c> {
     process: &'static str,
     switches: &'c ContextSwitches,
@@ -102,8 +102,8 @@ fn summary(counts: &[SettingCounts]) -> String {
     if with_profile {
         heads.extend(["instructions", "in copies", "allocations", "releases", "copies", "slow locks"]);
     }
-    // Rows of the same setting and process are adjacent, so that a reader can compare builds
-    // easily.
+    // Rows of the same setting and process are adjacent, so that a reader can easily compare the
+    // builds.
     let mut rows = Vec::new();
     for setting in counts.chunk_by(|one, next| one.setting == next.setting) {
         for process in 0..2 {
@@ -154,8 +154,8 @@ fn by_name(counts: &[SettingCounts]) -> String {
                 calls.by_name.iter().map(|(name, number)| (name.as_str(), *number)).collect();
             names.push(("others", calls.others()));
             names.sort_by_key(|(_, number)| std::cmp::Reverse(*number));
-            // Events that happen less than once in two hundred requests are omitted, because the
-            // page would show them as 0.00.
+            // System calls that occur less than once in 200 requests are omitted, because the page
+            // would show them as 0.00.
             let names = names.into_iter().filter(|(_, number)| number * 200 >= count.requests);
             let text: Vec<String> = names
                 .map(|(name, number)| format!("{name} {}", hundredths(number, count.requests)))

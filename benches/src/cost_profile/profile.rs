@@ -1,6 +1,6 @@
 //! The profile of a supervisor that runs under Callgrind while it answers a known number of
-//! requests. Its worker runs without Callgrind, because the worker's clock needs the vDSO, which
-//! Valgrind hides.
+//! requests. The supervisor's worker runs without Callgrind, because the worker's clock needs the
+//! vDSO, which Valgrind hides.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,13 +16,14 @@ use crate::cost_profile::callgrind::CallgrindProfile;
 use crate::plan::EchoSetting;
 use crate::system::{RunningSupervisor, home};
 
-/// The number of requests before the profile begins.
+/// The number of requests that are sent before the profile begins.
 const WARM_UP: u64 = 200;
 
-/// The name of Callgrind's output in the supervisor's folder. Callgrind appends the number of the dump.
+/// The name of Callgrind's output file in the supervisor's folder. Callgrind appends the number of
+/// the dump to this name.
 const OUTPUT: &str = "callgrind";
 
-/// Returns the reason why Callgrind cannot run on this host, if there is one.
+/// Returns the reason why Callgrind cannot run on this host, or `None` if it can.
 pub(crate) async fn missing() -> Option<String> {
     let mut trial = Command::new("valgrind");
     trial.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -51,8 +52,8 @@ pub(crate) async fn profile(
     Ok(CallgrindProfile::parse(&String::from_utf8_lossy(&profile)))
 }
 
-/// Writes a script that runs the binary under Callgrind. Callgrind schedules the binary's threads
-/// fairly.
+/// Writes a script that runs the binary under Callgrind. The script makes Callgrind schedule the
+/// binary's threads fairly.
 fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     let folder = home.path().display();
     let script = home.write(

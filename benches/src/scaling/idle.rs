@@ -12,13 +12,14 @@ use crate::system::{RunningSupervisor, home_under};
 
 const MODELS: usize = 10;
 
-/// A policy that never changes shares, and the default policy, which decides in each interval.
+/// The policies to measure: `static`, which never changes shares, and the default policy, which
+/// makes a decision in each interval.
 pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 
-/// The time before the measurement in which start-up work ends.
+/// The time before the measurement starts. The work of the start ends in this time.
 const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// The CPU time and voluntary context switches of an idle supervisor and its workers.
+/// The CPU time and the voluntary context switches of an idle supervisor and of its workers.
 pub(super) struct IdleCost {
     pub(super) policy: &'static str,
     pub(super) models: usize,

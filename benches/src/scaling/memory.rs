@@ -10,22 +10,23 @@ use crate::exchange::EchoClient;
 use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
 use crate::system::{RunningSupervisor, home};
 
-/// The number of connections that send small tensors. [`LARGE_CONNECTIONS`] more send large
-/// tensors.
+/// The number of connections that send small tensors in the mixed load. Another
+/// [`LARGE_CONNECTIONS`] connections send large tensors.
 const SMALL_CONNECTIONS: u16 = 28;
 const LARGE_CONNECTIONS: u16 = 4;
 
-/// The number of requests after which all clients of the mixed load reconnect.
+/// The number of requests after which all clients of the mixed load open new connections.
 const RECONNECT_AFTER: u64 = 1000;
 
 /// The memory of a process, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MemoryReading {
-    /// The resident memory.
+    /// The resident memory (RSS).
     pub(super) rss: u64,
-    /// The resident memory, where each shared page is divided among the processes that share it.
+    /// The proportional memory (PSS). It divides the size of each shared page by the number of
+    /// processes that share the page.
     pub(super) pss: u64,
-    /// The private resident memory. It includes heap and stacks, but not the slabs that the
+    /// The private resident memory. It includes the heap and the stacks, but not the slabs that the
     /// supervisor shares with workers.
     pub(super) anonymous: u64,
 }
@@ -46,22 +47,22 @@ impl MemoryReading {
     }
 }
 
-/// The supervisor's memory at one point of a load.
+/// A reading of the supervisor's memory during or after a load.
 pub(super) struct MemoryRow {
     pub(super) load: &'static str,
-    /// A description of the requests that were sent before the reading.
+    /// A description of the requests that the clients had sent before the reading.
     pub(super) after: String,
     pub(super) memory: MemoryReading,
     /// The number of files that the supervisor has open.
     pub(super) files: usize,
 }
 
-/// A load after which memory is read.
+/// A load under which the supervisor's memory is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MemoryLoad {
     /// Small tensors over permanent connections.
     Small,
-    /// Tensors of both sizes, from clients that reconnect.
+    /// Tensors of both sizes, from clients that reconnect after every [`RECONNECT_AFTER`] requests.
     Mixed,
 }
 
@@ -92,8 +93,8 @@ impl MemoryLoad {
     }
 }
 
-/// Measures the memory under both loads, each with a new supervisor. Reads the memory after each
-/// number of requests, and again after `rest` without clients.
+/// Measures the memory under both loads, with a new supervisor for each load. Reads the memory
+/// after each number of requests, and again after the time `rest` without clients.
 pub(super) async fn all(
     binaries: &Path,
     requests: &[u64],

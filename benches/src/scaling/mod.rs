@@ -1,5 +1,5 @@
 //! The scaling benchmark. It measures how costs grow with the number of models, connections and
-//! requests and with the size of tensors. It also measures the costs of an idle supervisor.
+//! requests, and with the size of tensors. It also measures the costs of an idle supervisor.
 
 mod idle;
 mod memory;

@@ -1,4 +1,4 @@
-//! The page of the scaling benchmark.
+//! The page with the results of the scaling benchmark.
 
 use std::time::Duration;
 

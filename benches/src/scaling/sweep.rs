@@ -1,4 +1,4 @@
-//! Sweeps over one variable at a time: the number of models, the number of connections, or the
+//! Sweeps. Each sweep varies one variable: the number of models, the number of connections, or the
 //! tensor size.
 
 use std::path::Path;
@@ -15,19 +15,19 @@ const MODELS: [usize; 3] = [1, 10, 50];
 const CONNECTIONS: [u16; 4] = [1, 100, 1000, 5000];
 const BYTES: [usize; 6] = [SMALL, 4096, 65_536, 600_000, 4_000_000, 64_000_000];
 
-/// The number of connections in the sweep over the number of models. Each connection uses one
-/// model.
+/// The number of connections in the sweep over the number of models. Each connection sends requests
+/// to one model.
 const OVER_MODELS: u16 = 100;
 /// The number of connections in the sweep over the tensor size.
 const OVER_BYTES: u16 = 2;
 
-/// The difference between the tensor sizes of two successive models, in bytes. The models do not
-/// differ otherwise.
+/// The difference between the tensor sizes of two successive models, in bytes. Apart from the
+/// tensor size, all models are the same.
 const STEP_BYTES: usize = 4;
 
 #[derive(Debug, Clone, Copy)]
 struct SweepPoint {
-    /// The variable of the sweep.
+    /// The name of the variable that the sweep varies.
     variable: &'static str,
     setting: EchoSetting,
     models: usize,
@@ -35,7 +35,7 @@ struct SweepPoint {
 
 /// The result of one point of a sweep.
 pub(super) struct SweepRow {
-    /// The variable of the sweep.
+    /// The name of the variable that the sweep varies.
     pub(super) variable: &'static str,
     pub(super) setting: EchoSetting,
     pub(super) models: usize,
@@ -44,7 +44,7 @@ pub(super) struct SweepRow {
     pub(super) memory: MemoryReading,
 }
 
-/// Measures all points whose setting contains `only`.
+/// Measures all points whose setting's name contains `only`.
 pub(super) async fn all(
     binaries: &Path,
     span: Duration,
@@ -61,7 +61,7 @@ pub(super) async fn all(
     Ok(rows)
 }
 
-/// Returns all points, variable by variable.
+/// Returns all points of all sweeps, one sweep after the other.
 fn points() -> Vec<SweepPoint> {
     const PROTOCOLS: [EchoProtocol; 2] = [EchoProtocol::Http, EchoProtocol::Grpc];
     let point = |variable, protocol, bytes, connections, models| {
@@ -82,7 +82,8 @@ fn points() -> Vec<SweepPoint> {
     points
 }
 
-/// Measures one point, and returns the round that has the median of requests per second.
+/// Measures one point in several rounds. Returns the round with the median number of requests per
+/// second.
 async fn row(
     binaries: &Path,
     span: Duration,
@@ -102,7 +103,7 @@ async fn row(
     Ok(SweepRow { variable, setting, models, round: all[all.len() / 2], memory })
 }
 
-/// Returns one client for each connection. The clients use the models in rotation.
+/// Returns one client for each connection. Successive clients use successive models.
 async fn clients(
     system: &RunningSupervisor,
     setting: &EchoSetting,

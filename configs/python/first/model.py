@@ -1,4 +1,4 @@
-"""A Python model: a class that declares its inputs and outputs, and answers batches."""
+"""A Python model: a class that declares its inputs and outputs, and computes batches."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from shadowslice import Context, InvalidInput, Tensor
 class Standardised:
     """Computes the standard scores and the mean of each row."""
 
-    # The first axis, -1, is the batch. It contains rows of several requests.
+    # The first axis, -1, is the batch axis. A batch contains the rows of several requests.
     inputs = {"x": Tensor("FP32", [-1, 16])}
     outputs = {"scores": Tensor("FP32", [-1, 16]), "mean": Tensor("FP32", [-1])}
 
     def load(self, context: Context) -> None:
-        """Prepares the model, once. You can read weights from `context.folder` here."""
+        """Prepares the model, once per worker. You can read weights from `context.folder` here."""
         print(f"{context.name} computes on {context.device}")
 
     def infer(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

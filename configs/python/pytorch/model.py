@@ -1,4 +1,4 @@
-"""A PyTorch network, on the GPU if there is one, otherwise on the CPU."""
+"""A PyTorch network. It runs on the GPU if there is one, otherwise on the CPU."""
 
 import torch
 from net import Net
@@ -7,7 +7,7 @@ from shadowslice import Context, Tensor
 
 
 class Patterns:
-    """Computes the probabilities of three patterns: columns, rows, squares."""
+    """Computes the probabilities of three patterns: columns, rows and squares."""
 
     inputs = {"images": Tensor("FP32", [-1, 3, 32, 32])}
     outputs = {"probability": Tensor("FP32", [-1, 3])}

@@ -10,7 +10,7 @@ BATCHES, BATCH = 150, 32
 
 
 def draw(kinds: torch.Tensor) -> torch.Tensor:
-    """Draws an image of each kind: columns, rows or squares, with noise."""
+    """Returns a noisy image for each of these kinds: 0 is columns, 1 is rows, 2 is squares."""
     column, row = torch.arange(32) // 4 % 2, (torch.arange(32) // 4 % 2)[:, None]
     patterns = torch.stack([column.expand(32, 32), row.expand(32, 32), column ^ row])
     images = patterns[kinds][:, None].float().expand(-1, 3, -1, -1)

@@ -1,4 +1,4 @@
-"""Fits a classifier of irises, and writes it to this folder for model.py."""
+"""Fits a classifier of irises, and writes it to this folder. model.py reads it from there."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A scikit-learn classifier, which `python fit.py` writes. Others are served in the same way."""
+"""A scikit-learn classifier, which `python fit.py` writes. Other estimators work the same way."""
 
 import joblib
 import numpy as np
@@ -13,7 +13,7 @@ class Irises:
     outputs = {"species": Tensor("BYTES", [-1]), "probability": Tensor("FP32", [-1, 3])}
 
     def load(self, context: Context) -> None:
-        """Reads the classifier. Such a file can run any code, so use only files that you trust."""
+        """Reads the classifier. A joblib file can run any code, so use only trusted files."""
         self.classifier = joblib.load(context.folder / "classifier.joblib")
 
     def infer(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
-"""A model that streams: it continues a text, one word at a time.
+"""A model that streams its answers: it continues a text, one word at a time.
 
-In place of a language model, it has a table of the word that follows each word.
+It is not a language model: a table contains the word that follows each word of a text.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ class Continuation:
     inputs = {"prompt": Tensor("BYTES", [1]), "count": Tensor("INT32", [1])}
     outputs = {"word": Tensor("BYTES", [1])}
 
-    # The number of streams per worker at a time. A language model's memory limits it.
+    # The maximum number of streams per worker at the same time. For a language model, the memory
+    # limits this number.
     streams = 32
 
     def load(self, context: Context) -> None:
@@ -28,7 +29,7 @@ class Continuation:
         self.follows = dict(zip(words, words[1:]))
 
     def generate(self, request: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-        """Yields an answer for each word. The worker continues when the client can receive it."""
+        """Yields one answer per word. The worker waits until the client can receive the next."""
         count = int(request["count"][0])
         if not 0 <= count <= MAX_COUNT:
             raise InvalidInput(f"count is {count}; use 0 to {MAX_COUNT}")

@@ -22,8 +22,8 @@ const READ: c_int = 0x100;
 #[derive(Debug)]
 pub(crate) struct PythonHost {
     runner: Py<PyAny>,
-    /// True if inputs lie in the request slab, which stays mapped. Warm-up inputs do not lie in the
-    /// slab.
+    /// True if inputs lie in the request slab, which stays mapped. False during the warm-up, whose
+    /// inputs do not lie in the slab.
     stays_mapped: bool,
 }
 
@@ -44,7 +44,7 @@ struct SignatureReply {
     inputs: Vec<TensorReply>,
     #[pyo3(item(1))]
     outputs: Vec<TensorReply>,
-    /// The number of streams that the model can generate at the same time.
+    /// The number of streams that the model can generate at the same time, per worker.
     #[pyo3(item(2))]
     streams: u32,
 }
@@ -64,7 +64,7 @@ struct TensorReply {
 /// The reply of `Runner.basis`.
 #[derive(FromPyObject)]
 struct BasisReply {
-    /// The basis, or `None` if the model's `warmup` failed.
+    /// The basis of the model's proof, or `None` if the model's `warmup` failed.
     #[pyo3(item(0))]
     basis: Option<ProofBasisReply>,
     /// The reason for the failure.
@@ -108,10 +108,10 @@ struct AnswerReply {
     #[pyo3(item(0))]
     outputs: Vec<OutputReply>,
     /// The arrays that hold the outputs' bytes. The addresses in `outputs` are valid while this
-    /// reference exists.
+    /// reference to the arrays exists.
     #[pyo3(item(1))]
     _arrays: Py<PyAny>,
-    /// True if the stream has more answers.
+    /// True if more answers of the stream follow.
     #[pyo3(item(2))]
     more: bool,
 }
@@ -129,7 +129,7 @@ struct OutputReply {
 /// The reply of `Runner.record`.
 #[derive(FromPyObject)]
 struct RecordReply {
-    /// The recording, or `None` if the model is not recorded.
+    /// The recording, or `None` if the runner did not record the model.
     #[pyo3(item(0))]
     recording: Option<RecordingReply>,
     /// The reason for the failure.
@@ -192,7 +192,8 @@ impl ModelHost for PythonHost {
 
     fn finish_warm_up(&mut self) {
         self.stays_mapped = true;
-        // If this call fails, the runner keeps more memory than it needs.
+        // A failure of this call is ignored, because the runner then only keeps more memory than it
+        // needs.
         Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
     }
 
@@ -210,7 +211,8 @@ impl ModelHost for PythonHost {
     }
 
     fn release_partition(&mut self) {
-        // If this call fails, the memory stays allocated for later batches.
+        // A failure of this call is ignored, because the memory is then only kept for later
+        // batches.
         Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
     }
 
@@ -267,7 +269,8 @@ impl ModelHost for PythonHost {
     }
 
     fn close(&mut self, stream: u64) {
-        // The Python package logs any exception that the generator raises.
+        // The error is ignored, because the Python package logs any exception that the generator
+        // raises.
         Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();
     }
 }
@@ -298,8 +301,9 @@ fn tensor<'py>(
     }
     let part = inputs.part(0, input);
     let length = isize::try_from(part.len())?;
-    // SAFETY: the request slab stays mapped while the process serves. A view that a model keeps
-    // therefore remains valid, even if its bytes change. Nothing is written through the view.
+    // SAFETY: the request slab stays mapped while the process serves. If a model keeps a view of
+    // the slab, that view therefore remains valid, although its bytes can change. The view is
+    // read-only.
     let view = unsafe { PyMemoryView_FromMemory(part.as_ptr().cast::<c_char>().cast_mut(), length, READ) };
     // SAFETY: the pointer is a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, view) }

@@ -1,7 +1,7 @@
 //! The worker's library as the Python module `shadowslice._worker`.
 //!
-//! The phases are those of `shadowslice-worker`: boot, proof and batches. Only the code that loads
-//! and runs the model is in Python, in the package `shadowslice`.
+//! A Python worker goes through the same phases as `shadowslice-worker`: boot, proof and batches.
+//! Only the code that loads and runs the model is in Python, in the package `shadowslice`.
 
 mod host;
 
@@ -20,10 +20,10 @@ use host::PythonHost;
 #[pyfunction]
 #[pyo3(signature = (runner, user = None))]
 fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
-    // The model's own threads can run while the worker waits.
+    // The interpreter is released, so that the model's own threads can run while the worker waits.
     py.detach(|| match run(runner, user) {
-        // If the supervisor has exited, no process reads a report. After a refusal, the supervisor
-        // already knows the reason.
+        // These results are not logged. If the supervisor has exited, no process reads the log. If
+        // the worker refused to start, it has already sent the reason to the supervisor.
         Ok(()) | Err(WorkerError::SupervisorGone) => 0,
         Err(WorkerError::Refused(_)) => 1,
         Err(fault) => {
@@ -49,10 +49,11 @@ fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
     }
 }
 
-/// Enters a worker's sandbox. The process only checks a model, and may write only to these folders.
+/// Enters a worker's sandbox in a process that only checks a model. After this call, the process
+/// can write only to the folders in `writable`.
 #[pyfunction]
 fn enter_sandbox(writable: Vec<PathBuf>) {
-    // Failures need no report here, because every worker reports them when it starts.
+    // Failures are ignored here, because every worker reports its own failures when it starts.
     sandbox::harden_process().ok();
     sandbox::enter(&writable);
 }

@@ -1,5 +1,5 @@
-//! The channel between supervisor and worker during the boot: orders arrive on it, and reports
-//! leave on it.
+//! The channel between supervisor and worker during the boot. The supervisor sends orders on it,
+//! and the worker sends reports.
 
 use std::io;
 use std::os::fd::OwnedFd;

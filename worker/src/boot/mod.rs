@@ -48,14 +48,14 @@ impl ConnectedWorker {
     /// runs the models that no engine of this library can run.
     pub fn new(host: Option<Box<dyn ModelHost>>) -> Result<Self, WorkerError> {
         let (boot, descriptors) = adopt().map_err(WorkerError::Connect)?;
-        // The parent is looked up before the first order arrives. That order then proves that the
-        // supervisor was alive at the lookup.
+        // The worker looks up its parent before the first order arrives. The arrival of that order
+        // then proves that the supervisor was alive at the lookup.
         let parent = ParentProcess::find().unwrap_or_else(log_unwatched);
         Ok(Self { channel: BootChannel::open(boot)?, descriptors, host, parent })
     }
 
-    /// Loads the model that the supervisor assigns. On an emulated device, loading takes at least
-    /// the time that the assignment's profile states for the process start and the load.
+    /// Loads the model that the supervisor assigns. On an emulated device, this takes at least the
+    /// profile's time for the process start plus the profile's time for the load.
     pub fn load(self) -> Result<LoadedWorker, WorkerError> {
         let Self { channel, descriptors, host, parent } = self;
         let BootCommand::Load(assignment) = channel.receive_order()? else {
@@ -64,8 +64,8 @@ impl ConnectedWorker {
         let begun_ns = now_ns();
         let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
-            // All workers of a model have the same restrictions, so only the reference worker logs
-            // the missing ones.
+            // All workers of a model fail to apply the same restrictions, so only the reference
+            // worker logs the failures.
             breaches.iter().for_each(|breach| log_line(&chain(breach)));
         }
         parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
@@ -101,8 +101,8 @@ pub struct LoadedWorker {
 }
 
 impl LoadedWorker {
-    /// Warms up the model and proves its answers. Returns `None` if this worker only computes the
-    /// reference answers, because its work is then complete.
+    /// Warms up the model and proves its answers. A worker that only computes the reference answers
+    /// is then finished, so this returns `None` for such a worker.
     ///
     /// Warm-up runs occupy no SMs of the emulated GPU and take no time on it.
     pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
@@ -130,8 +130,8 @@ fn log_unwatched<T: Default>(error: io::Error) -> T {
     T::default()
 }
 
-/// Adds the emulated waits to the load times. `process` is the time to start a process, which is
-/// part of `all`.
+/// Adds the emulated waits to the measured load times. `all` is the time since the load began, and
+/// includes `process`, the emulated time of the process start.
 fn with_waits(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
     let context = took.context.max(process);
     let before = took.libraries.saturating_add(context);
@@ -142,7 +142,7 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
-/// The parts of a worker that are still needed after the boot.
+/// The parts of a worker that it still needs after the boot.
 #[derive(Debug)]
 struct Parts {
     engine: ModelEngine,
@@ -274,7 +274,8 @@ impl Parts {
         match purpose {
             WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             WorkerPurpose::Serve | WorkerPurpose::Reference => {}
-            // This call prevents recordings. The reference answers must not depend on recordings.
+            // Once the warm-up has finished, the engine records no CUDA graphs. The reference
+            // answers must not depend on recordings.
             WorkerPurpose::DeviceReference => prover.engine.finish_warm_up()?,
         }
         let warm_ns = now_ns();
@@ -301,9 +302,9 @@ impl Parts {
         Ok(warmed)
     }
 
-    /// Makes the next worker load the model with channels first, if channels last may have caused
-    /// this refusal. At an MPS percentage other causes are more likely, because half precision
-    /// gives wrong answers there.
+    /// Makes the next worker load the model with channels first, if the layout with channels last
+    /// may have caused this refusal. At an MPS percentage below 100 %, this does nothing. Half
+    /// precision gives wrong answers there, so another cause is more likely.
     fn with_other_layout(&self, refusal: BootRefusal) -> BootRefusal {
         let by_layout = matches!(refusal, BootRefusal::NoPartitions(_) | BootRefusal::Proof { .. });
         let percentage = std::env::var(SHARE_VARIABLE).is_ok_and(|share| share != "100");

@@ -1,10 +1,11 @@
 //! The proof of a worker whose share is a partition inside the process.
 //!
 //! The result of a batch depends on the number of SMs, but not on which SMs are used. For example,
-//! a kernel may not fit on a number of SMs, or may rely on the number of SMs at its recording. The
-//! worker therefore proves every number of groups before it serves, always on the first groups of
-//! the GPU. After the proof, the worker may use any partition. A hosted model is also tried on each
-//! partition before its first use.
+//! a kernel may need more SMs than a partition has, or may rely on the number of SMs that it had
+//! when it was recorded. The worker therefore proves every number of groups before it serves,
+//! always on the first groups of the GPU. After the proof, the worker can use any partition. A
+//! model that a host runs, such as a Python model, also makes a trial run on each partition before
+//! its first use.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -15,15 +16,16 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::ModelEngine;
 use crate::proof::{self, ProofError, Prover};
 
-/// The time limit for the proofs of all partitions, after which no smaller partitions are proven.
+/// The time limit for the proofs of all partitions. After this time, the worker does not prove the
+/// remaining, smaller partitions.
 const PROOFS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOO_SLOW: &str = "proving the larger partitions took more than a minute, so this one was not tried";
 const SMALLEST_UNFIT: &str = "the kernels of the smallest batch size do not fit on this number of SMs";
 const OTHER_DIVISION: &str = "the driver groups the SMs in this process differently than in earlier ones";
 
-/// Proves each number of groups. The answers on the whole GPU are already proven, and `times` are
-/// the times of that proof. Also prepares the partition on which the worker starts.
+/// Proves each number of groups. `times` are the batch times from the proof on the whole GPU, which
+/// has already succeeded. Also prepares the partition on which the worker starts.
 pub(super) fn prove(
     prover: &mut Prover<'_>,
     reference: &File,
@@ -44,7 +46,8 @@ pub(super) fn prove(
         }
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
-    // On a device without SMs, batches run the same way on every partition.
+    // On a device without SMs, batches run the same way on every partition, so the worker proves
+    // only the whole GPU.
     let alike = !prover.engine.runs_on_groups();
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
@@ -66,7 +69,8 @@ pub(super) fn prove(
     Ok(ProvenPartitions { counts: proofs, ready: begin(prover.engine, *groups) })
 }
 
-/// Prepares the largest part of the partition on which the model fits, and returns that part.
+/// Tries the partition, and then ever smaller parts of it. Returns the first part on which the
+/// engine can run the model, or the whole GPU if there is none.
 fn begin(engine: &mut ModelEngine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;
@@ -100,7 +104,8 @@ fn try_on(
     match proven {
         Ok(times) if times.is_empty() => Ok(Err(SMALLEST_UNFIT.to_owned())),
         Ok(times) => Ok(Ok(times)),
-        // A kernel that does not fit also makes the run fail.
+        // A refusal is not fatal here. The run also fails if a kernel does not fit on these groups,
+        // and larger partitions may still work.
         Err(ProofError::Refused(refusal)) => Ok(Err(refusal.to_string())),
         Err(unproven) => Err(unproven),
     }

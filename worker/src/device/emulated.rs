@@ -1,9 +1,10 @@
-//! The emulated GPU. While a batch executes, the worker occupies its seat in the shared pool. The
-//! batch takes the time that the profile states, and longer if other workers contend for the SMs.
+//! The emulated GPU. While a batch executes, the worker marks its seat in the shared [`Pool`] as
+//! occupied. The batch takes the time that the profile states. It takes longer if other workers
+//! contend for the SMs.
 //!
 //! The emulated GPU behaves like a real stream. A batch starts when the previous batch has ended or
-//! when the supervisor has sent the new one, whichever is later. The time at which this thread sees
-//! the batch does not matter. A late wake-up therefore delays one answer but no further batch, and
+//! when the supervisor has sent the new batch, whichever is later. It does not matter when this
+//! thread notices the batch. A late wake-up therefore delays one answer but not the next batch, and
 //! the throughput is that of the profile.
 
 use std::num::NonZeroU32;
@@ -29,7 +30,7 @@ pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
     gpu: SharedGpu,
-    /// The SMs of a share by percentage, or `None` if the share is a partition.
+    /// The SMs of a share that is a percentage, or `None` if the share is a partition.
     share: Option<Occupant>,
     own: Occupant,
     priority: ClientPriority,
@@ -40,9 +41,9 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// Takes `seat` in the GPU's pool. The share comes from the environment. With a `division`, the
-    /// share comes from the partition that each batch names. Without `execution`, batches take only
-    /// the time of their computation.
+    /// Takes `seat` in the GPU's pool. With a `division`, each batch names the partition that is
+    /// its share. Otherwise, an environment variable states the share. Without `execution`, a batch
+    /// takes only the time of its computation.
     pub fn open(
         sms: Sms,
         division: Option<Division>,
@@ -86,8 +87,8 @@ impl EmulatedGpu {
         StartedBatch { at_ns, seen_ns, rows }
     }
 
-    /// Waits for the end of the batch, and returns its duration. If the computation took longer
-    /// than the profile states, returns the duration of the computation.
+    /// Waits for the end of the batch, and returns its duration. The duration includes the
+    /// computation if that took longer than the profile states.
     pub fn finish(&mut self, started: StartedBatch) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
@@ -102,7 +103,7 @@ impl EmulatedGpu {
         self.occupy(None);
     }
 
-    /// Occupies or leaves the seat, and wakes the workers that this change slows down or speeds up.
+    /// Occupies or leaves the seat. Wakes the workers whose speed depends on this change.
     fn occupy(&mut self, occupant: Option<Occupant>) {
         let before = self.occupied.then_some(self.own);
         if occupant == before {
@@ -111,7 +112,8 @@ impl EmulatedGpu {
         self.occupied = occupant.is_some();
         self.own = occupant.unwrap_or(self.own);
         self.pool.occupy(self.seat, occupant);
-        // If two workers start at the same time, at least one must see the other.
+        // The fence makes sure that, if two workers start at the same time, at least one sees the
+        // other.
         fence(Ordering::SeqCst);
         if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);
@@ -126,8 +128,8 @@ impl EmulatedGpu {
         self.gpu.time(execution, rows, self.own, self.pool.others(self.seat))
     }
 
-    /// Waits for the end of the batch, at the speeds that the pool's load allows. Returns the end
-    /// time.
+    /// Waits for the end of the batch. The speed of the batch depends on the other occupants of the
+    /// pool. Returns the end time.
     fn wait_through(&self, execution: &Execution, started: StartedBatch) -> u64 {
         let pool = &self.pool;
         let mut progress = BatchProgress::start(started.at_ns, self.time(execution, started.rows));
@@ -138,8 +140,8 @@ impl EmulatedGpu {
             if end_ns <= now_ns() {
                 return end_ns;
             }
-            // The wait ends at the deadline, when the generation changes, or spuriously. In every
-            // case the loop computes the end of the batch again.
+            // The wait ends at the deadline, when the generation changes, or spuriously. In each
+            // case, the loop computes the end of the batch again.
             let _why = futex::wait_bitset(
                 pool.generation(),
                 futex::Flags::empty(),
@@ -158,8 +160,8 @@ impl Drop for EmulatedGpu {
 }
 
 fn wake_all(pool: &Pool) {
-    // The call cannot fail on a mapped word. A worker that does not wake up continues at its
-    // deadline.
+    // The call cannot fail on a mapped word. If a worker still misses this wake-up, it wakes at its
+    // own deadline.
     let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
 }
 
@@ -195,8 +197,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Returns a worker at a seat of `pool`, with `own` of 100 SMs. A batch of one row takes `ms`
-    /// milliseconds on 50 SMs.
+    /// Returns a worker at a seat of `pool`, whose share is `own` of the GPU's 100 SMs. A batch of
+    /// one row takes `ms` milliseconds on 50 SMs.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
         let execution = Execution::new(vec![Sms(50)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
         let own = Occupant::anywhere(Sms(own));
@@ -282,7 +284,8 @@ mod tests {
         let pool = Pool::create().unwrap();
         let mut ours = gpu(&pool, 0, 100, 5.0);
         let mut theirs = gpu(&pool, 1, 100, 1.0);
-        // Next to a batch of this size, `ours` would wait for days if no other worker woke it.
+        // This batch takes so long that `ours` would be slowed down for days, unless the exit of
+        // `theirs` wakes it.
         let _never_finished = theirs.start(u32::MAX, Groups::WHOLE, now_ns());
         let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));

@@ -9,8 +9,9 @@ use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::weights::{self, RegionContent};
 
-/// Takes the memory that the profile states. Adds the memory of the weights only if the supervisor,
-/// at the other end of this socket, has no weights for the model.
+/// Returns the memory that the profile states. If the supervisor, at the other end of this socket,
+/// already holds the model's weights, `brought` is 0. Otherwise, this worker sends the weights to
+/// the supervisor.
 pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &ProcessMemory) -> io::Result<DeviceMemory> {
     let ProcessMemory { weights: bytes, activations: scratch, .. } = *profile;
     let mut memory = DeviceMemory { weights: bytes, brought: bytes, scratch };

@@ -1,4 +1,5 @@
-//! The device that a worker runs on, which determines the worker's SMs and the end of each batch.
+//! The device that a worker runs on. The device determines the worker's SMs and the end of each
+//! batch.
 
 pub mod cuda;
 pub mod emulated;
@@ -21,7 +22,7 @@ use emulated::EmulatedGpu;
 /// The device on which a worker runs.
 #[derive(Debug)]
 pub enum ComputeDevice {
-    /// The host's CPU, which computes reference answers and adds no time.
+    /// The host's CPU, which only computes reference answers and adds no emulated time.
     Host,
     Emulated(EmulatedGpu),
     Cuda(Arc<CudaGpu>),
@@ -51,7 +52,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the number of SMs that the device actually assigned; 0 on the host.
+    /// Returns the number of SMs that the device actually assigned to this worker; 0 on the host.
     pub fn sms(&self) -> Sms {
         match self {
             Self::Host => Sms(0),
@@ -90,7 +91,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns the minimum durations of the phases of a worker start on this device.
+    /// Returns the minimum duration of each phase of a worker start on this device.
     pub fn start_times(&self, profile: Option<&Profile>) -> StartTimes {
         match self {
             Self::Host | Self::Cuda(_) => StartTimes::default(),
@@ -116,7 +117,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Releases the SMs for other workers until the next batch.
+    /// Releases the SMs until the next batch, so that other workers can use them.
     pub fn idle(&mut self) {
         match self {
             Self::Host | Self::Cuda(_) => {}

@@ -1,5 +1,5 @@
-//! The timeline of the emulated GPU: the progress of a batch, whose speed depends on the other
-//! workers that execute. This module does no I/O: the caller passes times in ns.
+//! The timeline of the emulated GPU. It computes the progress of a batch, whose speed depends on
+//! the other workers that are executing. This module does no I/O: the caller passes times in ns.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ pub struct BatchProgress {
 }
 
 impl BatchProgress {
-    /// Starts a batch that takes `whole` in total if its speed does not change.
+    /// Starts a batch that takes `whole` in total, unless its speed changes.
     pub fn start(at_ns: u64, whole: Duration) -> Self {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
     }
 
-    /// Changes the speed at `now_ns` to the speed of a batch that takes `whole` in total.
+    /// Changes the speed at `now_ns`. At the new speed, the whole batch would take `whole`.
     pub fn change(&mut self, now_ns: u64, whole: Duration) {
         let whole_ns = nanos(whole);
-        // If the speed has not changed, this condition avoids a rounding error.
+        // Without this condition, a rounding error would occur even if the speed had not changed.
         if whole_ns != self.whole_ns {
             let now_ns = now_ns.clamp(self.at_ns, self.end_ns());
             self.done += (now_ns - self.at_ns) as f64 / self.whole_ns;
@@ -37,8 +37,8 @@ impl BatchProgress {
     }
 }
 
-/// Returns nanoseconds, at least one. Profiles contain no times of zero, but the lower bound
-/// guarantees that the division above is defined.
+/// Converts a duration to nanoseconds, but to at least one. Profiles contain no times of zero, but
+/// this lower bound guarantees that the division above never divides by zero.
 fn nanos(whole: Duration) -> f64 {
     whole.max(Duration::from_nanos(1)).as_nanos() as f64
 }
@@ -54,7 +54,7 @@ mod tests {
     fn others_slow_a_batch_only_while_they_are_there() {
         let mut progress = BatchProgress::start(0, TEN);
         progress.change(4 * MS, Duration::from_millis(20));
-        // At half the speed, the remaining 6 ms of 10 ms take 12 ms.
+        // After 4 of 10 ms, the speed halves, so the remaining 6 ms take 12 ms.
         assert_eq!(progress.end_ns(), 16 * MS);
         progress.change(10 * MS, TEN);
         assert_eq!(progress.end_ns(), 13 * MS);

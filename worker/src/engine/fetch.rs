@@ -1,4 +1,4 @@
-//! Copies answers from the GPU into their slots.
+//! Copies of answers from the GPU into their slots.
 #![allow(unsafe_code)] // This module copies between the GPU and the slab.
 
 use std::ptr::NonNull;
@@ -10,8 +10,8 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 
-/// Puts the copies of an output on the compute stream. The rows of each request, of `row` bytes
-/// each, are copied into that request's part of the answer.
+/// Queues the copies of an output on the compute stream. Each row has `row` bytes. The rows of each
+/// request are copied into that request's part of the answer.
 ///
 /// # Safety
 ///
@@ -30,9 +30,9 @@ pub(super) unsafe fn fetch(
         let len = row * inputs.rows_of(request) as usize;
         let (extent, place) = slot.reserve(len as u64);
         if let Some(place) = place {
-            // SAFETY: the caller guarantees that the output is valid, and the stream copies it
-            // before it writes or frees that memory. The part in the slot belongs to this batch
-            // until the batch is answered.
+            // SAFETY: the caller guarantees that the output is valid. The stream copies the output
+            // before it writes to that memory or frees it. The part in the slot belongs to this
+            // batch until the worker has answered the batch.
             unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| cuda_failure(&fault))?;
         }
         done += len;

@@ -16,7 +16,7 @@ use crate::inputs::Inputs;
 pub struct LoadRequest<'a> {
     pub name: &'a str,
     pub path: &'a Path,
-    /// The only folder to which the model may write files, or `None` if there is none.
+    /// The only folder to which the model can write files, or `None` if it cannot write any.
     pub cache: Option<&'a Path>,
     /// True if the model computes on the GPU of this process.
     pub on_gpu: bool,
@@ -46,7 +46,7 @@ impl Default for ProofBasis {
     }
 }
 
-/// A batch that a host has recorded. The graph and its tensors exist while the host exists.
+/// A batch that a host has recorded. The graph and its tensors exist as long as the host exists.
 #[derive(Debug)]
 pub struct HostRecording {
     /// The handle of a `CUgraph`.
@@ -56,7 +56,7 @@ pub struct HostRecording {
     pub outputs: Vec<RecordedOutput>,
 }
 
-/// An output of a recording, contiguous on the GPU.
+/// An output of a recording. Its bytes are contiguous on the GPU.
 #[derive(Debug)]
 pub struct RecordedOutput {
     /// The shape without the batch axis.
@@ -66,28 +66,29 @@ pub struct RecordedOutput {
     pub row: usize,
 }
 
-/// A program that runs models. Only the thread that serves calls it.
+/// A program that runs models. Only the thread that serves calls this trait's methods.
 pub trait ModelHost: Debug + Send {
     fn load(&mut self, request: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
-    /// Returns the basis of the proof. Only workers that compute the reference answers call this,
-    /// and `run` then computes those answers.
+    /// Returns the properties of the model on which its proof is based. Only a worker that computes
+    /// the reference answers calls this. The worker then computes those answers with `run`.
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal>;
 
     /// Tells the host that all further inputs lie in memory that stays mapped while the process
     /// serves.
     fn finish_warm_up(&mut self);
 
-    /// Returns an error with the reason if batches cannot run on a given CUDA stream.
+    /// Returns an error with the reason if batches cannot run on a CUDA stream that the caller
+    /// chooses.
     fn check_movable(&self) -> Result<(), String>;
 
     /// Runs the inputs of the proof on this CUDA stream. Returns an error with the reason if the
-    /// model does not run there.
+    /// model does not run on that stream.
     fn try_on(&mut self, cuda: usize) -> Result<(), String>;
 
     /// Runs a batch, and returns when the answer is in the slot. On the GPU, the model computes on
-    /// the CUDA stream with this handle, or on any stream without a handle. If the answer has
-    /// `more` set, it opens a stream of answers, whose id is the batch's id.
+    /// the CUDA stream with the handle `cuda`, or on any stream if `cuda` is `None`. If `more` is set
+    /// in the answer, the answer is the first of a stream. The stream's id is the batch's id.
     fn run(
         &mut self,
         inputs: &Inputs<'_>,
@@ -95,8 +96,8 @@ pub trait ModelHost: Debug + Send {
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure>;
 
-    /// Records the work that `run` does on the GPU with inputs of these shapes, which must have run
-    /// before. Returns `None` if the host does not record the model.
+    /// Records the work that `run` does on the GPU for inputs of these shapes. A batch with these
+    /// shapes must have run before. Returns `None` if the host does not record the model.
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
     /// Returns the next answer of a stream, in the same way as [`Self::run`]. The stream ends with
@@ -108,7 +109,7 @@ pub trait ModelHost: Debug + Send {
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure>;
 
-    /// Returns true if made-up values may have caused the last failure.
+    /// Returns true if made-up input values may have caused the last failure.
     fn may_need_warmup(&self) -> bool;
 
     /// Closes a stream if it is still open.

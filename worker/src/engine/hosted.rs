@@ -22,9 +22,10 @@ use shadowslice_shared::errors::chain;
 pub struct Hosted {
     // The recordings must be dropped before the host, which owns their tensors.
     recorded: Vec<RecordedGraph>,
-    /// The shapes that have run and may be recorded, or `None` once the worker serves.
+    /// The shapes of the batches that have run but are not recorded yet, or `None` once the worker
+    /// serves.
     seen_shapes: Option<Vec<InputShapes>>,
-    /// The partitions, if the share is a partition of a real GPU.
+    /// The partitions, or `None` if the share is not a partition of a real GPU.
     partitions: Option<HostedPartitions>,
     host: Box<dyn ModelHost>,
     gpu: Option<Arc<CudaGpu>>,
@@ -35,7 +36,7 @@ struct HostedPartitions {
     groups: SmGroups,
     uploads: UploadStream,
     /// The partitions that have been used. They are never freed, because the driver would not
-    /// release their memory.
+    /// release their memory anyway.
     by_groups: BTreeMap<Groups, Partition>,
 }
 
@@ -62,7 +63,7 @@ impl Hosted {
         Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
     }
 
-    /// Returns an error with the reason if batches can run only on the whole GPU.
+    /// Returns an error with the reason if the model can run only on the whole GPU.
     pub fn check_movable(&self) -> Result<(), String> {
         if self.partitions.is_none() {
             return Ok(());
@@ -71,7 +72,8 @@ impl Hosted {
         self.recorded.iter().try_for_each(|recorded| recorded.check_movable().map_err(|why| chain(&why)))
     }
 
-    /// Returns the division of the GPU, or `None` if the worker has no partitions of a real GPU.
+    /// Returns the division of the GPU, or `None` if the worker's share is not a partition of a
+    /// real GPU.
     pub fn division(&self) -> Option<&Division> {
         self.partitions.as_ref().map(|partitions| partitions.groups.division())
     }
@@ -86,8 +88,9 @@ impl Hosted {
         PartitionReply { groups, result: made }
     }
 
-    /// Tries the model on groups that are ready. A kernel whose blocks form clusters may fit on
-    /// some groups, but not on the same number of other groups.
+    /// Runs the model once on these groups, whose partition must be ready. The model may run on
+    /// these groups although it does not run on the same number of other groups. This happens if a
+    /// kernel's blocks form clusters.
     pub(super) fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
         let Some(Partition { stream, tried, .. }) = partitions.by_groups.get_mut(&groups) else {
@@ -104,7 +107,8 @@ impl Hosted {
         self.host.release_partition();
     }
 
-    /// Records batches of this size, one for each combination of shapes that has run.
+    /// Records batches of this size. Makes one recording for each combination of input shapes that
+    /// has run.
     pub(super) fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         let (Some(gpu), Some(seen_shapes)) = (&self.gpu, &mut self.seen_shapes) else { return Ok(()) };
         for shapes in seen_shapes.extract_if(.., |shapes| shapes.rows() == size) {

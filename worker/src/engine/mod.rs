@@ -45,8 +45,8 @@ pub enum Libraries {
 }
 
 impl Libraries {
-    /// Loads the libraries. If `gpu` is true, also loads those that compute on GPUs. This does not
-    /// touch the GPU.
+    /// Loads the libraries. If `gpu` is true, also loads the libraries that compute on GPUs.
+    /// Loading does not access the GPU.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } | EngineSpec::Python { .. } => Ok(Self::None),
@@ -64,7 +64,7 @@ impl Libraries {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
-    /// The inputs that a request may omit. They have no batch axis.
+    /// The inputs that a request can omit. They have no batch axis.
     pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
     /// The number of streams that the model can generate at the same time; 0 if the model gives one
@@ -73,13 +73,13 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Returns the required inputs, and the inputs that a request may omit.
+    /// Returns the required inputs and the optional inputs, which a request can omit.
     pub fn all_inputs(&self) -> (&[TensorSpec], &[TensorSpec]) {
         (&self.inputs, &self.optional)
     }
 }
 
-/// An engine's answer to a batch, or one answer of a stream.
+/// An engine's answer to a batch, or one answer of several in a stream.
 #[derive(Debug)]
 pub struct EngineAnswer {
     pub outputs: Vec<BatchOutput>,
@@ -93,7 +93,7 @@ impl EngineAnswer {
     }
 }
 
-/// The resources that an engine may use.
+/// The resources that the caller gives to an engine.
 #[derive(Debug)]
 pub struct EngineResources<'a> {
     pub gpu: Option<Arc<CudaGpu>>,
@@ -150,8 +150,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the time that a batch took, or `None` if no GPU measured the time. The batch must
-    /// have [run](Self::run).
+    /// Returns the time that a batch took, or `None` if no GPU measured the time. Call this after
+    /// [`Self::run`].
     pub fn execution_time(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
@@ -171,14 +171,14 @@ impl ModelEngine {
         matches!(self, Self::OnGpu(engine) if engine.channels_last())
     }
 
-    /// Makes later workers load the model with channels first. Returns false if the file that tells
-    /// them to do so cannot be written.
+    /// Makes later workers load the model with channels first. To do so, writes a file that they
+    /// read. Returns false if the file cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         matches!(self, Self::OnGpu(engine) if engine.use_channels_first(why))
     }
 
     /// Records batches of this size if recordings make them faster. Batches of all sizes must have
-    /// run before.
+    /// run before this call.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -205,8 +205,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the basis of the proof. Only workers that compute the reference answers call this,
-    /// before the first answer.
+    /// Returns the properties of the model on which its proof is based. Only a worker that computes
+    /// the reference answers calls this, before it computes the first answer.
     pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),
@@ -214,8 +214,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns advice for the case that answers differ from the reference although the model may be
-    /// correct.
+    /// Returns the advice that the operator gets if answers differ from the reference. The model
+    /// may still be correct.
     pub fn advice_on_difference(&self) -> &'static str {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
@@ -226,7 +226,7 @@ impl ModelEngine {
     }
 
     /// Returns advice for a failure on made-up values. The advice is empty if the values did not
-    /// cause the failure. Returns `None` for engines whose values come from the configuration.
+    /// cause the failure. Returns `None` for engines that take their values from the configuration.
     pub fn advice_on_failure(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
@@ -238,7 +238,7 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the number of kernels of a recorded batch, if batches were recorded.
+    /// Returns the number of kernels in a recorded batch, or `None` if no batch was recorded.
     pub fn kernels(&self) -> Option<u32> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
@@ -246,8 +246,8 @@ impl ModelEngine {
         }
     }
 
-    /// Prepares a partition. Returns `None` if the result becomes available later. If the engine is
-    /// not bound to SMs, returns the result immediately.
+    /// Prepares a partition. Returns `None` if the result becomes available later. An engine that
+    /// does not run on specific SMs returns the result immediately.
     pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(PartitionReply { groups, result: Ok(()) }),
@@ -257,7 +257,7 @@ impl ModelEngine {
     }
 
     /// Returns true if batches with this number of rows run on the partition, which must be ready.
-    /// Otherwise such batches run on the whole GPU.
+    /// Otherwise, these batches run on the whole GPU.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => true,
@@ -265,8 +265,9 @@ impl ModelEngine {
         }
     }
 
-    /// Returns an error with the reason if the model does not run on these groups, which must be
-    /// ready. For most engines, the proof has already shown that the model runs on all groups.
+    /// Returns an error with the reason if the model does not run on these groups, whose partition
+    /// must be ready. Only a hosted model makes a trial run. For the other engines, the proof has
+    /// already shown that the model runs on all groups.
     pub fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(()),
@@ -278,8 +279,8 @@ impl ModelEngine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
             Self::Hosted(hosted) => hosted.forget(groups),
-            // No batch is in flight, because a worker with this engine makes this call only before
-            // it serves.
+            // No batch is in flight. A worker with this engine calls this function only before it
+            // serves.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }
@@ -323,7 +324,7 @@ pub(crate) fn no_stream_failure() -> RunFailure {
     RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
-/// Converts a failed CUDA call to the failure of a batch.
+/// Converts a CUDA error to the failure of a batch.
 fn cuda_failure(fault: &CudaError) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

@@ -1,4 +1,5 @@
-//! A batch that a host has recorded as a CUDA graph. The batch runs without the host.
+//! A batch that a host has recorded as a CUDA graph. The worker replays the graph without calling
+//! the host.
 #![allow(unsafe_code)] // This module copies between slabs and the recording's tensors.
 
 use std::ptr::NonNull;
@@ -44,7 +45,7 @@ impl InputShapes {
     }
 }
 
-/// A recording of a host, which is ready to run.
+/// A host's recording that is ready to run.
 #[derive(Debug)]
 pub(super) struct RecordedGraph {
     shapes: InputShapes,
@@ -55,8 +56,8 @@ pub(super) struct RecordedGraph {
 }
 
 impl RecordedGraph {
-    /// Makes the host record batches of these shapes. Returns `None` if the host does not record
-    /// them. `record` receives the shapes including the batch axis.
+    /// Makes the host record batches of these shapes. `record` calls the host with the shapes,
+    /// including the batch axis. Returns `None` if the host does not record them.
     pub(super) fn new(
         gpu: &CudaGpu,
         shapes: InputShapes,
@@ -84,8 +85,8 @@ impl RecordedGraph {
         self.recording.instantiate_on(partition.context(), uploads)
     }
 
-    /// Runs a batch, and returns when the answer is in the slot. `partition` is this recording on
-    /// the batch's partition, or `None` for the whole GPU.
+    /// Runs a batch, and returns when the answer is in the slot. `partition` is this recording's
+    /// executable on the batch's partition, or `None` for the whole GPU.
     pub(super) fn run(
         &self,
         gpu: &CudaGpu,
@@ -97,8 +98,8 @@ impl RecordedGraph {
         gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| cuda_failure(&fault))?;
         let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
-            // SAFETY: the output has the rows of the recording, and the batch has no more rows than
-            // that. Only the recording writes there.
+            // SAFETY: the output has as many rows as the recording, and the batch has no more rows
+            // than that. Only the recording writes to the output.
             unsafe { fetch(shape, *row, pointer(*address), inputs, gpu, slot) }
         });
         let outputs = outputs.collect::<Result<_, _>>()?;
@@ -112,8 +113,8 @@ impl RecordedGraph {
             for request in 0..inputs.requests() {
                 let part = inputs.part(request, input);
                 // SAFETY: the buffer has space for at least this number of rows of this shape. A
-                // batch runs when the previous batch has ended, and its parts stay in the slab
-                // until it is answered.
+                // batch runs only after the previous batch has ended. The parts stay in the slab
+                // until the batch is answered.
                 unsafe { gpu.copy_in(part, place.add(done)) }?;
                 done += part.len();
             }

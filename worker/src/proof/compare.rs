@@ -1,11 +1,12 @@
-//! The comparison of two answers, with the tolerance within which two correct devices agree.
+//! The comparison of two answers. It tolerates the differences that also occur between two correct
+//! devices.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
 
 use super::reference::ReferenceOutput;
 
-/// A difference between two answers that are not equal.
+/// The way in which an answer differs from the reference.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum AnswerMismatch {
     #[error("has the shape {got:?} instead of {want:?}")]
@@ -23,10 +24,11 @@ pub(super) enum AnswerMismatch {
 /// Returns the allowed difference of a float from the reference, relative to the output's largest
 /// magnitude.
 ///
-/// Two correct kernels may add numbers in a different order. On a GPU they may also use TF32, which
-/// keeps ten bits of each factor. In a deep network these differences add up to some thousandths.
-/// Half precision already starts with an error of that size. Bfloat16, which has eight bits, starts
-/// with ten times that error. The answers of a defective kernel are off by about 0.9.
+/// Two correct kernels may add numbers in a different order. On a GPU, they may also use TF32,
+/// which keeps ten bits of each factor. In a deep network, these differences add up to some
+/// thousandths. Rounding to half precision already causes an error of that size. Rounding to
+/// bfloat16, which has eight bits, causes ten times that error. A defective kernel gives answers
+/// that are off by about 0.9.
 fn tolerance(datatype: Datatype) -> f64 {
     match datatype {
         Datatype::Bf16 => 0.05,
@@ -36,7 +38,7 @@ fn tolerance(datatype: Datatype) -> f64 {
 }
 
 /// Returns the difference of the answer from the reference, relative to the output's largest
-/// magnitude. Floats may differ by `slack` times the usual tolerance. All other values must be
+/// magnitude. Floats can differ by `slack` times the usual tolerance. All other values must be
 /// equal.
 pub(super) fn compare(
     datatype: Datatype,
@@ -59,7 +61,7 @@ pub(super) fn compare(
 fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, AnswerMismatch> {
     let finite = want.iter().filter(|value| value.is_finite());
     let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
-    // The magnitude of the inputs is 1, so 1 is the scale of an output that is all zeros.
+    // If the reference is all zeros, 1 is the scale, because the magnitude of the inputs is 1.
     let scale = if largest > 0.0 { largest } else { 1.0 };
     let mut farthest = 0.0_f64;
     for (index, (&want, &got)) in want.iter().zip(got).enumerate() {

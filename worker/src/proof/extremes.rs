@@ -1,32 +1,32 @@
-//! Rows with different or extreme values, which must not change the answers to the other rows of
-//! their batch.
+//! Rows with changed or extreme values. Such a row must not change the answers to the other rows of
+//! its batch.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::made_up::Fill;
 
-/// The factor for floats. In made-up rows the magnitude of floats is at most 1.
+/// The factor by which extreme floats exceed made-up floats, whose magnitude is at most 1.
 const FACTOR: f64 = 1e4;
 
-/// The factor for half precision, whose largest value is 65,504.
+/// The factor for half precision. It is lower, because the largest half-precision number is 65,504.
 const HALF_FACTOR: f64 = 100.0;
 
-/// The extreme integer. It fits into every integer datatype, and exceeds most lengths and the sizes
-/// of small tables.
+/// The extreme integer. It fits into every integer datatype. It exceeds most lengths, and it is out
+/// of range for small tables.
 const INTEGER: u8 = 100;
 
-/// The kind of values that are extreme in a row.
+/// The kind of values that are made extreme in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extreme {
-    /// Extreme floats. Integers become 1 if the fill is [`Fill::Bits`].
+    /// Extreme floats. If the fill is [`Fill::Bits`], integers become 1.
     Floats,
-    /// Large integers.
+    /// Extreme integers and strings.
     Integers,
 }
 
-/// Returns a tensor's bytes with extreme values. Integers and strings change only if they were made
-/// up with `fill`, because supplied values may have a meaning.
+/// Returns a tensor's bytes with extreme values. Changes integers and strings only if they were
+/// made up with `fill`, because supplied values may have a meaning.
 pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Option<Fill>) -> Vec<u8> {
     let integer = match (which, fill) {
         (Extreme::Floats, Some(Fill::Bits)) => Some(1),
@@ -58,8 +58,9 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
     }
 }
 
-/// Returns a tensor's bytes with strings and integers that differ from the given ones. With `bits`
-/// the values are 0 or 1, and remain 0 or 1. Floats do not change.
+/// Returns a tensor's bytes with changed strings and integers, which differ from the given ones. If
+/// `bits` is true, the given values are 0 or 1, and so are the returned values. Floats do not
+/// change.
 pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8> {
     match datatype {
         Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 => bytes.to_vec(),

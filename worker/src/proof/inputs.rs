@@ -13,10 +13,10 @@ use super::made_up::{self, Fill, InputDraw};
 use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
-/// The maximum number of elements of a made-up input, which takes some gigabytes.
+/// The maximum number of elements of a made-up input. An input of this size takes some gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
-/// The inputs of one batch of the proof, in a slab of their own.
+/// The inputs of one batch of the proof, in their own slab.
 #[derive(Debug)]
 pub struct ProofInputs {
     pub(super) fill: Fill,
@@ -28,7 +28,7 @@ pub struct ProofInputs {
 }
 
 impl ProofInputs {
-    /// Returns true if the prover would make up the same inputs again.
+    /// Returns true if the prover, in its current state, would make up the same inputs again.
     pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
         self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
     }
@@ -48,8 +48,9 @@ impl Prover<'_> {
         self.laid_out(run, std::iter::once((run.size, tensors.as_slice())))
     }
 
-    /// Returns values from the model's file for the inputs that hold strings or integers. The
-    /// prover tries these alternatives one by one. Values that the operator supplies do not change.
+    /// Returns alternatives for the inputs that hold strings or integers, with values from the
+    /// model's file. The prover tries the alternatives one by one. Values that the operator
+    /// supplies do not change.
     pub(super) fn values_of_file(&self) -> Vec<Vec<Option<InputValues>>> {
         let Some(file) = self.file else { return Vec::new() };
         let Constants { whole, texts } = Constants::of(file);
@@ -78,7 +79,7 @@ impl Prover<'_> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
-    /// Writes requests, each with its number of rows, into a new slab.
+    /// Writes requests into a new slab. Each request has a number of rows and its tensors.
     pub(super) fn laid_out<'t>(
         &self,
         run: ProofBatch,
@@ -95,7 +96,7 @@ impl Prover<'_> {
             shapes = tensors.iter().map(|tensor| tensor.shape.clone()).collect();
             laid_out.push(BatchRequest { rows, inputs });
         }
-        // An empty slab is not allowed.
+        // This byte is needed because a slab cannot be empty.
         bytes.push(0);
         let len = bytes.len() as u64;
         let setup = |fault: SlabError| unmakeable(run.size, &chain(&fault));

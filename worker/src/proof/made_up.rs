@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
-/// The values of tensors that do not hold floats.
+/// The made-up values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fill {
-    /// The values 0 and 1, which are tokens of every vocabulary and indices into nearly every
-    /// table.
+    /// The values 0 and 1. Every vocabulary has tokens with these numbers, and nearly every table
+    /// has rows with these indices.
     Bits,
-    /// The value 1, by which every model can divide.
+    /// The value 1. Every model can divide by it.
     Ones,
-    /// The value 0, which is an index even into a table of one row.
+    /// The value 0. It is a valid index even into a table with a single row.
     Zeros,
 }
 
@@ -22,15 +22,15 @@ impl Fill {
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// The purpose for which values are drawn. The two purposes get different values. A result left
-/// over from one purpose can therefore not pass for an answer to the other.
+/// The purpose for which values are drawn. The warm-up and the proof get different values. A result
+/// that remains in memory from the warm-up can therefore not pass for an answer of the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
     WarmUp,
     Proof,
 }
 
-/// The parameters that determine the values of one input of a batch.
+/// The parameters that determine the made-up values of one input of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputDraw {
     /// The index of the input.
@@ -39,8 +39,8 @@ pub(super) struct InputDraw {
     pub(super) draw: Draw,
 }
 
-/// Returns made-up values. Floats are uniform from -1 to 1, and all other values are those of
-/// `fill`.
+/// Returns made-up values. Floats are uniformly distributed from -1 to 1, and `fill` determines all
+/// other values.
 pub(super) fn tensor(
     datatype: Datatype,
     count: usize,
@@ -71,8 +71,8 @@ pub(super) fn tensor(
     bytes
 }
 
-/// Returns values that the operator supplies. They are taken one after the other, row by row, or
-/// drawn from a range.
+/// Returns values that the operator supplies. These are either rows, which repeat in order, or a
+/// range, from which values are drawn.
 pub(super) fn given(
     datatype: Datatype,
     count: usize,
@@ -81,7 +81,8 @@ pub(super) fn given(
     values: &InputValues,
 ) -> Vec<u8> {
     if let InputValues::Rows(rows) = values {
-        // The two draws begin with different rows if the operator supplies several rows.
+        // If the operator supplies several rows, the warm-up begins with another row than the
+        // proof.
         let first = usize::from(draw == Draw::WarmUp);
         return rows
             .iter()
@@ -116,7 +117,7 @@ pub(super) fn given(
     bytes
 }
 
-/// Appends a value. Integers that do not fit are truncated, as in C.
+/// Appends a value. Integers that do not fit into the datatype are truncated, as in C.
 fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     let (whole, number) = match value {
         ElementValue::Whole(whole) => (*whole, *whole as f64),

@@ -1,6 +1,7 @@
-//! The proof that a worker's answers are correct. At every batch size the answers must agree with
-//! the model's reference answers, on inputs that every worker can reproduce. The size determines
-//! which kernels run, and therefore which faults are possible. Every size is therefore tried.
+//! The proof that a worker's answers are correct. At every batch size, the answers must agree with
+//! the model's reference answers on the same inputs, which every worker can reproduce. The batch
+//! size determines which kernels run, and therefore which faults are possible. The worker therefore
+//! tries every size.
 
 mod compare;
 mod extremes;
@@ -34,45 +35,45 @@ use made_up::Fill;
 use reference::{Reference, ReferenceOutput, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
-/// The maximum number of answers of a stream that are proven. The answers after the first run other
-/// kernels than the first.
+/// The maximum number of answers of a stream that are proven. More than one is needed, because the
+/// first answer runs other kernels than the answers after it.
 const MAX_PROVEN_ANSWERS: usize = 4;
 
-/// The lengths to try for axes that neither the model nor the operator fixes. Complete networks
+/// The lengths to try for axes whose length neither the model nor the operator fixes. Deep networks
 /// with convolutions and pooling need lengths of some hundreds.
 const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
-/// The state of a proof, in which the model runs as it does when it serves.
+/// The state of a proof. The model runs in the same way as when it serves.
 #[derive(Debug)]
 pub struct Prover<'a> {
     pub engine: &'a mut ModelEngine,
     pub signature: &'a Signature,
     pub slots: &'a AnswerSlots,
-    /// The memory of the slots, which the prover reads.
+    /// The memory of the response slots, from which the prover reads the answers.
     pub answers: &'a ReadableSlab,
     pub warm_up: &'a WarmUp,
-    /// A socket that closes when the supervisor no longer waits for the proof, or `None` if the
+    /// A socket that the supervisor closes when it no longer waits for the proof, or `None` if the
     /// supervisor always waits.
     pub socket: Option<BorrowedFd<'a>>,
-    /// The channel on which the supervisor learns about progress, or `None` if progress is not
-    /// reported.
+    /// The channel on which the worker reports progress to the supervisor, or `None` if it does not
+    /// report progress.
     pub channel: Option<&'a BootChannel>,
-    /// True if the model executes on a real GPU. The batches of each slot then use separate memory,
-    /// so the proof tries every slot.
+    /// True if the model executes on a real GPU. In that case, the batches of each slot use
+    /// separate memory, so the proof tries every slot.
     pub on_gpu: bool,
-    /// The inputs that have been made up so far. They are kept, because making inputs takes longer
-    /// than running them.
+    /// The inputs that have been made up so far. They are kept, because making them takes longer
+    /// than running the model on them.
     pub inputs: BTreeMap<(u32, Draw), Rc<ProofInputs>>,
     /// The model's file, if it is an ONNX model.
     pub file: Option<&'a Path>,
-    /// The values of each input. They come from the operator or from the reference worker's search.
-    /// Later workers take them from the reference answers.
+    /// The values of each input. The operator supplies them, or the reference worker finds them in
+    /// its search. Later workers take them from the reference answers.
     pub values: Vec<Option<InputValues>>,
-    /// The length of the axes that neither the model nor the operator fixes. Later workers take it
-    /// from the reference answers.
+    /// The length of the axes that neither the model nor the operator fixes. Later workers take
+    /// this length from the reference answers.
     pub open_axis: i64,
     /// The inputs that the model itself supplies, which replace made-up inputs. Later workers take
-    /// them from the reference answers.
+    /// these inputs from the reference answers.
     pub given: Option<Vec<GivenInput>>,
 }
 
@@ -86,7 +87,7 @@ struct ProofBatch {
     groups: Groups,
 }
 
-/// The reasons why a proof ends without success.
+/// The reasons why a proof does not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
     #[error(transparent)]
@@ -101,7 +102,7 @@ impl From<HungUp> for ProofError {
     }
 }
 
-/// A combination of made-up inputs to try.
+/// A combination of made-up inputs that the reference worker tries.
 #[derive(Debug, Clone, PartialEq)]
 struct Attempt {
     fill: Fill,
@@ -109,8 +110,9 @@ struct Attempt {
     values: Vec<Option<InputValues>>,
 }
 
-/// Writes the reference answers, and returns the time of each batch size. If a model cannot run on
-/// some made-up inputs, for example because it divides by them, tries other inputs.
+/// Writes the reference answers, and returns the time of each batch size. Some models cannot run on
+/// some made-up inputs, for example because the model divides by them. In that case, tries other
+/// inputs.
 pub fn write_reference(prover: &mut Prover<'_>, file: &File) -> Result<Vec<WarmTime>, BootRefusal> {
     let basis = prover.engine.basis()?;
     prover.given.clone_from(&basis.inputs);
@@ -151,7 +153,7 @@ fn first_that_runs(
         match reference_of(prover, basis, fill) {
             Ok(found) => Some(found),
             Err(refusal) => {
-                // The engine keeps only its last failure, so the advice must be read now.
+                // The advice must be read now, because the engine keeps only its last failure.
                 first.get_or_insert_with(|| with_advice(prover, refusal));
                 None
             }
@@ -187,7 +189,8 @@ fn reference_of(
         }
         sizes.push(SizeAnswers { size, answers });
         if prover.is_useless(took) {
-            // The first run may take longer than later runs.
+            // The first run of a size may take longer than later runs, so the minimum of two runs
+            // counts.
             took = took.min(prover.run(run)?.1);
         }
         times.push(WarmTime { rows: size, took, error: 0.0 });
@@ -199,16 +202,17 @@ fn reference_of(
     Ok((Reference { basis, fill, open_axis, values, sizes }, times))
 }
 
-/// Runs every size in every slot. All one-time work of a process is then done: memory is allocated,
-/// kernels are loaded and chosen, and executions are recorded. The inputs have the fill of the
-/// reference answers, because the model may not run on another fill. Their values differ from those
-/// of the reference answers. Without reference answers, the first fill is used.
+/// Runs every batch size in every slot. This does all one-time work of a process: it allocates
+/// memory, loads and chooses kernels, and records executions. The inputs have the same fill as
+/// those of the reference answers, because the model may not run on another fill. Their values
+/// differ from those of the reference answers. Without reference answers, the first fill is used.
 pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofError> {
     let fill = match file {
         Some(file) => prover.read(file)?.fill,
         None => Fill::ALL[0],
     };
-    // The largest size comes first, because the others fit into the memory that it allocates.
+    // The largest size comes first, because all smaller sizes then fit into the memory that it
+    // allocates.
     for &size in prover.warm_up.sizes.iter().rev() {
         prover.begin(size);
         for slot in (0..prover.slots()).rev() {
@@ -224,8 +228,8 @@ pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofErr
     Ok(())
 }
 
-/// Proves the answers on these groups. Returns the time of each size, up to the first size that
-/// does not fit on the groups.
+/// Proves the answers on these groups. Returns the time of each batch size. Stops at the first size
+/// that does not fit on the groups.
 pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, ProofError> {
     let Reference { basis, fill, sizes, .. } = prover.read(file)?;
     let mut times = Vec::with_capacity(prover.warm_up.sizes.len());
@@ -256,8 +260,8 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
     Ok(times)
 }
 
-/// Returns the difference between the answers and the expected ones, or an error if the difference
-/// is too large.
+/// Returns the difference between the answers and the expected answers. Returns an error if the
+/// difference is too large.
 fn compare_answers(
     prover: &Prover<'_>,
     expected: &[ReferenceOutput],
@@ -283,16 +287,16 @@ fn compare_answers(
 }
 
 impl Prover<'_> {
-    /// Reports to the supervisor which size is about to run.
+    /// Tells the supervisor which batch size the worker runs next.
     fn begin(&self, size: u32) {
         if let Some(channel) = self.channel {
-            // If this send fails, the next check of the socket reports the reason.
+            // A failure is ignored here, because the next check of the socket finds the reason.
             channel.send(BootReply::Warming { rows: size }).ok();
         }
     }
 
-    /// Returns true if a value that the model refuses only causes an error. On a GPU, an index
-    /// outside its table may crash the worker.
+    /// Returns true if every value is safe to try, because the model only returns an error if it
+    /// refuses a value. On a GPU, an index outside its table may crash the worker.
     fn survives_any_value(&self) -> bool {
         !self.on_gpu
     }
@@ -301,13 +305,15 @@ impl Prover<'_> {
         self.warm_up.useful.is_some_and(|useful| took > useful)
     }
 
-    /// Checks between two sizes that the supervisor is still waiting. A run on a GPU delays other
-    /// workers and cannot be interrupted.
+    /// Returns an error if the supervisor no longer waits for the proof. Call this between two
+    /// runs, because a run on a GPU delays other workers and cannot be interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
     }
 
-    /// Returns the number of slots to try.
+    /// Returns the number of slots to try. On a GPU, each slot has its own memory and recordings,
+    /// so each slot needs a proof. On the CPU, the slot only determines where the answer is
+    /// written, so one slot is enough.
     fn slots(&self) -> u8 {
         if self.on_gpu { IN_FLIGHT as u8 } else { 1 }
     }
@@ -320,8 +326,8 @@ impl Prover<'_> {
         Ok(read)
     }
 
-    /// Returns true if other shapes and values may work. If a batch of the smallest size has run,
-    /// larger batches fail for another reason, such as memory.
+    /// Returns true if the model may run on other shapes and values. If a batch of the smallest
+    /// size has run, larger batches fail for another reason, such as memory.
     fn may_need_others(&self, refusal: Option<&BootRefusal>) -> bool {
         let smallest = self.warm_up.sizes.first();
         let at_smallest = matches!(refusal, Some(BootRefusal::WarmUp { size, .. }) if Some(size) == smallest);
@@ -346,14 +352,14 @@ impl Prover<'_> {
         self.values_of_file().into_iter().flat_map(of).collect()
     }
 
-    /// Returns the remaining lengths to try for free axes, or none if no axis is free.
+    /// Returns the remaining lengths to try for free axes. Returns no lengths if no axis is free.
     fn further_lengths(&self) -> &'static [i64] {
         let has_open = self.warm_up.shapes.iter().flatten().any(|&axis| axis < 0);
         if has_open { &OPEN_AXES[1..] } else { &[] }
     }
 
-    /// Returns advice that contains the line of the configuration that supplies values for the
-    /// model.
+    /// Returns advice for the operator. The advice contains a line for the configuration, which
+    /// supplies values for the model's inputs.
     fn advice(&self) -> String {
         if !self.warm_up.values.is_empty() && self.warm_up.values.iter().all(Option::is_some) {
             return "; the values come from `warmup`; set values there that the model accepts".to_owned();

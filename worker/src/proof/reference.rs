@@ -1,4 +1,4 @@
-//! The reference answers, in the format in which a memory file stores them.
+//! The reference answers, in the format in which the worker writes them to a memory file.
 
 use std::fs::File;
 use std::io;
@@ -10,11 +10,11 @@ use shadowslice_shared::boot::InputValues;
 use super::made_up::Fill;
 use crate::engine::ProofBasis;
 
-/// The reference answers, with the inputs to which they belong.
+/// The reference answers, and the inputs that lead to these answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
     pub(super) basis: ProofBasis,
-    /// The fill of made-up inputs.
+    /// The fill that determines made-up inputs.
     pub(super) fill: Fill,
     /// The length of the axes that neither the model nor the operator fixes.
     pub(super) open_axis: i64,
@@ -56,8 +56,8 @@ impl Reference {
         file.write_all_at(&bytes, 0).map_err(ReferenceError::Write)
     }
 
-    /// Reads the file from its start. Other workers have the same file open and share its position,
-    /// so this function does not use the position.
+    /// Reads the file from its start. Other workers have opened the same file and share its
+    /// position, so this function neither uses nor changes the position.
     pub(super) fn read(file: &File) -> Result<Self, ReferenceError> {
         let len = file.metadata().map_err(ReferenceError::Read)?.len();
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];

@@ -1,10 +1,11 @@
 //! The proof that a row's answer does not depend on the other rows of its batch.
 //!
-//! A first axis of any length may be a sequence instead of a batch. A model may also compute a
-//! mean, a softmax or a normalisation over its rows. The answers to different clients would then be
-//! mixed without any error. The rows of one batch are therefore also run alone, in the opposite
-//! order, and next to a row of extreme values. The extreme row reveals dependencies that only large
-//! values trigger, such as a maximum or the scale of a dynamic quantization.
+//! The first axis of a model's inputs may be a sequence instead of a batch, even if it can have any
+//! length. A model may also compute a mean, a softmax or a normalisation over its rows. The answers
+//! to different clients would then be mixed without any error. The reference worker therefore also
+//! runs the rows of one batch alone, in the opposite order, and next to a row of extreme values.
+//! The extreme row reveals dependencies that only large values trigger, such as a maximum or the
+//! scale of a dynamic quantization.
 
 use std::time::Duration;
 
@@ -20,21 +21,22 @@ use super::{ProofBatch, Prover};
 use crate::engine::ProofBasis;
 use shadowslice_shared::groups::Groups;
 
-/// The factor on the usual tolerance for the comparison with the row alone, if the operator
-/// configures batches. Models with dynamic quantization scale by the whole batch, which causes
-/// errors of some hundredths among similar rows. Rows that depend on each other cause much larger
-/// errors.
+/// The factor on the usual tolerance when a row in a batch is compared with the same row alone. It
+/// applies only if the operator configures batches. Models with dynamic quantization use one scale
+/// for the whole batch, which causes errors of some hundredths among similar rows. Rows that depend
+/// on each other cause much larger errors.
 const TOLERANCE_FACTOR: f64 = 10.0;
 
-/// The maximum number of rows to compare, if a batch of that size is quick. In a sequence, a row
-/// may depend on the row before the previous one.
+/// The maximum number of rows to compare if a batch of several rows is quick. More than two are
+/// needed, because a row of a sequence may depend on the row before the previous one.
 const MAX_COMPARED_ROWS: u32 = 4;
 
-/// The maximum time of a quick batch. If no batch is quick, the smallest batch is compared.
+/// The maximum time of a quick batch. If no batch is quick, the smallest batch with several rows is
+/// compared.
 const MAX_QUICK_TIME: Duration = Duration::from_secs(1);
 
 impl Prover<'_> {
-    /// Runs a batch of several rows, and each of its rows alone.
+    /// Compares the answers to a batch of several rows with the answers to each row alone.
     pub(super) fn check_rows(
         &mut self,
         basis: &ProofBasis,
@@ -59,7 +61,8 @@ impl Prover<'_> {
         let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
         let varied = self.varied(fill, &rows);
-        // A model may refuse changed values, for example if it looks them up in a table.
+        // A model may refuse the changed values, for example because it looks them up in a table.
+        // In that case, the rows are compared without changes.
         let (rows, alone) = match self.run_alone(run, &varied) {
             Ok(alone) => (varied, alone),
             Err(_) if varied != rows => {
@@ -81,7 +84,7 @@ impl Prover<'_> {
         self.check_beside_extremes(run, &rows, &joined(alone[..rows.len() - 1].iter()))
     }
 
-    /// Runs each row as its own batch.
+    /// Runs each row as a separate batch.
     fn run_alone(
         &mut self,
         run: ProofBatch,
@@ -90,14 +93,14 @@ impl Prover<'_> {
         rows.iter().map(|row| self.run_rows(run, &[row])).collect()
     }
 
-    /// Changes every second row of the inputs whose strings or integers are equal in all rows.
-    /// Equal rows do not show whether they depend on each other.
+    /// Changes every second row of an input if its strings or integers are equal in all rows. Equal
+    /// rows would not show whether they depend on each other.
     fn varied(&self, fill: Fill, rows: &[Vec<InputTensor>]) -> Vec<Vec<InputTensor>> {
         let mut varied = rows.to_vec();
         for (input, spec) in self.signature.inputs.iter().enumerate() {
             let are_equal = rows.iter().all(|row| row[input] == rows[0][input]);
             let is_made_up = self.is_made_up(input);
-            // If the values 0 and 1 were both drawn, the model accepts both.
+            // The fill draws both 0 and 1, so the model accepts both.
             let is_safe = is_made_up && fill == Fill::Bits;
             if are_equal && (is_safe || self.survives_any_value()) {
                 for row in varied.iter_mut().skip(1).step_by(2) {
@@ -108,13 +111,13 @@ impl Prover<'_> {
         varied
     }
 
-    /// Returns true if an input holds made-up values, which have no meaning.
+    /// Returns true if an input holds made-up values, which have no meaning for the model.
     fn is_made_up(&self, input: usize) -> bool {
         self.given.is_none() && self.values.get(input).is_none_or(Option::is_none)
     }
 
-    /// Runs the rows with an extreme row instead of the last row. `alone` are the answers to the
-    /// other rows.
+    /// Runs the batch with an extreme row in place of the last row. `alone` are the answers that
+    /// the other rows get alone.
     fn check_beside_extremes(
         &mut self,
         run: ProofBatch,
@@ -125,7 +128,8 @@ impl Prover<'_> {
         for which in [Extreme::Floats, Extreme::Integers] {
             let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
             let batch: Vec<&Vec<InputTensor>> = others.iter().chain([&extreme]).collect();
-            // A model may refuse extreme values, for example if it looks them up in a table.
+            // A model may refuse extreme values, for example because it looks them up in a table.
+            // In that case, this kind of extreme is skipped.
             let Ok(mut together) = self.run_rows(run, &batch) else { continue };
             for (spec, output) in self.signature.outputs.iter().zip(&mut together) {
                 output.bytes = split(spec.datatype, &output.bytes, rows.len())[..others.len()].concat();
@@ -135,7 +139,8 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// Returns the row with extreme values, or `None` if no value of the row changes.
+    /// Returns a copy of the row with extreme values, or `None` if no value of the row would
+    /// change.
     fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
         let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
@@ -190,14 +195,15 @@ impl Prover<'_> {
     }
 }
 
-/// Chooses the number of rows to compare, depending on the times of the batches.
+/// Returns the number of rows to compare, which depends on the times of the batches. Returns `None`
+/// if no batch has several rows.
 fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
     let several = || times.iter().filter(|time| time.rows > 1);
     let quick = several().rfind(|time| time.rows <= MAX_COMPARED_ROWS && time.took <= MAX_QUICK_TIME);
     quick.or_else(|| several().next()).map(|time| time.rows)
 }
 
-/// Returns the outputs, each with the rows of all answers in sequence.
+/// Returns the outputs. Each output contains the rows of all answers, in sequence.
 fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<ReferenceOutput> {
     let mut joined: Vec<ReferenceOutput> = Vec::new();
     for answer in answers {

@@ -1,5 +1,5 @@
-//! The loop of a warm worker, which receives batches, runs them and answers them until the
-//! supervisor closes the socket.
+//! The loop of a warm worker. It receives batches, runs them and answers them until the supervisor
+//! closes the socket.
 
 mod on_gpu;
 
@@ -31,7 +31,7 @@ const MAX_REASON_BYTES: usize = 4096;
 pub struct WarmWorker {
     pub(crate) engine: ModelEngine,
     pub(crate) signature: Signature,
-    /// True if the first axis of every tensor is the batch.
+    /// True if the first axis of every tensor is the batch axis.
     pub(crate) batched: bool,
     pub(crate) device: ComputeDevice,
     pub(crate) requests: ReadableSlab,
@@ -53,7 +53,7 @@ pub enum ServeError {
     #[error("cannot wait for the next batch; this worker exits, and the supervisor starts another one")]
     Wait(#[source] rustix::io::Errno),
     /// The GPU is unusable for this process; another process may still use it.
-    #[error("this process has lost its GPU; this worker exits, and the supervisor starts another one")]
+    #[error("this process has lost its GPU")]
     Gpu(#[source] CudaError),
 }
 
@@ -75,8 +75,8 @@ impl WarmWorker {
                 Ok(Command::Run(batch)) => {
                     let ran = self.run(&batch);
                     if ran.is_err() {
-                        // The model may have opened a stream before it turned out that the answer
-                        // does not fit. The supervisor does not know about that stream.
+                        // The model may have opened a stream before the worker found that the
+                        // answer does not fit. The supervisor does not know about that stream.
                         self.engine.close(batch.id);
                     }
                     WorkerMessage::Answer(self.answered(batch.id, ran)?)
@@ -109,9 +109,9 @@ impl WarmWorker {
         Ok(())
     }
 
-    /// Waits for the next message and returns its length, which exceeds the buffer's length if the
-    /// message did not fit. Returns `None` if the supervisor has closed the socket. Frees the
-    /// device for other workers only if no batch is already waiting.
+    /// Waits for the next message and returns its length. If the message did not fit into the
+    /// buffer, the length exceeds that of the buffer. Returns `None` if the supervisor has closed
+    /// the socket. Frees the device for other workers only if no batch is already waiting.
     fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeError> {
         let socket = self.socket.as_raw_fd();
         let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
@@ -126,7 +126,7 @@ impl WarmWorker {
     }
 
     /// Converts the result of a run to an answer. If this process has lost the GPU, the worker
-    /// exits without an answer, and another worker runs the batch.
+    /// exits without an answer, and the supervisor gives the batch to another worker.
     fn answered(
         &self,
         id: u64,
@@ -144,7 +144,7 @@ impl WarmWorker {
         Ok(failed(id, failure))
     }
 
-    /// Runs a batch. A batch that fails takes no time on the device.
+    /// Runs a batch. If the batch fails, it takes no time on the device.
     fn run(&mut self, batch: &Batch) -> Result<(Duration, EngineAnswer), RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);

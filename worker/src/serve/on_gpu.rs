@@ -19,7 +19,7 @@ use crate::answer::AnswerSlots;
 use crate::engine::{GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
-/// The state of the loop.
+/// The state of the loop that serves batches on the GPU.
 pub(super) struct GpuServeLoop {
     engine: GpuEngine,
     signature: Signature,
@@ -38,7 +38,7 @@ struct PendingBatch {
     outputs: Vec<BatchOutput>,
 }
 
-/// The descriptors that are ready.
+/// The result of a wait: the descriptors that are ready.
 struct PollResult {
     message: bool,
     completed: bool,
@@ -108,7 +108,7 @@ impl GpuServeLoop {
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
         let completed = self.engine.gpu().completions();
         let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // A closed socket is always ready, and would end every wait immediately.
+        // A closed socket is always ready. Watching it would end every wait immediately.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -118,7 +118,7 @@ impl GpuServeLoop {
         Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
-    /// Starts a batch. Returns an answer only if the launch fails.
+    /// Starts a batch. Returns an answer only if the batch cannot be started.
     fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeError> {
         if self.in_flight.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are in flight already");
@@ -135,8 +135,8 @@ impl GpuServeLoop {
                 Ok(None)
             }
             Err(failure) => {
-                // All work of the failed batch must have ended on the GPU before the slot is used
-                // again.
+                // The slot can be used again only after all work of the failed batch has ended on
+                // the GPU.
                 self.engine.gpu().synchronize().map_err(ServeError::Gpu)?;
                 Ok(Some(failed(batch.id, failure)))
             }
@@ -148,7 +148,7 @@ impl GpuServeLoop {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// Reports partitions that are ready and batches that have ended. Returns false if the
+    /// Reports the partitions that are ready and the batches that have ended. Returns false if the
     /// supervisor has exited.
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();

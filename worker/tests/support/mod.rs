@@ -1,4 +1,4 @@
-//! A minimal supervisor, which starts the real worker, boots it and sends it batches.
+//! A minimal supervisor for tests. It starts the real worker, boots it and sends it batches.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
 
@@ -35,10 +35,10 @@ use shadowslice_shared::units::Sms;
 pub const REQUEST_BYTES: u64 = 64 << 20;
 pub const SLOT_BYTES: u64 = 1 << 18;
 
-/// An output, as its shape without the batch axis and the bytes of each request's part.
+/// An output: its shape without the batch axis, and the bytes of each request's part.
 pub type Tensor = (Vec<i64>, Vec<Vec<u8>>);
 
-/// The parameters with which a worker is started.
+/// The parameters with which a test starts a worker.
 pub struct Setup {
     pub engine: EngineSpec,
     pub purpose: WorkerPurpose,
@@ -54,7 +54,8 @@ impl Setup {
     }
 }
 
-/// A started worker, and the supervisor's end of all that it shares with the worker.
+/// A started worker, and the supervisor's ends of the sockets and the memory that it shares with
+/// the worker.
 pub struct Worker {
     pub child: Child,
     pub boot: UnixStream,
@@ -84,8 +85,8 @@ impl Worker {
         let pool = Pool::create().unwrap();
         let mut command = process::Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         command.arg("--boot").env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
-        // The supervisor also sets this variable, because ONNX Runtime sends telemetry from the
-        // moment it is loaded.
+        // As in the supervisor, this variable must be set before ONNX Runtime is loaded, because
+        // the library sends telemetry from that moment.
         command.env("ORT_DISABLE_TELEMETRY", "1");
         if let Some(share) = setup.share {
             command.env(SHARE_VARIABLE, share);
@@ -102,8 +103,8 @@ impl Worker {
         let mapping = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
         command.fd_mappings(mappings.into_iter().map(mapping).collect()).unwrap();
         let child = command.spawn().unwrap();
-        // The command holds the worker's end of the socket. The test must detect when that end
-        // closes.
+        // The command still holds the worker's end of the socket. It is dropped, so that the test
+        // detects when the worker closes that end.
         drop(command);
         let hello = frame::receive(&boot).unwrap();
         let BootReply::Hello { protocol: PROTOCOL } = hello else { panic!("{hello:?}") };
@@ -128,7 +129,7 @@ impl Worker {
         frame::send(&self.boot, &order).unwrap();
     }
 
-    /// Returns the next message that is not about the progress of the warm-up.
+    /// Returns the next message from the worker. Skips messages about the progress of the warm-up.
     pub fn says(&self) -> io::Result<BootReply> {
         loop {
             match frame::receive(&self.boot)? {
@@ -143,7 +144,8 @@ impl Worker {
         self.order(BootCommand::Load(Box::new(self.assignment.clone())));
     }
 
-    /// Makes the worker load its model, and returns the result.
+    /// Makes the worker load its model. Returns the loaded model, or the worker's reason for
+    /// refusing it.
     pub fn load(&self) -> Result<LoadedModel, BootRefusal> {
         self.order_load();
         match self.says().unwrap() {
@@ -194,7 +196,7 @@ impl Worker {
         }
     }
 
-    /// Makes the worker prepare a partition, and returns the result.
+    /// Makes the worker prepare a partition. Returns the reason if the worker cannot prepare it.
     pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
@@ -206,8 +208,8 @@ impl Worker {
         }
     }
 
-    /// Writes requests into the slab, one input after the other. Each request consists of its
-    /// number of rows and the bytes of each input.
+    /// Writes requests into the slab, one input after the other. A request is its number of rows
+    /// and the bytes of each of its inputs. Returns the batch of these requests.
     pub fn batch(&self, shapes: &[&[i64]], requests: &[(u32, Vec<Vec<u8>>)]) -> Batch {
         let mut end = 0_u64;
         let mut put = |bytes: &Vec<u8>| {
@@ -240,7 +242,7 @@ impl Worker {
         self.read(answer)
     }
 
-    /// Returns the bytes of an answer.
+    /// Reads the outputs of an answer from the slab, or returns the answer's failure.
     pub fn read(&self, answer: BatchAnswer) -> Result<Vec<Tensor>, RunFailure> {
         let part = |part: &Extent| {
             assert_eq!(part.offset % 64, 0, "parts are aligned");
@@ -260,15 +262,15 @@ impl Worker {
         child.wait().unwrap()
     }
 
-    /// Closes everything that the kernel closes when a supervisor dies, and waits for the worker to
-    /// exit.
+    /// Closes everything that the kernel closes when a supervisor dies, and waits until the worker
+    /// exits. Returns the exit status and stderr of the worker.
     pub fn abandon(self) -> (ExitStatus, String) {
         let Self { child, boot, socket, .. } = self;
         drop((boot, socket));
         ended(child)
     }
 
-    /// Waits until the worker exits on its own. Also returns its stderr.
+    /// Waits until the worker exits on its own. Returns its exit status and its stderr.
     pub fn end(self) -> (ExitStatus, String) {
         let Self { child, socket: _socket, .. } = self;
         ended(child)
@@ -280,7 +282,7 @@ fn ended(child: Child) -> (ExitStatus, String) {
     (output.status, String::from_utf8(output.stderr).unwrap())
 }
 
-/// Computes the reference answers in the same way as the supervisor.
+/// Computes the reference answers with a reference worker, as the supervisor does.
 pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     let file = reference_file();
     let worker =
@@ -292,7 +294,7 @@ pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     file
 }
 
-/// Returns a worker that serves and whose answers are proven.
+/// Returns a worker that has proven its answers and is ready to serve.
 pub fn serving(setup: Setup, warm_up: &WarmUp) -> Worker {
     let reference = reference(&setup.engine, warm_up);
     let worker = Worker::start(setup, &reference);
@@ -301,7 +303,7 @@ pub fn serving(setup: Setup, warm_up: &WarmUp) -> Worker {
     worker
 }
 
-/// Flips the last byte of a file.
+/// Flips the last byte of a file, so that its content is wrong.
 pub fn corrupt(file: &File) {
     let last = file.metadata().unwrap().len() - 1;
     let mut byte = [0];
@@ -330,19 +332,21 @@ pub fn echo_warm_up() -> WarmUp {
     }
 }
 
-/// Returns true if the tests run on a real GPU, which `SHADOWSLICE_TEST_DEVICE=cuda` selects.
+/// Returns true if the tests run on a real GPU. The variable `SHADOWSLICE_TEST_DEVICE=cuda` selects
+/// it.
 pub fn on_gpu() -> bool {
     std::env::var_os("SHADOWSLICE_TEST_DEVICE").is_some_and(|device| device == "cuda")
 }
 
-/// Returns an engine for a model's file.
+/// Returns the ONNX Runtime engine for a model's file, with the CUDA provider if the tests run on a
+/// real GPU.
 pub fn onnxruntime(path: PathBuf) -> EngineSpec {
     let providers = if on_gpu() { vec![ProviderSpec::Cuda] } else { vec![] };
     EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers, optimised: None }
 }
 
-/// Returns the path of ONNX Runtime's library. This is `ORT_DYLIB_PATH` if set, otherwise the
-/// library that `make` installs.
+/// Returns the path of ONNX Runtime's library. If `ORT_DYLIB_PATH` is set, this is its value.
+/// Otherwise, it is the path of the library that `make` installs.
 pub fn library() -> PathBuf {
     let path = match std::env::var_os("ORT_DYLIB_PATH") {
         Some(path) => PathBuf::from(path),
@@ -358,7 +362,7 @@ pub fn fp32(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Returns a tensor of strings.
+/// Returns a tensor of strings in the protocol's encoding.
 pub fn strings(values: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for value in values {

@@ -1,5 +1,5 @@
-//! ONNX models of a few nodes, encoded without a library as protocol buffers. A field consists of
-//! its number and kind, then its value. The field numbers are those of onnx.proto.
+//! Small ONNX models, encoded by hand as protocol buffers. A field consists of its number and its
+//! wire type, followed by its value. The field numbers are those of onnx.proto.
 
 /// ONNX's numbers for datatypes.
 pub mod element {
@@ -50,7 +50,7 @@ impl Message {
     }
 }
 
-/// An operator, as its kind, inputs and outputs.
+/// An operator: its type, the names of its inputs and the names of its outputs.
 pub struct Node(pub &'static str, pub &'static [&'static str], pub &'static [&'static str]);
 
 /// An input or output of a model.
@@ -61,7 +61,7 @@ pub struct Value {
 }
 
 impl Value {
-    /// Returns a tensor. A negative length stands for a dynamic axis.
+    /// Returns a tensor. A negative length in `shape` makes the axis dynamic.
     pub fn tensor(name: &'static str, element: u64, shape: &[i64]) -> Self {
         Self { name, kind: Message::default().message(1, &tensor(element, shape)) }
     }
@@ -87,7 +87,7 @@ fn tensor(element: u64, shape: &[i64]) -> Message {
     Message::default().number(1, element).message(2, &shape)
 }
 
-/// Encodes a constant of floats.
+/// Returns an encoded FP32 constant.
 pub fn weights(name: &str, shape: &[u64], values: &[f32]) -> Vec<u8> {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
     let dims = shape.iter().fold(Message::default(), |dims, &axis| dims.number(1, axis));

@@ -12,13 +12,14 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
-/// An argument of `--policy`: a policy, or fixed layouts with admission control.
+/// An argument of `--policy`: a policy, or one or all fixed layouts with admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
     Policy(Choice),
-    /// Every layout of the adaptive policy that is possible with the models, one after the other.
+    /// Every layout of the adaptive policy that is possible with the models. The layouts run one
+    /// after the other.
     Layouts,
-    /// The layout with this name.
+    /// The fixed layout with this name.
     Layout(String),
 }
 
@@ -58,7 +59,8 @@ impl fmt::Display for PolicyArgument {
 }
 
 impl PolicyArgument {
-    /// Returns the policies to run. The layouts among them depend on the work of these arrivals.
+    /// Returns the policies to run. If layouts are among them, the layouts depend on the work of
+    /// these arrivals.
     pub(super) fn policies(
         &self,
         scenario: &Scenario,
@@ -92,7 +94,8 @@ impl PolicyArgument {
     }
 }
 
-/// Returns the fraction of its GPU that each model needs if its requests have their minimum cost.
+/// Returns the fraction of its GPU that each model needs if each of its requests has the minimum
+/// cost.
 fn work(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> Vec<f64> {
     let mut work = vec![0.0; scenario.models.len()];
     for arrival in arrivals {

@@ -23,7 +23,8 @@ pub(super) enum NotSimulated {
     Restarts(String),
 }
 
-/// Returns the scenario of a configuration. Only the models' profiles are needed, not their files.
+/// Returns the scenario of a configuration. The models' files are not needed, because only the
+/// profiles are read.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpu = |(index, gpu): (usize, &GpuConfig)| match gpu {
         GpuConfig::Emulated { sms } => Ok(*sms),

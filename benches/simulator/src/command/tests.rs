@@ -137,7 +137,7 @@ fn exit_codes_distinguish_an_invalid_load_from_an_unreadable_file() {
     let code = |arguments: &str| run(&parsed(&format!("{MIX} --policy static {arguments}")).unwrap());
     fs::write(file("empty.csv"), "").unwrap();
     fs::write(file("nonsense.csv"), "soon,bert").unwrap();
-    // The file is sparse, so it uses no disk space.
+    // The file is sparse, so its 5 GiB take no disk space.
     fs::File::create(file("long.csv")).unwrap().set_len(5 << 30).unwrap();
     for wrong in ["empty.csv", "nonsense.csv", "long.csv"] {
         assert_eq!(code(&format!("--load {}", file(wrong))), exit::USAGE, "{wrong}");
@@ -208,7 +208,7 @@ fn a_model_with_few_requests_gets_room_next_to_a_busy_one() {
         )
     };
     let config = dir.path().join("config.yaml");
-    // Below priority 1 all workers have the same client priority.
+    // Neither model has priority 1, so the workers of both have the same client priority.
     let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 2);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
@@ -235,7 +235,7 @@ fn a_model_with_few_requests_gets_room_next_to_a_busy_one() {
     let urgent = [0, 1].map(|run| kept(run, "urgent"));
     assert!(urgent[0] < 0.85, "their kernels take turns: {urgent:?}");
     assert!(urgent[1] > 0.98, "{urgent:?}");
-    // Half of the GPU is enough to answer about nine tenths of the hog's requests in time.
+    // Half of the GPU is enough to answer about 90 % of the hog's requests in time.
     assert!(kept(1, "hog") > 0.8);
 }
 

@@ -1,4 +1,4 @@
-//! The trace of a policy's decisions as text. It has one line for each change of a decision.
+//! The trace of a policy's decisions as text, with one line for each change of a decision.
 
 use shadowslice_policy::sharing::{
     AdmissionPolicy, Decision, LayoutReport, LayoutResult, PolicyInput, VerdictReason,
@@ -11,7 +11,8 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Returns lines about the models whose state has changed. Models in the same state share a line.
+    /// Returns lines about the models whose state has changed. Models with the same state share a
+    /// line.
     pub(super) fn lines(
         &mut self,
         facts: &PolicyInput,
@@ -58,8 +59,8 @@ fn described(why: &VerdictReason, names: &[String]) -> String {
     }
 }
 
-/// Returns a layout that the policy tried, with its percentage of missed requests for all models
-/// and for the first priority.
+/// Returns the text for a layout that the policy tried: its name, and the percentages of missed
+/// requests among all requests and among those of the first priority.
 fn of(tried: &LayoutResult) -> String {
     let LayoutResult { pattern, missed, missed_first_priority } = tried;
     format!("{pattern} {:.1}/{:.1}", missed * 100.0, missed_first_priority * 100.0)

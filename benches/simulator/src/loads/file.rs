@@ -7,19 +7,19 @@ use shadowslice_shared::units::Timestamp;
 
 use crate::scenario::SimulatedArrival;
 
-/// The maximum duration of a load, in seconds, which is about eleven days.
+/// The maximum duration of a load, in seconds. It is about eleven days.
 pub const MAX_SECONDS: f64 = 1e6;
 
 /// The maximum number of arrivals of a load.
 pub const MAX_ARRIVALS: usize = 50_000_000;
 
-/// An error in a line of a file.
+/// An error in one line of a file of arrivals.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("line {line}: {wrong}")]
 pub struct BadLine {
-    /// The number of the line. The first line is 1.
+    /// The number of the line, counted from 1.
     pub line: usize,
-    /// The reason, which is part of this error's text and is therefore not returned as its source.
+    /// The reason. It is part of this error's text, so it is not returned as the error's source.
     pub wrong: BadLineReason,
 }
 
@@ -42,7 +42,7 @@ pub enum BadLineReason {
     TooLong,
 }
 
-/// The mark that spreadsheet programs write at the start of a file.
+/// The byte order mark, which spreadsheet programs write at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Parses the text of a file. Skips empty lines and a header line `seconds,model`. Lines may end with a
@@ -75,8 +75,8 @@ pub fn read<'n>(
     Ok(arrivals)
 }
 
-/// Returns a line for an arrival, from which [`read`] parses the same arrival. `name` is the name
-/// of the arrival's model.
+/// Returns the line of a file for an arrival. [`read`] parses the same arrival from it. `name` is
+/// the name of the arrival's model.
 pub fn line(arrival: &SimulatedArrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())

@@ -19,31 +19,35 @@ use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 
 /// A random load with a name. Each model's rate is chosen so that its requests, at their minimum
-/// cost within the SLO, use the same mean fraction of its GPU. Only [`NamedLoad::Zipf`] divides the
-/// GPU unequally.
+/// cost within the SLO, use the same mean fraction of its GPU. Only [`NamedLoad::Zipf`] divides
+/// this load unequally among the models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedLoad {
     /// Poisson arrivals with constant rates.
     Poisson,
-    /// Bursts with constant mean rates. The coefficient of variation of the gaps is 2.
+    /// Bursts of arrivals. The mean rates are constant, and the coefficient of variation of the
+    /// gaps between arrivals is 2.
     Gamma,
-    /// Rates that switch at random between 0.6 times the mean, for 6 s on average, and 2.2 times the mean,
-    /// for 2 s on average.
+    /// Rates that switch at random between a low and a high state. The low rate is 0.6 times the
+    /// mean and lasts 6 s on average. The high rate is 2.2 times the mean and lasts 2 s on average.
     Mmpp,
     /// Rates that follow a sine wave with an amplitude of 0.8 times the mean and two periods per
-    /// run. Each model has its own phase.
+    /// run. Each model has a different phase.
     Diurnal,
-    /// A rate of one model that triples in the second third of the run. The seed selects the model.
+    /// Constant rates, except that the rate of one model triples in the second third of the run.
+    /// The seed selects the model.
     Step,
-    /// A rate of one model that is five times as high for a tenth of the run. The seed selects the
-    /// model.
+    /// Constant rates, except that the rate of one model is five times as high for a tenth of the
+    /// run. The seed selects the model.
     Flash,
-    /// Rates of two models that alternate between 1.75 and 0.25 times their means. A run has six
-    /// phases, and the seed selects the models.
+    /// Rates of two models that alternate between 1.75 and 0.25 times their mean rates. A run has
+    /// six phases, and the seed selects the two models.
     Anti,
-    /// Rates of all models that are three times as high for a fifth of the run.
+    /// Constant rates, except that the rates of all models are three times as high for a fifth of
+    /// the run.
     Surge,
-    /// Constant rates that are proportional to 1/rank of the model. The seed determines the ranks.
+    /// Constant rates that are proportional to 1 / rank of the model. The seed determines the
+    /// ranks.
     Zipf,
 }
 
@@ -84,7 +88,7 @@ impl NamedLoad {
         ArrivalStream::new(rates.into_iter().enumerate().map(stream).collect())
     }
 
-    /// Returns the weights that divide the load of a GPU among its models.
+    /// Returns the weight of each model in the load of its GPU.
     fn weights(self, chosen: &[usize]) -> Vec<f64> {
         let mut weights = vec![1.0; chosen.len()];
         if self == Self::Zipf {
@@ -95,7 +99,7 @@ impl NamedLoad {
         weights
     }
 
-    /// Returns the rate of a model over the duration of the run.
+    /// Returns the curve of a model's rate over the run.
     fn rate_curve(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> RateCurve {
         let steps = |steps: &[(f64, f64)]| RateCurve::steps(steps, seconds);
         let random = || Random::new(seed, RandomPurpose::RateCurve, model);
@@ -117,7 +121,7 @@ impl NamedLoad {
     }
 }
 
-/// An error about an unknown name of a load.
+/// The error for a name that no load has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown load {0:?}; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"

@@ -1,11 +1,11 @@
-//! The rate of a load over time, as a sequence of steps. Each step has a factor that multiplies the
-//! mean rate.
+//! The rate of a load over time, as a sequence of steps. Each step multiplies the mean rate by a
+//! factor.
 
 use std::f64::consts::TAU;
 
 use crate::random::Random;
 
-/// The number of steps with which a wave is approximated in a run.
+/// The number of steps in a run that approximate a wave.
 const WAVE_STEPS: u32 = 192;
 
 /// The number of periods of a wave in a run.
@@ -14,10 +14,11 @@ const WAVE_PERIODS: f64 = 2.0;
 /// The amplitude of a wave, as a fraction of the mean rate.
 const WAVE_SWING: f64 = 0.8;
 
-/// The factor of the low state of a switching rate, and the mean duration of that state in seconds.
-/// The mean factor over both states is 1.
+/// The low state of a switching rate: the factor of the rate, and the mean duration of the state in
+/// seconds. The mean factor over both states is 1.
 const LOW: (f64, f64) = (0.6, 6.0);
-/// The factor and the mean duration in seconds of the high state.
+/// The high state of a switching rate: the factor of the rate, and the mean duration of the state
+/// in seconds.
 const HIGH: (f64, f64) = (2.2, 2.0);
 
 /// A step with a constant rate.
@@ -29,7 +30,7 @@ pub(crate) struct RateSpan {
     pub(crate) factor: f64,
 }
 
-/// The rate over a run, as an iterator over steps. The mean factor over the run is 1.
+/// The rate over a run, as an iterator over its steps. The mean factor over the run is 1.
 #[derive(Debug, Clone)]
 pub(crate) enum RateCurve {
     Steps(std::vec::IntoIter<RateSpan>),
@@ -38,8 +39,8 @@ pub(crate) enum RateCurve {
 }
 
 impl RateCurve {
-    /// Returns a curve of these steps. Each step is its end, as a fraction of the run, and its
-    /// factor. Scales the factors to a mean of 1.
+    /// Returns a curve with these steps. Each step consists of its end, as a fraction of the run,
+    /// and its factor. Scales the factors so that their mean is 1.
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
         let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
         let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
     use crate::random::RandomPurpose;
 
-    /// Returns the mean factor of the first `seconds`.
+    /// Returns the mean factor over the first `seconds` of the curve.
     fn mean(curve: RateCurve, seconds: f64) -> f64 {
         let (mut at, mut sum) = (0.0, 0.0);
         for step in curve {

@@ -7,11 +7,11 @@ use shadowslice_shared::units::Sms;
 
 use crate::scenario::Scenario;
 
-/// The largest batch that [`cheapest`] tries. Larger batches do not reduce the cost of a row.
+/// The largest batch that [`cheapest`] tries. Even larger batches do not reduce the cost per row.
 const LARGEST_BATCH: u32 = 1024;
 
-/// Returns the minimum cost of a request in SM·s, over all batches and shares of a GPU that meet
-/// the SLO. If none of them meets the SLO, returns the minimum over all batches and shares.
+/// Returns the minimum cost of a request in SM·s, over all combinations of batch size and share
+/// that meet the SLO. If no combination meets the SLO, returns the minimum over all combinations.
 pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f64 {
     let batches = 1..=max_batch.clamp(1, LARGEST_BATCH);
     let shares = || (Sms::STEP.min(gpu.0)..=gpu.0).step_by(Sms::STEP as usize);
@@ -26,9 +26,9 @@ pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f
     if within.is_finite() { within } else { beyond }
 }
 
-/// Returns the rate of each model in requests per second. At these rates, requests with minimum
-/// cost use the fraction `utilisation` of each GPU. `weights` divides that fraction among the GPU's
-/// models.
+/// Returns the rate of each model, in requests per second. At these rates, requests with the
+/// minimum cost use the fraction `utilisation` of each GPU. `weights` divides that fraction among
+/// the models of the GPU.
 pub(crate) fn rates(scenario: &Scenario, utilisation: f64, weights: &[f64]) -> Vec<f64> {
     let mut totals = vec![0.0; scenario.gpus.len()];
     for (model, weight) in scenario.models.iter().zip(weights) {

@@ -1,4 +1,4 @@
-//! The arrivals of all models in order of time, which are drawn one by one.
+//! The arrivals of all models in the order of their times. They are drawn one by one.
 
 use super::rate_curve::{RateCurve, RateSpan};
 use crate::random::Random;
@@ -42,8 +42,8 @@ impl ModelArrivals {
             let room = (self.step.until - self.at) * rate;
             if gap < room {
                 self.at += gap / rate;
-                // The comparison uses rounded times, so that a written file has the same arrivals
-                // as the run.
+                // The comparison uses rounded times, so that a file with these arrivals contains
+                // the same arrivals as the run.
                 let at = seconds_to_ns(self.at);
                 return if at < seconds_to_ns(self.end) { at } else { NEVER };
             }

@@ -35,7 +35,8 @@ fn every_load_is_in_order_and_depends_only_on_the_seed() {
 
 #[test]
 fn every_load_has_the_requested_utilisation() {
-    // A request to model i takes (10 + i) ms on 50 SMs at any batch size, which is 0.5 to 0.6 SM·s.
+    // A request to the model with index i takes (10 + i) ms on 50 SMs at any batch size. Its cost
+    // is therefore 0.5 to 0.6 SM·s.
     for (name, named) in NamedLoad::ALL {
         let runs = 10;
         let mut used = 0.0;

@@ -1,6 +1,6 @@
-//! Proportional sharing of a GPU: the contention of workers if their caps actually divided the GPU.
-//! Real GPUs work differently (see [`shadowslice_shared::contention`]), but policies are also
-//! evaluated in this world.
+//! Proportional sharing of a GPU: the contention between workers in a world in which their caps
+//! divide the GPU. Real GPUs work differently (see [`shadowslice_shared::contention`]), but
+//! policies are also evaluated in this world.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Execution;
 
-/// Returns the execution time of a batch next to the other workers that execute. Each group is
-/// divided equally among the workers that may use it. If shares are numbers of SMs without groups,
-/// the GPU is divided in proportion.
+/// Returns the execution time of a batch while the other workers in `others` also execute. Each
+/// group is divided equally among the workers that may use it. If shares are numbers of SMs without
+/// groups, the whole GPU is divided in proportion to the shares.
 pub(super) fn time(
     gpu: &SharedGpu,
     execution: &Execution,
@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number of SMs that a worker gets. On one SM the batch takes 1 s, so its speed
-    /// equals its number of SMs.
+    /// Returns the number of SMs that a worker gets. A batch takes 1 s on one SM, so its speed, in
+    /// batches per second, equals the number of SMs.
     fn left(own: Occupant, others: &[Occupant]) -> f64 {
         let execution =
             Execution::new(vec![Sms(1000)], vec![ExecutionRow { batch: 1, ms: vec![1.0] }]).unwrap();

@@ -1,16 +1,16 @@
-//! The execution speed of each worker.
+//! The GPUs of the simulated world. They determine how fast each worker executes.
 //!
 //! **Contention**: kernels of workers that may use the same SMs take turns, as measured on real
-//! GPUs ([`shadowslice_shared::contention`]). The emulated device uses the same model. Other
-//! simulated worlds divide the GPU in proportion ([`contention`](super::contention)) or in time
-//! slices, as without MPS.
+//! GPUs ([`shadowslice_shared::contention`]). The emulated device uses the same model. In other
+//! simulated worlds, workers divide the GPU in proportion ([`contention`](super::contention)) or in
+//! time slices, as without MPS.
 //!
-//! **Bandwidth**, which caps do not divide: a batch takes `t` at its share and `t_whole` on the
-//! whole GPU. It moves the same bytes in both cases, so it needs the fraction
-//! `d = bandwidth · t_whole / t` of the memory bandwidth. If the fractions of all batches sum to
-//! `D > 1`, the memory-bound part `d` of the time takes `D` times as long. The batch then takes
-//! `t · (1 + d·(D − 1))`. The emulated device does not model bandwidth, so the simulator can turn
-//! this effect off.
+//! **Bandwidth**: caps do not divide the memory bandwidth. A batch takes `t` at its share and
+//! `t_whole` on the whole GPU. It moves the same bytes in both cases, so it needs the fraction `d =
+//! bandwidth · t_whole / t` of the memory bandwidth. If the fractions of all batches sum to `D >
+//! 1`, the memory-bound part `d` of the time takes `D` times as long. The batch then takes `t · (1
+//! + d·(D − 1))`. The emulated device does not model bandwidth, so the simulator can turn this
+//! effect off.
 
 use std::time::Duration;
 
@@ -39,15 +39,15 @@ pub(super) struct GpuRules {
 #[derive(Debug)]
 struct SimulatedGpu {
     gpu: SharedGpu,
-    /// The sum of the bandwidth fractions that all batches need.
+    /// The sum of the fractions of the memory bandwidth that all batches need.
     demand: f64,
     /// The seats that have an occupant.
     occupied: Vec<usize>,
-    /// The demand for memory bandwidth divided by the available bandwidth, at least 1.
+    /// The demand for memory bandwidth divided by the available memory bandwidth, at least 1.
     oversubscription: f64,
 }
 
-/// The place of a worker on a GPU.
+/// The seat of a worker on a GPU.
 #[derive(Debug)]
 struct GpuSeat<'a> {
     gpu: usize,
@@ -56,8 +56,8 @@ struct GpuSeat<'a> {
     granted: Occupant,
     /// The timer that fires when the seat's batch ends.
     timer: usize,
-    /// The SMs of the current batch, or of the last batch while the seat is kept. `None` if there
-    /// is neither.
+    /// The SMs of the current batch. Between two batches, the SMs of the last batch while the
+    /// worker keeps its seat. `None` if the worker does not occupy its seat.
     occupant: Option<Occupant>,
     running: Option<RunningBatch>,
 }
@@ -87,7 +87,7 @@ impl<'a> WorldGpus<'a> {
         &self.gpus[gpu].gpu
     }
 
-    /// Adds a seat, and returns its index. `timer` is the timer that fires when a batch of the seat
+    /// Adds a seat, and returns its index. `timer` is the timer that fires when a batch at the seat
     /// ends.
     pub(super) fn add_seat(
         &mut self,
@@ -106,7 +106,7 @@ impl<'a> WorldGpus<'a> {
         seat.granted = granted.with_priority(seat.granted.priority);
     }
 
-    /// Starts a batch at a seat at which no batch is executing.
+    /// Starts a batch at a seat that is not executing a batch.
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -123,8 +123,8 @@ impl<'a> WorldGpus<'a> {
         shared.settle(seats, *rules, same, now, timers);
     }
 
-    /// Ends the batch of a seat, and returns its execution time. The seat stays occupied for the
-    /// next batch.
+    /// Ends the batch at a seat, and returns the batch's execution time. The seat stays occupied
+    /// for the next batch.
     pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
         let seat = &mut self.seats[seat];
         timers.set(seat.timer, crate::time::NEVER);
@@ -145,8 +145,8 @@ impl<'a> WorldGpus<'a> {
 }
 
 impl SimulatedGpu {
-    /// Updates all speeds. Does nothing if the occupants are the same (`same`) and the
-    /// oversubscription of the bandwidth has not changed.
+    /// Updates the speeds of all batches. Does nothing if `same` is true, which means that the
+    /// occupants are the same, and the oversubscription of the bandwidth has not changed.
     fn settle(
         &mut self,
         seats: &mut [GpuSeat<'_>],
@@ -158,7 +158,7 @@ impl SimulatedGpu {
         if same && self.oversubscription == self.demand.max(1.0) {
             return;
         }
-        // The demand depends on the speeds without oversubscription.
+        // The demand is computed first, because it depends on the speeds without oversubscription.
         if rules.interference {
             self.demand = self.occupied.iter().map(|&seat| self.needs(seats, seat, rules).1).sum();
             self.oversubscription = self.demand.max(1.0);
@@ -169,8 +169,8 @@ impl SimulatedGpu {
         }
     }
 
-    /// Returns the time of a seat's batch without oversubscription, in ns, and the bandwidth fraction that it
-    /// needs.
+    /// Returns the time of a seat's batch without oversubscription, in ns, and the fraction of the
+    /// memory bandwidth that the batch needs.
     fn needs(&self, seats: &[GpuSeat<'_>], seat: usize, rules: GpuRules) -> (f64, f64) {
         let (Some(batch), Some(own)) = (&seats[seat].running, seats[seat].occupant) else {
             return (1.0, 0.0);
@@ -196,11 +196,12 @@ impl SimulatedGpu {
 }
 
 impl GpuSeat<'_> {
-    /// Records a batch. Returns the seat's occupant before the batch, and its occupant during the
-    /// batch.
+    /// Records the start of a batch. Returns the seat's occupant before the batch, and its occupant
+    /// during the batch.
     fn begin(&mut self, rows: u32, noise: f64, now: u64) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows);
-        // With an infinite duration, the next speed always differs and therefore sets the timer.
+        // The duration is infinite here, so that the first update of the speed always sets the
+        // timer.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
         self.running = Some(RunningBatch { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)
@@ -211,7 +212,7 @@ impl GpuSeat<'_> {
         let Some(batch) = &mut self.running else { return };
         let whole = base * batch.noise * (1.0 + demand * (oversubscription - 1.0));
         batch.demand = demand;
-        // If the speed stays the same, the timer is not changed, which avoids rounding errors.
+        // If the speed is the same, the timer does not change, which avoids rounding errors.
         if whole != batch.whole {
             batch.done += (now - batch.at) as f64 / batch.whole;
             batch.at = now;
@@ -261,12 +262,14 @@ mod tests {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 75)], false);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // After 4 ms, the batch has 40 SMs instead of 50, so its remaining 6 ms take 7.5 ms.
+        // After 4 ms, the first batch has 40 SMs instead of 50. Its remaining 6 ms therefore take
+        // 7.5 ms.
         gpus.start(1, 1, 1.0, 4 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 11_500_000));
         gpus.finish(0, 11_500_000, &mut timers);
         gpus.leave(0, 11_500_000, &mut timers);
-        // For the other batch, 60 of 75 SMs were enough.
+        // The second batch had 60 SMs instead of 75. It is not slower, because it can use at most
+        // 50 SMs.
         assert_eq!((timers.first(), timers.due()), (1, 14 * MS));
     }
 
@@ -276,8 +279,8 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 100)], false);
         gpus.start(1, 1, 1.0, 0, &mut timers);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // The workers get one third and two thirds of the GPU, so their batches take 15 ms and 10
-        // ms.
+        // The workers get one third and two thirds of the GPU. Their batches therefore take 15 ms
+        // and 10 ms.
         assert_eq!((timers.first(), timers.due()), (1, 10 * MS));
         gpus.finish(1, 10 * MS, &mut timers);
         gpus.start(1, 1, 1.0, 10 * MS, &mut timers);
@@ -291,8 +294,8 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 50)], true);
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
-        // Together the batches need 1.6 times the bandwidth, so 0.8 of each batch's time takes 1.6
-        // times as long.
+        // The two batches together need 1.6 times the available bandwidth, so 0.8 of each batch's
+        // time takes 1.6 times as long.
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 5 * MS + 7_400_000));
         gpus.finish(0, 12_400_000, &mut timers);

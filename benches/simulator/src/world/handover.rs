@@ -1,5 +1,5 @@
-//! The hand-overs of a model, which use the supervisor's state machine. Workers take the start
-//! times of the scenario and never fail.
+//! The hand-overs of a model. They use the supervisor's state machine. Workers take the start times
+//! of the scenario, and never fail.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::model::{WorldModel, id};
 use super::{SharedState, WorldTimer, timer};
 use crate::time::{NEVER, at_ns, ns, timestamp};
 
-/// A timeout that no simulation reaches.
+/// A timeout that is longer than every simulation.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Returns the state machine of a model's workers.
@@ -43,12 +43,12 @@ impl WorldModel<'_> {
         self.workers[self.serving].sms
     }
 
-    /// Returns the new share of a hand-over that is in progress or has just taken effect.
+    /// Returns the new share if a hand-over is in progress or has just taken effect.
     pub(super) fn coming(&self) -> Option<Sms> {
         self.machine.coming().map(|share| share.sms_of(self.gpu))
     }
 
-    /// Returns the share of the standby worker.
+    /// Returns the share of the standby worker, or `None` if there is none.
     pub(super) fn ready(&self) -> Option<Sms> {
         self.machine.ready_share().map(|share| share.sms_of(self.gpu))
     }
@@ -61,7 +61,8 @@ impl WorldModel<'_> {
     }
 
     /// Starts a hand-over, unless one is already in progress. If the standby worker has the new
-    /// share, it takes over. Otherwise the standby worker stops, and a new worker starts.
+    /// share, the standby worker takes over. Otherwise, the standby worker stops, and a new worker
+    /// starts.
     pub(super) fn change(&mut self, change: &ShareChange, now: u64, shared: &mut SharedState<'_>) {
         let share = Percent::smallest_for(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, timestamp(now));
@@ -81,13 +82,14 @@ impl WorldModel<'_> {
         self.report(LifecycleEvent::Drained(self.workers[worker.0 as usize].name), now, shared);
     }
 
-    /// Reports to the state machine that the time of a phase is over.
+    /// Reports to the state machine that the time limit of a phase has passed.
     pub(super) fn phase_over(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on_timer(timestamp(now));
         self.perform(actions, now, shared);
     }
 
-    /// Reports an event to the state machine, and performs the actions that it returns.
+    /// Reports an event to the state machine, and performs the actions that the state machine
+    /// returns.
     fn report(&mut self, fact: LifecycleEvent, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on(fact, timestamp(now));
         self.perform(actions, now, shared);
@@ -105,7 +107,7 @@ impl WorldModel<'_> {
         shared.timers.set(timer(self.index, WorldTimer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
-    /// Performs an action, and returns the events that follow immediately.
+    /// Performs an action, and returns the events that the action causes immediately.
     fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
@@ -149,7 +151,7 @@ impl WorldModel<'_> {
                     idle: true,
                 }];
             }
-            // The other actions concern failed workers, partitions and reports, which are not
+            // All other actions concern failed workers, partitions and reports. None of these are
             // simulated.
             _ => {}
         }
@@ -185,7 +187,7 @@ impl WorldModel<'_> {
         self.workers.iter().position(|seated| seated.name == worker)
     }
 
-    /// Records a change of the share.
+    /// Records that the share has changed.
     pub(super) fn share_changed(&mut self, now: u64) {
         self.since = now;
         self.repartitions.push(now);

@@ -6,9 +6,10 @@
 //!                 └─admission─ policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
-//! The world advances from event to event: the next arrival, or the earliest timer. A policy gets
-//! only data that the supervisor also provides. All changes of a decision begin immediately, in
-//! the decision's order. Each change takes effect when its shadow is warm.
+//! The world advances from event to event. The next event is the next arrival or the earliest
+//! timer. A policy gets only data that the supervisor also provides. All changes of a decision
+//! begin immediately, in the order in which the decision lists them. Each change takes effect when
+//! its shadow is warm.
 
 mod contention;
 mod gpus;
@@ -38,12 +39,12 @@ use crate::timers::Timers;
 pub struct WorldSettings {
     /// The interval between two decisions of the policy, which must be positive.
     pub interval: Duration,
-    /// The time for which a replaced worker stays as a standby.
+    /// The time for which a replaced worker stays as a standby worker.
     pub dwell: Duration,
     /// True if models slow each other down by contention for memory bandwidth.
     pub interference: bool,
     pub sharing: GpuSharing,
-    /// The standard deviation of execution times, as a fraction of the time.
+    /// The standard deviation of execution times, as a fraction of the expected time.
     pub noise: f64,
     pub seed: u64,
 }
@@ -54,10 +55,9 @@ pub enum GpuSharing {
     /// Kernels of workers that use the same SMs take turns, as measured on real GPUs.
     #[default]
     Turns,
-    /// Workers whose shares do not fit onto the GPU together divide it in proportion to their
-    /// shares.
+    /// Workers whose shares together exceed the GPU divide the GPU in proportion to their shares.
     Proportional,
-    /// Workers use the whole GPU in time slices.
+    /// Each worker uses the whole GPU in time slices.
     Slices,
 }
 
@@ -66,15 +66,15 @@ pub struct WorldOutcome {
     pub(crate) models: Vec<ModelOutcome>,
 }
 
-/// The outcome of one model.
+/// The outcome of a run for one model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
     pub(crate) tally: RequestTally,
-    /// The number of requests without an answer at the end.
+    /// The number of requests that had no answer at the end of the run.
     pub(crate) pending: u64,
     /// The times of the share changes, in ns.
     pub(crate) repartitions: Vec<u64>,
-    /// The share at the end, in SMs.
+    /// The share at the end of the run, in SMs.
     pub(crate) share: u32,
 }
 
@@ -97,15 +97,15 @@ impl SharedState<'_> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorldTimer {
-    /// The end of the batch of the model's first worker.
+    /// The timer for the end of the batch that the model's first worker executes.
     FirstWorker,
-    /// The end of the batch of the model's second worker.
+    /// The timer for the end of the batch that the model's second worker executes.
     SecondWorker,
-    /// The time at which the scheduler must be called next.
+    /// The timer for the next time at which the scheduler must be called.
     Alarm,
-    /// The next step of the shadow's start.
+    /// The timer for the next step of the shadow's start.
     Shadow,
-    /// The end of a phase of the hand-over.
+    /// The timer for the end of a phase of the hand-over.
     Phase,
 }
 
@@ -122,12 +122,12 @@ fn timer(model: usize, timer: WorldTimer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
-/// The policy's decision, which is called once in each interval.
+/// The function that makes the policy's decisions. It is called once per interval.
 pub type Decide<'d> = dyn FnMut(&PolicyInput) -> Decision + 'd;
 
-/// Simulates a scenario. Arrivals must be in order of time, and may name only models of the
-/// scenario. The run ends one maximum SLO after the last arrival. Requests without an answer then
-/// count as pending.
+/// Simulates a scenario. Arrivals must be in the order of their times, and name only models of the
+/// scenario. The run ends after the last arrival plus the longest SLO of all models. Requests that
+/// have no answer by then count as pending.
 pub fn run(
     scenario: &Scenario,
     settings: &WorldSettings,
@@ -177,12 +177,12 @@ impl<'a> World<'a> {
         new
     }
 
-    /// Sets the timer of the next decision.
+    /// Sets the timer for the next decision.
     fn set_interval(&mut self) {
         self.shared.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
-    /// Handles all timers up to `until`.
+    /// Handles all timers that fire up to `until`.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.shared.timers.due() <= until && self.shared.timers.due() != NEVER {
             self.now = self.shared.timers.due();

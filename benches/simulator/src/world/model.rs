@@ -35,14 +35,14 @@ pub(super) struct WorldModel<'a> {
     pub(super) index: usize,
     slo_ns: u64,
     pub(super) scheduler: Scheduler<(), ()>,
-    /// The serving worker, and the standby worker or the shadow.
+    /// The serving worker, and a second worker that is either the standby worker or the shadow.
     pub(super) workers: [WorldWorker; 2],
     pub(super) serving: usize,
     pub(super) machine: Workers,
     /// The next event of the starting shadow.
     pub(super) shadow: Option<LifecycleEvent>,
     pub(super) gpu: Sms,
-    /// The in-process share, or `None` if hand-overs change the share.
+    /// The in-process share, or `None` if the model changes its share with hand-overs.
     pub(super) in_process: Option<InWorkerShare>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
@@ -103,7 +103,7 @@ impl<'a> WorldModel<'a> {
         Slice { groups, sms, times: self.times(sms), max_rows: None }
     }
 
-    /// Returns the execution times of 1, 2, 4, … rows up to the largest batch.
+    /// Returns the execution times of batches with 1, 2, 4, … rows, up to the largest batch.
     pub(super) fn times(&self, sms: Sms) -> Vec<(u32, Duration)> {
         let most = self.spec.terms.max_batch.max(1);
         let sizes = (0..).map(|power| 1_u32 << power).take_while(|&rows| rows < most).chain([most]);
@@ -123,7 +123,7 @@ impl<'a> WorldModel<'a> {
         }
     }
 
-    /// Sends all batches that can be sent, and sets the timer for the next batch.
+    /// Sends all batches that the scheduler can send now, and sets the timer for the next batch.
     pub(super) fn dispatch(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let rest = loop {
             match self.scheduler.next(timestamp(now)) {
@@ -150,7 +150,7 @@ impl<'a> WorldModel<'a> {
         }
     }
 
-    /// Starts the next batch of a worker on the GPU.
+    /// Starts the worker's next batch on the GPU.
     fn execute(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
         let front = self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next());
         let Some((rows, groups)) = front.map(|batch| (batch.rows, batch.groups)) else { return };
@@ -162,7 +162,8 @@ impl<'a> WorldModel<'a> {
         shared.gpus.start(seat, rows, noise, now, &mut shared.timers);
     }
 
-    /// Handles the end of the first of a worker's batches in flight.
+    /// Handles the end of the batch that a worker was executing, which is the first of its batches
+    /// in flight.
     pub(super) fn completed(&mut self, worker: usize, now: u64, shared: &mut SharedState<'_>) {
         let (seat, worker) = (self.workers[worker].seat, id(worker));
         let took = shared.gpus.finish(seat, now, &mut shared.timers);
@@ -214,7 +215,7 @@ impl<'a> WorldModel<'a> {
         }
     }
 
-    /// Returns the number of accepted requests without an answer.
+    /// Returns the number of accepted requests that have no answer yet.
     pub(super) fn pending(&self) -> u64 {
         (self.scheduler.queued() + self.scheduler.in_flight()) as u64
     }

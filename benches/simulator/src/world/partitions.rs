@@ -1,5 +1,5 @@
-//! In-process share changes: the groups of a GPU's SMs that each model uses. Groups change between
-//! two batches, without a process start or a delay.
+//! In-process share changes: the groups of SMs that each model uses. Groups change between two
+//! batches, without a process start or a delay.
 
 use shadowslice_policy::groups::{GroupTenant, place};
 use shadowslice_policy::sharing::ShareChange;
@@ -10,14 +10,14 @@ use shadowslice_shared::units::Sms;
 use super::SharedState;
 use super::model::{WorldModel, id};
 
-/// The share of a model that changes in-process.
+/// The share of a model that changes its share in-process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InWorkerShare {
     /// The desired number of groups.
     count: usize,
     /// The current groups.
     groups: Groups,
-    /// The groups that a layout assigns to the model.
+    /// The groups that a layout assigns to the model, or `None` if no layout does.
     preferred: Option<Groups>,
 }
 
@@ -34,15 +34,15 @@ impl InWorkerShare {
     }
 }
 
-/// Returns the minimum number of groups that have `sms` SMs together.
+/// Returns the minimum number of groups that together have at least `sms` SMs.
 fn count_of(division: &Division, sms: Sms) -> usize {
     let fits = |&count: &usize| division.sms(Groups::first(count)) >= sms;
     (1..division.count()).find(fits).unwrap_or(division.count())
 }
 
 impl WorldModel<'_> {
-    /// Changes the desired number of groups. The model moves with its next batch, after
-    /// [`place_all`].
+    /// Changes the desired number of groups. [`place_all`] then chooses the groups, and the model's
+    /// next batch uses them.
     pub(super) fn resize_in_process(&mut self, change: &ShareChange, gpu: &SharedGpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.in_process, &gpu.division) else { return };
         let count = count_of(division, change.to);
@@ -53,8 +53,8 @@ impl WorldModel<'_> {
         }
     }
 
-    /// Returns the in-process share. If one of the model's groups is the left-over group, its SMs
-    /// may differ from this share.
+    /// Returns the number of SMs that the desired number of groups has. The actual number may
+    /// differ if one of the model's groups is the group of left-over SMs.
     pub(super) fn in_process_share(&self, gpu: &SharedGpu) -> Option<Sms> {
         let (inside, division) = (self.in_process?, gpu.division.as_ref()?);
         let whole = inside.count >= division.count();

@@ -1,8 +1,9 @@
-//! The counts of a model's requests by outcome.
+//! The counts of a model's requests by their outcome.
 
 use hdrhistogram::Histogram;
 
-/// The number of significant digits of latencies in the histogram, which covers 1 µs to 19 hours.
+/// The number of significant digits of latencies in the histogram. The histogram covers 1 µs to 19
+/// hours.
 const DIGITS: u8 = 2;
 const LEAST_NS: u64 = 1_000;
 const MOST_NS: u64 = 1_000 << 36;
@@ -25,7 +26,7 @@ impl RequestTally {
         Self { arrived: 0, answered: 0, in_time: 0, refused: 0, latency_sum_ns: 0, latency }
     }
 
-    /// Adds the counts of another tally.
+    /// Adds the counts and latencies of another tally to this one.
     pub(crate) fn add(&mut self, other: &Self) {
         self.arrived += other.arrived;
         self.answered += other.answered;
@@ -35,7 +36,7 @@ impl RequestTally {
         self.latency.add(&other.latency).expect("all have the same bounds");
     }
 
-    /// Counts an answered request.
+    /// Counts an answered request, which is in time if its latency is at most the SLO.
     pub(crate) fn answer(&mut self, latency_ns: u64, slo_ns: u64) {
         self.answered += 1;
         self.in_time += u64::from(latency_ns <= slo_ns);
@@ -43,7 +44,7 @@ impl RequestTally {
         self.latency.saturating_record(latency_ns);
     }
 
-    /// Returns the mean latency in ns, or 0 without answers.
+    /// Returns the mean latency in ns. Without answers, returns 0.
     pub(crate) fn mean_ns(&self) -> u64 {
         u64::try_from(self.latency_sum_ns / u128::from(self.answered.max(1))).unwrap_or(u64::MAX)
     }

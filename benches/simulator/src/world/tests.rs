@@ -26,8 +26,8 @@ fn keep(_: &PolicyInput) -> Decision {
     Decision::default()
 }
 
-/// A policy that requests the given changes, each at its own tick (counted from 1), and records its
-/// inputs.
+/// A policy that requests the given changes, and records its inputs. Each change has the number of
+/// the tick at which it is requested, counted from 1.
 struct Script {
     changes: Vec<(usize, ShareChange)>,
     seen: Vec<PolicyInput>,
@@ -59,8 +59,8 @@ fn change(to: u32, at_once: bool) -> ShareChange {
 
 #[test]
 fn an_m_d_1_queue_waits_as_pollaczek_and_khinchine_say() {
-    // The mean wait is rho / (2 (1 - rho)) service times. At half load, that is half a service
-    // time.
+    // In theory, the mean wait is rho / (2 (1 - rho)) service times. At a load rho of 0.5, that is
+    // half a service time.
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let arrivals = NamedLoad::Poisson.arrivals(&scenario, 3, 4_000.0, 0.25);
     let outcome = run(&scenario, &SETTINGS, arrivals, &mut keep);
@@ -80,8 +80,8 @@ fn batches_form_while_another_executes() {
         sizes.extend(facts.models[0].observation.batches.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
-    // One request executes. Eight other requests wait for its end, and three more wait for the end
-    // of those eight.
+    // The first request executes alone. Eight other requests wait for its end. The remaining three
+    // requests wait for the end of the batch of eight.
     let arrivals = (0..12).map(|n| SimulatedArrival { at: timestamp(n), model: 0 });
     let _outcome = run(&scenario, &SETTINGS, arrivals, &mut decide);
     assert_eq!(sizes, [(1, 1), (3, 1), (8, 1)]);
@@ -101,7 +101,7 @@ fn an_incomplete_batch_waits_for_its_delay() {
 fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     let scenario = on_one_gpu(100, vec![model("a", 100.0)]);
     let mut script = Script::new(vec![(1, change(40, false)), (2, change(10, false))]);
-    // The batch that is in flight at 3.5 s ends on the old worker, while the shadow already
+    // The batch that is in flight at 3.5 s ends on the old worker. Meanwhile, the shadow already
     // executes other batches.
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
@@ -188,14 +188,16 @@ fn noise_spreads_execution_times_around_the_profiles() {
 fn inside_a_worker_a_share_changes_with_the_next_batch() {
     let spec = ScenarioModel { in_process: true, ..model("a", 100.0) };
     let scenario = on_one_gpu(100, vec![spec.clone(), ScenarioModel { in_process: true, ..model("b", 1.0) }]);
-    // The GPU has 100 SMs, and 4 of them are left over. A share of 26 SMs needs four groups of 8 SMs.
+    // The GPU has 100 SMs: twelve groups of 8 SMs, and 4 left-over SMs. A share of 26 SMs needs
+    // four groups of 8 SMs.
     let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
     assert_eq!((script.at(1).share, script.at(1).standby_share), (Sms(56), None));
     let after = script.at(2);
     assert_eq!((after.share, after.share_since, after.pending_share), (Sms(32), timestamp(500 * MS), None));
     let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);
-    // The first batch ends at 520 ms at the old share. The second batch takes 100 ms times 50 / 32.
+    // The first batch ends at 520 ms at the old share. The second batch takes 100 ms times 50 / 32
+    // at the new share.
     assert_eq!(latency, 100 + 90 + 156);
     assert_eq!(outcome.models[0].repartitions, [500 * MS]);
     assert!(outcome.models[1].repartitions.is_empty());

@@ -1,4 +1,5 @@
-//! The comparison of policies with each other, with the best fixed layout and with the fluid bound.
+//! The comparison of the policies with each other, with the best fixed layout and with the fluid
+//! bound.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +7,34 @@ use shadowslice_simulator::results::SimulationRun;
 
 use crate::simulate::{EVALUATED, LAYOUT, MixRuns, OPEN};
 
-/// The maximum gap between the evaluated policy and the best fixed layout, as a [weighted] fraction
-/// of requests in time.
+/// The maximum difference by which the best fixed layout may beat the evaluated policy, as a
+/// [weighted] fraction of requests in time.
 pub(crate) const MAX_GAP: f64 = 0.01;
 
-/// The weight of a priority relative to the next lower priority, as in the objective of the
-/// evaluated policy.
+/// The weight of a priority divided by the weight of the next lower priority. The objective of the
+/// evaluated policy uses the same factor.
 pub(crate) const PRIORITY_WEIGHT: f64 = 4.0;
 
-/// The fractions of requests in time, as means over mixes.
+/// The fractions of requests in time under one policy, as means over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct InTimeRates {
     pub(crate) all: f64,
-    /// The fraction among the requests of each mix's highest priority.
+    /// The fraction among the requests to the models with the highest priority in each mix.
     pub(crate) first: f64,
     pub(crate) weighted: f64,
-    /// The largest gap to the best fixed layout in a mix.
+    /// The largest difference, over all mixes, between the best fixed layout and the policy.
     pub(crate) largest_gap: f64,
 }
 
-/// The evaluated policy's number of requests in time, divided by that of a reference, as means over
-/// mixes.
+/// The results of the evaluated policy divided by those of a reference, as means over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ratios {
     pub(crate) best_layout: f64,
     pub(crate) bound: f64,
 }
 
-/// A mix in which a fixed layout answers more requests in time than the evaluated policy.
+/// A mix in which a fixed layout answers more requests in time than the evaluated policy, and the
+/// two runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayoutGap<'t> {
     pub(crate) trial: &'t MixRuns,
@@ -42,7 +43,7 @@ pub(crate) struct LayoutGap<'t> {
 }
 
 impl LayoutGap<'_> {
-    /// Returns the gap as a [weighted] fraction of requests in time.
+    /// Returns the difference between the two runs, as a [weighted] fraction of requests in time.
     pub(crate) fn size(&self) -> f64 {
         weighted(self.best) - weighted(self.evaluated)
     }
@@ -52,14 +53,14 @@ pub(crate) fn run<'t>(trial: &'t MixRuns, policy: &str) -> Option<&'t Simulation
     trial.runs.iter().find(|run| run.policy == policy)
 }
 
-/// Returns the run of the layout with the largest [weighted] fraction of requests in time.
+/// Returns the run of the fixed layout with the largest [weighted] fraction of requests in time.
 pub(crate) fn best_layout(trial: &MixRuns) -> Option<&SimulationRun> {
     let layouts = trial.runs.iter().filter(|run| run.policy == OPEN || run.policy.starts_with(LAYOUT));
     layouts.max_by(|one, other| weighted(one).total_cmp(&weighted(other)))
 }
 
-/// Returns the fractions of requests in time under a policy, or `None` if no mix has a run of that
-/// policy.
+/// Returns the fractions of requests in time under a policy. Returns `None` if no mix has a run of
+/// this policy.
 pub(crate) fn in_time(trials: &[MixRuns], policy: &str) -> Option<InTimeRates> {
     let runs: Vec<(&SimulationRun, &SimulationRun)> =
         trials.iter().filter_map(|trial| Some((run(trial, policy)?, best_layout(trial)?))).collect();
@@ -72,7 +73,8 @@ pub(crate) fn in_time(trials: &[MixRuns], policy: &str) -> Option<InTimeRates> {
     })
 }
 
-/// Returns the ratios of the evaluated policy to the best layout and to the bound.
+/// Returns the ratios of the evaluated policy's results to those of the best fixed layout and to
+/// the fluid bound.
 pub(crate) fn ratios(trials: &[MixRuns]) -> Option<Ratios> {
     let ratio = |trial: &MixRuns| {
         let (evaluated, best) = (run(trial, EVALUATED)?, best_layout(trial)?);
@@ -89,7 +91,8 @@ pub(crate) fn ratios(trials: &[MixRuns]) -> Option<Ratios> {
     })
 }
 
-/// Returns the mixes whose gap exceeds [`MAX_GAP`], in descending order of the gap.
+/// Returns the mixes in which the best fixed layout beats the evaluated policy by more than
+/// [`MAX_GAP`]. The mix with the largest gap comes first.
 pub(crate) fn gaps(trials: &[MixRuns]) -> Vec<LayoutGap<'_>> {
     let gap = |trial| Some(LayoutGap { trial, best: best_layout(trial)?, evaluated: run(trial, EVALUATED)? });
     let mut all: Vec<LayoutGap<'_>> =
@@ -98,12 +101,12 @@ pub(crate) fn gaps(trials: &[MixRuns]) -> Vec<LayoutGap<'_>> {
     all
 }
 
-/// Returns the fraction of requests in time among those of the highest priority.
+/// Returns the fraction of requests in time among the requests to models with the highest priority.
 pub(crate) fn of_first_priority(run: &SimulationRun) -> f64 {
     by_priority(run).first().copied().unwrap_or(1.0)
 }
 
-/// Returns the mean fraction of requests in time over all priorities, with the weights of
+/// Returns the mean fraction of requests in time over all priorities, weighted with
 /// [`PRIORITY_WEIGHT`].
 pub(crate) fn weighted(run: &SimulationRun) -> f64 {
     let weights = std::iter::successors(Some(1.0), |weight| Some(weight / PRIORITY_WEIGHT));

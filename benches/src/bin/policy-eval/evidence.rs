@@ -1,44 +1,49 @@
-//! The evidence of the runs. It shows which mixes are easy, which of the easy mixes the policy
-//! harms, and how often shares change under a steady load.
+//! The evidence that the runs give. It shows which mixes are easy, in which easy mixes the policy
+//! does harm, and how often shares change under a steady load.
 
 use shadowslice_simulator::results::SimulationRun;
 
 use crate::compare::run;
 use crate::simulate::{BASE, EVALUATED, MixRuns};
 
-/// The minimum fraction of requests in time without a policy that each model of an easy mix has.
+/// The minimum fraction of requests in time that each model of an easy mix has without a policy.
 const EASY_FROM: f64 = 0.99;
 
-/// The maximum loss of requests in time in an easy mix, as a fraction of all requests.
+/// The maximum loss of requests in time, relative to the run without a policy, that does not count
+/// as harm. It is a fraction of all requests of an easy mix.
 const MAX_LOSS: f64 = 0.003;
 
-/// The maximum ratio of a median latency to its baseline in an easy mix.
+/// The maximum ratio of a model's median latency to its median latency without a policy, in an easy
+/// mix.
 const MEDIAN_FACTOR: f64 = 1.1;
-/// The growth of a median latency that is allowed in addition to the factor, in ms.
+/// The increase of a median latency, in ms, that is allowed in addition to [`MEDIAN_FACTOR`].
 const MEDIAN_SLACK_MS: f64 = 0.5;
 
-/// The time after which shares must no longer change under a steady load, in seconds since the
-/// start.
+/// The time after which shares should no longer change under a steady load, in seconds since the
+/// start of the run.
 pub(crate) const AT_REST_FROM_S: f64 = 30.0;
-/// The number of share changes per minute from which shares are not at rest.
+/// The minimum number of share changes per minute at which a mix does not count as at rest.
 pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
 
-/// All mixes, divided into easy and hard ones.
+/// All mixes, divided into easy mixes and hard mixes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Evidence {
     pub(crate) easy: Vec<MixRuns>,
     pub(crate) hard: Vec<MixRuns>,
 }
 
-/// The harm that the evaluated policy caused in an easy mix.
+/// The harm that the evaluated policy does in an easy mix, compared with the run without a policy.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
     pub(crate) mix: String,
-    /// The loss of requests in time, as a fraction of all requests.
+    /// The loss of requests in time compared with the run without a policy, as a fraction of all
+    /// requests.
     pub(crate) loss: f64,
-    /// The number of requests that were refused in addition to those refused without a policy.
+    /// The number of requests that were refused in addition to those refused in the run without a
+    /// policy.
     pub(crate) refused: u64,
-    /// The model whose median latency exceeds the limit most, and the excess in ms.
+    /// The model whose median latency exceeds its limit by the largest amount, and that amount in
+    /// ms. `None` if no median exceeds its limit.
     pub(crate) slower: Option<(String, f64)>,
 }
 
@@ -58,7 +63,7 @@ impl Evidence {
         Self { easy, hard }
     }
 
-    /// Returns the harm to each easy mix that the policy harmed.
+    /// Returns the harm in each easy mix in which the policy did harm.
     pub(crate) fn harmed(&self) -> Vec<Harm> {
         self.easy.iter().filter_map(harm).filter(|harm| !harm.is_none()).collect()
     }
@@ -79,7 +84,7 @@ fn harm(trial: &MixRuns) -> Option<Harm> {
     })
 }
 
-/// Returns the share changes per minute of each mix after [`AT_REST_FROM_S`].
+/// Returns the number of share changes per minute of each mix, counted after [`AT_REST_FROM_S`].
 pub(crate) fn moves_at_rest(trials: &[MixRuns], seconds: f64) -> Vec<f64> {
     let minutes = (seconds - AT_REST_FROM_S) / 60.0;
     let moves = |trial: &MixRuns| {

@@ -1,4 +1,4 @@
-//! Random mixes of models. Each seed draws one mix.
+//! Random mixes of models. Each mix is drawn from one seed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,40 +7,42 @@ use fastrand::Rng;
 
 use crate::simulate::ShareMechanism;
 
-/// The number of SMs of the GPU.
+/// The number of SMs of the simulated GPU.
 pub(crate) const SMS: u32 = 132;
 
-/// The minimum and the maximum number of models of a mix.
+/// The minimum and the maximum number of models in a mix.
 const MODELS: (usize, usize) = (2, 6);
 
-/// The minimum and the maximum ratio of an SLO to the time of one request on the whole GPU. The logarithm of
-/// the ratio has a uniform distribution.
+/// The minimum and the maximum ratio of an SLO to the time of one request on the whole GPU. The
+/// logarithm of the ratio is uniformly distributed.
 const SLACK: (f64, f64) = (3.5, 40.0);
 
-/// The minimum SLO, in ms.
+/// The minimum SLO of a model, in ms.
 const LEAST_SLO_MS: f64 = 4.0;
 
-/// The percentiles of SLOs.
+/// The percentiles from which the percentile of an SLO is drawn.
 const PERCENTILES: [f64; 4] = [90.0, 95.0, 99.0, 99.9];
-/// The maximum batch sizes.
+/// The maximum batch sizes from which a model's maximum batch size is drawn.
 const BATCHES: [u32; 4] = [4, 8, 16, 32];
-/// The priorities of models. Priority 1 is twice as likely as 2 or 3.
+/// The priorities from which a model's priority is drawn. Priority 1 is twice as likely as priority
+/// 2 or 3.
 const PRIORITIES: [u32; 4] = [1, 1, 2, 3];
 
-/// The mean fractions of the GPU that a load may use.
+/// The mean fractions of the GPU from which the utilisation of a load is drawn.
 const UTILISATIONS: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 0.85];
 
-/// The loads that a mix may have.
+/// The loads from which the load of a mix is drawn.
 const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", "zipf"];
 
-/// The priorities of the mixes of seven models.
+/// The priorities of the models in a mix of seven models.
 const SEVEN: [u32; 7] = [1, 1, 2, 2, 2, 3, 3];
-/// The loads of the mixes of seven models, which are used in rotation.
+/// The loads of the mixes of seven models. Successive mixes use successive loads.
 const SEVEN_LOADS: [&str; 4] = ["poisson", "step", "surge", "zipf"];
-/// The utilisations of the mixes of seven models, which are used in rotation.
+/// The utilisations of the mixes of seven models. The utilisation changes after all [`SEVEN_LOADS`]
+/// have been used.
 const SEVEN_UTILISATIONS: [f64; 3] = [0.6, 0.85, 1.1];
 
-/// A measured profile that a model in a mix may have.
+/// A measured profile from which a model of a mix can be drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MeasuredProfile {
     pub(crate) name: String,
@@ -119,8 +121,8 @@ pub(crate) fn drawn(known: &[MeasuredProfile], seed: u64) -> RandomMix {
     RandomMix { seed, entries, utilisation, load }
 }
 
-/// Draws a mix of seven models with three priorities. The models have different profiles if there
-/// are enough profiles. `turn` selects the load and the utilisation.
+/// Draws a mix of seven models with three priorities. If there are enough profiles, all models have
+/// different profiles. `turn` selects the load and the utilisation.
 pub(crate) fn seven(known: &[MeasuredProfile], seed: u64, turn: usize) -> RandomMix {
     let mut random = Rng::with_seed(seed);
     let mut order: Vec<&MeasuredProfile> = known.iter().collect();

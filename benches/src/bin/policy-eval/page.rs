@@ -1,4 +1,4 @@
-//! The page of the evaluation.
+//! The page with the results of the evaluation.
 
 use std::fmt::Write;
 
@@ -16,17 +16,17 @@ use crate::simulate::{
 /// The maximum number of mixes that the page lists for each target.
 const LISTED: usize = 2;
 
-/// Mixes of one kind.
+/// The section of the page about one kind of mix.
 #[derive(Debug)]
 pub(crate) struct PageSection {
     pub(crate) title: &'static str,
-    /// The prefix of the names of the mixes' files.
+    /// The prefix of the names of the files of these mixes.
     pub(crate) name: &'static str,
     pub(crate) evidence: Evidence,
 }
 
-/// Returns the text of the page. Its lines stay within 100 columns for the mixes that are currently
-/// drawn.
+/// Returns the text of the page. With the mixes that the default seeds draw, no line exceeds 100
+/// columns.
 pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, state: &str) -> String {
     let Setup { first_seed, seconds, runs, .. } = setup;
     let runs = runs.display();

@@ -1,4 +1,4 @@
-//! The measured profiles from which mixes are drawn.
+//! The measured profiles from which the models of mixes are drawn.
 
 use std::fs;
 use std::io;
@@ -25,8 +25,9 @@ pub(crate) enum MixError {
     Broken { path: PathBuf },
 }
 
-/// Returns the measured profiles of a folder, by name. Writes a configuration with all profiles of
-/// the folder to `all`, and reads the profiles from it.
+/// Returns the measured profiles of a folder, in the order of their names. Writes a configuration
+/// with all profiles of the folder to the file `all`, and reads the profiles from this
+/// configuration.
 pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<MeasuredProfile>, MixError> {
     let list = |source| MixError::List { path: folder.to_owned(), source };
     let folder = folder.canonicalize().map_err(list)?;

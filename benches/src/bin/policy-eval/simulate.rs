@@ -13,13 +13,13 @@ use shadowslice_simulator::results::SimulationRun;
 use crate::mixes::{MeasuredProfile, RandomMix, drawn, seven};
 use crate::profiles::{MixError, known};
 
-/// The evaluated policy.
+/// The policy that the page judges against the other policies.
 pub(crate) const EVALUATED: &str = "adaptive";
 
-/// The baseline policy, which is MPS without shares. The evaluated policy must not be worse.
+/// The baseline policy: MPS without shares. The page checks that the evaluated policy is not worse.
 pub(crate) const BASE: &str = "unpartitioned";
 
-/// The initial layout of the adaptive policy, which is kept for the whole run.
+/// The policy that keeps the initial layout of the adaptive policy for the whole run.
 pub(crate) const OPEN: &str = "unpartitioned+admission";
 
 /// All policies that the page compares.
@@ -33,20 +33,21 @@ pub(crate) const POLICIES: [&str; 7] = [
     "gpulet+admission",
 ];
 
-/// The policy argument that runs all other layouts of the adaptive policy, each for a whole run.
+/// The policy argument that runs each other layout of the adaptive policy for a whole run.
 const LAYOUTS: &str = "layouts";
-/// The prefix of a layout's name in the results.
+/// The prefix of a fixed layout's name in the results.
 pub(crate) const LAYOUT: &str = "layout:";
 
-/// The differences between the simulated world and the profiles. Policies know only the profiles.
+/// The differences between the simulated world and the profiles. Policies know only the profiles,
+/// so the times that they expect are wrong.
 pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
-/// A load with constant rates.
+/// The name of a load with constant rates.
 pub(crate) const STEADY: &str = "poisson";
-/// The duration of the runs that check if shares stop changing under a steady load, in seconds.
+/// The duration of the runs that show whether shares stop changing under a steady load, in seconds.
 pub(crate) const STEADY_SECONDS: u32 = 90;
 
-/// The mechanism that changes shares.
+/// The mechanism with which a model changes its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShareMechanism {
     InProcess,
@@ -142,7 +143,8 @@ impl Setup {
         Ok(known(&self.profiles, &self.runs.join("all.yaml"))?)
     }
 
-    /// Runs these mixes under all policies and layouts. `name` is the prefix of their files' names.
+    /// Runs these mixes under all policies and layouts. `name` is the prefix of the names of the
+    /// mixes' files.
     pub(crate) fn trials(
         &self,
         mixes: &[RandomMix],
@@ -157,8 +159,8 @@ impl Setup {
         })
     }
 
-    /// Runs these mixes under the evaluated policy with a steady load, for longer. `name` is the prefix of
-    /// their files' names.
+    /// Runs these mixes under the evaluated policy with a steady load, for [`STEADY_SECONDS`].
+    /// `name` is the prefix of the names of the mixes' files.
     pub(crate) fn rest(&self, mixes: &[RandomMix], name: &str) -> Result<Vec<MixRuns>, SimulationError> {
         each(mixes, |mix| {
             let mix = mix.under(STEADY);
@@ -196,7 +198,8 @@ impl Setup {
     }
 }
 
-/// Calls `of` for every mix, on all cores. Returns the results in the order of the seeds.
+/// Calls `of` for every mix, on all cores in parallel. Returns the results in the order of the
+/// seeds.
 fn each(
     mixes: &[RandomMix],
     of: impl Fn(&RandomMix) -> Result<MixRuns, SimulationError> + Sync,
@@ -222,7 +225,7 @@ fn each(
     Ok(trials)
 }
 
-/// A call of `shadowslice-simulate`.
+/// The parameters of a call of `shadowslice-simulate`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SimulateCall<'a> {
     pub(crate) config: &'a Path,

@@ -28,7 +28,8 @@ fn model(priority: u32, offered: u64, part: f64) -> ModelRun {
     }
 }
 
-/// Returns a run of two models with the priorities 1 and 2 and these fractions of requests in time.
+/// Returns a run of two models with the priorities 1 and 2. `first` and `second` are their
+/// fractions of requests in time.
 fn run(policy: &str, first: f64, second: f64) -> SimulationRun {
     let per_model = [("a", model(1, 100, first)), ("b", model(2, 300, second))];
     SimulationRun {
@@ -62,8 +63,8 @@ fn trial(evaluated: SimulationRun) -> MixRuns {
     MixRuns { mix: mix(1), runs: vec![run(BASE, 1.0, 1.0), run(OPEN, 1.0, 1.0), evaluated] }
 }
 
-/// Returns runs of the evaluated policy and of fixed layouts, with these fractions of requests in
-/// time for each model.
+/// Returns the runs of a mix under the evaluated policy and under fixed layouts. The numbers are
+/// the fractions of requests in time of the two models.
 fn against_layouts(seed: u64, evaluated: (f64, f64), layouts: &[(&str, f64, f64)]) -> MixRuns {
     let mut runs = vec![run(BASE, 0.9, 0.9), run(EVALUATED, evaluated.0, evaluated.1)];
     runs.extend(layouts.iter().map(|&(name, first, second)| run(name, first, second)));

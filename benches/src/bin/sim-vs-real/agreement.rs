@@ -1,4 +1,5 @@
-//! The agreement of a case's simulated and real runs, and the targets for it.
+//! The agreement between the simulated and the real runs of a case, and the targets for this
+//! agreement.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +10,23 @@ use crate::cases::ReplayCase;
 use crate::outcomes::{OutcomeCounts, RunOutcome};
 use crate::real::ReplayResult;
 
-/// The maximum difference of the goodput, as a fraction of the simulated goodput.
+/// The maximum difference between the real and the simulated goodput, as a fraction of the
+/// simulated goodput.
 pub(crate) const GOODPUT_TOLERANCE: f64 = 0.05;
-/// The maximum difference of the p99, as a fraction of the simulated p99.
+/// The maximum difference between the real and the simulated p99 latency, as a fraction of the
+/// simulated p99 latency.
 pub(crate) const P99_TOLERANCE: f64 = 0.15;
-/// The maximum difference of the number of repartitions.
+/// The maximum difference between the real and the simulated number of repartitions.
 pub(crate) const REPARTITIONS_TOLERANCE: f64 = 1.0;
 
-/// The same figure of the simulated and of the real runs.
+/// A figure of the simulated runs, and the same figure of the real runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Pair {
     pub(crate) simulated: Spread,
     pub(crate) real: Spread,
 }
 
-/// The figures of all requests, or of the requests of one model.
+/// The pairs of figures for all requests, or for the requests of one model.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Pairs {
     pub(crate) offered: u64,
@@ -39,14 +42,14 @@ pub(crate) struct Agreement {
     pub(crate) case: ReplayCase,
     pub(crate) all: Pairs,
     pub(crate) per_model: BTreeMap<String, Pairs>,
-    /// The number of rounds that other programs did not disturb. If it is not zero, the figures come
-    /// from these rounds.
+    /// The number of rounds that other programs did not disturb. If this number is not zero, the
+    /// figures come only from these rounds.
     pub(crate) quiet: usize,
     pub(crate) rounds: Vec<ReplayResult>,
 }
 
 impl Pair {
-    /// Returns the real figure divided by the simulated one, or 1 if both are equal.
+    /// Returns the real median divided by the simulated median, or 1 if the medians are equal.
     pub(crate) fn ratio(&self) -> f64 {
         let (real, simulated) = (self.real.median, self.simulated.median);
         if real == simulated { 1.0 } else { real / simulated }
@@ -77,7 +80,8 @@ impl Pairs {
         }
     }
 
-    /// Returns three booleans: true if the target is met for goodput, p99 and repartitions.
+    /// Returns whether the targets for goodput, p99 latency and repartitions are met, in this
+    /// order.
     pub(crate) fn met(&self) -> [bool; 3] {
         [
             self.in_time.is_within_fraction(GOODPUT_TOLERANCE),
@@ -88,8 +92,8 @@ impl Pairs {
 }
 
 impl Agreement {
-    /// Compares the runs of a case, which must have at least one simulated phase and one real
-    /// round.
+    /// Compares the runs of a case. The case must have at least one simulated phase and at least
+    /// one real round.
     pub(crate) fn of(case: ReplayCase, simulated: &[RunOutcome], rounds: &[ReplayResult]) -> Self {
         let quiet = rounds.iter().filter(|round| round.is_quiet()).count();
         let simulated: Vec<&RunOutcome> = simulated.iter().collect();

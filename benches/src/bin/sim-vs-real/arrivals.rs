@@ -1,21 +1,21 @@
 //! The arrival times of requests, in files with lines of the form `seconds,model`.
-//! `shadowslice-simulate` writes and reads the same format.
+//! `shadowslice-simulate` uses the same format.
 
 use std::time::Duration;
 
 use shadowslice_benches::MeasureError;
 
-/// The interval between two decisions of the policy.
+/// The time between two decisions of the policy.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time before the first request, in the real and in the simulated run. In that time the
-/// supervisor starts, and its policy makes its first decisions. The lead time ends in the middle of
-/// an interval, so that both runs have completed the same number of intervals.
+/// The time before the first request, in the real run and in the simulated run. In this time, the
+/// supervisor starts, and its policy makes its first decisions. The time ends in the middle of an
+/// interval, so that both runs have completed the same number of intervals.
 pub(crate) const LEAD: Duration = Duration::from_millis(4250);
 
-/// The phases that are simulated, in ms. A supervisor's first interval begins a few ms after its
-/// process starts (about 5 ms according to its log). Each simulated run therefore shifts the
-/// arrivals by one of these times.
+/// The shifts of the arrivals in the simulated runs, in ms. A supervisor's first interval begins a
+/// few ms after its process starts (about 5 ms according to its log). Each simulated run therefore
+/// shifts the arrivals by one of these times.
 pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// The arrival of one request.
@@ -49,7 +49,7 @@ pub(crate) fn text(arrivals: &[ReplayArrival]) -> String {
     arrivals.iter().map(line).collect()
 }
 
-/// Returns the arrivals delayed by `by`.
+/// Returns the arrivals, delayed by `by`.
 pub(crate) fn later(arrivals: &[ReplayArrival], by: Duration) -> Vec<ReplayArrival> {
     let moved =
         |ReplayArrival { at, model }: &ReplayArrival| ReplayArrival { at: *at + by, model: model.clone() };

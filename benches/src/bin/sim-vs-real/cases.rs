@@ -1,10 +1,10 @@
-//! The cases to compare.
+//! The cases in which the simulator is compared with the supervisor.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A load, a policy and a way to change shares, which are measured together.
+/// A combination of a load, a policy and a way to change shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayCase {
     /// The name of a load of `shadowslice-simulate`.
@@ -23,10 +23,10 @@ const fn inside(load: &'static str, policy: &'static str) -> ReplayCase {
     ReplayCase { load, policy, handover: "in-process" }
 }
 
-/// All cases: fixed shares with and without admission control, the adaptive policy, and a policy
-/// that changes shares continuously (gslice). In some cases hand-overs change the shares, and in
-/// others the workers change them in-process. With in-process changes, the five models share the
-/// whole GPU or halves of it, or each model has its own part.
+/// All cases. They cover fixed shares with and without admission control, the adaptive policy, and
+/// a policy that changes shares continuously (gslice). In some cases, hand-overs change the shares.
+/// In the other cases, the workers change their shares in-process, and the five models share the
+/// whole GPU, share halves of it, or each use a separate part.
 pub(crate) const CASES: [ReplayCase; 15] = [
     case("poisson", "static"),
     case("poisson", "half+admission"),

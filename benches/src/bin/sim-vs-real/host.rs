@@ -1,4 +1,4 @@
-//! The load that other programs put on the host.
+//! The CPU load that other programs put on the host.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,7 +7,8 @@ use nix::unistd::{SysconfVar, sysconf};
 use shadowslice_benches::machine::{busy, cores};
 use shadowslice_tests::process::ProcessHandle;
 
-/// The CPU time that the host and the measured processes have used up to a point in time.
+/// The CPU time that all programs of the host, and the measured processes, have used up to a point
+/// in time.
 #[derive(Debug)]
 pub(crate) struct HostReading {
     at: Instant,
@@ -35,19 +36,20 @@ impl HostReading {
     }
 }
 
-/// Returns the sum of the first `times` CPU times of a process: user, system, and the user and
-/// system times of its ended children. Returns zero if the process has ended.
+/// Returns the sum of the first `times` CPU times of a process. The four times are its user time,
+/// its system time, and the user and system times of its ended children. Returns zero if the
+/// process has ended.
 fn used(pid: i32, times: usize) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The process name may contain spaces, so the fields are counted from the last bracket. The
-    // first field there is the state.
+    // first field after that bracket is the state.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
     let ticks: u64 = fields.skip(11).take(times).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
     Duration::from_secs_f64(ticks as f64 / per_second as f64)
 }
 
-/// Returns the load average of the last minute.
+/// Returns the host's load average over the last minute.
 pub(crate) fn load_average() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_ascii_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or_default()

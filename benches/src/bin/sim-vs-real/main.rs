@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 struct ReplayedCase {
     case: ReplayCase,
     arrivals: Vec<ReplayArrival>,
-    /// The simulated outcome in each phase.
+    /// The simulated outcomes, one for each phase.
     simulated: Vec<RunOutcome>,
     rounds: Vec<ReplayResult>,
 }
@@ -100,7 +100,7 @@ fn run(options: &SimVsRealOptions) -> Result<(), MeasureError> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // An interrupt ends the future. The future drops the supervisor, which stops it.
+        // An interrupt drops the future, which drops the supervisor. The drop stops the supervisor.
         tokio::select! {
             replayed = replay(options, &simulator, &mut trials) => replayed,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -109,7 +109,7 @@ fn run(options: &SimVsRealOptions) -> Result<(), MeasureError> {
     report(options, &trials)
 }
 
-/// Runs all rounds. Every second round runs the cases in reverse order.
+/// Runs all rounds. Every second round runs the cases in the reverse order.
 async fn replay(
     options: &SimVsRealOptions,
     simulator: &Simulator,

@@ -1,4 +1,4 @@
-//! The outcomes of a simulated or real run.
+//! The outcomes of the requests in a simulated or real run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,15 +23,15 @@ pub(crate) struct OutcomeCounts {
     /// The number of requests answered within the SLO.
     pub(crate) in_time: u64,
     pub(crate) refused: u64,
-    /// The 99th percentile of the latency since the scheduled arrival, in ms. The value is 0
-    /// without answers.
+    /// The 99th percentile of the latency, in ms. The latency counts from the scheduled arrival.
+    /// Without answers, the value is 0.
     pub(crate) p99_ms: f64,
     /// The number of share changes that took effect.
     pub(crate) repartitions: u64,
 }
 
 impl RunOutcome {
-    /// Returns the outcomes of a simulated run, which lasted this long.
+    /// Returns the outcomes of a simulated run. `lasted` is the duration of the run.
     pub(crate) fn simulated(run: &SimulationRun, lasted: Duration) -> Self {
         let seconds = lasted.as_secs_f64();
         let per_model: BTreeMap<String, OutcomeCounts> = run
@@ -52,13 +52,14 @@ impl RunOutcome {
         Self { all: OutcomeCounts { p99_ms: run.p99_ms, ..sum(per_model.values()) }, per_model }
     }
 
-    /// Returns the outcomes of a run from the outcomes of its models and the p99 over all models.
+    /// Returns the outcomes of a run. `per_model` are the outcomes of its models, and `p99_ms` is
+    /// the p99 latency over all models.
     pub(crate) fn of(per_model: BTreeMap<String, OutcomeCounts>, p99_ms: f64) -> Self {
         Self { all: OutcomeCounts { p99_ms, ..sum(per_model.values()) }, per_model }
     }
 }
 
-/// Returns the sums of all counts.
+/// Returns the sum of each count over all parts.
 fn sum<'p>(parts: impl Iterator<Item = &'p OutcomeCounts>) -> OutcomeCounts {
     parts.fold(OutcomeCounts::default(), |all, part| OutcomeCounts {
         offered: all.offered + part.offered,

@@ -1,4 +1,4 @@
-//! The page with the comparison.
+//! The page with the comparison of simulated and real runs.
 
 use shadowslice_benches::machine::HostInfo;
 use shadowslice_benches::spread::Spread;

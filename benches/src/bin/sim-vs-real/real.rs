@@ -25,17 +25,18 @@ use crate::arrivals::{INTERVAL, LEAD, ReplayArrival};
 use crate::host::{HostReading, load_average};
 use crate::outcomes::{OutcomeCounts, RunOutcome};
 
-/// The maximum time until an answer arrives.
+/// The maximum time that the program waits for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The longest period of a policy. The policy gslice changes shares in every fifth interval.
+/// The longest time between two share changes of a policy. The policy gslice changes shares in
+/// every fifth interval.
 const POLICY_PERIOD: Duration = INTERVAL.saturating_mul(5);
 
-/// The longest latency that the histogram can represent, in microseconds. [`ANSWER_TIMEOUT`] is
-/// shorter.
+/// The longest latency that the histogram can represent, in microseconds. It is longer than
+/// [`ANSWER_TIMEOUT`].
 const LONGEST_US: u64 = 60_000_000;
 
-/// The CPU time of other programs above which a round counts as disturbed, in percent of all cores.
+/// The maximum CPU time of other programs in an undisturbed round, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The outcome of one real run, and the load of other programs during the run.
@@ -44,14 +45,15 @@ pub(crate) struct ReplayResult {
     pub(crate) figures: RunOutcome,
     /// The CPU time that other programs and virtual machines used, in percent of all cores.
     pub(crate) others_percent: f64,
-    /// The 99th percentile of the delay with which requests were sent, in ms.
+    /// The 99th percentile of the delay between the scheduled arrival of a request and its sending,
+    /// in ms.
     pub(crate) sent_late_ms: f64,
     /// The host's load average before the run.
     pub(crate) load_average: f64,
 }
 
 impl ReplayResult {
-    /// Returns true if other programs used at most 10 % of the machine.
+    /// Returns true if other programs used at most 10 % of the host's CPU time.
     pub(crate) fn is_quiet(&self) -> bool {
         self.others_percent <= DISTURBED_PERCENT
     }
@@ -78,7 +80,7 @@ struct ReplayModel {
 
 /// The outcome of one request.
 enum ReplayAnswer {
-    /// An answer after this latency.
+    /// An answer, after this latency.
     Within(Duration),
     Refused,
     /// A wrong answer or a failure, with a description.
@@ -93,7 +95,7 @@ struct SentRequest {
 }
 
 /// Starts a supervisor with this configuration and sends it the arrivals. `like` is a simulated
-/// outcome, from which the names of the models are taken.
+/// outcome that contains the names of the models.
 pub(crate) async fn replay(
     config: &Path,
     arrivals: &[ReplayArrival],
@@ -109,8 +111,8 @@ pub(crate) async fn replay(
     for name in like.per_model.keys() {
         models.push(Arc::new(ReplayModel::connect(&server, name).await?));
     }
-    // If the supervisor is not ready in time on a busy machine, all requests are delayed by a whole
-    // number of the policy's periods.
+    // On a busy machine, the supervisor may not be ready in time. All requests are then delayed by
+    // a whole number of the policy's periods.
     while started.elapsed() > LEAD {
         started += POLICY_PERIOD;
     }
@@ -134,7 +136,7 @@ pub(crate) async fn replay(
 }
 
 impl ReplayModel {
-    /// Connects, and builds a request from the model's metadata.
+    /// Connects to the server, and builds a request from the model's metadata.
     async fn connect(server: &ServerUnderTest, name: &str) -> Result<Self, MeasureError> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
@@ -147,7 +149,8 @@ impl ReplayModel {
         Ok(Self { name: name.to_owned(), client, inputs: inputs.into_iter().map(tensor).collect() })
     }
 
-    /// Sends one request, and returns its outcome. The emulated engine returns the request's tensor.
+    /// Sends one request, and returns its outcome. Checks that the answer contains the request's
+    /// tensor, which the emulated engine returns.
     async fn send(&self, due: Instant) -> ReplayAnswer {
         let mut client = self.client.clone();
         let answered = timeout(ANSWER_TIMEOUT, client.infer(&self.name, &self.inputs)).await;
@@ -169,8 +172,8 @@ impl ReplayModel {
     }
 }
 
-/// Sends each request at its scheduled time. A separate thread waits for these times, because the
-/// reactor has a resolution of one millisecond.
+/// Sends each request at its scheduled time. A separate thread waits for these times, because
+/// Tokio's timers have a resolution of one millisecond.
 async fn send(
     arrivals: &[ReplayArrival],
     models: &[Arc<ReplayModel>],
@@ -193,8 +196,8 @@ async fn send(
             let receiver = Arc::clone(&models[model]);
             SentRequest { model, late, answer: reactor.spawn(async move { receiver.send(due).await }) }
         };
-        // The send fails only if an interrupt has dropped the receiver. The requests are then no
-        // longer needed.
+        // This send fails only if an interrupt has dropped the receiver. In that case, the requests
+        // are no longer needed.
         sent_tx.send(due.into_iter().map(one).collect()).ok();
     });
     let sent = sent_rx.await;
@@ -202,7 +205,8 @@ async fn send(
     Ok(sent?)
 }
 
-/// Waits for all answers. Returns the outcomes, and the p99 of the sending delay in ms.
+/// Waits for all answers. Returns the outcomes, and the p99 of the delay with which requests were
+/// sent, in ms.
 async fn collect(
     models: &[Arc<ReplayModel>],
     sent: Vec<SentRequest>,

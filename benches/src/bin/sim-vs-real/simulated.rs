@@ -1,5 +1,5 @@
-//! The simulated runs: calls of `shadowslice-simulate`, and the files that the simulated and the
-//! real runs use.
+//! The simulated runs: the calls of `shadowslice-simulate`, and the files that both the simulated
+//! and the real runs use.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,9 +17,8 @@ use crate::arrivals::{self, INTERVAL, LEAD, PHASES_MS, ReplayArrival};
 use crate::cases::{CASES, ReplayCase};
 use crate::outcomes::RunOutcome;
 
-/// Returns the configuration without `share.initial`. Under `adaptive`, the policy chooses the
-/// initial shares of a simulation. A supervisor also lets the policy choose if no shares are
-/// configured.
+/// Returns the configuration without `share.initial`. If no shares are configured, the policy
+/// `adaptive` chooses the initial shares, both in a simulation and in a supervisor.
 fn without_shares(mix: &str) -> String {
     mix.lines()
         .filter(|line| !line.trim_start().starts_with("share:"))
@@ -27,7 +26,7 @@ fn without_shares(mix: &str) -> String {
         .collect()
 }
 
-/// The simulator of cases.
+/// The simulator that runs the cases.
 #[derive(Debug)]
 pub(crate) struct Simulator {
     program: PathBuf,
@@ -43,7 +42,7 @@ struct SimulationReport {
 }
 
 impl Simulator {
-    /// Writes a configuration for each case into the folder `--keep`.
+    /// Writes a configuration for each case into the folder of the option `--keep`.
     pub(crate) fn prepare(options: &SimVsRealOptions) -> Result<Self, MeasureError> {
         let folder = std::path::absolute(&options.keep)?;
         fs::create_dir_all(&folder).map_err(about("make", &folder))?;
@@ -73,12 +72,12 @@ impl Simulator {
         Ok(simulator)
     }
 
-    /// Returns the path of a case's configuration, which the simulated and the real runs use.
+    /// Returns the path of a case's configuration. Both the simulated and the real runs use it.
     pub(crate) fn config(&self, case: ReplayCase) -> PathBuf {
         self.folder.join(format!("{}-{}.yaml", case.policy, case.handover))
     }
 
-    /// Returns a case's arrivals, and its simulated outcome in each phase.
+    /// Returns the arrivals of a case, and the case's simulated outcome in each phase.
     pub(crate) fn trial(
         &self,
         case: ReplayCase,
@@ -97,7 +96,7 @@ impl Simulator {
         Ok((arrivals::later(&drawn, LEAD), simulated))
     }
 
-    /// Draws the arrivals of a load, without the lead time.
+    /// Draws the arrivals of a load. The times do not include [`LEAD`].
     fn drawn(&self, case: ReplayCase) -> Result<Vec<ReplayArrival>, MeasureError> {
         let path = self.folder.join(format!("{}.csv", case.load));
         let drawn = path.display().to_string();
@@ -108,7 +107,7 @@ impl Simulator {
         arrivals::read(&fs::read_to_string(&path).map_err(about("read", &path))?)
     }
 
-    /// Simulates a case. The option `--no-interference` is set because the emulated device does not
+    /// Simulates a case. Sets the option `--no-interference`, because the emulated device does not
     /// model memory bandwidth.
     fn simulate(&self, case: ReplayCase, load: &Path, more: &[&str]) -> Result<SimulationRun, MeasureError> {
         let mut command = Command::new(&self.program);

@@ -1,4 +1,4 @@
-//! HTTP calls other than inference. Each call uses its own connection.
+//! HTTP calls other than inference. Each call opens a new connection.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,7 +25,8 @@ pub(crate) async fn call(
     let calling = async {
         let stream = TcpStream::connect(address).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // The request's sender reports a failure of the connection.
+        // An error of this task is ignored, because the sender of the request reports a failed
+        // connection.
         tokio::spawn(async move { drop(connection.await) });
         let request = Request::builder().method(method).uri(path).header("host", "localhost");
         let response = sender.send_request(request.body(Full::new(Bytes::from(body)))?).await?;
@@ -39,7 +40,7 @@ pub(crate) async fn call(
     timeout(CALL_TIMEOUT, calling).await.map_err(|_| format!("{path}: no answer within {CALL_TIMEOUT:?}"))?
 }
 
-/// Loads a model through the model repository extension, and overrides these keys of its
+/// Loads a model through the model repository extension. `config` overrides keys of the model's
 /// configuration.
 pub(crate) async fn load(address: SocketAddr, model: &str, config: &Value) -> Result<(), MeasureError> {
     let body = json!({"parameters": {"config": config.to_string()}}).to_string();

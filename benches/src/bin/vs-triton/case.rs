@@ -7,13 +7,14 @@ use serde::Serialize;
 /// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// The size of the large tensor in bytes, which is about one image for a convolutional network.
+/// The size of the large tensor, in bytes. It is about the size of one image for a convolutional
+/// network.
 pub(crate) const LARGE: usize = 600_000;
 
 /// The number of connections during a change.
 pub(crate) const CHANGE_CONNECTIONS: u16 = 8;
 
-/// The server that is measured.
+/// The server that a case measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Side {
@@ -21,7 +22,7 @@ pub(crate) enum Side {
     Triton,
 }
 
-/// The protocol and its transport. Triton supports no Unix sockets.
+/// The protocol and its transport. Triton does not support Unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Wire {
@@ -30,7 +31,7 @@ pub(crate) enum Wire {
     GrpcTcp,
 }
 
-/// A change of a model under load.
+/// A change to a model while it is under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LiveChange {
@@ -42,20 +43,20 @@ pub(crate) enum LiveChange {
     Kill,
 }
 
-/// The work of a case.
+/// The kind of work that a case measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CaseWork {
-    /// A closed loop over `connections` connections.
+    /// A closed loop on `connections` connections.
     Load { wire: Wire, bytes: usize, connections: u16 },
     /// Triton's gRPC client for Python on one connection. The connection uses a Unix socket to
     /// shadowslice, and TCP to Triton.
     Python,
-    /// A closed loop during a change.
+    /// A closed loop during a change to the model.
     Change(LiveChange),
 }
 
-/// The work that one server does in a comparison.
+/// A case: the work, and the server that does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct ServerCase {
     pub(crate) side: Side,

@@ -1,4 +1,4 @@
-//! A closed loop during a change of a model. Its clients continue after failures.
+//! A closed loop during a change to a model. Its clients continue after a failure.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use tokio::time::{sleep, timeout};
 use crate::case::{CHANGE_CONNECTIONS, SMALL};
 use crate::results::ChangeResult;
 
-/// The time for which the clients run before the change starts.
+/// The time for which the clients send requests before the change starts.
 const TIME_BEFORE_CHANGE: Duration = Duration::from_millis(300);
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pause of a client after a failure.
+/// The time that a client waits after a failure.
 const RETRY_BACKOFF: Duration = Duration::from_millis(10);
 
-/// The maximum duration of the request that checks whether the model answers again.
+/// The time limit of the request that checks whether the model answers at the end.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The state that all clients share.
 struct ChangeLoopState {
     result: Mutex<ChangeResult>,
-    /// True once the change has started. From then on, requests are counted.
+    /// True once the change has started. Only requests that end after that are counted.
     has_begun: AtomicBool,
     over: AtomicBool,
 }
 
-/// Performs `change` under load, and continues the load for `span` afterwards. Returns the outcomes
-/// of the requests that were sent since the start of the change.
+/// Performs `change` under load. The load starts before the change and continues for `span` after
+/// it. Returns the outcomes of the requests that ended after the start of the change.
 pub(crate) async fn under_load(
     http: SocketAddr,
     change: impl Future<Output = Result<(), MeasureError>>,
@@ -69,7 +69,7 @@ pub(crate) async fn infer_once(http: SocketAddr) -> Result<(), ExchangeError> {
     EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGE_CONNECTIONS).exchange(0).await
 }
 
-/// Sends requests until the load is over. A wrong answer ends the load early; other failures do
+/// Sends requests until the load is over. A wrong answer ends the loop early, but other failures do
 /// not.
 async fn send_until_over(
     http: SocketAddr,

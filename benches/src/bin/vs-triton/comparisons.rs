@@ -1,4 +1,4 @@
-//! The comparisons of both servers, and their targets.
+//! The comparisons between the two servers, and their targets.
 
 use serde::Serialize;
 use shadowslice_benches::MeasureError;
@@ -8,7 +8,7 @@ use crate::CaseRounds;
 use crate::case::{CaseWork, LARGE, LiveChange, SMALL, ServerCase, Side, Wire};
 use crate::results::{CaseResult, Figure};
 
-/// A comparison of one figure between both servers.
+/// A comparison of one figure of shadowslice with the same figure of Triton.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     pub(crate) what: &'static str,
@@ -18,19 +18,19 @@ pub(crate) struct Comparison {
     pub(crate) target: ComparisonTarget,
 }
 
-/// The target for the ratio of shadowslice's median to Triton's, or for shadowslice's figures
-/// alone.
+/// The target of a comparison. Most targets apply to shadowslice's median divided by Triton's
+/// median.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ComparisonTarget {
-    /// A ratio of at most this value.
+    /// The ratio is at most this value.
     AtMost(f64),
-    /// A ratio below this value.
+    /// The ratio is below this value.
     Below(f64),
-    /// A ratio of at least this value.
+    /// The ratio is at least this value.
     AtLeast(f64),
-    /// No failed requests in any round.
+    /// No request to shadowslice fails in any round. This target does not depend on Triton.
     NoneFails,
-    /// A figure without a target.
+    /// The comparison has no target.
     Nothing,
 }
 
@@ -43,10 +43,10 @@ pub(crate) struct ComparisonResult {
     pub(crate) triton: Spread,
     /// The ratio of shadowslice's median to Triton's median, or `None` if Triton's median is zero.
     pub(crate) ratio: Option<f64>,
-    /// The target, as a text. The JSON field keeps its earlier name.
+    /// The target as text. The JSON field keeps its earlier name, `aim`.
     #[serde(rename = "aim")]
     pub(crate) target: String,
-    /// True if the target is met; `None` without a target.
+    /// True if the target is met, or `None` if the comparison has no target.
     pub(crate) met: Option<bool>,
 }
 
@@ -92,8 +92,8 @@ const fn during_change(
     }
 }
 
-/// All comparisons, in the order of the page. Cases run in the order in which they first occur
-/// here.
+/// All comparisons, in the order of the page. A case runs at the position at which it first occurs
+/// in this list.
 pub(crate) const COMPARISONS: [Comparison; 20] = {
     use ComparisonTarget::{AtLeast, AtMost, Below, NoneFails, Nothing};
     use Figure::{Failed, LongestMs, P50Us, PerSecond, ServerCpuUs};
@@ -130,8 +130,8 @@ pub(crate) const COMPARISONS: [Comparison; 20] = {
 };
 
 impl Comparison {
-    /// Returns the figures of the comparison, and the result for its target. Uses only rounds that
-    /// were quiet for both servers, or all rounds if there are no such rounds.
+    /// Returns the figures of the comparison, and whether its target is met. Uses only the rounds
+    /// that were quiet for both servers. If there are none, uses all rounds.
     pub(crate) fn compare(&self, trials: &[CaseRounds]) -> Result<ComparisonResult, MeasureError> {
         let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
         let both: Vec<_> = ours.iter().zip(triton).collect();
@@ -176,8 +176,8 @@ impl ComparisonTarget {
         }
     }
 
-    /// Returns true if the target is met. Returns `None` without a target, or if the ratio
-    /// that the target needs does not exist.
+    /// Returns true if the target is met. Returns `None` for [`Self::Nothing`], or if the target
+    /// needs a ratio and `ratio` is `None`.
     pub(crate) fn met(self, ours: Spread, ratio: Option<f64>) -> Option<bool> {
         match self {
             Self::AtMost(most) => Some(ratio? <= most),

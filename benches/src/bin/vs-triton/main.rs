@@ -101,10 +101,10 @@ fn run(options: &VsTritonOptions) -> Result<(), MeasureError> {
     if rows.is_empty() {
         return Err(format!("no comparison matches --only {:?}", options.only).into());
     }
-    // One thread sends the complete load.
+    // A single thread sends the complete load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (trials, versions) = runtime.block_on(async {
-        // A signal ends the future. The future drops the servers, which stops them.
+        // A signal drops the future, which drops the servers. The drop stops the servers.
         tokio::select! {
             measured = measure(options, &rows) => measured,
             _ = interrupted() => Err("interrupted".into()),

@@ -11,18 +11,18 @@ use crate::comparisons::ComparisonResult;
 use crate::results::{CaseResult, ChangeResult};
 use crate::{CaseRounds, VsTritonOptions};
 
-/// The versions of the software that is measured.
+/// The versions of the measured software.
 #[derive(Debug, Serialize)]
 pub(crate) struct Versions {
     pub(crate) ours: String,
     pub(crate) triton: String,
     pub(crate) onnxruntime: String,
     pub(crate) triton_onnxruntime: String,
-    /// The versions of Python and its packages, as the client reports them.
+    /// The versions of Python and its packages, as Triton's Python client reports them.
     pub(crate) python: String,
 }
 
-/// Returns all figures, round by round, as JSON.
+/// Returns the figures of all rounds as JSON.
 pub(crate) fn json(
     options: &VsTritonOptions,
     machine: &HostInfo,
@@ -119,7 +119,7 @@ pub(crate) fn table(compared: &[ComparisonResult]) -> String {
     lines(&["", "figure", "shadowslice", "Triton", "x", "target", ""], compared.iter().map(row))
 }
 
-/// Returns the table with further results of the changes.
+/// Returns the table with the details of each change, such as its duration and its first failure.
 fn changes(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let CaseWork::Change(change) = trial.case.what else { return None };
@@ -155,7 +155,7 @@ fn aftermath(measured: &CaseResult) -> Option<&ChangeResult> {
     }
 }
 
-/// Returns the table with the CPU time that other programs used.
+/// Returns the table with the CPU time that other programs used during each case.
 fn quiet(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let others: Vec<f64> = trial

@@ -1,4 +1,4 @@
-//! Triton's gRPC client for Python, which runs in its own process.
+//! Triton's gRPC client for Python, which runs in a separate process.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::VsTritonOptions;
 use crate::results::PythonClientResult;
 
-/// The time that the client may take beyond the length of a round.
+/// The maximum time that the client takes for its reply, in addition to the length of the round.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The process of the client. It exits when its standard input is closed.

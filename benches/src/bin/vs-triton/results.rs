@@ -1,4 +1,4 @@
-//! The results of rounds.
+//! The results of the rounds of cases.
 
 use std::fmt;
 
@@ -13,11 +13,11 @@ pub(crate) enum CaseResult {
     Load(RoundResult),
     /// The result of Triton's Python client.
     Python(PythonClientResult),
-    /// The result of a change.
+    /// The result of a closed loop during a change to a model.
     Change(ChangeResult),
 }
 
-/// The figures of a round of Triton's gRPC client for Python.
+/// The figures of one round with Triton's gRPC client for Python.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PythonClientResult {
     pub(crate) requests: u64,
@@ -25,23 +25,23 @@ pub(crate) struct PythonClientResult {
     pub(crate) p99_us: f64,
 }
 
-/// The outcomes of requests since the start of a change.
+/// The outcomes of the requests that ended after the start of a change.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct ChangeResult {
     pub(crate) answered: u64,
     pub(crate) failed: u64,
-    /// The longest latency of a request, in ms, including failed ones.
+    /// The longest latency of a request, in ms. Failed requests are included.
     pub(crate) longest_ms: f64,
-    /// The time until the server reported that the change was complete, in ms. The value is about
-    /// zero for a kill.
+    /// The time until the server reported that the change was complete, in ms. After a kill, the
+    /// value is about zero.
     pub(crate) change_ms: f64,
-    /// True if the model answers at the end of the round without intervention.
+    /// True if the model answers at the end of the round, although nobody has intervened.
     pub(crate) serves: bool,
     /// The error of the first request that failed.
     pub(crate) first_failure: Option<String>,
 }
 
-/// A figure that is compared.
+/// A measurement in which shadowslice and Triton are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Figure {
@@ -53,7 +53,7 @@ pub(crate) enum Figure {
 }
 
 impl Figure {
-    /// Returns this figure of a round, or `None` if rounds of that kind do not have it.
+    /// Returns this figure of a round, or `None` if this kind of round does not measure the figure.
     pub(crate) fn of(self, measured: &CaseResult) -> Option<f64> {
         match (self, measured) {
             (Self::P50Us, CaseResult::Load(round)) => Some(round.p50_us),
@@ -79,8 +79,8 @@ impl Figure {
 }
 
 impl CaseResult {
-    /// Returns true if other programs used at most 10 % of the machine, or if their use was not
-    /// measured.
+    /// Returns true if other programs used at most 10 % of the host's CPU time, or if this CPU time
+    /// was not measured.
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Self::Load(round) => round.is_quiet(),

@@ -1,4 +1,4 @@
-//! Both servers, and the measurement of a round.
+//! The pair of servers, shadowslice and Triton, and the measurement of a round.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -24,7 +24,7 @@ const RUNTIME: &str = include_str!("../../../../requirements-onnxruntime.txt");
 /// The content of the file that pins the version of ONNX Runtime for Triton's models.
 const TRITON_RUNTIME: &str = include_str!("../../../rivals/requirements-triton.txt");
 
-/// Both servers, and Triton's Python client.
+/// Both servers, shadowslice and Triton, and Triton's Python client.
 pub(crate) struct ServerPair {
     ours: ShadowsliceServer,
     triton: TritonServer,
@@ -91,7 +91,7 @@ impl ServerPair {
         })
     }
 
-    /// Returns the CPU clocks of all current processes of a server.
+    /// Returns the CPU clocks of all processes that a server currently has.
     fn clocks(&self, side: Side) -> Result<ServerClocks, MeasureError> {
         let (server, workers) = match side {
             Side::Ours => self.ours.processes(),
@@ -151,7 +151,7 @@ impl ServerPair {
     }
 }
 
-/// Returns a TCP address of the loop-back device that was free during the call.
+/// Returns a TCP address of the loopback interface that was free during the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

@@ -1,4 +1,4 @@
-//! The shadowslice server, which is started in the same way as by users.
+//! The shadowslice server. The benchmark starts it in the same way as a user does.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::servers::free_address;
 
 const MODELS: usize = 2;
 
-/// The shares between which `resize` alternates, in percent.
+/// The shares, in percent, between which successive calls of `resize` alternate.
 const SHARES: [u32; 2] = [40, 50];
 
 /// The supervisor with its workers.
@@ -61,18 +61,18 @@ impl ShadowsliceServer {
         self.server.home().run_dir().join("http.sock")
     }
 
-    /// Returns the Unix socket for gRPC as a URI of the gRPC libraries.
+    /// Returns the address of the Unix socket for gRPC, in the URI format of the gRPC libraries.
     pub(crate) fn grpc_socket(&self) -> String {
         format!("unix://{}", self.server.home().run_dir().join("grpc.sock").display())
     }
 
-    /// Waits until each model has only one worker. No hand-over is then in probation, so no old
-    /// worker can take the traffic back.
+    /// Waits until each model has only one worker. At that point, no hand-over is in probation, so
+    /// no parked worker can take the traffic back.
     pub(crate) async fn settle(&self) -> Result<(), MeasureError> {
         Ok(self.server.wait_children(MODELS).await?)
     }
 
-    /// Returns the worker that serves the small model.
+    /// Returns the worker that currently serves the small model.
     async fn serving_worker(&self) -> Result<ProcessHandle, MeasureError> {
         let status = self.server.model(&model(SMALL)).await?;
         let mut workers = status.workers.iter();
@@ -106,13 +106,13 @@ impl ShadowsliceServer {
         Ok(self.serving_worker().await?.signal(Signal::SIGKILL)?)
     }
 
-    /// Stops the supervisor. Processes or files that remain are an error.
+    /// Stops the supervisor. Returns an error if processes or files remain.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
-/// Returns a configuration whose models have no profile, so the emulated GPU adds no time. All keys
+/// Returns a configuration whose models have no profile, so the emulated GPU adds no time. Keys
 /// keep their defaults unless the load requires other values.
 fn config(models: &[String], http: SocketAddr, grpc: SocketAddr) -> String {
     let models: String = models

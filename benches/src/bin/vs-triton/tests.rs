@@ -40,7 +40,7 @@ fn figures_are_found_only_in_rounds_that_have_them() {
     assert_eq!(Figure::PerSecond.of(&python), None);
 }
 
-/// Returns a result of the kind that `what` produces.
+/// Returns the result of a round with this kind of work, in which every figure is `value`.
 fn round(what: CaseWork, value: f64, others_percent: f64) -> CaseResult {
     match what {
         CaseWork::Load { .. } => CaseResult::Load(RoundResult {

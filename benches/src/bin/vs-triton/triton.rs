@@ -21,17 +21,17 @@ use crate::case::SMALL;
 use crate::change::infer_once;
 use crate::servers::free_address;
 
-/// The maximum time until Triton answers after a start or a load.
+/// The maximum time that the benchmark waits until Triton answers, after a start or a load.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The interval between two checks that test if Triton answers.
+/// The time between two checks of whether Triton answers.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The maximum time for Triton to exit on its own. After a stub has been killed, Triton would take
-/// half a minute.
+/// The maximum time that Triton gets to exit on its own before it is killed. If a stub was killed
+/// earlier, Triton would take half a minute to exit.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The Triton server with its stubs. Dropping this value kills all of them.
+/// The Triton server with its stubs. Dropping this value kills the server and the stubs.
 pub(crate) struct TritonServer {
     child: Child,
     process: ProcessHandle,
@@ -76,8 +76,8 @@ impl TritonServer {
         Ok(metadata["version"].as_str().unwrap_or("unknown").to_owned())
     }
 
-    /// Reloads the small model. Triton ignores a load that changes nothing, so each load changes a
-    /// parameter.
+    /// Reloads the small model. Triton ignores a load that does not change the configuration, so
+    /// each load changes a parameter.
     pub(crate) async fn load(&mut self) -> Result<(), MeasureError> {
         self.loads += 1;
         let tensor =
@@ -88,14 +88,14 @@ impl TritonServer {
             "dynamic_batching": {"max_queue_delay_microseconds": 0},
             "parameters": {"loads": {"string_value": self.loads.to_string()}},
         });
-        // After a kill, the model has no stub.
+        // After a kill, the model has no stub, and the error is ignored.
         let before = self.stub().ok();
         load(self.http, &model(SMALL), &config).await?;
         if Some(self.stub()?) == before { Err("the reload did not replace the stub".into()) } else { Ok(()) }
     }
 
-    /// Returns the stub that serves the small model. This is the newest stub, because the stub of
-    /// an earlier load may still be exiting.
+    /// Returns the stub that serves the small model. If there are several, returns the newest one,
+    /// because the stub of an earlier load may still be exiting.
     fn stub(&self) -> Result<ProcessHandle, MeasureError> {
         let path = format!("/{}/", model(SMALL));
         let serves = |stub: &ProcessHandle| {
@@ -137,7 +137,8 @@ impl TritonServer {
 impl Drop for TritonServer {
     fn drop(&mut self) {
         let stubs = descendants(self.process.pid);
-        // The signals fail only for processes that have already ended.
+        // The results are ignored, because the signals fail only if the processes have already
+        // ended.
         let _ = self.child.start_kill();
         for stub in stubs {
             let _ = stub.signal(Signal::SIGKILL);

@@ -22,17 +22,17 @@ impl fmt::Debug for DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` bytes, at least one, and sets them to zero.
+    /// Allocates `bytes` bytes, but at least one byte, and sets the memory to zero.
     pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
         let failed = cuda_error("allocate memory");
-        // SAFETY: a new allocation affects no other memory. `drop` frees it.
+        // SAFETY: a new allocation affects no other memory. `drop` frees the allocation.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
         let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
         let buffer = Self { start, bytes, context: Arc::clone(&gpu.context) };
         // SAFETY: the memory was allocated with this size, and nothing uses it yet.
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
-        // The call above returns before the memory is set, and the streams of this process do not
-        // wait for that.
+        // `memset_d8_sync` can return before the memory is set, and the streams of this process do
+        // not wait for that.
         gpu.synchronize()?;
         Ok(buffer)
     }
@@ -50,8 +50,8 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // If the context is unusable, the driver has already freed its memory.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the memory, and its owner has synchronised with all work that
-            // used it. If the call fails, the memory is freed when the process exits.
+            // SAFETY: this value owns the memory. The code that used the memory has waited for all
+            // of its work. If the call fails, the memory is freed when the process exits.
             unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
         }
     }

@@ -27,8 +27,8 @@ pub struct GpuFacts {
     pub division: Option<Division>,
 }
 
-/// Initialises the driver without creating a context. If the initialisation fails, opening the GPU
-/// reports the reason.
+/// Initialises the driver without creating a context. A failure of `cuInit` is ignored, because
+/// [`CudaGpu::open`] reports the same failure.
 pub fn initialise() -> Result<(), BootRefusal> {
     open::load_driver().map_err(|why| BootRefusal::Setup(why.to_string()))?;
     result::init().ok();

@@ -22,7 +22,7 @@ const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
 const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
 const MEM_FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
-/// A recorded graph. The memory that the recorded work reads and writes must stay at its address.
+/// A recorded graph. The memory that the recorded work reads and writes must not move.
 pub struct Recording {
     graph: sys::CUgraph,
     context: Arc<CudaContext>,
@@ -37,9 +37,10 @@ pub struct Executable {
 }
 
 // SAFETY: the driver lets any thread use a graph, if no two threads use it at the same time. A
-// `Recording` has one owner, and calls that change it take it by `&mut`.
+// `Recording` has one owner, and all calls that change the recording take it by `&mut`.
 unsafe impl Send for Recording {}
-// SAFETY: the reasons are those of `Recording`; only the owner starts an executable.
+// SAFETY: as with `Recording`, the driver lets any thread use an executable. Only the owner starts
+// it.
 unsafe impl Send for Executable {}
 
 impl fmt::Debug for Recording {
@@ -57,7 +58,8 @@ impl fmt::Debug for Executable {
 /// The reasons why a recording cannot move to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// A kernel of an older kind, which belongs to the context that loaded it.
+    /// The recording contains a kernel of an older kind, which belongs to the context that loaded
+    /// it.
     #[error("the recording has a kernel that is bound to its context")]
     BoundKernel,
     #[error("the CUDA graph has a node of type {0}, which cannot move to a partition")]
@@ -73,7 +75,7 @@ impl CudaGpu {
         self.compute.begin_capture(relaxed).map_err(cuda_error("record a batch"))?;
         let worked = work();
         // A forbidden operation ends the recording and makes this call fail. SAFETY: this value
-        // owns the stream, which has been recording since the call above.
+        // owns the stream, and the call above started a recording on it.
         let graph = unsafe { result::stream::end_capture(self.compute.cu_stream()) };
         let graph = graph.ok().filter(|graph| !graph.is_null());
         let recording = graph.map(|graph| Recording { graph, context: Arc::clone(&self.context) });
@@ -95,13 +97,14 @@ impl CudaGpu {
     }
 
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaError> {
-        // SAFETY: the executable and the stream belong to this process and exist during the call.
+        // SAFETY: the executable and the stream belong to this process, and both exist during the
+        // call.
         let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
         launched.map_err(cuda_error("launch a recorded graph"))
     }
 }
 
-/// A stream that only uploads executables to the GPU.
+/// A stream that is only used to upload executables to the GPU.
 pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
@@ -117,14 +120,15 @@ impl fmt::Debug for UploadStream {
 }
 
 impl Recording {
-    /// Returns an executable on all SMs of the process, on which the work was recorded.
+    /// Returns an executable that runs on all SMs of the process, as the work did when it was
+    /// recorded.
     pub fn instantiate(&self) -> Result<Executable, CudaError> {
         self.instantiate_with(None)
     }
 
-    /// Returns an executable on the SMs of a partition. The executable is already uploaded, so its
-    /// first start takes no longer than later starts. [`Recording::check_movable`] must have
-    /// succeeded.
+    /// Returns an executable that runs on the SMs of a partition. The executable is already
+    /// uploaded, so its first start takes no longer than later starts. Call
+    /// [`Recording::check_movable`] first. It must succeed.
     pub fn instantiate_on(
         &mut self,
         partition: &Arc<GreenContext>,
@@ -133,7 +137,8 @@ impl Recording {
         self.move_to(partition.context()).map_err(cuda_error("move a recorded graph to a partition"))?;
         let executable = self.instantiate_with(Some(Arc::clone(partition)))?;
         let stream = uploads.0.cu_stream();
-        // SAFETY: the executable and the stream belong to this process and exist during the call.
+        // SAFETY: the executable and the stream belong to this process, and both exist during the
+        // call.
         let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
         uploaded.and_then(|()| uploads.0.synchronize()).map_err(cuda_error("upload a recorded graph"))?;
         Ok(executable)
@@ -177,7 +182,8 @@ impl Recording {
                 // SAFETY: the node belongs to this graph, and the node owns its arguments.
                 unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()
             }
-            // The driver may also use SMs for memory sets and copies.
+            // The driver may also use SMs for memory sets and copies, so these nodes move to the
+            // partition too.
             MEMSET => move_memset(node, context),
             MEMCPY => move_memcpy(node, context),
             _ => Ok(()),
@@ -197,7 +203,8 @@ impl Recording {
     }
 }
 
-/// Returns the node's type as a number, because the driver may have more types than the bindings.
+/// Returns the node's type as a number, because the driver may have node types that the bindings do
+/// not define.
 fn type_of(node: sys::CUgraphNode) -> Result<u32, DriverError> {
     let mut kind = u32::MAX;
     // SAFETY: the node exists, and the driver writes one number of this size.
@@ -237,13 +244,14 @@ fn move_memcpy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), Dr
     set_params(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
 }
 
-/// Sets a node's parameters. All of them are zero except for the part that `fill_in` writes.
+/// Sets a node's parameters. All parameters are zero except for those that `fill_in` writes.
 fn set_params(
     node: sys::CUgraphNode,
     kind: sys::CUgraphNodeType,
     fill_in: impl FnOnce(&mut sys::CUgraphNodeParams_st__bindgen_ty_1),
 ) -> Result<(), DriverError> {
-    // SAFETY: this is plain data, for which zeros are valid. Reserved fields must be zero.
+    // SAFETY: the parameters are plain data, for which zeros are valid. Reserved fields must be
+    // zero.
     let mut params: sys::CUgraphNodeParams = unsafe { zeroed() };
     params.type_ = kind;
     fill_in(&mut params.__bindgen_anon_1);
@@ -265,8 +273,8 @@ impl Drop for Recording {
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the executable, and the driver lets a run in progress end
-            // first. If the call fails, the executable is freed when the process exits.
+            // SAFETY: this value owns the executable. The driver first waits for a run in progress.
+            // If the call fails, the executable is freed when the process exits.
             unsafe { result::graph::exec_destroy(self.executable) }.ok();
         }
     }

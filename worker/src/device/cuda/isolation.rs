@@ -1,5 +1,5 @@
-//! A test that partitions of two processes do not overlap if they have no group in common, and do
-//! overlap if they have all groups in common.
+//! A test of partitions in two processes. The partitions must not overlap if they have no group in
+//! common, and must overlap if they have all groups in common.
 //!
 //! One process occupies half of the groups with work that never ends. The other process times a
 //! short kernel, first on the other half and then on the occupied half. On the occupied half, the
@@ -20,11 +20,13 @@ use super::{CudaError, CudaGpu, cuda_error};
 
 const SAMPLES: usize = 21;
 
-/// The number of cycles that the short kernel and each long kernel spin: about 20 us and 3 ms.
+/// The numbers of cycles for which the short kernel and each long kernel spin. They take about 20
+/// us and 3 ms.
 const SHORT_CYCLES: u64 = 40_000;
 const LONG_CYCLES: u64 = 6_000_000;
 
-/// The number of long kernels in the queue, which is large enough to leave no gap between kernels.
+/// The number of long kernels in the queue. It is large enough that the GPU has no gap between two
+/// kernels.
 const QUEUED_KERNELS: usize = 4;
 
 /// The number of threads in a block. Two such blocks fill an SM.
@@ -64,7 +66,7 @@ pub enum IsolationError {
 #[derive(Debug, Serialize)]
 pub struct Isolation {
     pub division: Division,
-    /// The time while no other process uses the GPU.
+    /// The time while only this process uses the GPU.
     pub alone_us: f64,
     /// The time while another process occupies the other half.
     pub apart_us: f64,
@@ -72,8 +74,8 @@ pub struct Isolation {
     pub together_us: f64,
 }
 
-/// Measures the times. `holder` starts the other process, which receives the groups to occupy as
-/// its last argument.
+/// Measures the times. `holder` is the command that starts the other process. This function appends
+/// the groups to occupy as the last argument.
 pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let division = groups.division().clone();
@@ -94,7 +96,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
         timed.sort_by(f64::total_cmp);
         Ok::<f64, CudaError>(timed[SAMPLES / 2])
     };
-    // The first run is slower than later runs, so its time is ignored.
+    // The result of the first run is ignored, because the first run is slower than later runs.
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -124,8 +126,8 @@ impl HolderProcess {
     }
 }
 
-/// Keeps the groups busy until the standard input ends. Writes to the standard output once the
-/// groups are busy.
+/// Keeps the groups busy until the standard input ends. Writes a line to the standard output once
+/// the groups are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;
@@ -134,8 +136,8 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let blocks = 2 * groups.division().sms(held).0;
     let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        // A read error ends the process as well. If nothing receives the message, the process is
-        // already ending.
+        // A read error also ends the process. If this send fails, the receiver has already exited,
+        // and the process is ending.
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
         stop_tx.send(()).ok();
     });
@@ -160,7 +162,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     Ok(spin.finish(&stream)?)
 }
 
-/// The loaded kernel that spins.
+/// The spinning kernel, loaded into the driver.
 struct SpinKernel {
     module: sys::CUmodule,
     function: sys::CUfunction,

@@ -55,8 +55,8 @@ pub struct CudaGpu {
     sms: Sms,
 }
 
-/// The events of one batch. The number of slots limits the batches that are on the GPU at the same
-/// time.
+/// The events of one batch. The GPU has [`IN_FLIGHT`] sets of events, one for each batch that can
+/// be in flight.
 struct BatchEvents {
     copied: CudaEvent,
     start: CudaEvent,
@@ -101,7 +101,8 @@ impl CudaGpu {
         Ok(Self { context, compute, copies, events, completions, sms })
     }
 
-    /// Returns the number of SMs that MPS actually assigned, as the device reports it.
+    /// Returns the number of SMs that MPS actually assigned to this process, as the driver reports
+    /// it.
     pub fn sms(&self) -> Sms {
         self.sms
     }
@@ -130,7 +131,7 @@ impl CudaGpu {
         wake(&self.completions);
     }
 
-    /// Allows this thread to call the driver.
+    /// Binds the context to this thread, so that the thread can call the driver.
     pub fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(cuda_error("bind the context to a thread"))
     }
@@ -157,8 +158,8 @@ impl CudaGpu {
         copied.map_err(cuda_error("copy an input"))
     }
 
-    /// Starts the batch of this slot, whose inputs are being copied. All work that is put on the
-    /// stream from now on belongs to this batch.
+    /// Starts the batch of this slot. The copies of its inputs may still be in progress. All work
+    /// that is queued on the compute stream after this call belongs to this batch.
     pub fn start(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.copied.record(&self.copies).map_err(cuda_error("record the end of a copy"))?;
@@ -184,20 +185,20 @@ impl CudaGpu {
         copied.result().map_err(cuda_error("copy an answer"))
     }
 
-    /// Marks the end of this slot's batch, all of whose work is on the stream.
+    /// Marks the end of this slot's batch. All work of the batch must already be on the stream.
     pub fn end(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
         let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the callback only writes to the event file, which is closed after the stream has
-        // ended.
+        // SAFETY: the callback only writes to the event file. The file is closed after all work on
+        // the stream has ended.
         let launched = unsafe {
             result::stream::launch_host_function(self.compute.cu_stream(), signal_completion, file)
         };
         launched.map_err(cuda_error("add a callback to the stream"))
     }
 
-    /// Returns the time that the batch took, or `None` if it is still executing.
+    /// Returns the time that this slot's batch took, or `None` if the batch is still executing.
     pub fn execution_time(&self, slot: u8) -> Result<Option<Duration>, CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         if !events.end.try_is_complete().map_err(cuda_error("query the end of a batch"))? {
@@ -207,7 +208,7 @@ impl CudaGpu {
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
-    /// Returns a mark after all work that is on the compute stream so far.
+    /// Returns a mark that comes after all work that is already on the compute stream.
     pub fn mark(&self) -> Result<StreamMark, CudaError> {
         self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
@@ -223,18 +224,19 @@ impl CudaGpu {
 }
 
 impl StreamMark {
-    /// Waits until the GPU has finished all work before the mark. Returns early if the context is
-    /// lost, because the GPU then runs none of that work.
+    /// Waits until the GPU has finished all work before the mark. If the context is lost, returns
+    /// early, because the GPU then runs none of that work.
     pub fn wait(self) {
         self.0.synchronize().ok();
     }
 }
 
 impl Drop for CudaGpu {
-    /// Waits for the GPU. Under MPS, a process that exits while a kernel executes can disturb other
-    /// processes on the GPU.
+    /// Waits until the GPU has finished all work. Under MPS, a process that exits while one of its
+    /// kernels executes can disturb other processes on the GPU.
     fn drop(&mut self) {
-        // If this call fails, the context is unusable and nothing executes.
+        // If this call fails, the context is unusable, and the GPU executes none of this process's
+        // work.
         self.context.synchronize().ok();
     }
 }
@@ -250,8 +252,8 @@ impl BatchEvents {
     }
 }
 
-/// Signals the end of a batch. This function runs on one of CUDA's threads, which must not call
-/// CUDA.
+/// Signals the end of a batch. This function runs on one of CUDA's threads, which are not allowed
+/// to call CUDA.
 unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
     let file = file.addr() as i32;
     // SAFETY: the event file is open while the stream exists.
@@ -259,6 +261,6 @@ unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
 }
 
 fn wake(file: impl AsFd) {
-    // If the counter is full, the write fails, but the descriptor is already readable.
+    // If the event counter is full, the write fails, but the descriptor is then already readable.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
 }

@@ -1,4 +1,4 @@
-//! Opens the GPU. Under MPS, this may have to wait for the MPS server.
+//! Opens the GPU. Under MPS, the process may first have to wait for the MPS server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 
 use crate::clock::{after, now_ns};
 
-/// The maximum time to wait for the MPS server, which may be starting or cleaning up after a
-/// client.
+/// The maximum time to wait for the MPS server. The server may be starting, or may be cleaning up
+/// after a client.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time between two attempts to connect to the MPS server, which does not signal that it is
-/// ready.
+/// The time between two attempts to connect to the MPS server. The server does not signal when it
+/// is ready.
 const SERVER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,8 @@ pub(super) enum GpuOpenError {
     Driver(#[source] DriverError),
 }
 
-/// Returns the primary context of the first visible GPU. Engines use the same context.
+/// Returns the primary context of the first visible GPU. Inference engines such as ONNX Runtime use
+/// this context too.
 pub(super) fn context() -> Result<Arc<CudaContext>, GpuOpenError> {
     load_driver()?;
     let deadline_ns = after(now_ns(), SERVER_TIMEOUT);
@@ -49,13 +50,13 @@ pub(super) fn load_driver() -> Result<(), GpuOpenError> {
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(GpuOpenError::NoDriver) }
 }
 
-/// Makes threads that wait for the GPU sleep instead of spin.
+/// Makes threads sleep instead of spin while they wait for the GPU.
 fn use_blocking_waits(context: Arc<CudaContext>) -> Result<Arc<CudaContext>, DriverError> {
     context.set_blocking_synchronize()?;
     Ok(context)
 }
 
-/// Returns true if the server currently accepts no new client. This happens while the server
+/// Returns true if the MPS server currently accepts no new client. This happens while the server
 /// starts, recovers from a fault or cleans up after a client.
 fn is_not_ready(error: DriverError) -> bool {
     use sys::CUresult::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};

@@ -1,7 +1,8 @@
 //! Partitions of the GPU inside this process: green contexts, each on some of the groups of SMs.
 //!
 //! NVIDIA does not document the order of the groups. Shadowslice therefore tests each GPU
-//! (`shadowslice-worker --probe partitions`) before it relies on identical groups in all processes.
+//! (`shadowslice-worker --probe partitions`) before it relies on the order being the same in all
+//! processes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,16 +24,16 @@ pub struct SmGroups {
     context: Arc<CudaContext>,
 }
 
-/// A context on the SMs of some groups.
+/// A context whose work runs on the SMs of some groups.
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
     primary: Arc<CudaContext>,
 }
 
-// SAFETY: these are descriptions of SMs, which no code changes.
+// SAFETY: this type only holds descriptions of SMs, and no code changes them.
 unsafe impl Send for SmGroups {}
-// SAFETY: the driver lets several threads use a context at the same time, and lets any thread
+// SAFETY: the driver lets several threads use a green context at the same time, and lets any thread
 // destroy it.
 unsafe impl Send for GreenContext {}
 // SAFETY: the reasons for `Send` apply here too.
@@ -81,8 +82,8 @@ impl SmGroups {
         let count = u32::try_from(resources.len()).expect("a handful of groups");
         let (mut description, mut green, mut context) = (null_mut(), null_mut(), null_mut());
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: the resources come from one division, and the driver fills in each handle that a
-        // pointer refers to.
+        // SAFETY: the resources come from one division of the GPU. Each handle pointer refers to a
+        // local variable, which the driver fills in.
         unsafe {
             sys::cuDevResourceGenerateDesc(&mut description, resources.as_mut_ptr(), count)
                 .result()
@@ -92,7 +93,7 @@ impl SmGroups {
                 .map_err(&failed)?;
         }
         let primary = Arc::clone(&self.context);
-        // SAFETY: the call above created the context.
+        // SAFETY: `cuGreenCtxCreate` succeeded above, so `green` is valid.
         let known = unsafe { sys::cuCtxFromGreenCtx(&mut context, green) }.result();
         let green = GreenContext { green, context, primary };
         known.map(|()| green).map_err(failed)
@@ -103,7 +104,8 @@ impl SmGroups {
 fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     let mut count = u32::try_from(MAX_GROUPS).expect("a small number");
-    // SAFETY: this is plain data, for which zeros are valid. The driver fills it in below.
+    // SAFETY: the resources are plain data, for which zeros are valid. The driver fills them in
+    // below.
     let (mut all, mut rest): (sys::CUdevResource, sys::CUdevResource) = unsafe { (zeroed(), zeroed()) };
     // SAFETY: zeros are valid here too.
     let mut groups: Vec<sys::CUdevResource> = (0..count).map(|_| unsafe { zeroed() }).collect();
@@ -115,8 +117,8 @@ fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
             .result()?;
     }
     groups.truncate(count as usize);
-    // SAFETY: resources of the type SM have the field `smCount`. If no SMs remain, `rest` has no
-    // type.
+    // SAFETY: resources of the type SM have the field `smCount`. If no SMs remain, `rest` does not
+    // have that type, and the field is not read.
     let left_over = rest.type_ == kind && unsafe { rest.__bindgen_anon_1.sm.smCount } > 0;
     groups.extend(left_over.then_some(rest));
     Ok(groups)
@@ -156,7 +158,8 @@ impl SmGroups {
     pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaError> {
         let context = self.context(groups)?;
         let stream = context.stream()?;
-        // `PartitionStream` destroys the stream before its context.
+        // `GreenStream` must not destroy the stream here. `PartitionStream` destroys it later,
+        // before it destroys the context.
         let raw = stream.raw();
         std::mem::forget(stream);
         Ok(PartitionStream { stream: raw, context: Arc::new(context) })
@@ -176,8 +179,8 @@ impl PartitionStream {
 
 impl Drop for PartitionStream {
     fn drop(&mut self) {
-        // SAFETY: this value owns the stream, and the context exists. If the call fails, the stream
-        // is freed when the process exits.
+        // SAFETY: this value owns the stream, and its context still exists. If the call fails, the
+        // stream is freed when the process exits.
         unsafe { result::stream::destroy(self.stream) }.ok();
     }
 }
@@ -196,8 +199,8 @@ impl GreenStream<'_> {
 
 impl Drop for GreenStream<'_> {
     fn drop(&mut self) {
-        // SAFETY: this value owns the stream, and the context exists. If the call fails, the stream
-        // is freed when the process exits.
+        // SAFETY: this value owns the stream, and its context still exists. If the call fails, the
+        // stream is freed when the process exits.
         unsafe { result::stream::destroy(self.stream) }.ok();
     }
 }
@@ -205,9 +208,9 @@ impl Drop for GreenStream<'_> {
 impl Drop for GreenContext {
     fn drop(&mut self) {
         if self.primary.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the context. All work that uses the context holds a reference
-            // to this value, so that work has ended. If the call fails, the context is freed when
-            // the process exits.
+            // SAFETY: this value owns the context. Each user of the context held a reference to
+            // this value until its work ended. If the call fails, the context is freed when the
+            // process exits.
             unsafe { sys::cuGreenCtxDestroy(self.green) }.result().ok();
         }
     }

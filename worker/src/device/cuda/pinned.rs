@@ -9,7 +9,7 @@ use super::CudaGpu;
 
 /// Registers the slabs with the driver, so that copies do not go through the driver's own buffers.
 /// The slabs stay mapped while the process uses the GPU. If the driver refuses the registration,
-/// copies are only slower.
+/// the worker still works, but copies are slower.
 pub fn pin(gpu: &CudaGpu, requests: &ReadableSlab, responses: &AnswerWriter) {
     let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
     if gpu.context.attribute(supported).unwrap_or(0) != 0 {

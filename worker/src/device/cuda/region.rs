@@ -31,13 +31,14 @@ impl fmt::Debug for SharedRegion {
     }
 }
 
-// SAFETY: the driver lets any thread use a mapping and remove it, and this value does not change.
+// SAFETY: the driver lets any thread use a mapping and remove it. This value does not change.
 unsafe impl Send for SharedRegion {}
 // SAFETY: the reasons for `Send` apply here too.
 unsafe impl Sync for SharedRegion {}
 
 impl SharedRegion {
-    /// Allocates `bytes` bytes of memory, lets `fill` write to it, and then makes it read-only.
+    /// Allocates `bytes` bytes of memory, lets `fill` write to the memory, and then makes the
+    /// memory read-only.
     pub fn filled<E: From<CudaError>>(
         gpu: &CudaGpu,
         bytes: usize,
@@ -126,8 +127,8 @@ impl Drop for SharedRegion {
     fn drop(&mut self) {
         // If the context is unusable, its mappings no longer exist.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: the addresses are mapped in this size, and the owner has synchronised with
-            // all work that used them.
+            // SAFETY: the addresses are mapped in this size. The owner has waited for all work that
+            // used them.
             unsafe {
                 sys::cuMemUnmap(self.address(), self.mapped);
                 sys::cuMemAddressFree(self.address(), self.mapped);
@@ -137,14 +138,14 @@ impl Drop for SharedRegion {
     }
 }
 
-/// The parameters of a mapping that has not been made yet.
+/// The parameters of a mapping to create.
 struct Mapping {
     file: OwnedFd,
     memory: sys::CUmemGenericAllocationHandle,
     mapped: usize,
 }
 
-/// Write access to a new region.
+/// Write access to a new region, before the region becomes read-only.
 #[derive(Debug)]
 pub struct Writer<'r> {
     region: &'r SharedRegion,
@@ -165,8 +166,8 @@ impl Writer<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the destination is within the region, which nothing uses yet. The call returns
-        // when it has read all bytes.
+        // SAFETY: the destination is within the region, and no other code uses the region yet. When
+        // the call returns, it has read all bytes.
         unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
             .map_err(cuda_error("copy weights"))
     }

@@ -1,5 +1,5 @@
-//! Bound batches: the GPU tensors for batches of one form, and the way in which such a batch is
-//! executed.
+//! Bound batches. A bound batch consists of the GPU tensors for batches of one form, and the way to
+//! execute these batches.
 #![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
 
 use std::collections::BTreeMap;
@@ -31,15 +31,15 @@ pub(super) struct BatchForm {
 }
 
 impl BatchForm {
-    /// Returns true if a batch of the form `other` fits into the tensors of this form, padded if
-    /// necessary.
+    /// Returns true if a batch of the form `other` fits into the tensors of this form. The batch
+    /// may need padding rows.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
     }
 }
 
-/// The tensors of batches of one form. They share no memory with computations, so a batch can be
-/// copied in while the previous batch executes.
+/// The tensors of batches of one form. They share no memory with intermediate tensors, so the
+/// worker can copy a batch's inputs while the previous batch executes.
 #[derive(Debug)]
 pub(super) struct BoundBatch {
     pub(super) form: BatchForm,
@@ -73,11 +73,11 @@ fn allot_outputs(
     outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| run_failure(&fault)))
 }
 
-/// A session of the model, by its index.
+/// A reference to a session of the model, by the session's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionRef {
     pub(super) index: usize,
-    /// True if all work of the session runs on the GPU, so that the work can be recorded.
+    /// True if all work of the session runs on the GPU, so that CUDA can record the work.
     pub(super) recordable: bool,
 }
 
@@ -86,15 +86,16 @@ pub(super) struct SessionRef {
 pub(super) enum ExecutionMode {
     /// ONNX Runtime executes the operators one by one, and allocates the outputs.
     Eager(Box<IoBinding>),
-    /// A recording is replayed and writes outputs at fixed addresses. Without a recording, ONNX
-    /// Runtime chooses the algorithm of each convolution again whenever the batch size changes.
+    /// The GPU replays a recording, which writes outputs at fixed addresses. Without a recording,
+    /// ONNX Runtime chooses the algorithm of each convolution again whenever the batch size
+    /// changes.
     Recorded(RecordedBatch),
 }
 
 /// The recording of a bound batch.
 #[derive(Debug)]
 pub(super) struct RecordedBatch {
-    /// The executable on all SMs of the process.
+    /// The executable that runs on all SMs of the process.
     pub(super) whole: Executable,
     pub(super) recording: usize,
     pub(super) outputs: Vec<OutputBuffer>,
@@ -107,12 +108,12 @@ pub(super) struct OutputBuffer {
     pub(super) buffer: Rc<DeviceBuffer>,
 }
 
-/// The largest buffer so far for each input and output of each slot. A slot holds one batch at a
-/// time, so batches of all sizes use the same buffers.
+/// The largest buffer so far for each input and output of each slot. A slot holds only one batch at
+/// a time, so batches of all sizes can share its buffers.
 #[derive(Debug, Default)]
 pub(super) struct Buffers(BTreeMap<(u8, TensorId), Rc<DeviceBuffer>>);
 
-/// The identity of a tensor within a model.
+/// The identity of an input or output tensor within a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TensorId {
     Input(usize),
@@ -199,8 +200,8 @@ impl Binder<'_> {
         let start = buffer.start().as_ptr().cast();
         let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
         let mut value = std::ptr::null_mut();
-        // SAFETY: the memory is at least as large as the shape requires, and outlives the value:
-        // bindings are dropped before buffers.
+        // SAFETY: the memory is at least as large as the shape requires. It outlives the value,
+        // because bindings are dropped before buffers.
         ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
         let value = NonNull::new(value).expect("the call above created the value");
         // SAFETY: the value is a tensor and has no other owner.
@@ -209,9 +210,9 @@ impl Binder<'_> {
 }
 
 impl Recorder<'_> {
-    /// Records the batch, if that is possible, and records it `copies` more times. Returns the
-    /// additional recordings. The inputs must be in place. The batch runs once before the
-    /// recording, so that all one-time work is already done.
+    /// Records the batch if CUDA can record it, and then records it `copies` more times. Returns
+    /// the additional recordings. The inputs must already be in place. The batch runs once before
+    /// the recording, so that all one-time work is already done.
     pub(super) fn record(
         &mut self,
         bound: &mut BoundBatch,
@@ -243,8 +244,8 @@ impl Recorder<'_> {
         };
         let Some(recording) = record()? else {
             allot_outputs(binding, outputs, self.maker.memory)?;
-            // The driver also reports a failed recording to the next call. This run receives that
-            // error, so that no later run does.
+            // After a failed recording, the driver reports the error again at the next call. This
+            // extra run receives that error, so that no later run receives it.
             self.session.run_binding_with_options(binding, self.options).ok();
             return Ok(Vec::new());
         };

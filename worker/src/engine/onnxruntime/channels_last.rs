@@ -1,5 +1,5 @@
-//! Convolutions with channels last (NHWC), the layout that tensor cores need. With channels first,
-//! cuDNN transposes inputs and outputs in every batch.
+//! Convolutions with channels last (NHWC), the layout that tensor cores need. If convolutions use
+//! channels first instead, cuDNN transposes their inputs and outputs in every batch.
 //!
 //! ONNX Runtime transposes a model's activations when it optimises the model. It transposes the
 //! weights only when a session loads them, into the session's own memory. This module therefore
@@ -18,14 +18,14 @@ use prost::encoding::{encode_key, encode_varint, int64, string};
 
 use super::model_file::{ExternalTensor, NodeProto, read};
 
-/// The domain that ONNX Runtime gives to operators whose activations it has transposed.
+/// The domain of the operators whose activations ONNX Runtime has transposed.
 const NHWC_DOMAIN: &str = "com.ms.internal.nhwc";
 
-/// The operator of [`DOMAIN`] whose weights have channels last as well.
+/// The operator of [`DOMAIN`] that takes its activations and its weights with channels last.
 const OPERATOR: &str = "NhwcConv";
 const DOMAIN: &str = "com.microsoft";
 
-/// The field numbers of ONNX's messages.
+/// The field numbers in ONNX's protocol buffer messages.
 const GRAPH: u32 = 7;
 const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
@@ -51,7 +51,7 @@ pub(super) fn transpose(model: &Path, weights: &Path) -> io::Result<()> {
     std::fs::write(model, rewritten(&bytes, &transposed)?)
 }
 
-/// Returns the tensors that are only used as weights of transposed convolutions.
+/// Returns the tensors whose only use is as weights of transposed convolutions.
 fn convolved_only<'t>(
     nodes: &[NodeProto],
     tensors: impl Iterator<Item = &'t ExternalTensor>,
@@ -71,7 +71,8 @@ fn is_nhwc_convolution(node: &NodeProto) -> bool {
     node.operator == "Conv" && node.domain == NHWC_DOMAIN
 }
 
-/// Transposes outputs × inputs × height × width to outputs × height × width × inputs.
+/// Transposes a weight tensor from outputs × inputs × height × width to outputs × height × width ×
+/// inputs.
 fn transpose_weights(file: &File, tensor: &ExternalTensor) -> io::Result<()> {
     let bytes = tensor.bytes.and_then(|bytes| usize::try_from(bytes).ok());
     let bytes = bytes.ok_or_else(|| io::Error::other("a tensor of the model has no length"))?;
@@ -98,8 +99,8 @@ fn transpose_weights(file: &File, tensor: &ExternalTensor) -> io::Result<()> {
     file.write_all_at(&transposed, tensor.offset)
 }
 
-/// Returns the content of the model's file with transposed weights. All other fields stay,
-/// including unknown fields.
+/// Returns the content of the model's file after the weights are transposed. Keeps all other
+/// fields, including unknown ones.
 fn rewritten(model: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
     let mut whole = Vec::with_capacity(model.len());
     each_field(model, |field| {
@@ -121,7 +122,8 @@ fn graph(graph: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Resu
                 let weights = node.inputs.get(1).filter(|_| is_nhwc_convolution(&node));
                 let mut content = field.content.to_vec();
                 if weights.is_some_and(|name| transposed.contains_key(name.as_str())) {
-                    // If a field occurs twice, decoders use the last occurrence.
+                    // These fields override the existing ones, because decoders use the last
+                    // occurrence of a field.
                     string::encode(NODE_OPERATOR, &OPERATOR.to_owned(), &mut content);
                     string::encode(NODE_DOMAIN, &DOMAIN.to_owned(), &mut content);
                 }
@@ -151,7 +153,7 @@ fn initializer(tensor: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> i
     Ok(whole)
 }
 
-/// A field of a message.
+/// A field of a protocol buffer message.
 struct Field<'m> {
     number: u32,
     /// The bytes of the field, including its key.
@@ -211,7 +213,8 @@ mod tests {
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
             let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
-            // The module does not interpret this field, which is the version of the format.
+            // This field is the version of the format. The module does not interpret it, and must
+            // keep it.
             prost::encoding::int64::encode(1, &8, &mut bytes);
             std::fs::write(&model, bytes).unwrap();
             std::fs::write(&weights, [numbered(), numbered()].concat()).unwrap();

@@ -1,5 +1,5 @@
-//! The constants in a model's file, as candidates for made-up inputs. Models often compare inputs
-//! with constants, such as a rate that selects a branch, or the categories of an encoder.
+//! The constants in a model's file, which are candidates for made-up inputs. Models often compare
+//! inputs with constants, such as a rate that selects a branch, or the categories of an encoder.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,10 +7,11 @@ use std::path::Path;
 use prost::Message;
 use prost::bytes::Bytes;
 
-/// The maximum number of constants of each kind.
+/// The maximum number of integers, and of strings, that are kept.
 const MAX_CONSTANTS: usize = 32;
 
-/// The maximum number of elements of a constant. Larger tensors are weights.
+/// The maximum number of elements of a tensor that counts as a constant. Larger tensors are
+/// weights.
 const MAX_ELEMENTS: usize = 4;
 
 /// ONNX's numbers for the datatypes INT32 and INT64.
@@ -24,7 +25,7 @@ pub struct Constants {
     pub texts: Vec<String>,
 }
 
-/// The fields of a model's file that are read here. The field numbers are those of onnx.proto.
+/// The fields of a model's file that this module reads, with the field numbers of onnx.proto.
 #[derive(Message)]
 struct ModelFile {
     #[prost(message, optional, tag = "7")]
@@ -68,7 +69,7 @@ struct TensorPart {
 }
 
 impl Constants {
-    /// Reads the constants of a model's file. Returns none if the file cannot be read.
+    /// Reads the constants from a model's file. Returns no constants if the file cannot be read.
     pub fn of(model: &Path) -> Self {
         let read = std::fs::read(model).ok().and_then(|bytes| ModelFile::decode(Bytes::from(bytes)).ok());
         let Some(graph) = read.and_then(|model| model.graph) else { return Self::default() };

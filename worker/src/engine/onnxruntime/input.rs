@@ -89,8 +89,8 @@ where
     typed(buffer.whole(inputs, input))
 }
 
-/// Returns the booleans in place, unless a byte is neither 0 nor 1. A Rust `bool` must not have any
-/// other value.
+/// Returns the booleans of an input. The input of a single request is read in place, unless a byte
+/// is neither 0 nor 1. Such a byte would be an invalid `bool` in Rust.
 fn booleans<'b>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [bool] {
     if inputs.requests() == 1
         && let Ok(booleans) = <[bool]>::try_ref_from_bytes(inputs.part(0, input))

@@ -1,5 +1,6 @@
 //! Instantiates a model's recordings on partitions. Once the worker serves, a separate thread
-//! instantiates them one by one, beginning with the recordings for which a batch waits.
+//! instantiates the recordings one by one. It begins with the recordings for which a batch is
+//! waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use crate::device::cuda::partition::GreenContext;
 use crate::device::cuda::{CudaError, CudaGpu, StreamMark};
 
 /// The values of `first` that are not the number of a recording. `NOT_URGENT` means that no
-/// recording is urgent, and the other value means that the order is cancelled.
+/// recording is urgent, and `CANCELLED` means that the order is cancelled.
 pub(super) const NOT_URGENT: usize = usize::MAX;
 pub(super) const CANCELLED: usize = usize::MAX - 1;
 
@@ -23,7 +24,7 @@ pub(super) struct InstantiateOrder {
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
-    /// The executables of the partition that previously used this recording set.
+    /// The executables of the last partition that used this recording set.
     pub(super) stale: Option<StaleExecutables>,
 }
 
@@ -34,7 +35,7 @@ pub(super) struct StaleExecutables {
     pub(super) last_use: Option<StreamMark>,
 }
 
-/// A report of the instantiator.
+/// An event that the instantiator reports.
 #[derive(Debug)]
 pub(super) enum InstantiatorEvent {
     /// The result of instantiating one recording.
@@ -43,11 +44,11 @@ pub(super) enum InstantiatorEvent {
     Finished { groups: Groups },
 }
 
-/// One copy of each of a model's recordings. A set can be ready on only one partition at a time.
+/// One copy of each recording of a model. A set can be ready on only one partition at a time.
 #[derive(Debug, Default)]
 struct RecordingSet(Vec<Recording>);
 
-/// An order, with the recordings that have not been instantiated yet.
+/// An order, with the numbers of the recordings that are not instantiated yet.
 #[derive(Debug)]
 struct Unfinished {
     order: InstantiateOrder,
@@ -83,8 +84,8 @@ impl Drop for StaleExecutables {
 }
 
 impl Unfinished {
-    /// Returns the urgency of the order. Cancelled orders come first, because a caller waits for
-    /// their end.
+    /// Returns the urgency of the order. A cancelled order is the most urgent, because the serving
+    /// thread waits for its end.
     fn urgency(&self) -> u8 {
         match self.order.first.load(Ordering::Acquire) {
             CANCELLED => 2,
@@ -101,7 +102,7 @@ impl Instantiator {
         Ok(Self { sets, uploads, unfinished: Vec::new(), gpu })
     }
 
-    /// Adds the copies of a recording, one for each set, and returns the recording's number.
+    /// Adds a recording, with one copy for each set. Returns the recording's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         let number = self.sets[0].0.len();
         for (set, recording) in self.sets.iter_mut().zip(copies) {
@@ -122,7 +123,7 @@ impl Instantiator {
         order_rx: &Receiver<InstantiateOrder>,
         mut report: impl FnMut(InstantiatorEvent),
     ) {
-        // Without the context every order fails, and each failure is reported.
+        // If the thread cannot bind the context, every order fails, and each failure is reported.
         self.gpu.bind().ok();
         loop {
             let order = match self.unfinished.is_empty() {
@@ -143,7 +144,7 @@ impl Instantiator {
     }
 
     fn step(&mut self, report: &mut impl FnMut(InstantiatorEvent)) {
-        // Among equally urgent orders, the last one comes first.
+        // Among equally urgent orders, the newest order comes first.
         let next = (0..self.unfinished.len()).max_by_key(|&index| self.unfinished[index].urgency());
         let Some(index) = next else { return };
         let Unfinished { order, left } = &mut self.unfinished[index];

@@ -1,5 +1,5 @@
-//! The libraries that a worker can load. This process loads them in the same way as a worker, which
-//! does not touch the GPU.
+//! The libraries that a worker can load. This process loads them in the same way as a worker, and
+//! does not access the GPU.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Library, linker_says, providers};
 
-/// Tries to load each library. The errors are those of the dynamic linker or of ONNX Runtime.
+/// Tries to load each library. The error texts come from the dynamic linker or from ONNX Runtime.
 pub fn try_libraries(onnxruntime: Option<&Path>) -> Value {
     json!({
         "libcuda": load("libcuda.so.1"),
@@ -32,9 +32,9 @@ fn load(name: &str) -> Result<(), String> {
     ort::util::preload_dylib(name).map_err(|fault| linker_says(&fault))
 }
 
-/// Returns the major version of the CUDA libraries among the loaded files, for example 13. A worker
-/// always loads the libraries of CUDA 13. If there are two versions, the lower version is therefore
-/// that of the provider.
+/// Returns the major version of the CUDA libraries that the provider uses, for example 13. This
+/// process always loads the libraries of CUDA 13. If `files` contains two versions, the provider
+/// has therefore loaded the lower one.
 fn cuda_version(files: &str) -> Option<u32> {
     let versions = files.split("libcublas.so.").skip(1);
     versions.filter_map(|rest| rest.split(['.', '\n']).next()?.parse().ok()).min()

@@ -1,4 +1,4 @@
-//! Loads a model's sessions on a GPU.
+//! The loader of a model's sessions on a GPU.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,13 +29,13 @@ pub(super) struct Loader {
     /// The large tensors of the optimised forms, which all sessions share.
     pub(super) weights: Weights,
     pub(super) unshared: Option<String>,
-    /// True if the model's convolutions use channels last. Becomes false if the model cannot be
-    /// loaded with channels last.
+    /// True if the model's convolutions use channels last. Becomes false if the model does not load
+    /// with channels last.
     pub(super) channels_last: bool,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
-/// Permission for the host's CPU to compute operators that the providers do not support.
+/// The permission to compute operators on the host's CPU if the providers do not support them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
     Allowed,
@@ -47,8 +47,8 @@ pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
     /// Returns a session for all shapes in which the named axes have these lengths. The session
-    /// loads the model's optimised form, which is created first if necessary. If the form cannot be
-    /// created or used, the session still works, but needs more time and memory.
+    /// loads the model's optimised form. If that form does not exist yet, creates it first. If the
+    /// form cannot be created or used, the session still works, but needs more time and memory.
     pub(super) fn session(
         &mut self,
         fallback: Fallback,
@@ -77,7 +77,8 @@ impl Loader {
             None => match optimised.keep(&name, |file| self.optimise(fallback, lengths, file)) {
                 Ok(kept) => kept.map_err(|error| chain(&error)),
                 Err(refusal) if needs_processor(&refusal) => return Err(refusal),
-                // The cause may be a full disk. The load below reports errors of the model itself.
+                // The cause may be a full disk, so this is not fatal. If the model itself is at
+                // fault, the load below fails too.
                 Err(refusal) => Err(refusal.to_string()),
             },
         };
@@ -132,7 +133,7 @@ impl Loader {
         OnnxSession::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
     }
 
-    /// Returns the file that describes the operators in the form in which they run.
+    /// Returns the file that describes the operators as ONNX Runtime executes them.
     pub(super) fn graph(&self) -> PathBuf {
         let form = self
             .optimised
@@ -162,12 +163,13 @@ impl Loader {
         }
         if scratch == Scratch::Shared {
             builder = builder.with_env_allocators().map_err(refused)?;
-            // A memory pattern would be one large block, in addition to the blocks of the first
-            // execution.
+            // A memory pattern would allocate one large block, in addition to the blocks of the
+            // first execution.
             builder = builder.with_memory_pattern(false).map_err(refused)?;
         }
         if fallback == Fallback::Forbidden {
-            // A failure is expected here, and ONNX Runtime must not log it as an error.
+            // The session may fail here although the model is correct. ONNX Runtime must not log
+            // that as an error.
             builder = builder.with_disable_cpu_fallback().map_err(refused)?;
             builder = builder.with_log_level(LogLevel::Fatal).map_err(refused)?;
         }
@@ -182,7 +184,7 @@ fn needs_processor(refusal: &BootRefusal) -> bool {
 }
 
 /// Returns the lengths of a model's dynamic axes in a batch of this form. Returns `None` if a
-/// dynamic axis has no name, or if one name has two lengths.
+/// dynamic axis has no name, or if two axes with the same name have different lengths.
 pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     let mut lengths = Lengths::new();
     for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {
@@ -197,8 +199,8 @@ pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     Some(lengths)
 }
 
-/// Returns one entry for each axis of an input: its name if the axis is dynamic, otherwise `None`.
-/// Returns `None` for the whole input if a dynamic axis has no name.
+/// Returns one entry for each axis of an input: the axis's name if the axis is dynamic, otherwise
+/// `None`. Returns `None` for the whole input if a dynamic axis has no name.
 fn open_axes(outlet: &Outlet) -> Option<Vec<Option<String>>> {
     let ValueType::Tensor { shape, dimension_symbols, .. } = outlet.dtype() else { return None };
     let axes = shape.iter().zip(dimension_symbols.iter());

@@ -1,5 +1,6 @@
-//! ONNX Runtime, whose library is loaded at run time. On an emulated device it computes on the CPU.
-//! On a real GPU it uses the providers of the assignment.
+//! The engine ONNX Runtime, which the worker loads as a library at run time. On an emulated device,
+//! ONNX Runtime computes on the CPU. On a real GPU, it uses the execution providers that the
+//! supervisor assigns.
 
 mod bound;
 mod channels_last;
@@ -44,8 +45,8 @@ pub use on_gpu::GpuEngine;
 pub(super) use on_gpu::RetainedModel;
 use shadowslice_shared::errors::chain;
 
-/// Sets the environment variables that must be set before any library is loaded. `cache` is the
-/// folder of the model's optimised forms.
+/// Sets the environment variables that libraries read when they are loaded. Call this before any
+/// library is loaded. `cache` is the folder of the model's optimised forms.
 pub(super) fn prepare(model: &Path, cache: &Path) {
     if Optimised::is_convolutional(cache, model) {
         providers::give_small_workspaces();
@@ -59,11 +60,11 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads the library. If `gpu` is true, also loads the libraries that it needs to compute on
-    /// GPUs. This does not touch the GPU. Call it only once in a process.
+    /// Loads the library. If `gpu` is true, also loads the libraries that ONNX Runtime needs to
+    /// compute on GPUs. Loading does not access the GPU. Call this only once in a process.
     ///
-    /// The supervisor sets `ORT_DISABLE_TELEMETRY`, because the library sends its first event
-    /// before a call from here could disable telemetry.
+    /// The supervisor sets `ORT_DISABLE_TELEMETRY`. A call from here would be too late, because the
+    /// library sends its first event when it is loaded.
     pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
         let unloadable = |fault: LoadDynamicError| match fault {
@@ -83,7 +84,7 @@ impl Library {
     }
 }
 
-/// Returns the cause of a "dlopen failed" error. The cause names the file.
+/// Returns the cause of a "dlopen failed" error. Unlike the error itself, the cause names the file.
 fn linker_says(fault: &dyn Error) -> String {
     chain(fault.source().unwrap_or(fault))
 }
@@ -106,7 +107,7 @@ impl OnnxSession {
     }
 
     fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), BootRefusal> {
-        // `ort` panics at unknown types of inputs and outputs.
+        // `ort` panics if an input or output has a type that `ort` does not know.
         let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
             .map_err(|_| {
                 BootRefusal::Model("an input or output is not a tensor; only tensors are supported".into())
@@ -116,7 +117,7 @@ impl OnnxSession {
                 _ => BootRefusal::Model(fault.message().to_owned()),
             })?;
         let inputs = specs("input", session.inputs()).map_err(BootRefusal::Model)?;
-        // ONNX Runtime reports an input without a shape as a scalar.
+        // ONNX Runtime reports an input without a shape as if it were a scalar.
         let scalars: Vec<_> =
             inputs.iter().filter(|input| input.shape.is_empty()).map(|input| input.name.as_str()).collect();
         if !scalars.is_empty()
@@ -156,8 +157,8 @@ impl OnnxSession {
     }
 }
 
-/// Returns the options of all sessions. Spinning is off, because with pauses of 10 ms between runs
-/// it costs 10 ms of CPU time per run. Other workers need these cores.
+/// Returns the options of all sessions. Spinning is off. With pauses of 10 ms between runs,
+/// spinning costs 10 ms of CPU time per run, and other workers need these cores.
 fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
     let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
     Session::builder(environment)
@@ -198,12 +199,12 @@ fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     outlets.iter().map(spec).collect()
 }
 
-/// The maximum number of optional inputs of a model. If a model has more, its weights are among its
-/// inputs, because exporters wrote it with `keep_initializers_as_inputs`.
+/// The maximum number of optional inputs of a model. If a model has more, they are probably its
+/// weights, because exporters with `keep_initializers_as_inputs` list the weights as inputs.
 const MAX_OPTIONAL: usize = 16;
 
-/// Returns the inputs that have defaults in the model's file, or none if there are too many. String
-/// inputs always keep their defaults.
+/// Returns the inputs with a default in the model's file, or no inputs if there are more than
+/// [`MAX_OPTIONAL`]. String inputs are not included, because they always keep their defaults.
 fn optional(session: &Session) -> Vec<TensorSpec> {
     let spec = |input: &OverridableInitializer| {
         let ValueType::Tensor { ty, shape, .. } = input.dtype() else { return None };
@@ -254,7 +255,7 @@ fn element_type(datatype: Datatype) -> TensorElementType {
 }
 
 /// Converts an error of ONNX Runtime to the failure of a run. The model has already run in the
-/// warm-up, so an invalid argument comes from the request.
+/// warm-up, so the request must be the cause of an invalid argument.
 fn run_failure(fault: &ort::Error) -> RunFailure {
     let why = fault.message().to_owned();
     match fault.code() {

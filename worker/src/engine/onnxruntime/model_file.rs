@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-/// The fields of a model's file that are needed here, with ONNX's numbers.
+/// The fields of a model's file that this module needs, with ONNX's field numbers.
 #[derive(Message)]
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
@@ -96,12 +96,12 @@ struct TensorType {
     shape: Option<Axes>,
 }
 
-/// A shape. Its axes are not read, because only the presence of a shape matters.
+/// A shape. Its axes are not decoded, because only the presence of the shape matters.
 #[derive(Message)]
 struct Axes {}
 
-/// Returns the first of these inputs that is a tensor without a shape, and therefore of unknown
-/// rank. Also returns `None` if the file cannot be read.
+/// Returns the name of the first of these inputs that is a tensor without a shape, and therefore of
+/// unknown rank. Also returns `None` if the file cannot be read.
 pub(super) fn input_without_rank(model: &Path, names: &[&str]) -> Option<String> {
     let model = ModelInputs::decode(std::fs::read(model).ok()?.as_slice()).ok()?;
     let without_shape =
@@ -129,15 +129,15 @@ impl ModelProto {
         self.tensors().iter().filter_map(placed).collect()
     }
 
-    /// Returns the files next to the model's own file that belong to the model.
+    /// Returns the model's other files, which are stored next to its main file.
     pub(super) fn further_files(&self) -> BTreeSet<PathBuf> {
         self.external_tensors().into_iter().map(|tensor| tensor.file).collect()
     }
 
-    /// Returns true if the model has more two-dimensional convolutions than matrix products, and
-    /// all its other operators have been tested with channels last. Grouped convolutions do not
-    /// count, because cuDNN compiles kernels for them. Operators that cannot be recorded with
-    /// channels last are also excluded.
+    /// Returns true if the model should use channels last. It must have more two-dimensional
+    /// convolutions than matrix products, and all its other operators must be in
+    /// [`TESTED_OPERATORS`]. That list excludes operators that cannot be recorded with channels
+    /// last. Grouped convolutions are not allowed, because cuDNN compiles kernels for them.
     pub(super) fn is_convolutional(&self) -> bool {
         let nodes = self.nodes();
         let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);
@@ -164,7 +164,8 @@ impl ModelProto {
 /// The operators that multiply matrices.
 const MATRIX_PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
 
-/// The other operators of convolutional networks that have been tested with channels last.
+/// The operators of convolutional networks, apart from convolutions and matrix products, that have
+/// been tested with channels last.
 const TESTED_OPERATORS: [&str; 19] = [
     "Add",
     "AveragePool",
@@ -187,7 +188,7 @@ const TESTED_OPERATORS: [&str; 19] = [
     "Softmax",
 ];
 
-/// Returns the name of an encoded tensor.
+/// Returns the name of a tensor in ONNX's encoding.
 pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
     TensorProto::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
 }
@@ -215,7 +216,7 @@ pub(super) struct NodeProto {
     pub(super) domain: String,
 }
 
-/// An attribute of a node. Its graphs are the branches of an `If`, or the body of a loop.
+/// An attribute of a node. Its graphs are the branches of an `If` node or the body of a loop.
 #[derive(Message)]
 struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -235,14 +236,16 @@ impl AttributeProto {
 }
 
 /// Returns true if ONNX Runtime's CUDA provider may store data for the last shape that an operator
-/// processed, such as the plan of a convolution. The next shape replaces that data, and frees the
-/// kernels that a recording would start. If the file cannot be read, returns true.
+/// processed, such as the plan of a convolution. When the operator processes the next shape, the
+/// provider replaces that data and frees kernels that a recording would start. If the file cannot
+/// be read, returns true.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
     let Ok(ModelProto { graph: Some(graph), functions }) = read(model) else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
-/// Searches nodes and the graphs inside them. The decoder limits the depth of the recursion.
+/// Returns true if any of these nodes, or any node in the graphs inside them, remembers shapes. The
+/// decoder limits the depth of the recursion.
 fn any_remembers(nodes: &[NodeProto]) -> bool {
     nodes.iter().any(|node| {
         let mut inner = node.attributes.iter().flat_map(|held| held.graph.iter().chain(&held.graphs));
@@ -254,8 +257,8 @@ fn remembers(operator: &str) -> bool {
     operator.contains("Conv") || matches!(operator, "RNN" | "LSTM" | "GRU")
 }
 
-/// Returns an FP32 tensor that is stored in the file `weights` at this offset, with this length in
-/// bytes.
+/// Returns an FP32 tensor whose bytes are in the file `weights`. The pair is the offset and the
+/// length of the tensor in that file, in bytes.
 #[cfg(test)]
 pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> TensorProto {
     let property = |key: &str, value: String| ExternalEntry { key: key.to_owned(), value };

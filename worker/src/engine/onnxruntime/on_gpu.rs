@@ -1,5 +1,6 @@
-//! A model on a real GPU. Inputs are copied directly from the request slab to tensors on the GPU,
-//! and answers directly into the response slab. No call waits for the GPU.
+//! A model on a real GPU. The GPU copies inputs directly from the request slab to its tensors, and
+//! answers directly into the response slab. A batch of a known form starts without waiting for the
+//! GPU.
 #![allow(unsafe_code)] // This module copies between slabs and the tensors of ONNX Runtime.
 
 use std::fmt;
@@ -33,7 +34,7 @@ use crate::engine::fetch::fetch;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
-/// The parts of a model that earlier workers have left for later ones.
+/// The parts of a model that earlier workers have prepared and later workers reuse.
 #[derive(Debug, Default)]
 pub struct RetainedModel<'k> {
     /// The folder of the model's optimised forms.
@@ -42,20 +43,21 @@ pub struct RetainedModel<'k> {
     pub weights: Option<OwnedFd>,
 }
 
-/// The maximum number of forms whose tensors stay bound. After warm-up, a model has about a dozen
-/// sizes, in two slots.
+/// The maximum number of forms whose tensors stay bound. After warm-up, a model has tensors for
+/// about a dozen batch sizes in each of two slots.
 const MAX_BOUND: usize = 64;
 
 /// The ONNX Runtime engine on a real GPU.
 pub struct GpuEngine {
-    // The fields are dropped in this order: tensors before sessions, and the GPU last.
+    // Fields are dropped in this order. Tensors must be dropped before sessions, and the GPU must
+    // be dropped last.
     bound: Vec<BoundBatch>,
     buffers: Buffers,
     /// The partitions, or `None` if the model's share is not a partition inside the process.
     partitions: Option<RecordedPartitions>,
     unmovable: Option<MoveError>,
-    /// The number of kernels in the last recorded batch. Other batch sizes have about the same
-    /// number.
+    /// The number of kernels in the last recorded batch. The number is similar for other batch
+    /// sizes.
     kernels: Option<u32>,
     options: RunOptions,
     allocator: Allocator,
@@ -138,8 +140,8 @@ impl GpuEngine {
         self.sessions.channels_last()
     }
 
-    /// Makes later workers load the model with channels first. Returns false if the file that tells
-    /// them to do so cannot be written.
+    /// Makes later workers load the model with channels first. To do so, writes a file that they
+    /// read. Returns false if the file cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         self.sessions.use_channels_first(why)
     }
@@ -188,13 +190,14 @@ impl GpuEngine {
         }
     }
 
-    /// Returns the number of kernels of a recorded batch.
+    /// Returns the number of kernels in the last recorded batch, or `None` if no batch was
+    /// recorded.
     pub fn kernels(&self) -> Option<u32> {
         self.kernels
     }
 
-    /// Prepares a partition. The result comes from this call or, later, from
-    /// [`next_prepared`](Self::next_prepared).
+    /// Prepares a partition. If the result is not available yet, returns `None`.
+    /// [`next_prepared`](Self::next_prepared) returns the result later.
     pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
@@ -206,7 +209,7 @@ impl GpuEngine {
     }
 
     /// Returns true if batches with this number of rows run on the partition, which must be ready.
-    /// Otherwise such batches run on all SMs.
+    /// Otherwise, these batches run on all SMs.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
             return true;
@@ -218,8 +221,8 @@ impl GpuEngine {
         })
     }
 
-    /// Returns one result for a partition that has become available since the last call, if there
-    /// is one.
+    /// Returns the result for one partition that has become ready since the last call, or `None` if
+    /// none has.
     pub fn next_prepared(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.next_prepared()
     }
@@ -238,7 +241,7 @@ impl GpuEngine {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<BatchOutput>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
-            // Strings are in host memory. ONNX Runtime copies the strings that it needs.
+            // Strings stay in host memory, and ONNX Runtime copies the strings that it needs.
             self.refuse_partition(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
             self.sessions.first_mut().run(inputs, slot)?
@@ -255,7 +258,8 @@ impl GpuEngine {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// Refuses partitions, because a batch that is not recorded runs on all SMs of the process.
+    /// Returns an error if the batch should run on a partition. A batch that is not recorded can
+    /// only run on all SMs of the process.
     fn refuse_partition(&self, groups: Groups) -> Result<(), RunFailure> {
         if groups == Groups::WHOLE {
             return Ok(());
@@ -266,7 +270,7 @@ impl GpuEngine {
     }
 
     /// Records batches of this size. Batches of all sizes must have run before the first recording.
-    /// Otherwise memory that a later size keeps could overlap memory that a recording writes.
+    /// Otherwise, a later batch size could permanently allocate memory to which a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
@@ -304,8 +308,8 @@ impl GpuEngine {
                 gpu.replay(executable).map_err(|fault| cuda_failure(&fault))?;
                 let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
-                    // SAFETY: the recording has at least the batch's number of rows, and only the
-                    // recording writes to its buffer.
+                    // SAFETY: the recording has at least as many rows as the batch, and only the
+                    // recording writes to this buffer.
                     unsafe { fetch(&layout.shape, row, buffer.start(), inputs, gpu, slot) }
                 });
                 fetched.collect()
@@ -321,8 +325,8 @@ impl GpuEngine {
                     match output::on_device(value)? {
                         Some(start) => {
                             let row = layout.row * size_of(spec);
-                            // SAFETY: the output belongs to this batch, and is freed on the compute
-                            // stream.
+                            // SAFETY: the output belongs to this batch, and only the compute stream
+                            // frees its memory.
                             unsafe { fetch(&layout.shape, row, start, inputs, gpu, slot) }
                         }
                         None => output::split(spec, value, inputs, slot),
@@ -342,10 +346,10 @@ impl GpuEngine {
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {
             return Ok(found);
         }
-        // Batches in flight may still use what is dropped now.
+        // Batches in flight may still use the outputs and tensors that the code below drops.
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        // Old outputs would fragment the scratch memory, in which the next batch needs large
-        // blocks.
+        // Old outputs would fragment the scratch memory, and the next batch needs large blocks of
+        // that memory.
         for bound in &mut self.bound {
             bound.drop_outputs(&self.sessions.at(bound.session).outputs, &self.memory)?;
         }
@@ -397,8 +401,9 @@ impl GpuEngine {
             for part in parts {
                 // SAFETY: the buffer has space for a batch of this size, and `Inputs` has checked
                 // the lengths of its parts. Only the batch in this slot uses that memory. A part in
-                // the slab does not change until the batch is answered. A part elsewhere is not
-                // registered with the driver, so the driver has copied it when the call returns.
+                // the slab does not change until the batch is answered. A part outside the slab is
+                // not registered with the driver, so the driver has copied the part when the call
+                // returns.
                 unsafe { self.gpu.copy_in(part, place.start().add(done)) }
                     .map_err(|fault| cuda_failure(&fault))?;
                 done += part.len();
@@ -412,8 +417,8 @@ fn size_of(spec: &TensorSpec) -> usize {
     spec.datatype.size().expect("tensors of strings are not bound")
 }
 
-/// Opens the folder of the model's optimised forms. Returns `None` with TensorRT, which stores its
-/// engines itself.
+/// Opens the folder of the model's optimised forms. Returns `None` if the model uses TensorRT,
+/// which caches its engines itself.
 fn optimised(
     folder: &Path,
     model: &Path,
@@ -438,7 +443,7 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // A recording that does not fit on the partition runs on all SMs. If the warm-up has not found
-    // this, the instantiator's thread reports it.
+    // If a recording does not fit on the partition, it runs on all SMs. If the warm-up did not
+    // detect this, the instantiator reports it.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

@@ -9,8 +9,8 @@
 //! CACHE/CONTENT-…/channels-first    the reason why convolutions do not use channels last
 //! ```
 //!
-//! A form is the model for all shapes, or for certain lengths of its dynamic axes. Missing or
-//! damaged files in the cache are created again.
+//! A form is the optimised model, either for all shapes or for fixed lengths of its dynamic axes.
+//! If files of the cache are missing or damaged, the worker creates them again.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -23,14 +23,15 @@ use sha2::{Digest, Sha256};
 use super::model_file;
 
 /// The minimum size of a large tensor, in bytes. Smaller tensors stay in the optimised graph, and
-/// each session has a copy. Some of them are shapes, which ONNX Runtime needs in host memory.
+/// each session has its own copy of them. Some of the smaller tensors are shapes, which ONNX
+/// Runtime needs in host memory.
 pub(super) const LARGE_TENSOR_BYTES: u64 = 4096;
 
-/// The number of versions of a model's content that the cache keeps: the current version, and one
-/// that preceded or follows it.
+/// The number of versions of a model's content that the cache keeps: the current version, and the
+/// newest of the other versions.
 const MAX_CONTENTS: usize = 2;
 
-/// The file that exists if channels last failed for the model. It contains the reason.
+/// The file that exists if channels last failed for the model. The file contains the reason.
 const CHANNELS_FIRST_FILE: &str = "channels-first";
 
 const READ_BYTES: usize = 1 << 22;
@@ -38,12 +39,12 @@ const READ_BYTES: usize = 1 << 22;
 /// A SHA-256 digest.
 pub(super) type Fingerprint = [u8; 32];
 
-/// The optimised forms of a model with a certain content, for this GPU and this version of ONNX
+/// The optimised forms of one version of a model's content, for this GPU and this version of ONNX
 /// Runtime.
 #[derive(Debug)]
 pub(super) struct Optimised {
     folder: PathBuf,
-    /// True if convolutions compute with channels last.
+    /// True if convolutions use channels last.
     pub(super) channels_last: bool,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct StoredTensor {
     pub(super) fingerprint: Fingerprint,
 }
 
-/// The content of the file `form.json`.
+/// The content of the file `form.json`, which describes a form.
 #[derive(Serialize, Deserialize)]
 struct Description {
     /// The digest of the optimised graph's file.
@@ -73,7 +74,7 @@ struct Description {
     tensors: Vec<StoredTensor>,
 }
 
-/// The files of a model, and their content when they were last read.
+/// The files of a model, and the digest of their content when they were last read.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct IndexEntry {
     files: Vec<FileStamp>,
@@ -82,7 +83,7 @@ struct IndexEntry {
     convolutional: bool,
 }
 
-/// The attributes of a file that show whether its content must be read again.
+/// The attributes of a file. If an attribute has changed, the cache reads the file's content again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct FileStamp {
     path: PathBuf,
@@ -104,8 +105,8 @@ impl FileStamp {
 }
 
 impl Optimised {
-    /// Opens the cache of a model. `environment` describes everything except the model that
-    /// influences an optimised form.
+    /// Opens the cache of a model. `environment` describes everything that influences an optimised
+    /// form, apart from the model itself.
     pub(super) fn of(cache: &Path, model: &Path, environment: &str) -> io::Result<Self> {
         fs::create_dir_all(cache)?;
         let IndexEntry { content, convolutional, .. } = content(cache, model)?;
@@ -120,14 +121,15 @@ impl Optimised {
         Ok(Self { folder, channels_last })
     }
 
-    /// Returns true if the model is known to be a convolutional network.
+    /// Returns true if the model is a convolutional network. Returns false if the model's content
+    /// cannot be read.
     pub(super) fn is_convolutional(cache: &Path, model: &Path) -> bool {
         let known = fs::create_dir_all(cache).and_then(|()| content(cache, model));
         known.is_ok_and(|entry| entry.convolutional)
     }
 
-    /// Makes later loads of this model use channels first. Returns false if the file that tells
-    /// them to do so cannot be written.
+    /// Makes later loads of this model use channels first. To do so, writes a file that later loads
+    /// check. Returns false if the file cannot be written.
     pub(super) fn use_channels_first(&self, why: &str) -> bool {
         fs::write(self.folder.join(CHANNELS_FIRST_FILE), why).is_ok()
     }
@@ -137,8 +139,8 @@ impl Optimised {
         OptimisedForm::read(self.folder.join(digest_of(name)))
     }
 
-    /// Creates a form. `save` writes the optimised graph to the given file and the weights next to
-    /// it. Both are then stored under this name.
+    /// Creates a form. `save` writes the optimised graph to the given file, and the weights next to
+    /// it. Both files are then stored under this name.
     pub(super) fn keep<E>(
         &self,
         name: &str,
@@ -146,8 +148,8 @@ impl Optimised {
     ) -> Result<io::Result<OptimisedForm>, E> {
         let own = format!("{}.{}", digest_of(name), std::process::id());
         let (draft, place) = (self.folder.join(own), self.folder.join(digest_of(name)));
-        // A killed process may have left this folder. If the folder cannot be removed, its creation
-        // below fails.
+        // A killed process may have left this folder. If the folder cannot be removed, the code
+        // below cannot create it, and returns that error.
         fs::remove_dir_all(&draft).ok();
         if let Err(error) = fs::create_dir_all(&draft) {
             return Ok(Err(error));
@@ -177,7 +179,7 @@ impl OptimisedForm {
         self.folder.join("model.onnx")
     }
 
-    /// Reads a tensor. Fails if its bytes are damaged.
+    /// Reads the bytes of a tensor. Returns an error if the bytes are damaged.
     pub(super) fn bytes(&self, tensor: &StoredTensor) -> io::Result<Vec<u8>> {
         let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
         let mut bytes = vec![0; size];
@@ -193,13 +195,14 @@ impl OptimisedForm {
     }
 }
 
-/// The name of the file with a form's large tensors, which ONNX Runtime writes.
+/// The name of the file in which ONNX Runtime stores a form's large tensors.
 pub(super) const WEIGHTS: &str = "weights";
 
 fn describe(draft: &Path) -> io::Result<()> {
     let model = draft.join("model.onnx");
     let path = draft.join(WEIGHTS);
-    // ONNX Runtime writes no file for a model without large tensors.
+    // ONNX Runtime writes no file if the model has no large tensors, so this call may create the
+    // file.
     let weights = File::options().read(true).append(true).create(true).open(path)?;
     let mut tensors = Vec::new();
     for tensor in model_file::read(&model)?.external_tensors() {
@@ -214,7 +217,8 @@ fn describe(draft: &Path) -> io::Result<()> {
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
 }
 
-/// Returns the content of a model. Reads the files only if they have changed since the last read.
+/// Returns the digest of a model's content. Reads the model's files only if they have changed since
+/// the last read.
 fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     let index = cache.join("index.json");
     let known =
@@ -229,8 +233,8 @@ fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     let read = model_file::read(model)?;
     let further = read.further_files().into_iter().map(|file| beside.join(file));
     let paths: Vec<PathBuf> = Some(model.to_owned()).into_iter().chain(further).collect();
-    // The attributes are read before the content. If a file changes in between, the next start
-    // reads it again.
+    // The attributes are read before the content. If a file changes between these two reads, the
+    // attributes differ at the next start, and the file is read again.
     let files = paths.iter().map(|path| FileStamp::of(path)).collect::<io::Result<Vec<_>>>()?;
     let mut whole = Sha256::new();
     for path in &paths {
@@ -257,8 +261,9 @@ fn of_file(path: &Path) -> io::Result<Fingerprint> {
     }
 }
 
-/// Removes the forms of all other contents except the newest. If a worker that still uses a removed
-/// content needs another form, the worker loads the model's own file.
+/// Removes the forms of all versions except the current version and the newest other version.
+/// Another worker may still use a removed version. If that worker needs another form, it loads the
+/// model's own file.
 fn forget_others(cache: &Path, current: &Path) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     let folders = entries.filter_map(|entry| {
@@ -328,7 +333,7 @@ mod tests {
         model_file::ModelProto::of(Vec::new(), tensors.iter().map(tensor).collect()).encode_to_vec()
     }
 
-    /// Writes the files of a form, as ONNX Runtime would do.
+    /// Writes the files of a form, as ONNX Runtime does.
     fn save(file: &Path) -> io::Result<()> {
         fs::write(file, model_of(&[("a", 0, 8), ("b", 16, 4), ("c", 0, 8)]))?;
         fs::write(file.with_file_name(WEIGHTS), (0..20).collect::<Vec<u8>>())

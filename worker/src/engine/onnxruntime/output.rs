@@ -38,7 +38,8 @@ pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFail
     if tensor.memory_info().is_cpu_accessible() {
         return Ok(None);
     }
-    // An output without elements may have no address, but none of its bytes are copied.
+    // An output without elements may have no address. A dangling pointer is enough, because no
+    // bytes are copied.
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
@@ -77,7 +78,7 @@ fn invalid_output(spec: &TensorSpec, what: &str) -> RunFailure {
 }
 
 /// Copies each request's part into the slot, and returns the parts. `lens` are the lengths of the
-/// parts in bytes. Returns `None` if the output has too few bytes.
+/// parts, in bytes. Returns `None` if the output has fewer bytes than the parts need.
 fn put_numbers(
     mut rest: &[u8],
     lens: impl Iterator<Item = usize>,
@@ -113,7 +114,8 @@ fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
     (*first == i64::from(rows)).then_some(rest)
 }
 
-/// Returns the data as bytes, because the model may write booleans other than 0 and 1.
+/// Returns the data as bytes instead of typed elements, because a model may write booleans other
+/// than 0 and 1.
 fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
     let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| run_failure(&fault))?;
     let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no known size".to_owned()))?;

@@ -1,18 +1,19 @@
 //! The partitions on which a model's recordings are ready.
 //!
-//! The contexts of all partitions that a layout can contain are created before the worker serves.
-//! Later, the driver would wait for the batches on the GPU, which takes 5 to 33 ms on an H100
-//! (measured). Only a share that an operator sets may need another partition, whose context is
-//! created at its first use. Contexts are never destroyed, because NVIDIA's driver 580 does not
-//! free their memory, 4 MiB each.
+//! The worker creates the contexts of all partitions that a layout can contain before it serves. If
+//! it created a context later, the driver would wait for the batches on the GPU, which takes 5 to
+//! 33 ms on an H100 (measured). Only a share that an operator sets may need another partition,
+//! whose context is created at its first use. Contexts are never destroyed, because NVIDIA's driver
+//! 580 does not free their memory (4 MiB for each context).
 //!
 //! Instantiating a recording takes about a millisecond, and a model has a dozen recordings or more.
-//! A separate thread therefore instantiates them one by one. A batch may use the partition
-//! immediately, because the recording that it needs is instantiated next.
+//! A separate thread therefore instantiates them one by one. A batch can use the partition
+//! immediately, because the thread instantiates the recording that the batch needs next.
 //!
-//! A recording that allocates memory while it runs, for example for cuBLAS's workspaces, can be
-//! ready on only one partition at a time. Each batch is therefore recorded once for each partition
-//! that may be ready. One copy of all recordings is a **recording set**.
+//! Some recordings allocate memory while they run, for example for cuBLAS's workspaces. Such a
+//! recording can be ready on only one partition at a time. Each batch is therefore recorded several
+//! times, once for each partition that can be ready at the same time. One copy of all recordings is
+//! a **recording set**.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -32,24 +33,24 @@ use crate::device::cuda::{CudaError, CudaGpu};
 use shadowslice_shared::errors::chain;
 
 /// The maximum number of events that wait for the serving thread. If the channel is full, the
-/// instantiator waits.
+/// instantiator waits until there is space.
 const MAX_EVENTS: usize = 256;
 
-/// A partition that is ready or will soon be ready.
+/// A partition that is ready or is being prepared.
 #[derive(Debug)]
 struct Partition {
     set: usize,
     executables: Vec<Option<Executable>>,
-    /// The number of the recording to instantiate next, because a batch waits for it.
+    /// The number of the recording to instantiate next, because a batch waits for that recording.
     first: Arc<AtomicUsize>,
     complete: bool,
     failed: Option<String>,
 }
 
-/// The instantiator, either on the serving thread or on its own thread.
+/// The instantiator, which runs either on the serving thread or on a separate thread.
 #[derive(Debug)]
 enum InstantiatorHandle {
-    /// The instantiator runs on the serving thread during the warm-up.
+    /// The instantiator on the serving thread, which is used during the warm-up.
     Here(Option<Box<Instantiator>>),
     Thread {
         order_tx: Option<SyncSender<InstantiateOrder>>,
@@ -64,13 +65,14 @@ pub(super) struct RecordedPartitions {
     groups: SmGroups,
     contexts: BTreeMap<Groups, Arc<GreenContext>>,
     ready: BTreeMap<Groups, Partition>,
-    /// The executables of partitions that are no longer in use, by their recording set.
+    /// The executables of partitions that are no longer in use. The key is the number of their
+    /// recording set.
     stale: BTreeMap<usize, StaleExecutables>,
-    /// The results that the worker has not fetched yet. Some became available while a batch waited
+    /// The results that the worker has not fetched yet. Some of them arrived while a batch waited
     /// for a recording.
     results: VecDeque<PartitionReply>,
-    /// The recordings that do not fit on partitions, by the number of groups. Kernels that use
-    /// clusters of 16 blocks do not fit on any partition.
+    /// The recordings that do not fit on a partition. The key is the partition's number of groups.
+    /// Kernels that use clusters of 16 blocks do not fit on any partition.
     unfit: BTreeMap<usize, BTreeSet<usize>>,
     maker: InstantiatorHandle,
     gpu: Arc<CudaGpu>,
@@ -107,7 +109,7 @@ impl RecordedPartitions {
         }
     }
 
-    /// Prepares a partition. Returns the result if it is already known.
+    /// Starts to prepare a partition. Returns the result if it is already known.
     pub(super) fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         if self.ready.contains_key(&groups) {
             return Some(PartitionReply { groups, result: Ok(()) });
@@ -140,8 +142,8 @@ impl RecordedPartitions {
             }
             InstantiatorHandle::Thread { order_tx, .. } => {
                 match order_tx.as_ref().map(|order_tx| order_tx.send(order)) {
-                    // The channel has space for one order per recording set, so this send does not
-                    // wait.
+                    // This send never blocks, because the channel has space for one order per
+                    // recording set.
                     Some(Ok(())) => {
                         self.ready.insert(groups, partition);
                         Some(PartitionReply { groups, result: Ok(()) })
@@ -203,7 +205,7 @@ impl RecordedPartitions {
         }
     }
 
-    /// Returns false if the warm-up has found that the recording does not fit on partitions of this
+    /// Returns false if the warm-up found that the recording does not fit on partitions with this
     /// number of groups.
     pub(super) fn fits(&self, groups: Groups, recording: usize) -> bool {
         self.unfit.get(&groups.count()).is_none_or(|unfit| !unfit.contains(&recording))
@@ -213,8 +215,8 @@ impl RecordedPartitions {
         self.ready.contains_key(&groups)
     }
 
-    /// Returns an executable, and waits for it if necessary. Returns `None` if the partition or the
-    /// recording does not exist.
+    /// Returns the executable of a recording on a partition. Waits until the executable is
+    /// instantiated. Returns `None` if the partition or the recording does not exist.
     pub(super) fn get(&mut self, groups: Groups, recording: usize) -> Option<&Executable> {
         while self.fits(groups, recording) {
             let partition = self.ready.get(&groups)?;
@@ -230,9 +232,9 @@ impl RecordedPartitions {
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
 
-    /// Removes a partition. `in_use` is true if a batch is running there.
+    /// Stops using a partition. `in_use` is true if a batch is running on it.
     pub(super) fn forget(&mut self, groups: Groups, in_use: bool) {
-        // The thread may be instantiating a recording of this partition, and must finish that
+        // The instantiator may be instantiating a recording of this partition, and must finish that
         // recording first.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
             self.ready[&groups].first.store(CANCELLED, Ordering::Release);
@@ -241,7 +243,8 @@ impl RecordedPartitions {
             self.take(event);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
-        // If no mark can be recorded, the GPU is lost and no longer runs any work of the partition.
+        // If the GPU cannot record a mark, the context is lost, and the GPU no longer runs any work
+        // of the partition.
         let last_use = in_use.then(|| self.gpu.mark().ok()).flatten();
         self.stale.insert(partition.set, StaleExecutables { executables: partition.executables, last_use });
     }
@@ -260,7 +263,7 @@ impl RecordedPartitions {
             let (event_tx, event_rx) = sync_channel(MAX_EVENTS);
             let gpu = Arc::clone(&self.gpu);
             let report = move |event| {
-                // This send fails only when the worker exits, which also ends the thread.
+                // This send fails only when the worker exits, which also stops this thread.
                 event_tx.send(event).ok();
                 gpu.wake();
             };
@@ -279,10 +282,11 @@ impl Drop for InstantiatorHandle {
     fn drop(&mut self) {
         let Self::Thread { order_tx, event_rx, thread } = self else { return };
         drop(order_tx.take());
-        // The thread may be waiting for space in the channel.
+        // The instantiator may be waiting for space in the channel, so all remaining events are
+        // received.
         while event_rx.recv().is_ok() {}
         if let Some(thread) = thread.take() {
-            // If the thread panicked, it has already reported the panic.
+            // A panic of the thread is ignored here, because the panic has already been printed.
             thread.join().ok();
         }
     }

@@ -16,24 +16,25 @@ use crate::device::cuda::CudaGpu;
 const LIBRARIES: [&str; 5] =
     ["libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9"];
 
-/// The variable that sets the sizes of cuBLAS's workspaces, and a value with 8 MiB and 128 KiB as
-/// on GPUs before Hopper.
+/// The environment variable for the sizes of cuBLAS's workspaces. The value sets the sizes to 8 MiB
+/// and 128 KiB, as on GPUs before Hopper.
 const SMALL_WORKSPACES: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8");
 
-/// Makes cuBLAS use 56 MiB less memory for each session of the process. Convolutional networks,
-/// which have a session for each batch size, are no slower with this setting (measured on an H200).
-/// Networks of matrix products are up to 19 % slower. Call this before any library is loaded.
+/// Makes cuBLAS use 56 MiB less memory for each session of the process. Convolutional networks have
+/// a session for each batch size, and are no slower with this setting (measured on an H200).
+/// Networks that mainly multiply matrices are up to 19 % slower. Call this before any library is
+/// loaded.
 #[allow(clippy::disallowed_methods)] // cuBLAS reads this setting only from the environment.
 pub(super) fn give_small_workspaces() {
     let (variable, sizes) = SMALL_WORKSPACES;
     if std::env::var_os(variable).is_none() {
-        // SAFETY: the process has no other thread yet that could read the environment.
+        // SAFETY: the process does not have another thread yet that could read the environment.
         unsafe { std::env::set_var(variable, sizes) };
     }
 }
 
-/// Loads NVIDIA's libraries without touching the GPU, so that a process can start before its share
-/// is known. The provider itself creates a context only when it is registered.
+/// Loads NVIDIA's libraries without accessing the GPU, so that a process can start before its share
+/// is known. The provider creates a context only when ONNX Runtime registers it.
 pub(super) fn load_libraries() {
     for name in LIBRARIES {
         // If a library is missing or has the wrong version, the provider reports that library's
@@ -43,10 +44,11 @@ pub(super) fn load_libraries() {
 }
 
 /// Makes ONNX Runtime load its CUDA provider and the libraries that the provider needs. This does
-/// not touch the GPU, because no session receives the options. The options are never freed.
+/// not access the GPU, because no session receives the options that this call creates. The options
+/// are never freed.
 ///
-/// Only ONNX Runtime can load the provider, because the provider calls ONNX Runtime while it is
-/// loaded.
+/// Only ONNX Runtime can load the provider, because the provider calls ONNX Runtime while the
+/// linker loads it.
 pub(super) fn load_cuda() -> ort::Result<()> {
     let mut options = null_mut();
     // SAFETY: the call writes a pointer to the options that it creates.
@@ -66,7 +68,8 @@ pub(super) fn load_tensorrt() -> ort::Result<()> {
     Ok(())
 }
 
-/// Returns the providers. The host's CPU computes the operators that no provider supports.
+/// Returns the execution providers of a session. The host's CPU computes the operators that no
+/// provider supports.
 pub(super) fn on_gpu(
     providers: &[ProviderSpec],
     gpu: &Arc<CudaGpu>,
@@ -81,14 +84,14 @@ fn dispatch(
     channels_last: bool,
 ) -> Result<ExecutionProviderDispatch, String> {
     Ok(match provider {
-        // The provider chooses the algorithms of convolutions at the first run of each shape, on
+        // At the first run of each shape, the provider chooses the algorithms of convolutions for
         // the SMs of this process.
         ProviderSpec::Cuda => {
             let cuda = ep::CUDA::default()
                 .with_tf32(true)
                 .with_prefer_nhwc(channels_last)
-                // If the arena doubled in size, it would take memory that shadows and other models
-                // need.
+                // If the arena doubled in size at each growth, it would take memory that shadows
+                // and other models need.
                 .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
                 .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
             // SAFETY: the owner of the session also holds an `Arc` of the GPU, and drops the
@@ -102,7 +105,8 @@ fn dispatch(
                 .with_engine_cache_path(cache)
                 .with_timing_cache(true)
                 .with_timing_cache_path(cache);
-            // SAFETY: the reasons for the CUDA provider apply here too.
+            // SAFETY: as for the CUDA provider, the owner of the session holds an `Arc` of the GPU,
+            // and drops the session first.
             unsafe { tensorrt.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
         }
     })

@@ -1,9 +1,9 @@
 //! Scratch memory for intermediate tensors: one arena for all sessions of a worker.
 //!
-//! Executions follow one another on one stream. The arena's size is therefore that of the largest
-//! execution, not the sum of all. A recording writes to the arena addresses that were allocated
-//! while it was recorded. All permanent memory, such as a session's small tensors, must therefore
-//! be allocated before the first recording.
+//! Executions follow one another on one stream. The arena is therefore only as large as the largest
+//! execution needs, not as large as all executions together. A recording writes to the addresses in
+//! the arena that were allocated during the recording. All permanent memory, such as a session's
+//! small tensors, must therefore be allocated before the first recording.
 #![allow(unsafe_code)] // This module registers an allocator with ONNX Runtime.
 
 use std::ffi::CStr;
@@ -13,8 +13,8 @@ use ort::environment::Environment;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::{AsPointer, ortsys};
 
-/// The setting that makes the arena grow only by the requested size. If the arena doubled in size,
-/// it would take memory that other models need.
+/// The setting that makes the arena grow only by the requested size. If the arena doubled in size
+/// at each growth, it would take memory that other models need.
 const AS_REQUESTED: usize = 1;
 
 /// The arena that a session uses.
@@ -26,7 +26,7 @@ pub(super) enum Scratch {
     Own,
 }
 
-/// Registers the shared arena. Call this only once in a process.
+/// Registers the shared arena with ONNX Runtime. Call this only once in a process.
 pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Arena, MemoryType::Default)?;
     let (keys, values) = ([c"arena_extend_strategy".as_ptr()], [AS_REQUESTED]);
@@ -37,7 +37,8 @@ pub(super) fn share(environment: &Environment) -> ort::Result<()> {
     let (environment, provider) = (environment.ptr().cast_mut(), c"CUDAExecutionProvider".as_ptr());
     let (names, settings) = ([c"device_id".as_ptr()], [c"0".as_ptr()]);
     let register = || -> ort::Result<()> {
-        // SAFETY: all arguments exist during the call, which copies what it keeps.
+        // SAFETY: all arguments exist during the call, and the call copies everything that it
+        // keeps.
         ortsys![unsafe CreateAndRegisterAllocatorV2(environment, provider, memory.ptr(), arena, names.as_ptr(), settings.as_ptr(), 1)?];
         Ok(())
     };
@@ -48,7 +49,7 @@ pub(super) fn share(environment: &Environment) -> ort::Result<()> {
 }
 
 /// Returns the number of bytes of GPU memory that the allocator's arena holds, or `None` if ONNX
-/// Runtime does not report it.
+/// Runtime does not report the number.
 pub(super) fn bytes(allocator: &Allocator) -> Option<u64> {
     let mut stats = null_mut();
     let mut ask = || -> ort::Result<()> {

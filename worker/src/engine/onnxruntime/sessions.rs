@@ -15,7 +15,8 @@ use super::{OnnxSession, Signature, model_file};
 pub(super) struct Sessions {
     /// All sessions of the model, at least one.
     all: Vec<OnnxSession>,
-    /// The index of one session for each arena.
+    /// The index of one session for each arena. Sessions with the same arena report the same
+    /// memory, so one session is enough.
     arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
     phase: Phase,
@@ -27,19 +28,20 @@ pub(super) struct Sessions {
 enum Phase {
     /// The warm-up, whose batches are recorded.
     Warming(Sharing),
-    /// The time after the warm-up, when nothing is recorded. A batch of a new form runs in the
+    /// The phase after the warm-up, in which nothing is recorded. A batch of a new form runs in the
     /// session `spare`. No recording depends on that session's state or writes to its memory.
     Done { spare: Option<usize> },
 }
 
-/// The batches that share a session during the warm-up.
+/// The rule that decides which batches share a session during the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     All,
-    /// Batches of one shape share a session, because a session stores data for the last shape.
+    /// Batches of one shape share a session, because a session stores data for the last shape that
+    /// it processed.
     Shape,
     /// Batches of one shape share a session in which every axis has a fixed length. With dynamic
-    /// axes, some work, such as computing shapes, runs on the host, and a recording would not
+    /// axes, the host does some of the work, such as computing shapes, and a recording would not
     /// repeat that work. The first session leaves all axes dynamic and is not recorded.
     Fixed,
 }
@@ -53,7 +55,7 @@ impl Sessions {
                 (session, signature, if apart { Sharing::Shape } else { Sharing::All }, Scratch::Shared)
             }
             // Either the GPU does not support all operators, or the model cannot be loaded at all.
-            // The next attempt shows which.
+            // The next attempt also fails in the second case.
             Err(_) => {
                 let (session, signature) =
                     loader.session(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
@@ -86,14 +88,14 @@ impl Sessions {
         self.host_fallback_reason.as_deref()
     }
 
-    /// Returns the reason why some weights are not shared with other workers and sessions, if there
-    /// is one.
+    /// Returns the reason why some weights are not shared with other workers and sessions, or
+    /// `None` if all weights are shared.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Returns the number of bytes of all weights on the GPU, and of those that this worker copied
-    /// there.
+    /// Returns the size of all weights on the GPU, and the size of the weights that this worker
+    /// copied there, in bytes.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }
@@ -106,7 +108,8 @@ impl Sessions {
         self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// Returns one session that uses the shared arena, and one for each other arena.
+    /// Returns one session for each arena: one that uses the shared arena, and one for each other
+    /// arena.
     pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
         self.arenas.values().map(|&index| &self.all[index])
     }
@@ -121,8 +124,8 @@ impl Sessions {
         let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
         self.phase = Phase::Done { spare };
         if spare.is_none() && self.shapes_vary(bound) {
-            // The session is loaded now, so that the first batch of a new form does not have to
-            // wait for it.
+            // The spare session is loaded now, so that the first batch of a new form does not wait
+            // for the load.
             self.spare().map_err(|failure| BootRefusal::Setup(failure.to_string()))?;
         }
         Ok(())
@@ -146,7 +149,7 @@ impl Sessions {
                 let lengths = lengths(&self.all[0].session, form);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
-                    // A session with fixed lengths may still need the host's CPU for some
+                    // Even with fixed lengths, a session may still need the host's CPU for some
                     // operators.
                     (None, Some(lengths)) => {
                         match self.load_another(Fallback::Forbidden, &lengths, Scratch::Shared) {

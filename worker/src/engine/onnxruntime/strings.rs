@@ -1,5 +1,6 @@
-//! Tensors of strings. ONNX Runtime accepts any sequence of bytes as a string. `ort` requires UTF-8
-//! and ends strings at the first NUL byte, so this module calls the library directly.
+//! Tensors of strings. ONNX Runtime accepts any sequence of bytes as a string. `ort` instead
+//! requires UTF-8 and ends strings at the first NUL byte, so this module calls ONNX Runtime
+//! directly.
 #![allow(unsafe_code)] // This module calls ONNX Runtime directly.
 
 use std::ptr::null_mut;
@@ -53,7 +54,7 @@ fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
 #[derive(Debug)]
 pub(super) struct Strings {
     bytes: Vec<u8>,
-    /// The end of each string in `bytes`.
+    /// The offset in `bytes` at which each string ends.
     ends: Vec<usize>,
 }
 

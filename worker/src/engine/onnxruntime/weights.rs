@@ -19,10 +19,10 @@ use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
 use crate::device::cuda::region::SharedRegion;
 use crate::device::cuda::{CudaError, CudaGpu};
 
-/// The alignment of tensors in bytes, which is also that of CUDA's own allocations.
+/// The alignment of tensors, in bytes. It is the same as for CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
 
-/// The reasons why a form cannot be used with shared weights.
+/// The reasons why a session cannot use a form with shared weights.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WeightsError {
     #[error("cannot read the stored weights")]
@@ -41,7 +41,8 @@ pub(super) struct Weights {
     supervisor: Option<OwnedFd>,
     /// The reason why a region is not shared with other workers.
     unshared: Option<String>,
-    /// The size of all regions in bytes, and of those that this worker copied to the GPU.
+    /// The size of all regions, in bytes, and the size of the regions that this worker copied to
+    /// the GPU.
     bytes: u64,
     brought: u64,
 }
@@ -53,7 +54,7 @@ struct Place {
     offset: usize,
 }
 
-/// The layout of a new region, with the tensors in the order of their fingerprints.
+/// The layout of a new region. The tensors are in the order of their fingerprints.
 struct RegionLayout<'f> {
     tensors: Vec<(usize, &'f StoredTensor)>,
     content: RegionContent,
@@ -74,8 +75,8 @@ impl<'f> RegionLayout<'f> {
 }
 
 impl Weights {
-    /// Receives the regions that the supervisor keeps for the model. Their descriptors are waiting
-    /// in this socket.
+    /// Receives the regions that the supervisor keeps for the model. Their descriptors are already
+    /// queued in this socket.
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
         let next = || weights::receive(supervisor.as_ref()?).ok()?;
         let kept_regions = std::iter::from_fn(next).take(MAX_REGIONS).collect();
@@ -90,8 +91,8 @@ impl Weights {
         (self.bytes, self.brought)
     }
 
-    /// Returns the tensors of a form for a session, which must be dropped before this value. Copies
-    /// tensors to the GPU if they are not there yet.
+    /// Returns the tensors of a form for a session. The session must be dropped before this value.
+    /// Copies tensors to the GPU if they are not there yet.
     pub(super) fn of(
         &mut self,
         form: &OptimisedForm,
@@ -135,8 +136,8 @@ impl Weights {
         Ok(())
     }
 
-    /// Maps a region that the supervisor keeps. If the mapping fails, the caller creates a new
-    /// region.
+    /// Maps a region that the supervisor keeps. Returns `None` if the supervisor does not keep this
+    /// region or the mapping fails. The caller then creates a new region.
     fn take_over(&mut self, content: &RegionContent, gpu: &CudaGpu) -> Option<SharedRegion> {
         let found = self.kept_regions.iter().position(|region| region.content == *content)?;
         let weights::WeightRegion { file, .. } = self.kept_regions.swap_remove(found);
@@ -205,7 +206,7 @@ fn value(
     let (start, bytes) = (start.cast(), tensor.bytes as usize);
     let (memory, shape) = (memory.ptr(), &tensor.shape);
     let mut value = std::ptr::null_mut();
-    // SAFETY: the tensor is in memory that outlives the value: sessions are dropped before the
+    // SAFETY: the tensor's memory outlives the value, because sessions are dropped before the
     // weights. ONNX Runtime returns an error if the size does not fit the shape.
     ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
     let value = NonNull::new(value).expect("the call above created the value");
