@@ -61,8 +61,8 @@ class Model(Protocol):
                 return {"y": batch["x"] * 2}
 
     Instead of these two attributes, you can annotate the parameter and the result of ``infer`` with
-    a ``TypedDict`` each. The fields have types such as ``Annotated[np.ndarray, Tensor("FP32", [-1,
-    16])]``.
+    a ``TypedDict`` each. The fields have types such as
+    ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
 
     Each worker creates one object of the class, without arguments. Optional methods are:
 

@@ -19,7 +19,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The position of faults that concern the whole file.
+    /// The position that is used for faults of the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
@@ -63,7 +63,7 @@ pub enum ConfigError {
     Faults(Vec<ConfigFault>),
 }
 
-/// A list of faults to display, one per line. If there are more than 50 faults, the last line is
+/// A list of faults to display, one per line. If there are more than 50 faults, the last line gives
 /// the number of the remaining faults.
 #[derive(Debug)]
 pub struct FaultList<'a>(pub &'a [ConfigFault]);

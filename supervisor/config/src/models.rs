@@ -150,12 +150,12 @@ fn name(fields: &Fields<'_>) -> String {
     stem
 }
 
-/// The largest index that is accepted as a number. A separate check finds out whether the GPU
+/// The largest GPU index that the parser accepts. A separate check finds out whether the GPU
 /// exists.
 const LAST_GPU: usize = 1023;
 
-/// Returns whether `gpu` is `auto`. In that case all GPUs must be of one kind, because the model's
-/// other settings must be valid on each GPU.
+/// Returns whether `gpu` is `auto`. If it is, records a fault unless all GPUs are of one kind,
+/// because the model's other settings must be valid on each GPU.
 fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
     let kind = |gpu: &GpuConfig| match gpu {
@@ -210,7 +210,8 @@ fn percentile(value: &Value<'_>) -> Option<f64> {
     const WANTED: &str = "a number above 0 and below 100 (for example 99 or 99.9)";
     let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
     if given < 1.0 {
-        // For example, 0.999 has no exact binary form. Rounding converts it to 99.9 exactly.
+        // Without rounding, the fraction 0.999 would not become exactly 99.9 %, because 0.999 has
+        // no exact binary form.
         let percent = (given * 1e8).round() / 1e6;
         value.fault(format!("{given} is a fraction; use {percent}, in percent"));
     }
@@ -282,7 +283,8 @@ fn priority(
 ) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).unwrap_or(1);
-    // MPS schedules its clients by priority, whatever the policy is.
+    // Under MPS, the priority always has an effect, because MPS itself schedules its clients by
+    // priority.
     let has_effect = controller.policy.heeds_priorities()
         || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
     if priority != 1 && !has_effect {

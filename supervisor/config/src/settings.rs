@@ -101,8 +101,8 @@ const LIMITS: [&str; 7] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
 
 /// The range of `limits.keep_alive`. The lower bound gives a client time to send its next request.
-/// The upper bound limits how long the old supervisor runs after an upgrade, because it waits until
-/// idle connections time out.
+/// The upper bound limits how long the old supervisor runs after an upgrade, because the old
+/// supervisor waits until idle connections time out.
 const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
 /// Reads the clients that may load and unload models.

@@ -48,7 +48,7 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// The time for which a stopping host reports that it is unready but still serves requests.
     pub lame_duck: Duration,
-    /// True if the supervisor exits when a model cannot start. Otherwise the supervisor serves the
+    /// True if the supervisor exits when a model cannot start. If false, the supervisor serves the
     /// other models.
     pub strict_start: bool,
     /// The models that must be ready for the host to be ready.
@@ -83,8 +83,9 @@ impl Config {
 pub enum ReadyConfig {
     /// All models.
     All,
-    /// Any one model. The host becomes ready only after each model of the start has become ready or
-    /// failed permanently.
+    /// Any one model. After a start, the host becomes ready only when no model is still loading. A
+    /// model stops loading when it is ready, when its start has failed permanently, or when one of
+    /// its workers was killed.
     #[default]
     Any,
     /// The models with these names.
@@ -137,14 +138,15 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// The private key of the server's certificate.
     pub key: PathBuf,
-    /// The CA that signs clients' certificates, or `None` if clients need no certificate.
+    /// The certificate of the CA that signs clients' certificates, or `None` if clients need no
+    /// certificate.
     pub client_ca: Option<PathBuf>,
 }
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuConfig {
-    /// An emulated GPU. Its batches take the times in the models' profiles.
+    /// An emulated GPU. Batches on this GPU take the times in the models' profiles.
     Emulated {
         /// The number of SMs.
         sms: Sms,
@@ -190,10 +192,10 @@ impl fmt::Display for CudaDevice {
 pub struct ControllerConfig {
     /// The policy. Under `static`, shares stay the same until an operator resizes a model.
     pub policy: Choice,
-    /// The time between two decisions.
+    /// The time between two decisions of the policy.
     pub interval: Duration,
-    /// True if the supervisor applies the policy's decisions. Otherwise the supervisor only reports
-    /// them.
+    /// True if the supervisor applies the policy's decisions. If false, the supervisor only reports
+    /// the decisions.
     pub act: bool,
     /// The limit on the GPU memory of all warm standbys on a GPU together, in bytes. `None` means
     /// half of the memory of a real GPU, and no limit on an emulated GPU.
@@ -268,8 +270,8 @@ pub struct OnnxRuntimeConfig {
 pub struct TracingConfig {
     /// The address of a collector that accepts OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
-    /// The fraction of requests that start a new trace. Requests that already belong to a trace do
-    /// not count.
+    /// The fraction of requests that start a new trace, among the requests that do not belong to a
+    /// trace yet.
     pub sample: SampleRate,
     /// The service name that the traces show.
     pub service: String,
@@ -280,7 +282,7 @@ pub struct TracingConfig {
 pub struct SampleRate(u32);
 
 impl SampleRate {
-    /// The number of millionths in the whole: 100 %.
+    /// The number of millionths that represents all requests (100 %).
     pub const ALL: u32 = 1_000_000;
 
     /// The default: one request in a hundred.

@@ -42,7 +42,8 @@ impl PassableSocket {
         socket.as_fd().try_clone_to_owned()
     }
 
-    /// Leaves the socket's file to another supervisor. This process then does not remove the file.
+    /// Leaves the socket's file to another supervisor. This process no longer removes the file when
+    /// the socket is dropped.
     pub fn release(&self) {
         if let Some(file) = self.file.upgrade() {
             file.is_released.store(true, Ordering::Relaxed);

@@ -14,7 +14,8 @@ use crate::trace::Journal;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metadata {
     pub name: String,
-    /// The software that runs the model, in Triton's terms: `onnxruntime_onnx`, or `emulated`.
+    /// The software that runs the model, for example `onnxruntime_onnx`, which is Triton's name, or
+    /// `emulated`.
     pub platform: &'static str,
     /// The largest batch in rows; 0 for a model without a batch axis.
     pub max_batch: u32,
@@ -111,12 +112,13 @@ pub struct RequestOptions {
     /// The priority. Lower numbers are served first, and 0 means
     /// [`RequestOptions::DEFAULT_PRIORITY`].
     pub priority: u64,
-    /// The time after the arrival at which the client no longer needs an answer.
+    /// The time from the arrival after which the client no longer needs an answer.
     pub timeout: Option<Duration>,
 }
 
 impl RequestOptions {
-    /// The priority of requests that set none. It leaves room for higher and lower priorities.
+    /// The priority of requests that set no priority. It leaves room for higher and lower
+    /// priorities.
     pub const DEFAULT_PRIORITY: u64 = 100;
 
     pub(crate) fn level(&self) -> u64 {
@@ -146,7 +148,7 @@ pub enum RequestFailure {
     /// The request is not valid for this model. INVALID_ARGUMENT, 400.
     #[error("{0}")]
     Invalid(String),
-    /// The request's own timeout expired first. DEADLINE_EXCEEDED, 504.
+    /// The request's own timeout expired before the answer was ready. DEADLINE_EXCEEDED, 504.
     #[error("{0}")]
     TimedOut(String),
     /// The model failed to execute the request. INTERNAL, 500.

@@ -116,7 +116,7 @@ impl Stats {
         }
     }
 
-    /// Counts an accepted request that failed. `waited` is the time since its arrival.
+    /// Counts an accepted request that failed. `waited` is the time since the request's arrival.
     pub(crate) fn count_failure(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);

@@ -1,9 +1,9 @@
-//! Streams: requests to models that give many answers to one request, one after the other.
+//! Streams: the answers of models that give many answers to one request, one after the other.
 //!
 //! The first answer arrives like any other answer, and opens the stream in the worker. A step
-//! requests the next answer, and is scheduled like a batch. Thus streams are served alternately, a
-//! slow reader delays no other client, and a change of share takes effect with the next answer. A
-//! hand-over ends the streams of the previous worker.
+//! requests the next answer, and is scheduled like a batch. As a result, streams are served
+//! alternately, and a client that reads slowly delays no other client. A change of share takes
+//! effect with the next answer. A hand-over ends the streams of the previous worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Drop for OpenStream {
             if state.scheduler.close_stream(self.worker) {
                 state.report(LaneEvent::Drained(self.worker));
             }
-            // A waiting request may now open a stream.
+            // The worker can now open another stream, so a waiting request may start.
             state.dispatch(now);
         });
     }
@@ -199,8 +199,8 @@ pub(crate) fn broken_off() -> RequestFailure {
 }
 
 impl Pipeline {
-    /// Runs a request of any model, like [`Self::infer`], and returns when the first answer has
-    /// arrived. If the model does not stream, this is the only answer.
+    /// Runs a request to any model, like [`Self::infer`], and returns when the first answer has
+    /// arrived. If the model does not stream, the first answer is the only answer.
     pub async fn stream(
         &self,
         inputs: Vec<RequestInput>,

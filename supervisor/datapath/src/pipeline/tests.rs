@@ -274,7 +274,8 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     let other = |content| stage.request_with(Bytes::from_static(content));
     let (two, three) = (other(&[2, 0, 0, 0]), other(&[3, 0, 0, 0]));
     stage.until((1, 2)).await;
-    // One request waits in the worker's socket and another waits in the queue. Neither is blamed.
+    // One request waits in the worker's socket and another waits in the queue. The death counts
+    // against neither of them.
     drop(first);
     stage.until((3, 0)).await;
     let second = stage.enter(2);
@@ -424,8 +425,8 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
         let new = stage.enter_with(2, Sms(new_sms));
         let second = stage.request();
         let behind = new.batch().await;
-        // The limit is 20 times the 30 s that a batch takes on two SMs. It applies to whichever
-        // worker has the two SMs.
+        // The limit is 20 times the 30 s that a batch takes on two SMs. It applies to any worker
+        // that has two SMs.
         assert!(longest(&stage) >= Some(began + Duration::from_secs(600)));
         old.answer_well(&batch);
         assert_eq!(first.await.unwrap(), Ok(good()));

@@ -11,8 +11,8 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 /// counted.
 const MAX_ATTEMPTS: usize = 16;
 
-/// The trace of a request while it is recorded. All clones write to the same trace. They hold its
-/// lock only briefly and never block.
+/// The trace of a request while it is recorded. All clones write to the same trace. They hold the
+/// trace's lock only briefly and never block.
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Mutex<RequestTrace>>);
 

@@ -84,7 +84,8 @@ pub(super) fn between(
     for model in &now.models {
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
         let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
-        // If a model was replaced, its counters start from zero.
+        // If a model was replaced, its counters started again from zero, so they are not compared
+        // with the earlier counters.
         let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
         let counted = same.unwrap_or(&nothing);
         marks.extend(death(counted, model));

@@ -151,7 +151,8 @@ impl ModelSample {
         part_sms: f64,
         span: Duration,
     ) -> Self {
-        // If a model was replaced, its counters start from zero.
+        // If a model was replaced, its counters started again from zero, so they are not compared
+        // with the earlier counters.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));

@@ -22,8 +22,8 @@ pub(super) struct Outage {
 pub(super) enum OutageNotice {
     /// Spans were dropped. The value is their number since the last report.
     Dropped(u64),
-    /// The collector works again. The value is the number of dropped spans that have not been
-    /// reported yet.
+    /// The collector accepts spans again. The value is the number of dropped spans that have not
+    /// been reported yet.
     Over(u64),
 }
 

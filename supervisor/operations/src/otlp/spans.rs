@@ -183,8 +183,8 @@ fn of_journey(journey: &RequestTrace) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// Returns an error status if the server caused the failure. OpenTelemetry's conventions require
-/// servers to report no other errors.
+/// Returns an error status if the server caused the failure. Failures that the client caused are
+/// not reported as errors, as OpenTelemetry's conventions require for servers.
 fn status(outcome: SpanStatus, journey: &RequestTrace) -> Option<Status> {
     let faulty = match outcome {
         SpanStatus::Cancelled => false,

@@ -1,8 +1,8 @@
-//! Tests admission control: the requests that a sharing policy refuses, and the values that the
-//! policy observes.
+//! Tests admission control: which requests are refused, and which values the sharing policy
+//! observes.
 //!
-//! The times in the profile differ greatly from the SLOs, so the duration of the test does not
-//! matter.
+//! The times in the profile differ greatly from the SLOs, so the results do not depend on the speed
+//! of the test.
 
 use shadowslice_policy::sharing::BatchStats;
 

@@ -1,4 +1,5 @@
-//! Tests streams: the requests for their answers, and the ends of workers, clients and streams.
+//! Tests streams: the requests for further answers, and the cases in which a worker, a client or a
+//! stream ends.
 
 use shadowslice_policy::latency::BLIND_HANG_LIMIT;
 
