@@ -1,7 +1,9 @@
-"""Renders a supervisor's configuration from the host's base configuration and its models. Pure.
+"""Renders a supervisor's configuration from the host's base configuration and its models.
 
 The first line is a comment with the digest of each assignment. The file therefore contains both the
 assignments and the configuration, and one atomic replacement updates both.
+
+This module does no I/O.
 """
 
 import json

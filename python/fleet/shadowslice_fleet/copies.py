@@ -1,4 +1,4 @@
-"""Decides for each copy of all models whether to add, keep or remove the copy. Pure.
+"""Decides for each copy of all models whether to add, keep or remove the copy.
 
 To add a copy, the fleet assigns the model to a host. When the copy is ready, the fleet publishes
 it, and Envoy sends requests to it.
@@ -6,6 +6,8 @@ it, and Envoy sends requests to it.
 To remove a copy, the fleet waits until enough other copies serve. Then the fleet drains the copy
 and unpublishes it. When Envoy has released the copy and all its requests are answered, the fleet
 removes the model from the host's assignments.
+
+This module does no I/O.
 """
 
 from dataclasses import replace

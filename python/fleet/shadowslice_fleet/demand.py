@@ -1,4 +1,7 @@
-"""The demand of each model: the number of copies, and the resources of each. Pure."""
+"""The demand of each model: the number of copies, and the resources of each.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass, field
 

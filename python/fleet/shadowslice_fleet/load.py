@@ -1,4 +1,7 @@
-"""The load of copies over the last one or two minutes, as their supervisors report it. Pure."""
+"""The load of copies over the last one or two minutes, as their supervisors report it.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

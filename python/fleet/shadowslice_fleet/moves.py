@@ -1,4 +1,7 @@
-"""Checks and computes the moves of copies that the operator requests. Pure."""
+"""Checks and computes the moves of copies that the operator requests.
+
+This module does no I/O.
+"""
 
 from shadowslice_fleet.observed import ObservedHost, Slot
 

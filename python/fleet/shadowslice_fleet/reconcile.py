@@ -1,7 +1,9 @@
-"""Decides the next actions from the spec, the placement and the observation. Pure.
+"""Decides the next actions from the spec, the placement and the observation.
 
 The loop is level-triggered. After a restart, it observes everything again. Only its wait times and
 its counts of failures start from zero.
+
+This module does no I/O.
 """
 
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Describes the fleet's status, and the changes that a spec would cause. Pure."""
+"""Describes the fleet's status, and the changes that a spec would cause.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass
 from typing import Any, TypedDict

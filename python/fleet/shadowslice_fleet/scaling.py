@@ -1,6 +1,6 @@
 """Adds copies of a model if it violates its SLO, and removes them when they are not needed.
 
-This module is pure, except for the function that runs `shadowslice place`.
+This module does no I/O, except for the function that runs `shadowslice place`.
 """
 
 from collections.abc import Callable

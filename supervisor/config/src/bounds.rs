@@ -1,5 +1,5 @@
 //! Checks the bounds of a client's changes to a model. A client cannot take more resources from
-//! other models than the operator's file allows. This module is pure.
+//! other models than the operator's file allows. This module does no I/O.
 
 use super::types::{BatchConfig, ModelConfig, OnLate};
 use super::units::show_size;

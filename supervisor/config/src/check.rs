@@ -1,4 +1,4 @@
-//! The command `shadowslice check`.
+//! Implements the command `shadowslice check`.
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -12,9 +12,9 @@ const MAX_SHOWN: usize = 50;
 /// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The line, counted from 1.
+    /// The line number. The first line is 1.
     pub line: usize,
-    /// The column, counted in characters from 1.
+    /// The column number in characters. The first column is 1.
     pub column: usize,
 }
 

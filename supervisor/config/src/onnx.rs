@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use shadowslice_shared::tensor::Datatype;
 
-/// The field numbers in onnx.proto.
+/// The numbers of the fields that this check reads. They are defined in onnx.proto.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;

@@ -26,9 +26,9 @@ pub struct Peers {
 /// A user or a group, given by id or by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Account {
-    /// The user or group id.
+    /// The numeric user id or group id.
     Id(u32),
-    /// The name.
+    /// The user name or group name.
     Name(String),
 }
 

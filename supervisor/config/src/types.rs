@@ -24,7 +24,7 @@ const DESCRIPTORS_OF_ALL: u64 = 150;
 /// The number of file descriptors that the supervisor needs for each model.
 const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 
-/// The whole configuration.
+/// The whole configuration of a supervisor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The absolute path of the run directory.
@@ -81,14 +81,14 @@ impl Config {
 /// The models that must be ready for the host to be ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ReadyConfig {
-    /// All models.
+    /// All models must be ready.
     All,
-    /// Any one model. After a start, the host becomes ready only when no model is still loading. A
-    /// model stops loading when it is ready, when its start has failed permanently, or when one of
-    /// its workers was killed.
+    /// Any one model must be ready. After a start, the host becomes ready only when no model is
+    /// still loading. A model stops loading when it is ready, when its start has failed
+    /// permanently, or when one of its workers was killed.
     #[default]
     Any,
-    /// The models with these names.
+    /// All models with these names must be ready.
     Each(Vec<String>),
 }
 
@@ -143,7 +143,7 @@ pub struct Tls {
     pub client_ca: Option<PathBuf>,
 }
 
-/// A GPU.
+/// A GPU on which models run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuConfig {
     /// An emulated GPU. Batches on this GPU take the times in the models' profiles.
@@ -217,7 +217,7 @@ impl ControllerConfig {
 /// The limits on requests and connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsConfig {
-    /// The largest request in bytes.
+    /// The largest request that the supervisor accepts, in bytes.
     pub request_bytes: u64,
     /// The largest response to a batch, in bytes.
     pub response_bytes: u64,
@@ -226,7 +226,7 @@ pub struct LimitsConfig {
     pub memory: Option<u64>,
     /// The largest number of requests in flight in all models together.
     pub in_flight: usize,
-    /// The largest number of client connections.
+    /// The largest number of client connections that are open at the same time.
     pub connections: usize,
     /// The time for which an HTTP connection without requests stays open.
     pub keep_alive: Duration,
@@ -235,7 +235,7 @@ pub struct LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// The default of `keep_alive`.
+    /// The default value of `limits.keep_alive`.
     pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
     /// Returns the lower bound of `memory` in bytes. The memory must hold two requests of the

@@ -21,7 +21,6 @@ const MAX_TEXT_BYTES: usize = 256;
 /// The reason in the record if the client disconnected before it had the whole response.
 const CLIENT_LEFT: &str = "client_left";
 
-/// The protocol of a logged request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessProtocol {
     Http,

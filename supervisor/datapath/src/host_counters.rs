@@ -39,7 +39,7 @@ impl HostLimit {
     }
 }
 
-/// A snapshot of the host's counters.
+/// A snapshot of [`HostCounters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostCounts {
     /// The number of open connections for requests.

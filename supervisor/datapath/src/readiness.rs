@@ -8,7 +8,7 @@ use shadowslice_config::ReadyConfig;
 
 use crate::router::Route;
 
-/// The state of the host.
+/// The state of the host, which is independent of its models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostState {

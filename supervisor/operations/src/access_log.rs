@@ -203,7 +203,7 @@ struct AccessLogSink {
     path: PathBuf,
     file: File,
     lines: Vec<u8>,
-    /// The number of lines in `lines`.
+    /// The number of lines in `lines`, which counts as dropped if they cannot be written.
     count: u64,
     /// True if the last line in the file is incomplete.
     is_torn: bool,

@@ -42,7 +42,7 @@ pub fn fail(why: &str, code: u8) -> u8 {
     code
 }
 
-/// The log, while it runs.
+/// The running log. Call [`Log::end`] to write the remaining lines.
 #[derive(Debug)]
 pub struct Log {
     writer: WorkerGuard,

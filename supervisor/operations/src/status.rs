@@ -61,7 +61,7 @@ pub struct SupervisorStatus {
 }
 
 impl SupervisorStatus {
-    /// Describes this process.
+    /// Returns the description of this process.
     pub fn own(since: Instant, config: &Path) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),

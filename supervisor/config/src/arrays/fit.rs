@@ -1,4 +1,4 @@
-//! Converts an array to the values of a model's input. This module is pure.
+//! Converts an array to the values of a model's input. This module does no I/O.
 
 use std::fmt;
 

@@ -57,7 +57,7 @@ enum Elements {
     Values(Vec<ElementValue>),
 }
 
-/// The arrays of a file.
+/// The arrays of a file: one array without a name, or several arrays with names.
 #[derive(Debug)]
 pub(super) enum Arrays {
     One(Arc<Array>),

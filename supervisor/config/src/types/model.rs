@@ -11,7 +11,7 @@ use shadowslice_shared::units::Percent;
 
 use crate::arrays::ArrayFile;
 
-/// A model.
+/// The configuration of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The name that clients use to request the model.
@@ -28,7 +28,7 @@ pub struct ModelConfig {
     pub profile_path: Option<PathBuf>,
     /// The bounds and the initial value of the model's share.
     pub share: ShareConfig,
-    /// The latency objective.
+    /// The latency objective (SLO) of the model's requests.
     pub slo: SloTarget,
     /// The settings of batching.
     pub batch: BatchConfig,

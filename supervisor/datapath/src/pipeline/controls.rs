@@ -25,7 +25,7 @@ use super::trace_event;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
-/// A report of a pipeline's state.
+/// The state of a pipeline, for the status and for the placement of models.
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
     pub at: Timestamp,

@@ -8,7 +8,7 @@ use shadowslice_shared::units::Timestamp;
 /// only a few events, and the controller reads them before the next hand-over.
 pub const EVENT_QUEUE_SIZE: usize = 256;
 
-/// An event of a lane.
+/// An event of a lane that the controller must know about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaneEvent {
     /// The lane was draining, and its last request in flight has ended.

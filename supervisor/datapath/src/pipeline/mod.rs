@@ -92,7 +92,7 @@ use state::PipelineState;
 use stats::Stats;
 use streams::WorkerAnswer;
 
-/// The settings of a pipeline.
+/// The settings with which a pipeline is created.
 #[derive(Debug)]
 pub struct PipelineSettings {
     pub name: String,

@@ -54,7 +54,7 @@ impl Metadata {
     }
 }
 
-/// An input of a request.
+/// The tensor that a request gives for one input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInput {
     /// The shape, including the batch axis.
@@ -75,7 +75,7 @@ impl RequestInput {
 /// The shape of an optional input that a request omits. No tensor has this shape.
 pub(crate) const LEFT_OUT: &[i64] = &[-1];
 
-/// An output in an answer.
+/// The tensor that an answer gives for one output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestOutput {
     /// The shape, including the batch axis.

@@ -79,7 +79,7 @@ pub struct Answers {
     route_hold: Option<RouteHold>,
 }
 
-/// The source of further answers.
+/// The source of the answers after the first answer.
 #[derive(Debug)]
 enum FurtherAnswers {
     /// There are no further answers.

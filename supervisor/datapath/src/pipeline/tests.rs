@@ -41,7 +41,7 @@ const UPTIME: Duration = Duration::from_secs(30);
 const SLAB_BYTES: u64 = 4096;
 const MEMORY_BYTES: usize = 1 << 16;
 
-/// The worker's end of a lane.
+/// A simulated worker at the other end of a lane.
 struct Actor {
     socket: OwnedFd,
     slab: AnswerWriter,

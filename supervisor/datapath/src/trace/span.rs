@@ -6,7 +6,6 @@ use super::journal::{Journal, RequestTrace};
 use super::parent::TraceParent;
 use super::tracer::Tracer;
 
-/// The protocol of a traced request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpanProtocol {
     /// An HTTP request with this path.

@@ -21,7 +21,7 @@ pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 /// The largest reply, in bytes.
 pub const MAX_REPLY_BYTES: u64 = 16 * 1024 * 1024;
 
-/// A request on the control socket.
+/// A request that a command sends to the supervisor over the control socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {

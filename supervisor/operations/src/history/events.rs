@@ -14,7 +14,6 @@ const QUIET_SAMPLES: u32 = 15;
 /// The longest text of an event, in characters.
 const MAX_TEXT: usize = 300;
 
-/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum HistoryEventKind {
@@ -29,7 +28,7 @@ pub(super) enum HistoryEventKind {
     State,
 }
 
-/// An event that the page shows.
+/// An event that the web page shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct HistoryEvent {
     kind: HistoryEventKind,

@@ -1,4 +1,4 @@
-//! Converts a status into metrics in the Prometheus text format. This module is pure.
+//! Converts a status into metrics in the Prometheus text format. This module does no I/O.
 
 mod gpus;
 mod table;
@@ -35,7 +35,7 @@ pub struct Certificate {
     pub expires: u64,
 }
 
-/// The measurements of the policy.
+/// The measurements of the sharing policy's decisions.
 #[derive(Debug)]
 pub struct PolicyMetrics {
     pub name: String,

@@ -1,5 +1,5 @@
 //! Decides when to log an outage of the collector: at its start, once a minute, and at its end.
-//! This module is pure.
+//! This module does no I/O.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(super) struct Outage {
     failing: bool,
 }
 
-/// A message to log.
+/// A message that the exporter must log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutageNotice {
     /// Spans were dropped. The value is their number since the last report.

@@ -1,4 +1,4 @@
-//! Converts the steps of a request into spans. This module is pure.
+//! Converts the steps of a request into spans. This module does no I/O.
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
