@@ -25,7 +25,7 @@ MAX_AXIS = 2**31 - 1
 
 
 def find_source(path: Path) -> Path:
-    """Returns the model's file. `path` is that file, or its folder."""
+    """Returns the model's file. `path` is this file or the folder that contains it."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ModelError(f"{file} not found; correct `path`")

@@ -94,8 +94,8 @@ def check(which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | N
 def encode(datatype: str, array: np.ndarray) -> np.ndarray:
     """Returns a contiguous array with the elements in the protocol's encoding."""
     if datatype == "BOOL":
-        # A byte of a NumPy `bool` may have a value other than 0 and 1. Clients must not get such a
-        # byte.
+        # A byte of a NumPy `bool` may have a value other than 0 and 1. Clients must only get 0 or
+        # 1.
         return np.not_equal(array.view(np.uint8), 0, order="C")
     if datatype != "BYTES":
         return np.ascontiguousarray(array)

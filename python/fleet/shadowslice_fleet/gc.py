@@ -9,7 +9,7 @@ from shadowslice_fleet import files
 from shadowslice_fleet.spec import SHA256
 
 PROFILES = ".profiles"  # the folder to which the Host actor writes the models' profiles
-EXPIRE_AFTER = 86400.0  # seconds from the last use
+EXPIRE_AFTER = 86400.0  # seconds from the last use to the removal
 
 
 def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:

@@ -73,7 +73,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Need:
-    """The resources that a copy needs, for placement."""
+    """The resources that the operator states for each copy, for use in placement."""
 
     sms: int
     memory_mib: int

@@ -17,7 +17,7 @@ EXIT_REFUSED, EXIT_FAULTY = 1, 78  # exit codes
 
 
 class CommandFailed(Exception):
-    """A command of the binary failed. The error's text has the reason."""
+    """A command of the `shadowslice` binary failed. The error's text has the reason."""
 
     def __init__(self, command: str, code: int | None, why: str, output: str = "") -> None:
         super().__init__(f"`shadowslice {command}` failed: {why}")

@@ -4,7 +4,7 @@
 use super::types::{BatchConfig, ModelConfig, OnLate};
 use super::units::show_size;
 
-/// A key that a client may change within the bounds of the operator's file.
+/// A key that a client is allowed to change within the bounds of the operator's file.
 struct Bound {
     key: &'static str,
     /// True if the client changes the value. A value that the client does not change is accepted

@@ -96,8 +96,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// Rejects files for the warm-up. The supervisor would read such a file, but the client may have no
-/// permission to read it.
+/// Rejects files for the warm-up. The supervisor would read the file, although the client may not
+/// have the permission to read it.
 fn check_files(warmup: &Value<'_>) {
     const WHY: &str = "a client cannot name a file; give `values` or a `range`";
     if warmup.is_scalar() {

@@ -40,7 +40,7 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// The other sections of the configuration that models are checked against.
+/// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
     pub(super) gpus: &'a [GpuConfig],
     pub(super) limits: &'a LimitsConfig,
@@ -70,8 +70,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     models
 }
 
-/// Reads a model. Its initial share is set later, together with the initial shares of the other
-/// models.
+/// Reads a model. The initial share is set later, when all models have been read.
 fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
@@ -230,7 +229,8 @@ fn note_hopeless(
 ) {
     let whole = match gpu {
         Some(GpuConfig::Emulated { sms }) => *sms,
-        // A profile's times do not change above the profile's largest number of SMs.
+        // The number of SMs of a real GPU is not known yet. The profile's largest number is used
+        // instead, because the times do not change above this number.
         Some(GpuConfig::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
     };
     let two_batches = 2 * profile.execution.time(1, f64::from(whole.0));

@@ -35,10 +35,10 @@ pub struct Config {
     pub gpus: Vec<GpuConfig>,
     /// The models. There is at least one model, and all names differ.
     pub models: Vec<ModelConfig>,
-    /// The users and groups that may send commands to the control socket, in addition to root and
-    /// the supervisor's user. `None` if no other user may send commands.
+    /// The users and groups with the permission to send commands to the control socket. Root and
+    /// the supervisor's user always have this permission. `None` if no other user has it.
     pub control: Option<Peers>,
-    /// The clients that may load and unload models.
+    /// The clients with the permission to load and unload models.
     pub model_control: AllowedClients,
     /// The settings of the sharing policy.
     pub controller: ControllerConfig,
@@ -103,7 +103,7 @@ pub struct ListenConfig {
     pub metrics: Vec<Listener>,
 }
 
-/// The default file mode of a Unix socket: the owner and the group may connect.
+/// The default file mode of a Unix socket. Only the owner and the group can connect.
 pub const SOCKET_MODE: u32 = 0o660;
 
 /// An address on which the supervisor listens.
@@ -117,7 +117,8 @@ pub enum Listener {
         mode: Option<u32>,
         /// The group that owns the socket's file.
         group: Option<String>,
-        /// The users and groups that may connect. `None` if the file mode alone decides.
+        /// The users and groups with the permission to connect. `None` if only the file mode
+        /// restricts connections.
         peers: Option<Peers>,
     },
     /// A TCP port.
@@ -203,12 +204,12 @@ pub struct ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// Returns the policy if the policy decides shares, and `None` for `static`.
+    /// Returns the policy, or `None` for `static`, which does not decide shares.
     pub fn deciding_policy(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
-    /// Returns the policy if the policy decides shares and the supervisor applies these decisions.
+    /// Returns the policy if it decides shares and the supervisor applies its decisions.
     pub fn acting_policy(&self) -> Option<Choice> {
         self.deciding_policy().filter(|_| self.act)
     }
@@ -221,16 +222,16 @@ pub struct LimitsConfig {
     pub request_bytes: u64,
     /// The largest response to a batch, in bytes.
     pub response_bytes: u64,
-    /// The limit on the memory of all requests and responses in transit together, in bytes. `None`
+    /// The limit on the total memory of all requests and responses in transit, in bytes. `None`
     /// means a quarter of the host's memory.
     pub memory: Option<u64>,
-    /// The largest number of requests in flight in all models together.
+    /// The largest number of requests in flight, summed over all models.
     pub in_flight: usize,
     /// The largest number of client connections that are open at the same time.
     pub connections: usize,
     /// The time for which an HTTP connection without requests stays open.
     pub keep_alive: Duration,
-    /// The clients that may use tensors in shared memory.
+    /// The clients with the permission to use tensors in shared memory.
     pub shared_memory: AllowedClients,
 }
 

@@ -1,8 +1,7 @@
 //! Counts all responses of the host, and the requests that were refused because of a limit of the
 //! host.
 //!
-//! A request that is refused because of a limit of the host may never reach a model. The models'
-//! counters do not include such requests.
+//! Such a request may never reach a model, so the models' counters do not include it.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

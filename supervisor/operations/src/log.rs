@@ -110,7 +110,7 @@ pub(crate) fn finish(writer: WorkerGuard, thread: &str) -> bool {
     // forever. A separate thread is used, because it can block without consequences.
     let flush = move || {
         drop(writer);
-        // An error means that the timeout has expired.
+        // An error only means that the timeout has expired and nothing waits for the writer.
         done.send(()).ok();
     };
     let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(flush);

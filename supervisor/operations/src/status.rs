@@ -148,7 +148,7 @@ pub struct ModelStatus {
     pub workers: Vec<WorkerStatus>,
     /// The number of workers that died since the start while they served or prepared to serve.
     pub worker_deaths: u64,
-    /// The cause of the last death.
+    /// The cause of the last death of a worker.
     #[serde(default)]
     pub last_death: Option<String>,
     /// The number of workers that were started to replace a dead worker because no standby was
@@ -180,7 +180,7 @@ pub struct ModelStatus {
     /// model is loaded.
     #[serde(default)]
     pub loaded: Option<LoadedStatus>,
-    /// True if the model's files changed after it was loaded.
+    /// True if the model's files changed after the model was loaded.
     #[serde(default)]
     pub files_changed: bool,
     /// The reason why batches are smaller than the default.

@@ -174,7 +174,7 @@ pub enum WarmupValues {
 /// The settings of batching.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchConfig {
-    /// The largest batch in rows; 0 for a model without a batch axis. If `None`,
+    /// The largest batch in rows, or 0 for a model without a batch axis. If `None`,
     /// [`BatchConfig::resolve`] chooses a value when it is known whether the model has a batch
     /// axis.
     pub max: Option<u32>,

@@ -41,7 +41,7 @@ pub(crate) enum Admission {
     Free,
     /// The request is a trial. If its worker dies, the quarantine is renewed.
     OnTrial,
-    /// The request is refused. The quarantine ends after this time.
+    /// The request is refused. The value is the time until the quarantine ends.
     Refused(Duration),
 }
 

@@ -17,7 +17,7 @@ pub struct Metadata {
     /// The software that runs the model, for example `onnxruntime_onnx`, which is Triton's name, or
     /// `emulated`.
     pub platform: &'static str,
-    /// The largest batch in rows; 0 for a model without a batch axis.
+    /// The largest batch in rows, or 0 for a model without a batch axis.
     pub max_batch: u32,
     /// The number of streams that a worker generates concurrently. `None` if the model gives one
     /// answer to a request.

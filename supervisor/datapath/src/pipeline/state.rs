@@ -1,8 +1,8 @@
 //! The state of a pipeline, protected by one lock: the queue, the lanes, and the lane that serves.
 //!
-//! All functions in this module are short and never block. If a request finds a free slot, the
-//! client's task sends the request to the worker before it releases the lock. No other task has to
-//! wake up.
+//! All functions in this module are short and never block. If a slot is free, the client's task
+//! sends the request to the worker before the task releases the lock. No other task must wake up
+//! for this.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use super::trace_event;
 use crate::trace::{LostReason, RouteChange};
 
-/// The largest number of ended workers that are remembered. A model has fewer workers at a time,
-/// but several may end together.
+/// The largest number of ended workers that are remembered. A model has fewer workers than this at
+/// the same time, but several workers may end together.
 const MAX_IDLE_ENDED: usize = 8;
 
 /// The delay after which a batch is sent again to an idle worker whose socket did not accept it.
@@ -53,7 +53,7 @@ pub(crate) struct PipelineState {
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
     pub(crate) events_tx: mpsc::Sender<LaneEvent>,
-    /// The time of the next check, if no event causes an earlier one.
+    /// The time of the next check, unless an event causes an earlier check.
     pub(crate) alarm: Option<Timestamp>,
     /// The time for which the alarm is set. It may be earlier than `alarm`.
     pub(crate) armed: Option<Timestamp>,
@@ -354,7 +354,7 @@ impl PipelineState {
         }
     }
 
-    /// Queues the requests of a failed batch so that each runs alone. Only the faulty request then
+    /// Queues the requests of a failed batch so that each runs alone. Then only the faulty request
     /// fails.
     pub(crate) fn try_alone(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for request in &mut requests {

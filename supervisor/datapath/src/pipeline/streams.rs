@@ -1,7 +1,8 @@
-//! Streams: the answers of models that give many answers to one request, one after the other.
+//! Streams: sequences of answers to one request, for models that generate their output step by
+//! step.
 //!
-//! The first answer arrives like any other answer, and opens the stream in the worker. A step
-//! requests the next answer, and is scheduled like a batch. As a result, streams are served
+//! The first answer arrives like the answer of any model, and opens the stream in the worker. A
+//! step requests the next answer, and is scheduled like a batch. As a result, streams are served
 //! alternately, and a client that reads slowly delays no other client. A change of share takes
 //! effect with the next answer. A hand-over ends the streams of the previous worker.
 
@@ -41,7 +42,7 @@ pub(crate) enum Continuation {
     More,
 }
 
-/// A stream that is open in a worker. Dropping this closes the stream in the worker.
+/// A stream that is open in a worker. Dropping this value closes the stream in the worker.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     pub(crate) pipeline: Arc<Pipeline>,
@@ -68,7 +69,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// The answers to a request. Dropping this cancels the answers that have not arrived.
+/// The answers to a request. Dropping this value cancels the answers that have not arrived.
 #[derive(Debug)]
 pub struct Answers {
     first: Option<Vec<RequestOutput>>,
@@ -176,8 +177,8 @@ impl OpenStream {
     }
 }
 
-/// A guard that takes the claim of a step when dropped, so that the step does not run after its
-/// client has disconnected.
+/// A guard that takes the claim of a step when the guard is dropped. The step then does not run
+/// after its client has disconnected.
 struct StepGuard(Claim);
 
 impl Drop for StepGuard {

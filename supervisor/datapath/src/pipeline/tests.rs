@@ -393,8 +393,8 @@ async fn requests_taken_back_are_served_elsewhere_and_late_answers_are_ignored()
     assert_eq!(again.await.unwrap(), Ok(good()), "its slot is free again");
 }
 
-/// Returns a profile in which any batch takes 1 s on 60 SMs. On fewer SMs, the time is longer in
-/// inverse proportion.
+/// Returns a profile in which every batch takes 1 s on 60 SMs. On fewer SMs, the time is inversely
+/// proportional to their number.
 fn slow_profile() -> Profile {
     let row = |batch| ExecutionRow { batch, ms: vec![1000.0] };
     Profile {

@@ -69,7 +69,7 @@ pub struct RunLocation {
     pub device: Arc<str>,
 }
 
-/// The end of a run.
+/// The way in which a run of a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
     Open,

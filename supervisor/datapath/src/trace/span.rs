@@ -19,7 +19,7 @@ pub enum SpanStatus {
     /// The client disconnected before the status was known.
     Cancelled,
     Http(u16),
-    /// The gRPC status code; 0 is OK.
+    /// The gRPC status code. 0 means OK.
     Grpc(i32),
 }
 

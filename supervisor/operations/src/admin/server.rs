@@ -155,7 +155,8 @@ pub enum ControlSocketError {
     Admit(#[from] UnknownAccount),
 }
 
-/// The control socket on which the supervisor listens. Dropping this removes the socket's file.
+/// The control socket on which the supervisor listens. Dropping this value removes the socket's
+/// file.
 #[derive(Debug)]
 pub struct Admin {
     listener: Arc<UnixListener>,
@@ -379,7 +380,7 @@ async fn place(model: String, gpu: usize, context: &AdminContext) -> Result<Cont
     Ok(ControlReply::Placed { gpu, news })
 }
 
-/// Sends a command to the registry and waits for its result.
+/// Sends a command to the registry and waits for the command's result.
 async fn command<T>(
     context: &AdminContext,
     command: impl FnOnce(oneshot::Sender<T>) -> Command,

@@ -50,7 +50,7 @@ struct ModelSample {
     state: String,
     share_percent: u32,
     sms: u32,
-    /// The number of SMs that the model gets if all models are busy; see [`even_parts`].
+    /// The number of SMs that the model gets if all models are busy (see [`even_parts`]).
     part_sms: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,

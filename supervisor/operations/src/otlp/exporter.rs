@@ -86,7 +86,7 @@ impl Exporter {
         Ok((tracer, Self { stop, ended }))
     }
 
-    /// Stops the thread after it has sent the last traces, but after at most `FLUSH_TIMEOUT`.
+    /// Stops the thread when it has sent the last traces, or after `FLUSH_TIMEOUT`.
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_TIMEOUT, self.ended).await.is_err() {

@@ -25,7 +25,8 @@ const SAMPLED: u32 = 0x101;
 /// The flag of a span whose parent is remote.
 const REMOTE: u32 = 0x200;
 
-/// A reading of the wall clock. It is used to convert timestamps.
+/// A reading of the wall clock. It is used to convert timestamps of the monotonic clock to
+/// wall-clock time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WallClock {
     /// The time since 1970 at the timestamp [`WallClock::at`].

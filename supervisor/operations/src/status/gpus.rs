@@ -52,7 +52,7 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Returns a reason if the GPU has too little memory for another worker of a model with these
+/// Returns a message if the GPU has too little memory for another worker of a model with these
 /// workers. The new worker is assumed to need the memory of the serving worker without weights. If
 /// this amount is unknown, `need` bytes are assumed. A standby's memory counts as free, because the
 /// standby would be stopped.

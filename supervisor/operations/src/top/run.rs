@@ -113,7 +113,7 @@ fn poll(run_dir: &Path) -> Result<PollResult, String> {
     }
 }
 
-/// A terminal in raw mode. Dropping it restores the terminal.
+/// A terminal in raw mode. Dropping this value restores the terminal.
 struct Screen(DefaultTerminal);
 
 impl Screen {
