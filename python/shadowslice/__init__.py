@@ -1,4 +1,4 @@
-"""Models in Python for shadowslice: see :class:`Model` and :class:`StreamingModel`."""
+"""Types for Python models: see :class:`Model` and :class:`StreamingModel`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["Context", "InvalidInput", "Model", "StreamingModel", "Tensor"]
 class Tensor:
     """The datatype and the whole shape of an input or output.
 
-    The datatypes are those of the protocol: BOOL, UINT8 to UINT64, INT8 to INT64, FP16, BF16, FP32,
-    FP64 and BYTES. BF16 is ``ml_dtypes.bfloat16``. An axis of -1 has any size. If the first axis of
-    all tensors is -1, it is the batch axis: the worker joins the rows of several requests.
+    The datatypes are those of the Open Inference Protocol: BOOL, UINT8 to UINT64, INT8 to INT64,
+    FP16, BF16, FP32, FP64 and BYTES. BF16 is ``ml_dtypes.bfloat16``. An axis of -1 has any size. If
+    the first axis of all tensors is -1, it is the batch axis: the worker joins the rows of several
+    requests.
     """
 
     datatype: str
@@ -28,7 +29,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Context:
-    """The environment of a model, passed to its method ``load``."""
+    """The environment of a model. The worker passes it to the model's method ``load``."""
 
     name: str
     """The model's name in the configuration."""
@@ -48,7 +49,7 @@ class InvalidInput(ValueError):
 
 
 class Model(Protocol):
-    """The interface of a model's class, which need not inherit from this one.
+    """The interface of a model's class. The class need not inherit from this one.
 
     ::
 
@@ -59,32 +60,34 @@ class Model(Protocol):
             def infer(self, batch):
                 return {"y": batch["x"] * 2}
 
-    Instead of the two attributes, ``infer`` may be annotated with two ``TypedDict`` of fields such
-    as ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
+    Instead of these two attributes, you can annotate the parameter and the result of ``infer`` with
+    a ``TypedDict`` each. The fields have types such as
+    ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
 
-    Each worker creates one object, without arguments. Optional methods are:
+    Each worker creates one object of the class, without arguments. Optional methods are:
 
-    * ``load(context)``, called once before all others, and ``unload()``, called at the end.
+    * ``load(context)``, called once before all other methods, and ``unload()``, called at the end.
     * ``warmup()``, which returns an array for each input, with one row if there is a batch axis.
-      The worker runs them before it serves requests, instead of generated values.
-    * ``reference(batch)``, which returns the correct outputs for a batch. The proof compares them
-      with the outputs of ``infer``.
+      The worker runs these arrays as its warm-up, instead of generated values.
+    * ``reference(batch)``, which returns the correct outputs for a batch. The proof compares these
+      outputs with the outputs of ``infer``.
 
-    With ``deterministic = False`` outputs for the same input may differ, and the proof does not
-    compare them. With ``cuda_graph = True`` a batch consists of PyTorch tensors on the model's
-    device. On a GPU the worker records what ``infer`` does as a CUDA graph, and replays it.
+    With ``deterministic = False``, outputs for the same input may differ, and the proof does not
+    compare them. With ``cuda_graph = True``, a batch consists of PyTorch tensors on the model's
+    device. On a GPU, the worker records the work of ``infer`` as a CUDA graph, and replays the
+    graph.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
 
     def infer(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, object]:
-        """Returns the outputs for a batch, which has a read-only array for each input.
+        """Returns the outputs for a batch. The batch contains a read-only array for each input.
 
         The arrays are valid until this method returns. BYTES inputs are arrays of ``bytes``
-        objects. Outputs may be tensors of other libraries that support DLPack; the worker copies
-        those on a GPU to the host. An exception fails the batch. If the batch has several requests,
-        the worker then runs each of them alone.
+        objects. Outputs may be tensors of other libraries that support DLPack. The worker copies
+        tensors on a GPU to the host. An exception fails the batch. If the failed batch has several
+        requests, the worker runs each request alone.
         """
         ...
 
@@ -92,8 +95,8 @@ class Model(Protocol):
 class StreamingModel(Protocol):
     """The interface of a class that yields several responses to a request.
 
-    The class need not inherit from this one. A worker runs at most ``streams`` requests at a time;
-    the default is 16. The optional methods are those of :class:`Model`.
+    The class need not inherit from this one. A worker runs at most ``streams`` requests at a time
+    (default 16). The optional methods are those of :class:`Model`.
     """
 
     inputs: Mapping[str, Tensor]
@@ -102,7 +105,7 @@ class StreamingModel(Protocol):
     def generate(self, request: Mapping[str, np.ndarray]) -> Iterator[Mapping[str, np.ndarray]]:
         """Yields the responses to a request.
 
-        The generator may keep the request's arrays. It runs on when the client can take the next
+        The generator may keep the request's arrays. It is resumed when the client can take the next
         response. If the client disconnects, the ``yield`` raises ``GeneratorExit``.
         """
         ...

@@ -1,4 +1,4 @@
-"""Reads a model's inputs and outputs from the annotations of its method."""
+"""Reads a model's inputs and outputs from the annotations of the model's method."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ._errors import ModelError, describe, line_of
 def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Tensor] | None:
     """Returns the tensors that the annotations of `method` declare.
 
-    `which` is ``inputs`` for the annotation of the batch, or ``outputs`` for that of the returned
-    value. Returns ``None`` if that annotation is not a `TypedDict`.
+    `which` is ``inputs`` for the annotation of the batch, or ``outputs`` for the annotation of the
+    returned value. Returns ``None`` if this annotation is not a `TypedDict`.
     """
     where = f"{file}:{line_of(method)}"
     try:

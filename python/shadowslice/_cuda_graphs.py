@@ -11,14 +11,14 @@ import numpy as np
 from . import Tensor, _tensors
 
 Recording: TypeAlias = tuple[int, list[int], list[tuple[list[int], int, int]]]
-"""The graph, the inputs' addresses, and for each output a row's shape, address and bytes."""
+"""The graph, the inputs' addresses, and each output's row shape, address and row bytes."""
 
 WARMUP_RUNS = 3
-"""The number of runs before a recording, in which libraries choose their kernels."""
+"""The number of runs before a recording. Libraries choose their kernels in these runs."""
 
 
 class Recorder:
-    """Records one batch of each shape, and keeps the tensors that the recordings use."""
+    """Records a batch for each set of shapes, and keeps the tensors that the recordings use."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -31,12 +31,12 @@ class Recorder:
         shapes: Sequence[Sequence[int]],
         batched: bool,
     ) -> Recording:
-        """Records what `answer` does on the GPU with inputs of these shapes."""
+        """Records the work of `answer` on the GPU for inputs of these shapes."""
         torch = sys.modules["torch"]
         if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
             raise RuntimeError(f"PyTorch {torch.__version__} is too old; install 2.8 or later")
         inputs, outputs = tensors
-        # Recordings run one at a time, so they can share one memory pool.
+        # Only one recording runs at a time, so all recordings can share one memory pool.
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         batch = {
             name: tensor(np.zeros(shape, _tensors.DTYPES[spec.datatype]), "cuda")
@@ -47,7 +47,7 @@ class Recorder:
         with torch.cuda.stream(stream):
             for _ in range(WARMUP_RUNS):
                 answer(batch)
-        # cuBLAS keeps a workspace for each stream; a recording must allocate its own.
+        # cuBLAS keeps a workspace for each stream. A recording must allocate a new workspace.
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -59,7 +59,7 @@ class Recorder:
         torch._C._cuda_clearCublasWorkspaces()
         rows = [shapes[0][0]] if batched else None
         for name, value in whole.items():
-            # The worker sends these bytes to clients without another check.
+            # The worker does not check the outputs of replays before it sends them to clients.
             _tensors.check("output", name, outputs[name], value, rows)
         self.kept.append((graph, batch, whole))
         return (
@@ -70,7 +70,7 @@ class Recorder:
 
 
 def on_gpu(torch: Any, name: str, value: Any) -> Any:
-    """Returns an output as a contiguous tensor. Raises TypeError if it is not on the GPU."""
+    """Returns an output as a contiguous tensor. Raises TypeError for an output on the CPU."""
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         raise TypeError(
             f"output {name!r} is not a PyTorch tensor on the GPU; "
@@ -80,7 +80,7 @@ def on_gpu(torch: Any, name: str, value: Any) -> Any:
 
 
 def row(value: Any, batched: bool) -> tuple[list[int], int, int]:
-    """Returns the shape, address and bytes of an output's row."""
+    """Returns the shape of an output's row, the output's address and the bytes of a row."""
     shape = list(value.shape[1:] if batched else value.shape)
     rows = value.shape[0] if batched else 1
     return shape, value.data_ptr(), value.numel() * value.element_size() // max(rows, 1)

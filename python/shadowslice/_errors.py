@@ -1,4 +1,4 @@
-"""Errors of models, and their texts for the operator."""
+"""Describes errors of models for the operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from . import _sandbox_errors
 
 TRACEBACK_LINES = 40
-"""The number of lines of a traceback that are logged; these are the last ones."""
+"""The maximum number of lines of a traceback that are logged. The last lines are kept."""
 
 CHARACTERS = 2000
 """The maximum length of a line of a traceback, and of an exception's text."""
@@ -21,11 +21,11 @@ NEXT_LINE = "\x1f"
 
 
 class ModelError(Exception):
-    """The model cannot be loaded. The text has the reason."""
+    """The model cannot be loaded. The error's text has the reason."""
 
 
 def describe(error: BaseException) -> str:
-    """Returns the text of an exception, and the sandbox's rule if that caused it."""
+    """Returns the text of an exception, and the sandbox's rule that caused it, if any."""
     if isinstance(error, SystemExit):
         return "the model called sys.exit"
     text = escape_surrogates(truncate("".join(traceback.format_exception_only(error)).strip()))
@@ -39,12 +39,12 @@ def truncate(text: str) -> str:
 
 
 def escape_surrogates(text: str) -> str:
-    """Returns the text with surrogates escaped, which UTF-8 cannot encode."""
+    """Escapes surrogates in the text, because UTF-8 cannot encode surrogates."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def line_of(*objects: Any) -> int:
-    """Returns the line of the first object that has source code, such as a method or its class."""
+    """Returns the line number of the first object with source code, such as a method or class."""
     for each in objects:
         try:
             return inspect.getsourcelines(each)[1]
@@ -54,7 +54,7 @@ def line_of(*objects: Any) -> int:
 
 
 def line_in(file: Path, error: BaseException) -> int:
-    """Returns the line of `file` in the traceback of the error that is closest to its origin."""
+    """Returns the line number of the innermost frame in `file` of the error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return next(
         (frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0
@@ -62,7 +62,7 @@ def line_in(file: Path, error: BaseException) -> int:
 
 
 def log_traceback() -> None:
-    """Writes the exception that is being handled to the worker's log, as one record."""
+    """Logs the exception that is being handled, as one record of the worker's log."""
     lines = traceback.format_exc().rstrip().splitlines()
     record = NEXT_LINE.join(map(truncate, lines[-TRACEBACK_LINES:]))
     print(record, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ HOST = (1, 3)
 
 
 def array(value: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
-    """Returns the value as an array; values on a GPU are copied on the library's current stream."""
+    """Returns the value as an array. Copies a value on a GPU on the library's current stream."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return from_torch(torch, value, dtypes)
@@ -21,7 +21,7 @@ def array(value: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
         return np.asarray(value)
     device = int(value.__dlpack_device__()[0])
     if device not in HOST and hasattr(value, "get"):
-        # CuPy arrays can be copied only with `get`.
+        # Only the method `get` copies a CuPy array to the host.
         return np.asarray(value.get())
     if hasattr(value, "__array__"):
         return np.asarray(value)
@@ -33,9 +33,9 @@ def array(value: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
 
 
 def from_torch(torch: Any, tensor: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
-    """Returns a PyTorch tensor as an array, even if it has a gradient or is bfloat16.
+    """Returns a PyTorch tensor as an array, even if the tensor has a gradient or is bfloat16.
 
-    NumPy itself does not know bfloat16.
+    NumPy itself has no type for bfloat16.
     """
     on_host = tensor.detach().cpu()
     if on_host.dtype == torch.bfloat16 and "BF16" in dtypes:

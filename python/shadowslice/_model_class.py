@@ -14,10 +14,10 @@ from . import Tensor, _annotations, _tensors
 from ._errors import ModelError, line_in, line_of
 
 FILE = "model.py"
-"""The name of the model's file, if the model's path is a folder."""
+"""The name of the model's file if the model's path is a folder."""
 
 STREAMS = 16
-"""The number of streams that a worker generates at a time, unless the class has `streams`."""
+"""The default number of streams that a worker generates at a time."""
 
 MAX_STREAMS = 1024
 
@@ -25,7 +25,7 @@ MAX_AXIS = 2**31 - 1
 
 
 def find_source(path: Path) -> Path:
-    """Returns the model's file. `path` is that file, or its folder."""
+    """Returns the model's file. `path` is this file or the folder that contains it."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ModelError(f"{file} not found; correct `path`")
@@ -33,9 +33,9 @@ def find_source(path: Path) -> Path:
 
 
 def load_module(file: Path) -> ModuleType:
-    """Imports the model's file, which may import modules from its own folder.
+    """Imports the model's file. The file may import modules from its folder.
 
-    That folder comes last in the search path, so its modules hide no installed package.
+    The folder comes last in the search path, so that its modules hide no installed package.
     """
     name = file.stem.replace(".", "_")
     if importlib.util.find_spec(name) is not None:
@@ -103,7 +103,7 @@ def methods(found: type) -> list[str]:
 
 
 def streams(found: Any, file: Path) -> int:
-    """Returns how many streams a worker generates at a time; 0 for a class with ``infer``."""
+    """Returns the number of streams that a worker generates at a time, or 0 for ``infer``."""
     if "generate" not in methods(found):
         return 0
     most = getattr(found, "streams", STREAMS)
@@ -117,7 +117,7 @@ def streams(found: Any, file: Path) -> int:
 
 
 def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
-    """Returns the class's ``inputs`` or ``outputs``, after checking them."""
+    """Checks and returns the class's ``inputs`` or ``outputs``."""
     line = line_of(found)
     example = f'`{which} = {{"x": Tensor("FP32", [-1, 16])}}`'
     declared = getattr(found, which, None)
@@ -159,7 +159,7 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
 
 
 def is_name(name: object) -> bool:
-    """Checks whether UTF-8 can encode the name of a tensor, and it is not empty."""
+    """Checks whether the name of a tensor is not empty and can be encoded in UTF-8."""
     try:
         return isinstance(name, str) and name != "" and name.encode() != b""
     except UnicodeEncodeError:

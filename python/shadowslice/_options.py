@@ -1,4 +1,4 @@
-"""Optional members of a model's class: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
+"""Checks a class's optional members: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import Tensor, _tensors
 from ._errors import ModelError, describe, line_in, line_of, log_traceback
 
 WarmupInput: TypeAlias = tuple[list[int], bytes]
-"""The whole shape of an input, and its bytes in the protocol's encoding."""
+"""The whole shape of an input, and the input's bytes in the protocol's encoding."""
 
 CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "warmup": ("warmup(self)", (None,)),
@@ -55,7 +55,7 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
 def warmup_inputs(
     model: Any, file: Path, inputs: dict[str, Tensor], batched: bool
 ) -> list[WarmupInput]:
-    """Calls `warmup` and returns its inputs after checking them: one row each if batched."""
+    """Calls `warmup`, and checks and returns its inputs. If `batched`, each must have one row."""
     where = f"{file}:{line_of(model.warmup, type(model))}: `warmup` of class {type(model).__name__}"
     try:
         returned = model.warmup()
@@ -84,6 +84,6 @@ def warmup_inputs(
 
 
 def encode(name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> WarmupInput:
-    """Returns an input's shape and bytes, after checking its value."""
+    """Checks an input's value, and returns the input's shape and bytes."""
     array = _tensors.check("input", name, tensor, value, rows)
     return list(array.shape), _tensors.encode(tensor.datatype, array).tobytes()

@@ -1,4 +1,4 @@
-"""Loads a model's class and runs its batches. The worker, in Rust, calls it."""
+"""Loads a model's class and runs batches. The worker's Rust code calls this module."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Spec: TypeAlias = tuple[str, str, list[int]]
 """The name, datatype and whole shape of a tensor."""
 
 OutputParts: TypeAlias = tuple[list[int], list[tuple[int, int]]]
-"""The shape of an output without the batch axis, and the address and length of each request's part.
+"""An output's shape without the batch axis, and the address and length of each request's part.
 """
 
 Reply: TypeAlias = tuple[tuple[list[OutputParts], list[np.ndarray], bool] | None, bool, str]
-"""A success or a failure of a batch, or of a step of a stream.
+"""The success or failure of a batch or of a stream's step.
 
-A success starts with the outputs' parts, the arrays that own their memory, and whether the stream
-has more responses. A failure starts with ``None``, then has whether the request is invalid, and
-the reason.
+For a success, the first element has the outputs' parts, the arrays that own the parts' memory, and
+whether the stream has more responses. For a failure, the elements are ``None``, whether the request
+is invalid, and the reason.
 """
 
 
 INDEPENDENT_OF_VALUES = (ImportError, NameError, NotImplementedError, SystemExit)
-"""Exceptions that occur whatever the values of the inputs are."""
+"""The exceptions that do not depend on the values of the inputs."""
 
 
 class Runner:
@@ -57,23 +57,23 @@ class Runner:
         self.streams = 0
         self.device = "cpu"
         self.recorder: _cuda_graphs.Recorder | None = None
-        """The recorder of a model with ``cuda_graph``, whose batches are PyTorch tensors."""
+        """The recorder of a model with ``cuda_graph``. Its batches are PyTorch tensors."""
         self.open_streams: dict[int, Iterator[Any]] = {}
         self.proving = True
         self.has_output = False
-        """True if the model's method has returned or yielded, and the worker checks the outputs."""
+        """True after the model's method has returned or yielded. Later errors concern outputs."""
         self.may_be_values = False
         """True if generated input values may have caused the last failure."""
         self.proof_batches: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
-        """A batch of each size that was proved on a CUDA stream."""
+        """A batch of each size for which the proof ran on a CUDA stream."""
 
     def load(
         self, name: str, path: Path, cache: Path | None, on_gpu: bool
     ) -> tuple[tuple[list[Spec], list[Spec], int] | None, str]:
         """Loads the model.
 
-        Returns the inputs, the outputs and the maximum number of streams at a time, or ``None`` and
-        the reason.
+        Returns the inputs, the outputs and the maximum number of concurrent streams. On failure,
+        returns ``None`` and the reason.
         """
         try:
             file = _model_class.find_source(path)
@@ -113,10 +113,10 @@ class Runner:
             )
 
     def basis(self) -> tuple[tuple[bool, list[_options.WarmupInput] | None] | None, str]:
-        """Prepares the reference run of the proof, in which `reference` runs if the class has it.
+        """Prepares the proof's reference run, which calls `reference` if the class has this method.
 
-        Returns whether the model is deterministic and the inputs of `warmup`, if the class has it;
-        or ``None`` and the reason.
+        Returns whether the model is deterministic, and the inputs from `warmup`, if the class has
+        this method. On failure, returns ``None`` and the reason.
         """
         found = type(self.model)
         if getattr(found, "reference", None) is not None:
@@ -139,13 +139,14 @@ class Runner:
         )
 
     def movable(self) -> str | None:
-        """Returns why the model cannot run on a given CUDA stream, or ``None`` if it can."""
+        """Returns the reason why the model cannot run on a given CUDA stream, or ``None``."""
         return None if torch() else "only Python models that use PyTorch can run on a given stream"
 
     def record(self, shapes: list[list[int]]) -> tuple[_cuda_graphs.Recording | None, str | None]:
-        """Records the graph that the worker launches instead of `run` for inputs of these shapes.
+        """Records the graph that replaces `run` for inputs of these shapes.
 
-        Returns the recording, or the reason of a failure; neither if the class has no `cuda_graph`.
+        Returns the recording, or the reason of a failure. Returns neither for a class without
+        `cuda_graph`.
         """
         if self.recorder is None:
             return None, None
@@ -154,21 +155,21 @@ class Runner:
             return self.recorder.record(self.answer, tensors, shapes, self.batched()), None
         except BaseException as error:
             log_traceback()
-            # PyTorch raises a second error on leaving the recording; the first has the cause.
+            # PyTorch raises a second error when the recording ends. The first error has the cause.
             cause = error.__context__ or error
             where = f"{self.file}:{line_in(self.file, cause)}"
             what = describe(cause).splitlines()[0]
             return None, f"{where}: cannot record a CUDA graph (`cuda_graph = True`): {what}"
 
     def warmed_up(self) -> None:
-        """Ends the proof: the worker serves requests from now on."""
+        """Ends the proof. From now on, the worker serves requests."""
         self.proving = False
 
     def unfit(self, cuda: int) -> str | None:
         """Runs the proof's batches on this CUDA stream.
 
-        Returns why the model cannot run there, for example because a kernel needs more SMs, or
-        ``None`` if it can.
+        Returns ``None`` or the reason why the model cannot run on this stream, for example because
+        a kernel needs more SMs.
         """
         try:
             with on(cuda):
@@ -188,7 +189,7 @@ class Runner:
         generator.close()
 
     def left(self) -> None:
-        """Frees the memory that PyTorch holds for CUDA streams that are not in use for a while."""
+        """Frees the memory that PyTorch keeps for CUDA streams that the worker left."""
         if found := torch():
             found._C._cuda_clearCublasWorkspaces()
             found.cuda.empty_cache()
@@ -201,7 +202,7 @@ class Runner:
         cuda: int | None,
         stream: int,
     ) -> Reply:
-        """Runs a batch, or starts the stream with the number `stream`.
+        """Runs a batch, or starts a stream with the number `stream`.
 
         `cuda` is the CUDA stream on which the model computes, or ``None``.
         """
@@ -217,7 +218,7 @@ class Runner:
                     rows,
                 )
             if self.streams:
-                # The worker reuses the request's memory once its stream has started.
+                # The worker reuses the request's memory after the stream has started.
                 kept = {name: array.copy() for name, array in batch.items()}
                 self.open_streams[stream] = iter(self.answer(kept))
                 return self.step(stream, cuda)
@@ -234,7 +235,7 @@ class Runner:
             with on(cuda):
                 outputs = self._outputs(next(generator), None)
         except StopIteration:
-            # The values of the inputs may also be why a stream has no responses.
+            # A stream without responses may also be caused by the values of the inputs.
             self.may_be_values = True
             return ([], [], False), False, ""
         except BaseException as error:
@@ -243,7 +244,7 @@ class Runner:
         return (*outputs, True), False, ""
 
     def close(self, stream: int) -> None:
-        """Closes a stream whose client does not wait for the rest."""
+        """Closes a stream whose client needs no further responses."""
         generator: Any = self.open_streams.pop(stream, None)
         try:
             if hasattr(generator, "close"):
@@ -256,7 +257,7 @@ class Runner:
         return failure(error)
 
     def may_need_warmup(self) -> bool:
-        """Checks whether a method `warmup` may prevent the last failure."""
+        """Checks whether the last failure suggests that the class needs a method `warmup`."""
         return self.may_be_values
 
     def _run_batch(
@@ -293,7 +294,7 @@ class Runner:
         return f"{name} yielded" if self.streams else f"{name} returned"
 
     def unload(self) -> None:
-        """Closes all streams and calls the model's `unload`, before the worker ends."""
+        """Closes all streams and calls the model's `unload`. The worker then ends."""
         for stream in list(self.open_streams):
             self.close(stream)
         try:
@@ -334,7 +335,7 @@ def failure(error: BaseException) -> Reply:
 def may_depend_on_values(error: BaseException, has_output: bool) -> bool:
     """Checks whether the values of the inputs may have caused the exception."""
     if has_output:
-        # The shape of an output may depend on values; its name and datatype do not.
+        # The shape of an output may depend on the inputs' values. Its name and datatype do not.
         return isinstance(error, ValueError)
     return not isinstance(error, INDEPENDENT_OF_VALUES) and _sandbox_errors.reason(error) is None
 

@@ -26,7 +26,7 @@ def reason(error: BaseException) -> str | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the exception, then its chain of causes and contexts."""
+    """Yields the exception, followed by its chain of causes and contexts."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -38,9 +38,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def reason_of_os_error(error: OSError) -> str | None:
     """Returns the sandbox's rule that the system call violated, or ``None``."""
     if type(error).__name__ == "OfflineModeIsEnabled" or isinstance(error, socket.gaierror):
-        # A lookup of a host name needs the network.
+        # The lookup of a host name failed, and such a lookup needs the network.
         return PROCESSES
-    # The seccomp filter returns EPERM, and such errors name no file.
+    # If the seccomp filter returns EPERM, the error has no file name.
     if error.errno == errno.EPERM and error.filename is None:
         return PROCESSES
     if error.errno == errno.EACCES and isinstance(error.filename, (str, bytes)):
@@ -49,6 +49,6 @@ def reason_of_os_error(error: OSError) -> str | None:
 
 
 def is_writable_by_mode(file: str) -> bool:
-    """Checks whether the file's mode lets this process write it; `access` ignores Landlock."""
+    """Checks whether the file's mode permits writing. Ignores Landlock, as `access` does."""
     place = file if os.path.lexists(file) else os.path.dirname(os.path.abspath(file))
     return os.access(place, os.W_OK)

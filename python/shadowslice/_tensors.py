@@ -34,7 +34,7 @@ NAMES = (*DTYPES, "BF16")
 
 
 def is_known(datatype: str) -> bool:
-    """Checks whether this datatype exists. Raises ImportError if BF16 needs a missing package."""
+    """Checks whether this datatype exists. Raises ImportError for BF16 without `ml_dtypes`."""
     if datatype == "BF16" and datatype not in DTYPES:
         import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
 
@@ -43,7 +43,7 @@ def is_known(datatype: str) -> bool:
 
 
 def decode(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
-    """Returns an array of the elements in the protocol's bytes."""
+    """Decodes bytes in the protocol's encoding. Returns an array of the elements."""
     if datatype == "BYTES":
         elements = np.empty(len(_split_elements(data)), dtype=np.object_)
         elements[:] = _split_elements(data)
@@ -70,7 +70,7 @@ def check(which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | N
     if type(value) is np.ndarray:
         array = value
     elif tensor.datatype == "BYTES" and isinstance(value, list):
-        # NumPy's own string types drop trailing zero bytes.
+        # An object array is used, because NumPy's string types drop trailing zero bytes.
         array = np.asarray(value, dtype=np.object_)
     else:
         array = _interop.array(value, DTYPES)
@@ -94,13 +94,14 @@ def check(which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | N
 def encode(datatype: str, array: np.ndarray) -> np.ndarray:
     """Returns a contiguous array with the elements in the protocol's encoding."""
     if datatype == "BOOL":
-        # A byte of a NumPy `bool` may differ from 0 and 1; clients must not see such a byte.
+        # A byte of a NumPy `bool` may have a value other than 0 and 1. Clients must only get 0 or
+        # 1.
         return np.not_equal(array.view(np.uint8), 0, order="C")
     if datatype != "BYTES":
         return np.ascontiguousarray(array)
     packed = bytearray()
     for element in array.reshape(-1):
-        # `bytes(n)` of an integer would give n zero bytes; `memoryview` raises TypeError.
+        # For an integer n, `bytes(n)` would return n zero bytes, but `memoryview` raises TypeError.
         text = element.encode() if isinstance(element, str) else bytes(memoryview(element))
         packed += struct.pack("<I", len(text)) + text
     return np.frombuffer(bytes(packed), dtype=np.uint8)

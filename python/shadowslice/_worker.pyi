@@ -1,4 +1,4 @@
-"""Types of the extension module in Rust, whose source is worker/python."""
+"""Types of the Rust extension module. Its source is in worker/python."""
 
 def serve(runner: object, user: int | None = None) -> int:
     """Serves `runner`, a `Runner`, until the supervisor closes the socket.
@@ -7,4 +7,4 @@ def serve(runner: object, user: int | None = None) -> int:
     """
 
 def enter_sandbox(writable: list[str]) -> None:
-    """Enters a worker's sandbox: from then on this process can write to these folders only."""
+    """Enters a worker's sandbox. Afterwards this process can write only to these folders."""

@@ -1,7 +1,7 @@
 """Checks a model's class: ``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-It imports the file in a worker's sandbox, with FOLDER for temporary files and caches, and prints
-why the model cannot be loaded. It creates no object of the class.
+The command imports the file in a worker's sandbox. Temporary files and caches go to FOLDER. If the
+model cannot be loaded, prints the reason. Does not create an object of the class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker of a Python model, as the supervisor starts it: ``PYTHON -m shadowslice.worker``."""
+"""Runs the worker of a Python model. The supervisor runs ``PYTHON -m shadowslice.worker``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USAGE = 64
 
 
 def missing(error: ImportError) -> str:
-    """Returns a text that tells the operator how to install a missing package, usually NumPy."""
+    """Returns advice on how to install a missing package, usually NumPy."""
     return f"{error}; run `{sys.executable} -m pip install {error.name or 'numpy'}`"
 
 
@@ -24,12 +24,12 @@ class MissingPackage:
         self.why = missing(error)
 
     def load(self, *_: object) -> tuple[None, str]:
-        """Returns no model, and the reason."""
+        """Returns no model, but the reason why the package is missing."""
         return None, self.why
 
 
 def main(arguments: list[str]) -> int:
-    """Serves until the supervisor closes the socket; returns the exit code."""
+    """Serves until the supervisor closes the socket. Returns the exit code."""
     match arguments:
         case ["--boot"]:
             user = None
@@ -41,13 +41,13 @@ def main(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
             return USAGE
-    # A model's output belongs in its log.
+    # The model's standard output goes to the worker's log.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # A worker ends when its supervisor closes the socket, not on Ctrl-C.
+    # Ctrl-C must not end a worker. It ends when the supervisor closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Inputs are read-only on purpose, so models that only read them need no warning.
+    # Inputs are intentionally read-only, so a model that only reads its inputs needs no warning.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     from . import _worker
@@ -65,5 +65,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Threads of the model must not keep the process alive.
+    # Threads that the model has started must not keep the process alive.
     os._exit(code)

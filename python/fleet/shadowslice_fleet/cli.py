@@ -17,10 +17,11 @@ from shadowslice_fleet.persisted import StateFault
 from shadowslice_fleet.placement import PlaceFailed
 
 OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
-REPLY_TIMEOUT = 20.0  # seconds, for a reply of the Fleet actor
+REPLY_TIMEOUT = 20.0  # seconds within which the Fleet actor must reply
 WAIT_TIMEOUT = 600.0  # seconds, the default of --within
 POLL_INTERVAL = 0.5  # seconds
-# By default, Ray tries for 15 minutes to reach a head that does not answer; with these, for 15 s.
+# These settings reduce the time for which Ray tries to reach a head that does not reply from
+# 15 minutes to 15 s.
 RAY_TIMEOUTS = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_py_gcs_connect_timeout_s": "3",
@@ -29,15 +30,15 @@ RAY_TIMEOUTS = {
 
 
 class NotInDesiredState(Exception):
-    """The fleet is not in the desired state. The text names the difference."""
+    """The fleet is not in the desired state. The error's text names the difference."""
 
 
 class NoFleet(Exception):
-    """The Fleet actor does not answer."""
+    """The Fleet actor does not reply."""
 
 
 def main() -> None:
-    """Runs the command of the command line, and exits with its exit code."""
+    """Runs the command that the command line gives, and exits with the command's exit code."""
     arguments = _parser().parse_args()
     arguments.out = _own_output()
     try:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def _own_output() -> TextIO:
-    """Returns a copy of standard output, then sends standard output, used by Ray, to stderr."""
+    """Redirects standard output, to which Ray also writes, to stderr. Returns the original."""
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return own
@@ -166,7 +167,7 @@ def _up(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.call("apply_spec", spec.document)
     status = _wait_until_settled(fleet, arguments)
-    current = status["models"]  # Another operator may have changed the spec meanwhile.
+    current = status["models"]  # Another operator may have changed the spec since.
     missing = [
         name
         for name in spec.models
@@ -189,7 +190,7 @@ def _down(arguments: argparse.Namespace) -> int:
 def _wait_until_settled(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
     """Prints the status after each change until the fleet is settled.
 
-    Raises NotInDesiredState if that takes too long.
+    Raises NotInDesiredState if the fleet is not settled in time.
     """
     deadline, shown = time.monotonic() + arguments.within, ""
     while True:
@@ -256,7 +257,7 @@ def _drain(arguments: argparse.Namespace) -> int:
 def _node(arguments: argparse.Namespace) -> int:
     from shadowslice_fleet import node
 
-    # The actors that Ray starts on this node read the variable.
+    # The actors that Ray starts on this node read this variable.
     os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     if arguments.join:
         node.join(arguments.join, arguments.address, arguments.temp_dir)
@@ -290,7 +291,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
 
 
 class _Fleet:
-    """A client of the Fleet actor, whose calls time out."""
+    """A client of the Fleet actor. Every call has a timeout."""
 
     def __init__(self, address: str) -> None:
         """Connects to Ray. Raises NoFleet."""

@@ -1,7 +1,9 @@
-"""The configuration of a supervisor: the host's base configuration and the assigned models. Pure.
+"""Renders a supervisor's configuration from the host's base configuration and its models.
 
-The first line is a comment with the digest of each assignment. So one file, which is replaced
-atomically, has both the assignments and the configuration.
+The first line is a comment with the digest of each assignment. The file therefore contains both the
+assignments and the configuration, and one atomic replacement updates both.
+
+This module does no I/O.
 """
 
 import json
@@ -17,7 +19,7 @@ MARK = "# shadowslice-fleet "
 def render(
     base: Document, assignments: Assignments, before: str, files: Path, profiles: Path
 ) -> str:
-    """Returns the new text. `before` is the present text, which has the models to keep."""
+    """Returns the new text. `before` is the current text, which contains the models to keep."""
     digests, entries = assigned(before), _entries(before)
     kept = [name for name in assignments.keep if name in digests and name in entries]
     models = [entries[name] for name in kept]
@@ -35,12 +37,12 @@ def _entries(text: str) -> dict[str, Document]:
 
 
 def model_names(text: str) -> list[str]:
-    """Returns the models' names in the order of the file; faults contain their indexes."""
+    """Returns the models' names in the order of the file, because faults contain indexes."""
     return list(_entries(text))
 
 
 def entry(assignment: Assignment, files: Path, profiles: Path) -> Document:
-    """Returns the configuration of a model, whose relative paths are in the fetched files."""
+    """Returns a model's configuration. Its relative paths refer to the folder of fetched files."""
     model = assignment.model
     own = model.keys | {"gpu": assignment.gpu, "priority": model.priority}
     if model.files and "path" in own:
@@ -51,12 +53,12 @@ def entry(assignment: Assignment, files: Path, profiles: Path) -> Document:
 
 
 def profile(assignment: Assignment, profiles: Path) -> Path:
-    """Returns the path of a model's profile."""
+    """Returns the path of the file to which the Host actor writes a model's profile."""
     return profiles / f"{assignment.model.name}-{assignment.model.digest}.json"
 
 
 def assigned(text: str) -> dict[str, str]:
-    """Returns the digest of each assignment, by model; empty for files of another origin."""
+    """Returns each assignment's digest by model, or nothing if the fleet did not write the file."""
     first = text.partition("\n")[0]
     if not first.startswith(MARK):
         return {}
@@ -68,7 +70,7 @@ def assigned(text: str) -> dict[str, str]:
 
 
 def faults_by_model(faults: list[str], models: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the faults by model, and those of the base configuration."""
+    """Returns the faults of each model, and the faults of the base configuration."""
     by_model: dict[str, str] = {}
     others = []
     for fault in faults:

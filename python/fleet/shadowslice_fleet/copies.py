@@ -1,8 +1,13 @@
-"""One pass over all models, which adds, keeps or removes each copy. Pure.
+"""Decides for each copy of all models whether to add, keep or remove the copy.
 
-To add a copy, the fleet assigns it to the host; when it is ready, it is published, and Envoy sends
-it requests. To remove a copy, once enough others serve, the fleet drains it and unpublishes it;
-when Envoy has released it and its requests are answered, the host's assignments omit it.
+To add a copy, the fleet assigns the model to a host. When the copy is ready, the fleet publishes
+it, and Envoy sends requests to it.
+
+To remove a copy, the fleet waits until enough other copies serve. Then the fleet drains the copy
+and unpublishes it. When Envoy has released the copy and all its requests are answered, the fleet
+removes the model from the host's assignments.
+
+This module does no I/O.
 """
 
 from dataclasses import replace
@@ -19,14 +24,14 @@ from shadowslice_fleet.observed import (
 )
 from shadowslice_fleet.spec import Files, Model, Spec
 
-IDLE_FOR = 1.0  # seconds from the time at which Envoy released a copy until it is removed
-# Seconds after which the fleet removes a copy with requests in flight. The supervisor then waits as
-# long again for them.
+IDLE_FOR = 1.0  # seconds from Envoy's release of an idle copy to the copy's removal
+# Seconds from Envoy's release of a copy to the copy's removal if its requests are still in flight.
+# The supervisor then waits another 60 s for these requests.
 IDLE_TIMEOUT = 60.0
 
 
 class Pass:
-    """A pass over all models of the spec, the hosts and the gateway."""
+    """A pass over all models in the spec, on the hosts and in the gateway."""
 
     def __init__(
         self, spec: Spec, observation: Observation, memory: Memory, now: float, start_budget: int
@@ -75,7 +80,7 @@ class Pass:
         return replace(self.before, published=self.published, released_at=self.released_at)
 
     def _live(self, name: str) -> set[str]:
-        """Returns the hosts that serve the model and to which Envoy sends its requests."""
+        """Returns the hosts that serve the model and to which Envoy sends the model's requests."""
         envoy_health = (self.observation.envoy_health or {}).get(name, {})
         return {
             host for host, healthy in envoy_health.items() if healthy and self._ready(name, host)
@@ -113,7 +118,7 @@ class Pass:
             self.keep[host].append(name)
 
     def _is_idle(self, name: str, host: str, copy: Copy | None) -> bool:
-        """Checks whether Envoy released the copy long enough ago, and its requests are answered."""
+        """Checks whether the copy can be removed: it is idle, or `IDLE_TIMEOUT` has passed."""
         health, key = self.observation.envoy_health, CopyKey(name, host)
         if health is None or host in health.get(name, {}):
             return False
@@ -139,7 +144,7 @@ class Pass:
             )
 
     def _start(self, model: Model, slots: dict[str, Slot], there: list[str]) -> None:
-        """Starts copies within the fleet's budget; one at a time if the model already serves."""
+        """Starts copies within the budget. If the model already serves, starts one at a time."""
         name = model.name
         starting = [host for host in slots if host in there and not self._ready(name, host)]
         serves = bool(self._live(name))
@@ -169,15 +174,15 @@ class Pass:
         there: list[str],
         endpoints: dict[str, Endpoint],
     ) -> None:
-        """Drops endpoints of hosts that are lost or lack the model, once enough others serve."""
+        """Drops endpoints of lost hosts and of hosts without the model if enough copies serve."""
         for host in endpoints.keys() - set(there):
-            others = len(self._live(name))  # These never include `host`.
+            others = len(self._live(name))  # The live hosts never include `host`.
             if name not in self.spec.models or (slots and others >= len(slots)):
                 del endpoints[host]
 
 
 def _differs(assignments: Assignments, host: ObservedHost) -> bool:
-    """Checks whether the host's models differ from its assignments, or are not in force."""
+    """Checks whether the host must apply its assignments, for the first time or again."""
     digests = {assignment.model.name: assignment.digest for assignment in assignments.new}
     digests |= {name: host.assigned[name] for name in assignments.keep}
     return digests != host.assigned or host.interrupted or not host.copies.keys() >= digests.keys()

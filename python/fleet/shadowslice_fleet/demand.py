@@ -1,4 +1,7 @@
-"""The demand of each model: the number of copies, and the resources of each. Pure."""
+"""The demand of each model: the number of copies, and the resources of each.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +21,7 @@ class View:
     placement: Placement
     hosts: dict[str, ObservedHost]
     usable: frozenset[Slot]
-    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the spec, by model
+    extra: dict[str, int] = field(default_factory=dict)  # copies in addition to the spec, by model
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Demand:
     """The demand of a model."""
 
     copies: int
-    rate: float  # rows per second of all copies, for models with a profile
-    resources: Resources | None  # of each copy, for models without a profile
+    rate: float  # rows per second over all copies, for models with a profile
+    resources: Resources | None  # the resources of each copy, for models without a profile
 
 
 def demands(view: View) -> dict[str, Demand]:
@@ -57,19 +60,19 @@ def copies(model: Model, view: View) -> int:
 
 
 def extra_copies(view: View) -> dict[str, int]:
-    """Returns the copies beyond the spec, as far as the limits allow."""
+    """Returns the number of copies in addition to the spec, as far as the limits allow."""
     beyond = {name: copies(model, view) - model.copies for name, model in view.spec.models.items()}
     return {name: count for name, count in beyond.items() if count > 0}
 
 
 def max_copies(model: Model, view: View) -> int:
-    """Returns the maximum number of copies; each host has at most one."""
+    """Returns the maximum number of copies. Each host has at most one copy."""
     hosts = len({slot.host for slot in view.usable})
     return max(model.copies, hosts if model.max_copies is None else min(model.max_copies, hosts))
 
 
 def unplaceable(spec: Spec, hosts: dict[str, ObservedHost]) -> list[str]:
-    """Returns the models whose resources neither the spec nor a copy reports."""
+    """Returns the models whose required resources neither the spec nor a running copy reports."""
     return [
         name
         for name, model in spec.models.items()

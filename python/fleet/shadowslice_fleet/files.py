@@ -1,4 +1,4 @@
-"""Fetches models' files to a host, once, into a folder with the name of their digest."""
+"""Fetches models' files to a host, once each, into a folder whose name is the files' digest."""
 
 import hashlib
 import os
@@ -13,15 +13,15 @@ import fsspec
 from shadowslice_fleet.spec import SHA256, Files
 
 CHUNK = 1 << 20  # bytes
-PARTIAL = ".coming-"  # prefix of folders that are being fetched or removed
+PARTIAL = ".coming-"  # the prefix of folders that are being fetched or removed
 
 
 class FetchFailed(Exception):
-    """Files could not be fetched, or their digest is wrong."""
+    """Files could not be fetched, or the digest of the fetched files is wrong."""
 
 
 def fetch(files: Files, folder: Path) -> Path:
-    """Fetches the file or the folder at the URL. Returns the folder with it.
+    """Fetches the file or folder at the URL. Returns the folder that contains the fetched files.
 
     Raises FetchFailed.
     """
@@ -37,7 +37,7 @@ def fetch(files: Files, folder: Path) -> Path:
         _flush(partial)
         partial.chmod(0o755)
         os.replace(partial, target)
-    except Exception as error:  # Each file system of fsspec has its own errors.
+    except Exception as error:  # Each file system of fsspec raises different errors.
         raise FetchFailed(_redact(f"files: cannot fetch {files.url}: {error}")) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -51,9 +51,10 @@ def fetched(folder: Path) -> frozenset[str]:
 
 
 def mark_used(path: Path) -> None:
-    """Sets the time of change, which records the last use beyond the actor's life.
+    """Sets the modification time, which records the last use even if the actor dies.
 
-    Read-only files, which others provide, keep their time; they cannot be removed either.
+    The time of read-only files is unchanged. Another party provides these files, and the fleet
+    cannot remove them.
     """
     with suppress(OSError):
         os.utime(path)
@@ -85,7 +86,7 @@ def _verify(files: Files, folder: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Writes all files to disk, so a folder with its final name is complete after a power loss."""
+    """Flushes all files to disk, so that a folder with its final name survives a power loss."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -93,12 +94,12 @@ def _flush(folder: Path) -> None:
 
 
 def _redact(text: str) -> str:
-    """Removes users, passwords and signatures from URLs, as everyone may read the status."""
+    """Removes users, passwords and signatures from URLs, because anyone can read the status."""
     return re.sub(r"\?[^\s'\"]+", "?...", re.sub(r"://[^/@\s]*@", "://...@", text))
 
 
 def digest(folder: Path) -> str:
-    """Returns the SHA-256 of a single file, or that of the sorted output of `sha256sum`."""
+    """Returns the SHA-256 of a file. For a folder, hashes the sorted output of `sha256sum`."""
     digests = {
         str(path.relative_to(folder)): _sha256(path) for path in folder.rglob("*") if path.is_file()
     }

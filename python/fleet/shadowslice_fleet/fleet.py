@@ -1,4 +1,4 @@
-"""The Fleet actor: every 0.5 s it observes the hosts, places models, and takes the next steps."""
+"""The Fleet actor. Every 0.5 s it observes the hosts, places models, and acts on the hosts."""
 
 import logging
 import threading
@@ -33,16 +33,16 @@ from shadowslice_fleet.spec import Spec
 
 ROUND_INTERVAL = 0.5  # seconds
 POLL_TIMEOUT = 0.4  # seconds of each round
-# Seconds. Joined raylets notice the head's death, end, and join again. Envoy's files stay unchanged
-# until then.
+# The time, in seconds, for which Envoy's files stay unchanged after the actor started. In this
+# time, the raylets of the other nodes notice the head's death, exit and join again.
 ADOPTION_TIMEOUT = 30.0
 LOCK_TIMEOUT = 30.0
-CHECKS_PER_SETTLE = 12  # checks of the copies' load within `settle`
+CHECKS_PER_SETTLE = 12  # the number of load checks within the time `settle`
 EMPTY_SPEC = specs.parse({"models": []}, "no spec")
 log = logging.getLogger(__name__)
 
 
-# The inputs of a placement: the spec's digest, and the usable GPUs.
+# The spec's digest and the usable GPUs. If they change, models are placed again.
 PlacementKey = tuple[str, frozenset[Slot]]
 
 
@@ -54,7 +54,7 @@ class Fleet:
         self.settings = settings.gateway()
         self.folder = Path(self.settings.state)
         self.lock_file = _locked(self.folder)
-        self.lock = threading.Lock()  # guards all fields below
+        self.lock = threading.Lock()  # guards the fields that follow
         self.state = persisted.load(self.folder)
         ours = self.settings
         self.gateway = Gateway(
@@ -73,14 +73,15 @@ class Fleet:
 
     @property
     def spec(self) -> Spec:
-        """The spec in force; empty before the first `up`."""
+        """The current spec. It is empty before the first `up`."""
         return self.state.spec or EMPTY_SPEC
 
     # Commands
     def apply_spec(self, document: specs.Document) -> None:
         """Replaces the spec.
 
-        Raises SpecFaults, or PlaceFailed if `place` refuses the spec, which would block all models.
+        Raises SpecFaults. Raises PlaceFailed if `place` rejects the spec, because a rejected spec
+        would prevent any placement.
         """
         new = self._parsed(document)
         if new.models:
@@ -125,7 +126,7 @@ class Fleet:
             self._save(replace(self.state, placement=self.memory.placement))
 
     def drain(self, host: str, drained: bool) -> None:
-        """Drains a host, or admits models to it again. Raises CommandRefused."""
+        """Drains a host, or ends the drain. Raises CommandRefused."""
         with self.lock:
             known = self.hosts.records.keys() | self.state.drained
             if host not in known:
@@ -136,7 +137,7 @@ class Fleet:
             self._retry_all()
             self._place_again()
 
-    # The loop
+    # The control loop
 
     def _run(self) -> None:
         while True:
@@ -145,7 +146,7 @@ class Fleet:
                 self.hosts.poll(POLL_TIMEOUT)
                 self._round()
                 self.troubles.pop("fleet", None)
-            except Exception as error:  # The loop must survive any error of a round.
+            except Exception as error:  # The control loop must survive every error in a round.
                 log.exception("a round of the Fleet actor's control loop failed; trying again")
                 self.troubles["fleet"] = f"{type(error).__name__}: {error}"
             time.sleep(max(0.0, ROUND_INTERVAL - (time.monotonic() - started)))
@@ -178,7 +179,7 @@ class Fleet:
         self._send(actions)
 
     def _is_adopting(self) -> bool:
-        """Checks whether the actor still waits for the hosts that were known before it started."""
+        """Checks whether the actor still waits for hosts that the previous actor knew."""
         known = {each.host for them in self.memory.published.values() for each in them}
         known |= {slot.host for slots in self.memory.placement.values() for slot in slots}
         if known <= self.hosts.fresh().keys() or time.monotonic() - self.started > ADOPTION_TIMEOUT:
@@ -231,7 +232,7 @@ class Fleet:
         self._save(replace(self.state, placement=found.slots, extra=extra))
 
     def _view(self, max_age: float = float("inf")) -> View:
-        """Returns the input of a placement, with the hosts that replied in the last seconds."""
+        """Returns the input of a placement. It contains the hosts that replied within `max_age`."""
         hosts = self.hosts.newer_than(max_age)
         return View(self.spec, self.memory.placement, hosts, self._usable(), self.state.extra)
 
@@ -243,7 +244,7 @@ class Fleet:
         return placement.usable(hosts, self.state.drained)
 
     def _parsed(self, document: specs.Document) -> Spec:
-        """Parses a spec. Raises SpecFaults, also for models whose resources are unknown."""
+        """Parses a spec. Raises SpecFaults for faults, and for models with unknown resources."""
         new = specs.parse(document, "the spec")
         unknown = demand.unplaceable(new, self.hosts.newer_than(float("inf")))
         if unknown:
@@ -259,12 +260,12 @@ class Fleet:
         return placement.place_all(self.settings.binary, view)[0]
 
     def _place_again(self) -> None:
-        """Computes the placement again, as a failed copy may have a slot that is not usable."""
+        """Forces a new placement, because a failed copy may have an unusable slot."""
         if self.placed_for:
             self.placed_for = (self.placed_for[0], frozenset())
 
     def _retry_all(self) -> None:
-        """Lets copies that failed start at once, after a command of the operator."""
+        """Lets failed copies start immediately, because the operator sent a command."""
         failures = {at: replace(each, until=0.0) for at, each in self.memory.failures.items()}
         self.memory = replace(self.memory, failures=failures)
 
@@ -272,7 +273,7 @@ class Fleet:
         return self.spec.digest, self._usable()
 
     def _send(self, actions: Actions) -> None:
-        """Sends actions to the hosts without waiting; the next observations show the results."""
+        """Sends actions to the hosts without waiting. The next observations show the results."""
         for model, host in actions.drain:
             self.hosts.drain(host, model)
         for model, host in actions.undrain:
@@ -288,7 +289,7 @@ class Fleet:
 
 
 def _locked(folder: Path) -> Any:
-    """Locks the state's folder, once the previous actor has ended. Raises StateFault."""
+    """Waits until the previous actor has ended, and locks the state's folder. Raises StateFault."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         lock_file = persisted.lock(folder)

@@ -29,7 +29,7 @@ class Gateway:
         self.eds.mkdir(parents=True, exist_ok=True)
 
     def publish(self, models: list[Model], published: Published) -> None:
-        """Writes the files that have changed. Files that others name are written first."""
+        """Writes the files that have changed. Files that other files refer to are written first."""
         everyone = {each.host: each for them in published.values() for each in them}
         tables = {ANY_HOST: tuple(everyone.values())}
         tables |= {model.name: published.get(model.name, ()) for model in models}
@@ -54,7 +54,7 @@ class Gateway:
         return found
 
     def envoy_health(self) -> EnvoyHealth:
-        """Returns where Envoy sends requests of both protocols. Raises AdminFailed."""
+        """Returns the endpoints to which Envoy sends HTTP and gRPC requests. Raises AdminFailed."""
         reply = self._ask("/clusters?format=json")
         by_cluster = {
             each["name"]: {
@@ -115,7 +115,7 @@ def _both(by_cluster: dict[str, dict[str, bool]], name: str) -> dict[str, bool]:
 
 
 def _healthy(status: dict[str, Any]) -> bool:
-    """Checks an endpoint's status, which has its EDS health, and True for every failed check."""
+    """Checks whether the EDS health is good and no health check failed (a failure is True)."""
     return status.get("eds_health_status") == "HEALTHY" and not any(
         value is True for value in status.values()
     )

@@ -1,7 +1,7 @@
-"""Runs Envoy for the gateway's unit.
+"""Runs Envoy for the gateway's systemd unit.
 
-On SIGHUP, the next Envoy takes over the listening sockets of the previous one, so a new program or
-new options fail no request.
+On SIGHUP, a new Envoy process starts and takes over the listening sockets of the previous process.
+An update of the program or its options therefore fails no request.
 """
 
 import json
@@ -19,10 +19,11 @@ from shadowslice_fleet.envoy import Listen
 from shadowslice_fleet.gateway import AdminFailed, Gateway, admin
 from shadowslice_fleet.settings import GatewaySettings
 
-# The previous Envoy makes its clients reconnect, evenly over this time, and then ends.
+# The seconds over which the previous Envoy makes its clients reconnect. They reconnect evenly over
+# this time.
 DRAIN_S = 10
 PARENT_ENDS_S = 15
-STOP_TIMEOUT = 10.0  # seconds from SIGTERM until Envoys are killed
+STOP_TIMEOUT = 10.0  # seconds from SIGTERM to SIGKILL
 UNAVAILABLE = 69
 
 
@@ -31,10 +32,10 @@ class EnvoyMissing(Exception):
 
 
 class Envoys:
-    """The running Envoys. Each has the epoch after that of its predecessor."""
+    """The running Envoy processes. Each process has the next epoch, starting with 0."""
 
     def __init__(self, folder: Path) -> None:
-        """Finds the program. Raises EnvoyMissing."""
+        """Finds the program `envoy`. Raises EnvoyMissing."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         binary = shutil.which("envoy", path=path)
         if binary is None:
@@ -42,13 +43,13 @@ class Envoys:
         self.binary, self.folder = binary, folder
         self.running: list[subprocess.Popen[bytes]] = []
         self.epoch = 0
-        self.wanted_epochs = 1  # epochs
+        self.wanted_epochs = 1
 
     def start(self) -> None:
-        """Starts the next Envoy, unless two run already: a third one would end the first early."""
+        """Starts the next Envoy unless two run, because a third would make the first exit early."""
         if len(self.running) > 1 or self.epoch >= self.wanted_epochs:
             return
-        # The file identifies the memory that an Envoy shares with the next one.
+        # The file identifies the memory that an Envoy process shares with the next process.
         base = self.folder / "base-id"
         if self.epoch == 0:
             share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
@@ -60,14 +61,14 @@ class Envoys:
         self.epoch += 1
 
     def reap(self) -> bool:
-        """Removes Envoys that have ended. Returns whether the newest one runs."""
+        """Removes Envoy processes that have ended. Returns whether the newest process runs."""
         newest = self.running[-1]
         self.running = [each for each in self.running if each.poll() is None]
         self.start()
         return newest in self.running
 
     def stop(self) -> None:
-        """Stops all Envoys, with SIGKILL after `STOP_TIMEOUT`."""
+        """Stops all Envoy processes. Sends SIGKILL after `STOP_TIMEOUT`."""
         for each in self.running:
             each.terminate()
         for each in self.running:
@@ -117,7 +118,7 @@ def _signals() -> "SimpleQueue[int]":
 
 
 def _drain(gateway: Gateway) -> int:
-    """Makes Envoy finish its requests and accept no new ones. Returns the exit code."""
+    """Makes Envoy close its listeners and finish its requests. Returns the exit code."""
     try:
         gateway.stop_listening()
     except AdminFailed as failed:

@@ -1,4 +1,4 @@
-"""Finds and removes fetched files that no model of a host needs any more."""
+"""Finds and removes fetched files that no model on a host needs any more."""
 
 import os
 import shutil
@@ -8,15 +8,15 @@ from pathlib import Path
 from shadowslice_fleet import files
 from shadowslice_fleet.spec import SHA256
 
-PROFILES = ".profiles"  # the folder of profiles, which assignments contain
-EXPIRE_AFTER = 86400.0  # seconds from the last use
+PROFILES = ".profiles"  # the folder to which the Host actor writes the models' profiles
+EXPIRE_AFTER = 86400.0  # seconds from the last use to the removal
 
 
 def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
     """Returns files and profiles that the configuration has not named for `EXPIRE_AFTER`.
 
-    They include partial fetches. Files that the configuration names are marked as used. `now` is
-    the wall clock's time in seconds.
+    The returned files include partial fetches. Marks the files that the configuration names as
+    used. `now` is the wall-clock time in seconds.
     """
     ours = [path for path in _in(folder) if SHA256.fullmatch(path.name) or _is_partial(path)]
     found = set()
@@ -30,7 +30,7 @@ def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
 
 
 def move_aside(path: Path) -> Path:
-    """Renames a path in one step, so no path with a final name is incomplete.
+    """Renames a path in one step, so that a file with its final name is never incomplete.
 
     Returns the new path. Raises OSError.
     """

@@ -1,7 +1,8 @@
-"""The Host actor, one per node: observes the node's supervisor and changes its configuration.
+"""The Host actor, which observes a node's supervisor and changes the supervisor's configuration.
 
-All of its state is on disk or in the supervisor, so it may die at any time. It does not start the
-supervisor, because a child of a raylet ends with the raylet.
+Each node has one Host actor. Its whole state is on disk or in the supervisor, so the actor may die
+at any time. It does not start the supervisor, because a raylet's child process ends with the
+raylet.
 """
 
 import json
@@ -25,11 +26,11 @@ from shadowslice_fleet.spec import Document, Files
 from shadowslice_fleet.supervisor import CommandFailed, Supervisor
 
 MAX_FETCHES = 2  # concurrent fetches
-FETCH_TIMEOUT = 3600.0  # seconds; the thread of a fetch that hangs stays
-# Seconds from one garbage collection to the next. By then, every command that was sent before the
-# previous one has ended.
+FETCH_TIMEOUT = 3600.0  # seconds; the thread of a fetch that hangs does not end
+# The seconds between two garbage collections. In this time, every command ends that was sent before
+# the first of the two.
 GC_INTERVAL = 600.0
-REPEAT_AFTER = 60.0  # seconds until a failed change that should have removed models is repeated
+REPEAT_AFTER = 60.0  # seconds after which a failed removal of models is repeated
 log = logging.getLogger(__name__)
 
 
@@ -39,13 +40,13 @@ class BaseFault(Exception):
 
 @dataclass
 class SharedWork:
-    """The state that the actor's threads share; `lock` guards it."""
+    """The state that the actor's threads share. `lock` guards this state."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     applying: bool = False
-    refusals: dict[str, Refusal] = field(default_factory=dict)  # by the assignment's digest
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # keyed by the assignment's digest
     fetching: set[str] = field(default_factory=set)
-    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
+    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # keyed by `Files.key`
     expiring: set[Path] = field(default_factory=set)  # unused files, reported as not fetched
 
 
@@ -53,12 +54,16 @@ class Host:
     """The Host actor."""
 
     def __init__(self, address: str) -> None:
-        """Starts the garbage collection. `address` is Ray's for the node. Raises SettingsFault."""
+        """Starts the garbage collection. `address` is the node's address in Ray.
+
+        Raises SettingsFault.
+        """
         self.settings = settings.host()
         self.address = self.settings.address or address
         self.config = Path(self.settings.config)
-        self.pending = self.config.with_name(f".{self.config.name}.pending")  # not reloaded yet
-        # Exists while parts of the served file are not in force: models may run as before it.
+        self.pending = self.config.with_name(f".{self.config.name}.pending")  # until the reload
+        # This file exists while the supervisor has not applied all of the configuration file. Some
+        # models may then run with an earlier configuration.
         self.mixed = self.config.with_name(f".{self.config.name}.mixed")
         self.files = Path(self.settings.files)
         self.supervisor = Supervisor(self.settings.binary, Path(self.settings.run_dir))
@@ -95,13 +100,13 @@ class Host:
             )
 
     def _has_leftovers(self, models: set[str]) -> bool:
-        """Checks whether a change that failed `REPEAT_AFTER` ago should have removed models."""
+        """Checks whether these models remain although a change should have removed them."""
         if not models or not self.mixed.exists():
             return False
         return time.time() - self.mixed.stat().st_mtime > REPEAT_AFTER
 
     def apply(self, assignments: Assignments) -> bool:
-        """Starts to make the supervisor serve these models. Returns False if the host is busy.
+        """Starts to apply these assignments. Returns False if another change is in progress.
 
         `observe` reports the result.
         """
@@ -113,7 +118,7 @@ class Host:
         return True
 
     def fetch(self, wanted: Files) -> bool:
-        """Starts to fetch files. Returns False if too many fetches run.
+        """Starts to fetch files. Returns False if they are being fetched or too many fetches run.
 
         `observe` reports the result.
         """
@@ -127,16 +132,16 @@ class Host:
         return True
 
     def drain(self, model: str) -> str | None:
-        """Drains a model. Returns the reason of a failure."""
+        """Drains a model. Returns the error, or None."""
         return self._run_command(lambda: self.supervisor.drain(model))
 
     def undrain(self, model: str) -> str | None:
-        """Ends the draining of a model. Returns the reason of a failure."""
+        """Ends the draining of a model. Returns the error, or None."""
         return self._run_command(lambda: self.supervisor.undrain(model))
 
     @staticmethod
     def _run_command(assignment: Callable[[], None]) -> str | None:
-        """Runs a command. Returns the reason of a failure."""
+        """Runs a command. Returns the error, or None."""
         try:
             assignment()
         except CommandFailed as failed:
@@ -168,7 +173,7 @@ class Host:
         except (CommandFailed, BaseFault, OSError) as failed:
             log.warning("cannot apply the new configuration to this host's supervisor: %s", failed)
             refused = {assignment.digest: str(failed) for assignment in assignments.new}
-        except Exception as error:  # `observe` must report every failure.
+        except Exception as error:  # `observe` must report every error.
             log.exception("cannot apply the new configuration because of a bug in shadowslice")
             refused = {
                 assignment.digest: f"{type(error).__name__}: {error}"
@@ -183,7 +188,7 @@ class Host:
     def _put_in_force(self, assignments: Assignments) -> dict[str, str]:
         """Writes the configuration and reloads it.
 
-        Returns why assignments are not in force, by their digests.
+        Returns the reasons why assignments could not be applied, keyed by their digests.
         """
         profiles = self.files / gc.PROFILES
         profiles.mkdir(parents=True, exist_ok=True)
@@ -219,10 +224,10 @@ class Host:
             time.sleep(GC_INTERVAL)
 
     def collect_garbage(self, now: float) -> None:
-        """Removes files that this and the previous collection found unused.
+        """Removes the files that both this and the previous garbage collection found unused.
 
-        Between the two, `observe` reports them as not fetched. `now` is the wall clock's time in
-        seconds. Raises OSError, UnicodeDecodeError and CommandFailed.
+        Between these two collections, `observe` reports the files as not fetched. `now` is the
+        wall-clock time in seconds. Raises OSError, UnicodeDecodeError and CommandFailed.
         """
         if not self._is_config_in_force(now):
             return
@@ -238,7 +243,7 @@ class Host:
             gc.remove(path)
 
     def _is_config_in_force(self, now: float) -> bool:
-        """Checks whether all of the file is in force, as in a supervisor that started after it."""
+        """Checks whether the supervisor has applied the whole file, by a reload or at its start."""
         if self.pending.exists():
             return False
         if not self.mixed.exists():
@@ -247,9 +252,9 @@ class Host:
         return now - age > self.mixed.stat().st_mtime
 
     def _valid_config(self, assignments: Assignments, profiles: Path) -> tuple[str, dict[str, str]]:
-        """Returns a configuration without faults: models with faults stay as they were.
+        """Returns a valid configuration. Models with faults keep their previous configuration.
 
-        Also returns the faults, by the digests of the assignments.
+        Also returns the faults, keyed by the assignments' digests.
         """
         base, before = self._base(), _read_text(self.config)
         text = config_file.render(base, assignments, before, self.files, profiles)
@@ -285,12 +290,12 @@ class Host:
 
 
 def _fetch_error(wanted: Files, folder: Path) -> str | None:
-    """Fetches files. Returns the reason of a failure."""
+    """Fetches files. Returns the error, or None."""
     try:
         files.fetch(wanted, folder)
     except files.FetchFailed as failed:
         return str(failed)
-    except Exception as error:  # `observe` must report every failure.
+    except Exception as error:  # `observe` must report every error.
         return f"files: {type(error).__name__}: {error}"
     return None
 
@@ -303,7 +308,7 @@ def _read_text(path: Path) -> str:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Replaces a file atomically, and keeps its mode and, if possible, its owner.
+    """Replaces a file atomically. Preserves the file's mode and, if possible, the owner.
 
     The supervisor, which may run as another user, must be able to read the file.
     """

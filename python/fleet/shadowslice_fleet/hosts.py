@@ -1,4 +1,4 @@
-"""Polls the hosts through Ray, with a Host actor on each node."""
+"""Polls the hosts through Ray. Each node has a Host actor."""
 
 import logging
 import time
@@ -14,17 +14,18 @@ from shadowslice_fleet.spec import Files
 
 NAMESPACE = "shadowslice"
 HOST_RESOURCE = "shadowslice_host"
-THREADS = 8  # concurrent calls in one Host actor
-REPLY_TIMEOUT = 5.0  # seconds after which a host that has not replied is polled again
-# New pods have new names, so records of lost hosts would accumulate. Until they are forgotten, they
-# provide the resources that a model's copies used.
-FORGET_AFTER = 86400.0  # seconds without a node and a reply
+THREADS = 8  # the number of concurrent calls in one Host actor
+REPLY_TIMEOUT = 5.0  # seconds after which a host without a reply is polled again
+# The seconds after which the record of a lost host is removed. New pods have new names, so records
+# would otherwise accumulate. A record is kept for a day, because it shows the resources that a
+# model's copies needed.
+FORGET_AFTER = 86400.0  # a day
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Node:
-    """A Ray node with a Host actor, and the poll that it has not answered yet."""
+    """A Ray node with a Host actor, and the poll to which the actor has not replied yet."""
 
     actor: Any
     pending: Any = None
@@ -32,16 +33,16 @@ class Node:
 
 
 class Hosts:
-    """The hosts of the fleet. One thread may use this at a time."""
+    """The hosts of the fleet. Only one thread may use this object at a time."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}  # by Ray's id
-        self.records: dict[str, HostRecord] = {}  # by the host's name
-        self.node_of: dict[str, Node] = {}  # by the host's name
-        self.duplicates: set[str] = set()  # names that several nodes have
+        self.nodes: dict[str, Node] = {}  # keyed by Ray's node id
+        self.records: dict[str, HostRecord] = {}  # keyed by the host's name
+        self.node_of: dict[str, Node] = {}  # keyed by the host's name
+        self.duplicates: set[str] = set()  # host names that several nodes report
 
     def poll(self, newer_than: float) -> None:
-        """Polls the nodes without a pending poll, and takes the replies within some seconds."""
+        """Polls the nodes without a pending poll. Waits for replies for a limited time."""
         self._refresh_nodes()
         now = time.monotonic()
         for node in self.nodes.values():
@@ -50,7 +51,7 @@ class Hosts:
         pending = {node.pending: node for node in self.nodes.values()}
         if not pending:
             return
-        # A node that has stopped replying must not delay the others.
+        # A node that has stopped replying must not delay the other nodes.
         recent = [ref for ref, node in pending.items() if now - node.sent_at < newer_than]
         if recent:
             ray.wait(recent, num_returns=len(recent), timeout=newer_than)
@@ -85,7 +86,7 @@ class Hosts:
         self.node_of[host].actor.drain.remote(model)
 
     def undrain(self, host: str, model: str) -> None:
-        """Makes a host end the draining of a model."""
+        """Makes a host end the drain of a model."""
         self.node_of[host].actor.undrain.remote(model)
 
     def _refresh_nodes(self) -> None:

@@ -1,4 +1,7 @@
-"""The load of copies over the last one or two minutes, as their supervisors report it. Pure."""
+"""The load of copies over the last one or two minutes, as their supervisors report it.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,21 +12,21 @@ if TYPE_CHECKING:
     from shadowslice_fleet.loop_state import Placement
     from shadowslice_fleet.observed import ObservedHost
 
-MIN_SMS = 8  # for a copy that has not run batches yet; the supervisor's value
+MIN_SMS = 8  # the assumed need of a copy without batches; equals the supervisor's value
 
 
 @dataclass(frozen=True)
 class Load:
     """The load of one copy."""
 
-    sms: int | None  # the minimum for the SLO at this rate; None: unknown, or more than a GPU has
+    sms: int | None  # the minimum that meets the SLO; None: unknown or above a whole GPU
     overloaded: bool  # the rate exceeds the capacity of one copy
-    rate: float  # rows per second that arrive
-    busy: float  # the fraction of the time for which it executes on `sms`, 0 to 1
-    memory_mib: int  # including weights; 0 if the driver does not report it
+    rate: float  # rows per second that are offered to the copy
+    busy: float  # the fraction of the time in which the copy would execute on `sms`
+    memory_mib: int  # with weights; 0 if the driver does not report the memory
     shadow_mib: int
-    bandwidth: float  # the fraction of the GPU's memory bandwidth, 0 to 1
-    attainment: float | None  # None: no requests arrive
+    bandwidth: float  # the required fraction of the GPU's memory bandwidth
+    attainment: float | None  # None if no requests arrive
     objective: float  # the fraction of requests that must meet the SLO
     slack: float | None
 
@@ -46,7 +49,7 @@ def read(model: Document) -> Load:
 
 
 def sms_needed(load: Load, total: int) -> int:
-    """Returns the SMs that a copy needs on a GPU with `total` SMs."""
+    """Returns the number of SMs that a copy needs on a GPU with `total` SMs."""
     if load.sms is None:
         return total if load.overloaded else min(MIN_SMS, total)
     return load.sms
@@ -65,12 +68,12 @@ def copy_loads(
 
 
 def offered_rate(name: str, placement: "Placement", hosts: "dict[str, ObservedHost]") -> float:
-    """Returns the rows per second that arrive at all copies."""
+    """Returns the rows per second that are offered to all copies together."""
     return sum(load.rate for load in copy_loads(name, placement, hosts).values())
 
 
 def violates_slo(loads: list[Load]) -> bool:
-    """Checks whether too few of a model's requests meet the SLO, over all copies."""
+    """Checks whether a model violates its SLO, counting the requests of all copies."""
     known = [(load.rate, load.attainment) for load in loads if load.attainment is not None]
     rate = sum(each for each, _ in known)
     in_time = sum(each * attainment for each, attainment in known)

@@ -1,4 +1,4 @@
-"""The observation, memory and actions of the control loop."""
+"""The data of the control loop: its observation, its memory and its actions."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,22 +17,22 @@ class CopyKey(NamedTuple):
 
 Placement = dict[str, tuple[Slot, ...]]
 Published = dict[str, tuple[Endpoint, ...]]
-EnvoyHealth = dict[str, dict[str, bool]]  # model: host: True if Envoy sends requests there
+EnvoyHealth = dict[str, dict[str, bool]]  # by model and host; True if Envoy sends requests there
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The observation of a round: the hosts that have replied recently, and Envoy's view."""
+    """The observation of a round: the hosts that replied recently, and the state of Envoy."""
 
     hosts: dict[str, ObservedHost]
-    envoy_health: EnvoyHealth | None  # None: Envoy does not reply
+    envoy_health: EnvoyHealth | None  # None if Envoy does not reply
 
 
 @dataclass(frozen=True)
 class Failure:
     """A copy that did not start. The next attempt is not before `until`."""
 
-    assignment: str  # digest
+    assignment: str  # the assignment's digest
     why: str
     until: float
     times: int
@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Memory:
-    """The state that one round leaves to the next. Times are in seconds of the caller's clock."""
+    """The state that one round passes to the next round. Times are in s of the caller's clock."""
 
     placement: Placement
     published: Published
@@ -61,7 +61,7 @@ class Actions:
 
 
 def serving(envoy_health: EnvoyHealth | None) -> set[str]:
-    """Returns the hosts to which Envoy sends requests."""
+    """Returns the hosts to which Envoy sends requests of at least one model."""
     hosts = (envoy_health or {}).values()
     return {host for them in hosts for host, healthy in them.items() if healthy}
 

@@ -1,16 +1,22 @@
-"""Moves of copies by the operator. Pure."""
+"""Checks and computes the moves of copies that the operator requests.
+
+This module does no I/O.
+"""
 
 from shadowslice_fleet.observed import ObservedHost, Slot
 
 
 class CommandRefused(Exception):
-    """The fleet cannot do what the operator commanded. The text has the reason."""
+    """The fleet cannot execute the operator's command. The error's text has the reason."""
 
 
 def find_slot(
     hosts: dict[str, ObservedHost], usable: frozenset[Slot], host: str, gpu: int | None
 ) -> Slot:
-    """Returns the slot of a GPU; the first usable one if `gpu` is None. Raises CommandRefused."""
+    """Returns the slot of a GPU. If `gpu` is None, returns the host's first usable slot.
+
+    Raises CommandRefused.
+    """
     observed = hosts.get(host)
     if observed is None:
         names = ", ".join(sorted(hosts)) or "none"
@@ -29,7 +35,7 @@ def find_slot(
 
 
 def move_copy(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Slot, ...]:
-    """Returns the slots of a model after a move; each host has at most one copy.
+    """Returns the slots of a model after a move. Each host has at most one copy.
 
     Raises CommandRefused.
     """

@@ -1,7 +1,7 @@
-"""Runs Ray on a node, and on the head the Fleet actor.
+"""Runs Ray on a node. On the head, also runs the Fleet actor.
 
-The process ends when Ray ends, and systemd restarts it; so a joined node joins again after its head
-was lost. If KubeRay runs Ray, `controller` starts the Fleet actor there.
+The process ends when Ray ends, and systemd restarts the process. A node therefore joins the head
+again after the head was lost. If KubeRay runs Ray, `controller` starts the Fleet actor.
 """
 
 import json
@@ -26,12 +26,12 @@ FLEET = "fleet"
 GATEWAY_RESOURCE = "shadowslice_gateway"
 HEAD_TIMEOUT = 60.0  # seconds from the start of Ray's head until it replies
 CONNECT_TIMEOUT = 2.0
-CHECK_INTERVAL = 2.0  # seconds from one check of Ray and the Fleet actor to the next
-FLEET_TIMEOUT = 5.0  # seconds, for a reply of the Fleet actor
-FLEET_THREADS = 16  # concurrent calls in the Fleet actor
-OBJECT_STORE_BYTES = 80 << 20  # the minimum that Ray accepts; observations are small
+CHECK_INTERVAL = 2.0  # seconds between two checks of Ray and the Fleet actor
+FLEET_TIMEOUT = 5.0  # seconds within which the Fleet actor must reply
+FLEET_THREADS = 16  # the number of concurrent calls in the Fleet actor
+OBJECT_STORE_BYTES = 80 << 20  # the minimum that Ray accepts, because observations are small
 STOP_TIMEOUT = 20.0
-# Ray regards a node as dead after 3 s. A joined node ends 5 s after its head.
+# With these settings, Ray considers a node dead after 3 s. Other nodes exit 5 s after the head.
 RAY_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -39,7 +39,7 @@ RAY_SETTINGS = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_gcs_server_request_timeout_seconds": "5",
-    # No work of the fleet needs to finish before a node stops; the default is 30 s.
+    # A stopping node has no work to finish, so it need not wait for the default of 30 s.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_enable_metrics_collection": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -78,7 +78,7 @@ def head(port: int, own_address: str | None, host: bool, temp_dir: Path) -> int:
     signal.signal(signal.SIGINT, stop)
     try:
         _connect(f"{own_address or '127.0.0.1'}:{port}", ray_process)
-        signal.signal(signal.SIGTERM, stop)  # Ray's own handler would abort.
+        signal.signal(signal.SIGTERM, stop)  # Ray's handler would abort this process.
         while ray_process.poll() is None:
             _ensure_fleet()
             try:
@@ -87,14 +87,14 @@ def head(port: int, own_address: str | None, host: bool, temp_dir: Path) -> int:
                 continue
         return ray_process.returncode
     finally:
-        ray.shutdown()  # This client would report the end of Ray as a failure.
+        ray.shutdown()  # Otherwise the client would report the end of Ray as a failure.
         _stop_ray(ray_process)
 
 
 def controller(address: str, spec_file: Path | None) -> NoReturn:
-    """Runs the Fleet actor in the Ray cluster at this address, and applies changes of the spec.
+    """Runs the Fleet actor in the Ray cluster at this address, and applies changes to the spec.
 
-    Raises HeadFailed when the actor has not replied for `HEAD_TIMEOUT`.
+    Raises HeadFailed if the actor has not replied for `HEAD_TIMEOUT`.
     """
     _connect(address, None)
     applied: str | None = None
@@ -109,7 +109,7 @@ def controller(address: str, spec_file: Path | None) -> NoReturn:
 
 
 def _apply_spec(file: Path, applied: str | None) -> str | None:
-    """Applies the spec if the file has changed. Returns the text that was applied or is faulty."""
+    """Applies the spec if the file has changed. Returns the last applied or faulty text."""
     try:
         text = file.read_text()
         if text == applied:
@@ -130,7 +130,7 @@ def _apply_spec(file: Path, applied: str | None) -> str | None:
 
 
 def _remove_cluster_file(temp_dir: Path) -> None:
-    """Removes a file that names the cluster of a killed head, with which no start succeeds."""
+    """Removes the file that a killed head left, because Ray could not start with this file."""
     (temp_dir / "ray_current_cluster").unlink(missing_ok=True)
 
 
@@ -168,7 +168,7 @@ def _connect(address: str, ray_process: subprocess.Popen[bytes] | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Checks that the head accepts connections; Ray itself would try for 15 minutes.
+    """Checks that the head accepts connections. Without this check, Ray retries for 15 minutes.
 
     Raises OSError.
     """
@@ -178,7 +178,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _ensure_fleet() -> bool:
-    """Creates the Fleet actor if it does not exist, and returns whether it replies.
+    """Creates the Fleet actor if it does not exist. Returns whether the actor replies.
 
     Ray itself restarts the actor after most deaths.
     """

@@ -7,16 +7,17 @@ from shadowslice_fleet import load
 from shadowslice_fleet.load import Load
 from shadowslice_fleet.spec import Document, Files, Model
 
-FRESH_FOR = 2.0  # seconds for which an observation counts as recent
-# Seconds without a reply after which a host's copies are placed elsewhere.
+FRESH_FOR = 2.0  # the seconds for which an observation counts as recent
+# The seconds without a reply after which a host's copies are placed on other hosts.
 LOST_AFTER = 3.0
-# The same for hosts whose copies Envoy reaches: perhaps only the fleet's unit there restarts.
+# The same limit for a host whose copies Envoy reaches. Such a host is probably up, and only its
+# Host actor may be restarting.
 LOST_AFTER_SERVING = 300.0
 
 
 @dataclass(frozen=True, order=True)
 class Slot:
-    """A GPU of a host, which can have one copy of a model."""
+    """A GPU of a host, as the place for a copy of a model."""
 
     host: str
     gpu: int
@@ -34,13 +35,13 @@ class Assignment:
 
     @property
     def digest(self) -> str:
-        """The digest of the model's configuration and the GPU."""
+        """The digest of the model's configuration and of the GPU's index."""
         return f"{self.model.digest}-{self.gpu}"
 
 
 @dataclass(frozen=True)
 class Assignments:
-    """All models that a host must serve. Those in `keep` stay as they are."""
+    """All models that a host must serve. Models in `keep` keep their current configuration."""
 
     new: tuple[Assignment, ...]
     keep: tuple[str, ...]
@@ -48,7 +49,7 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a command failed. Each attempt has its own number."""
+    """The reason why a command failed, and the unique number of the attempt."""
 
     why: str
     attempt: int
@@ -90,15 +91,15 @@ class ObservedHost:
     address: str
     http_port: int
     grpc_port: int
-    why: str | None  # the reason why its supervisor does not reply
+    why: str | None  # the reason why the supervisor does not reply
     gpus: tuple[Gpu, ...] = ()
     copies: dict[str, Copy] = field(default_factory=dict)
-    assigned: dict[str, str] = field(default_factory=dict)  # model: digest, from the served file
-    refusals: dict[str, Refusal] = field(default_factory=dict)  # by the assignment's digest
-    fetched: frozenset[str] = frozenset()  # keys of files
-    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
+    assigned: dict[str, str] = field(default_factory=dict)  # digests in the file, by model
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # keyed by the assignment's digest
+    fetched: frozenset[str] = frozenset()  # the values of `Files.key`
+    fetch_failures: dict[str, Refusal] = field(default_factory=dict)  # keyed by `Files.key`
     busy: bool = False  # the host is changing its configuration
-    interrupted: bool = False  # a part of the file is not in force; the command must be repeated
+    interrupted: bool = False  # a part of the file is not applied; the fleet must send it again
 
     @property
     def answers(self) -> bool:
@@ -109,7 +110,7 @@ class ObservedHost:
 def gpus(status: Document, emulated_mib: int) -> tuple[Gpu, ...]:
     """Reads the GPUs from `shadowslice status --json`.
 
-    `emulated_mib` is the memory of an emulated GPU, which the status does not have.
+    `emulated_mib` is the memory of an emulated GPU, because the status does not contain it.
     """
     return tuple(
         Gpu(each["index"], each["sms"], _memory_mib(each["nvml"], emulated_mib), each["why"])
@@ -148,7 +149,7 @@ def files_to_fetch(assignment: Assignment, host: ObservedHost) -> Files | None:
 
 @dataclass
 class HostRecord:
-    """The last reply of a host. Times are of the monotonic clock."""
+    """The last reply of a host. Times are in seconds of the monotonic clock."""
 
     observed: ObservedHost
     at: float  # the time of the last observation with a reply of the supervisor
@@ -158,7 +159,7 @@ class HostRecord:
 def current_hosts(
     records: dict[str, HostRecord], serving: set[str], now: float
 ) -> dict[str, ObservedHost]:
-    """Returns the hosts that are not lost; Envoy sends requests to those in `serving`."""
+    """Returns the hosts that are not lost. Hosts in `serving`, which Envoy reaches, have longer."""
     return {
         name: each.observed
         for name, each in records.items()

@@ -14,21 +14,21 @@ from shadowslice_fleet.spec import Spec
 
 
 class StateFault(Exception):
-    """The state's folder cannot be read or written, or another actor uses it."""
+    """The state's folder cannot be read or written, or another actor uses the folder."""
 
 
 @dataclass(frozen=True)
 class PersistedState:
-    """The state that survives the Fleet actor."""
+    """The state that is kept when the Fleet actor ends."""
 
-    spec: Spec | None = None  # None: no spec was ever applied, so the fleet removes no models
+    spec: Spec | None = None  # None before the first `up`; without a spec, no model is removed
     placement: Placement = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
-    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the spec, by model
+    extra: dict[str, int] = field(default_factory=dict)  # copies in addition to the spec, by model
 
 
 def lock(folder: Path) -> IO[str] | None:
-    """Locks the folder for the one Fleet actor that may write. Returns None if it is locked."""
+    """Locks the folder, so that only one Fleet actor writes. Returns None if it is locked."""
     folder.mkdir(parents=True, exist_ok=True)
     lock_file = (folder / "lock").open("w")
     try:
@@ -70,7 +70,7 @@ def save(folder: Path, state: PersistedState) -> None:
     draft = folder / ".fleet.json.draft"
     try:
         with draft.open("w") as file:
-            os.fchmod(file.fileno(), 0o600)  # URLs of files may contain passwords.
+            os.fchmod(file.fileno(), 0o600)  # The URLs of models' files may contain passwords.
             json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())

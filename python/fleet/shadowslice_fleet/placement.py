@@ -15,8 +15,8 @@ from shadowslice_fleet.supervisor import CommandFailed, run
 
 PLACE_TIMEOUT = 60.0  # seconds
 FAULTY_SLO_MS = 1000.0
-# If the rate exceeds the capacity of all copies, `place` gives them no slots. So the request is
-# repeated with lower and lower rates, and at last with the rate in the spec.
+# If the rate exceeds the capacity of all copies, `place` assigns no slots to the copies. The
+# request is then repeated with lower rates, and finally with the rate in the spec.
 RATE_FACTOR, MAX_REDUCTIONS = 0.75, 8
 
 
@@ -29,13 +29,13 @@ class PlacementResult:
     """The slots of all models, and the copies without a slot."""
 
     slots: Placement
-    missing: dict[str, str]  # model: the number of missing copies, and the reason
-    missing_counts: dict[str, int] = field(default_factory=dict)  # the numbers alone
+    missing: dict[str, str]  # by model: the number of missing copies, and the reason
+    missing_counts: dict[str, int] = field(default_factory=dict)  # the number of missing copies
     unsatisfied: frozenset[str] = frozenset()  # models whose copies cannot serve the demanded rate
 
 
 def is_stale(view: View) -> bool:
-    """Checks whether a copy has no slot, or its slot is not usable."""
+    """Checks whether a copy has no slot or an unusable slot."""
     return any(
         len(view.placement.get(name, ())) < model.copies
         or not view.usable.issuperset(view.placement[name])
@@ -55,7 +55,7 @@ def usable(hosts: dict[str, ObservedHost], drained: frozenset[str]) -> frozenset
 
 
 def current_slots(view: View) -> Placement:
-    """Returns the usable slots of all copies: those of the placement, or else where copies run."""
+    """Returns each model's usable slots. If the placement has none, uses the GPUs of its copies."""
     running: Placement = {
         model: tuple(
             Slot(name, host.copies[model].gpu)
@@ -69,9 +69,9 @@ def current_slots(view: View) -> Placement:
 
 
 def place_all(binary: str, view: View) -> tuple[PlacementResult, dict[str, int]]:
-    """Places all models. Returns the result, and the copies beyond the spec by model.
+    """Places all models. Returns the result, and the additional copies by model.
 
-    Models keep such copies if all copies of the spec still get slots. Raises PlaceFailed.
+    The additional copies stay only if all copies in the spec still get slots. Raises PlaceFailed.
     """
     least = place(binary, view, demands(replace(view, extra={})))
     if not view.extra:
@@ -83,12 +83,12 @@ def place_all(binary: str, view: View) -> tuple[PlacementResult, dict[str, int]]
 
 
 def has_more_missing(found: PlacementResult, before: dict[str, int]) -> bool:
-    """Checks whether a model has more copies without a slot than before."""
+    """Checks whether any model has more copies without a slot than in `before`."""
     return any(count > before.get(name, 0) for name, count in found.missing_counts.items())
 
 
 def place(binary: str, view: View, wanted: dict[str, Demand]) -> PlacementResult:
-    """Runs `place`, with rates that the copies can serve. Raises PlaceFailed."""
+    """Runs `place`. Lowers rates that the copies cannot serve. Raises PlaceFailed."""
     models, found = view.spec.models, _run_place(binary, view, wanted)
     unsatisfied = found.unsatisfied
     for left in range(MAX_REDUCTIONS, 0, -1):
@@ -158,7 +158,7 @@ def _model(model: Model, demand: Demand, on: tuple[Slot, ...], profiles: Path) -
     try:
         entry["slo_ms"] = values.duration_s(latency) * 1000
     except values.ValueFault:
-        entry["slo_ms"] = FAULTY_SLO_MS  # The supervisor reports the fault.
+        entry["slo_ms"] = FAULTY_SLO_MS  # The SLO is faulty, and the supervisor reports the fault.
     return entry | (
         {"max_batch": max_batch} if isinstance(max_batch, int) and max_batch > 0 else {}
     )

@@ -1,7 +1,9 @@
-"""Decides the next actions from the spec, the placement and the observation. Pure.
+"""Decides the next actions from the spec, the placement and the observation.
 
-The loop is level-triggered: after a restart, it observes everything again, except for waits and
-failures, which then start from zero.
+The loop is level-triggered. After a restart, it observes everything again. Only its wait times and
+its counts of failures start from zero.
+
+This module does no I/O.
 """
 
 from dataclasses import replace
@@ -19,15 +21,15 @@ from shadowslice_fleet.loop_state import (
 from shadowslice_fleet.observed import Assignment, ObservedHost, Slot
 from shadowslice_fleet.spec import Spec
 
-MAX_STARTING = 8  # copies in the fleet that are not ready yet
-READY_TIMEOUT = 330.0  # seconds; longer than a supervisor's `timeouts.warm` and `timeouts.spawn`
-RETRY_AFTER, RETRY_MAX = 15.0, 600.0  # seconds from a failure to the next attempt; doubles
+MAX_STARTING = 8  # the maximum number of copies in the fleet that are starting
+READY_TIMEOUT = 330.0  # seconds; above the defaults of `timeouts.warm` and `timeouts.spawn`
+RETRY_AFTER, RETRY_MAX = 15.0, 600.0  # seconds from a failure to the next attempt: first, maximum
 
 
 def decide(
     spec: Spec, observation: Observation, memory: Memory, now: float
 ) -> tuple[Actions, Memory]:
-    """Returns the actions of this round, and the memory for the next."""
+    """Returns the actions of this round, and the memory for the next round."""
     failures = _failures(spec, observation, memory, now)
     placement = _revert_failed(spec, observation, memory.placement, failures, now)
     copies = desired_copies(spec, placement)
@@ -54,7 +56,7 @@ def _is_starting(key: CopyKey, host: ObservedHost | None) -> bool:
 def _failures(
     spec: Spec, observation: Observation, memory: Memory, now: float
 ) -> dict[CopyKey, Failure]:
-    """Returns the earlier failures of models that are unchanged in the spec, and new failures."""
+    """Returns the new failures, and the earlier failures of models whose spec is unchanged."""
     kept = {
         key: failure
         for key, failure in memory.failures.items()
@@ -91,7 +93,10 @@ def _has_recovered(key: CopyKey, failure: Failure, observation: Observation) -> 
 def _failure_cause(
     key: CopyKey, assignment: Assignment, host: ObservedHost, memory: Memory, now: float
 ) -> tuple[str, int] | None:
-    """Returns why the copy does not start, and the host's attempt (0: the copy has failed)."""
+    """Returns the reason why the copy does not start, and the attempt that the host refused.
+
+    The attempt is 0 if the host did not refuse the copy, but the copy failed.
+    """
     files = assignment.model.files
     refusal = host.refusals.get(assignment.digest) or (
         host.fetch_failures.get(files.key) if files else None
@@ -116,7 +121,7 @@ def _revert_failed(
     failures: dict[CopyKey, Failure],
     now: float,
 ) -> Placement:
-    """Returns the placement in which failed copies get the slots of old copies that still serve."""
+    """Returns a placement that replaces each failed copy with an old copy that still serves."""
     reverted = dict(placement)
     for key, assignment in desired_copies(spec, placement).items():
         failure = failures.get(key)
@@ -133,7 +138,7 @@ def _revert_failed(
 def _serving_slot(
     key: CopyKey, assignment: Assignment, observation: Observation, placed_on: set[str]
 ) -> Slot | None:
-    """Returns a slot outside the placement where the model serves, first on the same host."""
+    """Returns a slot that is not placed and serves the model. Prefers the same host."""
     name = key.model
     for host in [key.host, *sorted(observation.hosts.keys() - placed_on)]:
         observed = observation.hosts.get(host)

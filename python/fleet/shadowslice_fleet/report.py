@@ -1,4 +1,7 @@
-"""The fleet's status, and the changes that a spec would cause. Pure."""
+"""Describes the fleet's status, and the changes that a spec would cause.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -15,12 +18,12 @@ class CopyStatus(TypedDict):
 
     host: str
     gpu: int | None
-    state: str  # the supervisor's, or `gone`, `coming`
+    state: str  # the state in the supervisor's status, `gone` or `coming`
     placed: bool
     published: bool
-    served: bool  # Envoy sends requests there
+    served: bool  # Envoy sends requests to the copy
     as_wished: bool
-    rate: float | None  # rows per second; this and the next two over one or two minutes
+    rate: float | None  # rows per second; like the next two fields, over one or two minutes
     attainment: float | None
     slack: float | None
 
@@ -29,13 +32,13 @@ class ModelStatus(TypedDict):
     """The status of a model."""
 
     wished: int  # the desired number of copies, including `extra`
-    extra: int  # copies beyond the spec, due to load
-    no_more: str | None  # why the model gets no further copy, though it violates its SLO
+    extra: int  # copies in addition to the spec, added under load
+    no_more: str | None  # why a model that violates its SLO gets no further copy
     served: int
     copies: list[CopyStatus]
     missing: str | None
     failures: dict[str, str]  # the last failure on each host
-    failing: list[str]  # hosts where the fleet waits before the next attempt
+    failing: list[str]  # the hosts on which the fleet waits before the next attempt
     settled: bool
 
 
@@ -43,7 +46,7 @@ class HostStatus(TypedDict):
     """The status of a host."""
 
     answers: bool
-    age_s: float | None  # since the last reply
+    age_s: float | None  # seconds since the last reply
     why: str | None
     drained: bool
     gpus: list[dict[str, Any]]
@@ -52,7 +55,7 @@ class HostStatus(TypedDict):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of the Fleet actor from which the status is made."""
+    """The state of the Fleet actor from which the status is created."""
 
     state: PersistedState
     memory: Memory
@@ -60,14 +63,14 @@ class Snapshot:
     envoy_health: EnvoyHealth | None
     missing: dict[str, str]
     troubles: dict[str, str]
-    placed: bool  # the placement fits the present spec and hosts
+    placed: bool  # the placement is for the current spec and hosts
     no_more: dict[str, str]
 
 
 class Status(TypedDict):
     """The status of the fleet."""
 
-    settled: bool  # every model is in the desired state, as far as possible
+    settled: bool  # every model is in the desired state or waits after a failure
     models: dict[str, ModelStatus]
     hosts: dict[str, HostStatus]
     troubles: dict[str, str]
@@ -120,7 +123,7 @@ def _model(name: str, snapshot: Snapshot, now: float) -> ModelStatus:
 
 
 def _done(copy: CopyStatus, failing: list[str]) -> bool:
-    """Checks whether the copy needs no action at present; copies of lost hosts may never return."""
+    """Checks whether the copy needs no action now, for example because its host is lost."""
     if copy["placed"]:
         return copy["as_wished"] or copy["host"] in failing
     return copy["state"] == "gone" and not copy["published"]
@@ -178,18 +181,18 @@ def _host(name: str, record: HostRecord, state: PersistedState, now: float) -> H
 
 
 def is_sufficient(model: ModelStatus) -> bool:
-    """Checks whether at least one copy has a slot, and all copies with a slot serve."""
+    """Checks whether a model has at least one copy with a slot, and all such copies serve."""
     placed = [each for each in model["copies"] if each["placed"]]
     return bool(placed) and all(each["as_wished"] for each in placed)
 
 
 def reason(model: ModelStatus) -> str:
-    """Returns why copies are not in their slots."""
+    """Returns the reason why a model's copies do not run in their slots."""
     return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
 
 
 def changes(before: Spec, new: Spec, slots: Placement, found: PlacementResult) -> list[str]:
-    """Returns a line for each model that would change."""
+    """Returns a line for each model that the spec would change."""
     lines = [f"{name}: removed" for name in sorted(before.models.keys() - new.models.keys())]
     for name, model in new.models.items():
         there, then = set(slots.get(name, ())), set(found.slots.get(name, ()))

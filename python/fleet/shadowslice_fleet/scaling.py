@@ -1,6 +1,6 @@
-"""Adds copies beyond the spec under load, and removes them afterwards.
+"""Adds copies of a model if it violates its SLO, and removes them when they are not needed.
 
-Pure, except for the function that runs `shadowslice place`.
+This module does no I/O, except for the function that runs `shadowslice place`.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from shadowslice_fleet.observed import ObservedHost, Slot
 from shadowslice_fleet.placement import PlacementResult, has_more_missing
 from shadowslice_fleet.spec import Model
 
-MAX_DONORS = 8  # extra copies of other models that may be removed to make room for one
-HEADROOM = 1.25  # times the present rate, which the remaining copies must be able to serve
+MAX_DONORS = 8  # the maximum number of other models' extra copies to remove for one copy
+HEADROOM = 1.25  # the remaining copies must be able to serve the current rate times this
 # The states of copies that are neither starting nor stopping.
 STABLE_STATES = ("unready", "ready", "moved")
 
@@ -25,7 +25,7 @@ class History:
     """The times of earlier changes and violations, in seconds of the caller's clock, by model."""
 
     began: float
-    changed: dict[str, float] = field(default_factory=dict)  # the last change of the copies
+    changed: dict[str, float] = field(default_factory=dict)  # the last change of copies
     violated: dict[str, float] = field(default_factory=dict)  # the last SLO violation
     blocked: dict[str, str] = field(default_factory=dict)  # why the model gets no further copy
 
@@ -42,7 +42,7 @@ class Change:
 def decide(
     view: View, history: History, now: float, settle: float, place: Place
 ) -> tuple[Change | None, History]:
-    """Decides about at most one model, by priority.
+    """Changes the copies of at most one model: the first by priority that needs a change.
 
     `view.hosts` are the hosts that have replied recently. Raises PlaceFailed.
     """
@@ -64,7 +64,7 @@ def decide(
 
 
 def _update(view: View, history: History, now: float) -> History:
-    """Returns the history with new violations, and without models that left the spec."""
+    """Adds new violations to the history, and removes models that are not in the spec."""
     models = view.spec.models
     violated = {name: at for name, at in history.violated.items() if name in models}
     violated |= {name: now for name in models if violates_slo(_copy_loads(view, name))}
@@ -87,7 +87,7 @@ def _has_waited(
 
 
 def _is_settled(view: View, model: Model) -> bool:
-    """Checks whether all copies are stable."""
+    """Checks whether all copies of the model run and none is starting or stopping."""
     on = [view.hosts.get(slot.host) for slot in view.placement.get(model.name, ())]
     there = [host.copies.get(model.name) for host in on if host]
     return (
@@ -103,10 +103,10 @@ def _changed(view: View, change: Change) -> set[str]:
 
 
 def needs_copy(view: View, model: Model) -> bool:
-    """Checks whether the model violates its SLO, and cannot meet it where its copies are.
+    """Checks whether the model violates its SLO and cannot meet the SLO with its current copies.
 
-    That is so if the rate exceeds the capacity of a copy, or if the models on its GPU need more SMs
-    than the GPU has.
+    The copies are insufficient if the rate exceeds the capacity of a copy, or if the models on a
+    copy's GPU need more SMs than this GPU has.
     """
     loads = copy_loads(model.name, view.placement, view.hosts)
     if not violates_slo(list(loads.values())):
@@ -123,7 +123,7 @@ def _total_sms(view: View, slot: Slot) -> int:
 
 
 def _needed_sms(view: View, slot: Slot, without: str | None = None) -> int:
-    """Returns the SMs that the models on a GPU need together."""
+    """Returns the number of SMs that all models on a GPU need together."""
     there: ObservedHost = view.hosts[slot.host]
     return sum(
         sms_needed(copy.load, _total_sms(view, slot))
@@ -135,8 +135,8 @@ def _needed_sms(view: View, slot: Slot, without: str | None = None) -> int:
 def add_copy(view: View, model: Model, place: Place, blocked: dict[str, str]) -> Change | None:
     """Adds a copy.
 
-    If no GPU has room, extra copies of models of lower priority are removed, but no copies of the
-    spec. If that does not suffice either, `blocked` gets the reason.
+    If no GPU has room, removes extra copies of models with lower priority. Never removes copies
+    that the spec requires. If there is still no room, adds the reason to `blocked`.
     """
     name, count = model.name, copies(model, view)
     if count >= max_copies(model, view):
@@ -166,7 +166,7 @@ def _missing_counts(view: View) -> dict[str, int]:
 
 
 def _donors(view: View, model: Model) -> list[str]:
-    """Returns models of lower priority, each once per extra copy; the lowest priority first."""
+    """Returns the models of lower priority, lowest first, each once for each extra copy."""
     lower = [each for each in reversed(_by_priority(view)) if each.priority > model.priority]
     return [each.name for each in lower for _ in range(view.extra.get(each.name, 0))][:MAX_DONORS]
 
@@ -177,7 +177,7 @@ def _without_one(extra: dict[str, int], name: str) -> dict[str, int]:
 
 
 def remove_copy(view: View, model: Model, place: Place) -> Change | None:
-    """Removes a copy, if the others can serve `HEADROOM` times the present rate."""
+    """Removes an extra copy if the other copies can serve `HEADROOM` times the current rate."""
     name = model.name
     if not view.extra.get(name):
         return None
@@ -196,10 +196,10 @@ def remove_copy(view: View, model: Model, place: Place) -> Change | None:
 
 
 def _has_headroom(view: View, model: Model) -> bool:
-    """Checks whether the other copies have headroom, for models without a profile.
+    """Checks for a model without a profile whether its other copies can serve `HEADROOM`.
 
-    The estimate assumes that batches take as many SM-seconds on other GPUs, and that the copy on
-    the GPU with the most free SMs is removed.
+    The estimate assumes that a batch takes the same number of SM-seconds on every GPU. It also
+    assumes that the removed copy is on the GPU with the most free SMs.
     """
     loads = copy_loads(model.name, view.placement, view.hosts)
     if any(load.overloaded for load in loads.values()):

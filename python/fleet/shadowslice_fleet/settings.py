@@ -1,4 +1,4 @@
-"""Settings of a host (`host.yaml`) and of the gateway (`gateway.yaml`); all have defaults."""
+"""Reads the settings of a host (`host.yaml`) and of the gateway (`gateway.yaml`)."""
 
 import ipaddress
 import os
@@ -18,7 +18,7 @@ HOST_VARIABLE = "SHADOWSLICE_FLEET_HOST"  # the path of host.yaml; overrides the
 GATEWAY_VARIABLE = "SHADOWSLICE_FLEET_GATEWAY"
 FOLDER = "/etc/shadowslice"
 HOST_FILE, GATEWAY_FILE = "host.yaml", "gateway.yaml"
-PATHS = {"run_dir", "base", "config", "files", "state"}  # relative to the folder of the file
+PATHS = {"run_dir", "base", "config", "files", "state"}  # relative to the settings file
 
 Settings = TypeVar("Settings")
 READERS: dict[Any, Callable[[object], Any]] = {
@@ -37,7 +37,7 @@ class HostSettings:
     """The settings of a host."""
 
     name: str = socket.gethostname()
-    # The address at which the gateway reaches the supervisor. If empty, Ray's address of the node.
+    # The address at which the gateway reaches the supervisor. If empty, the node's address in Ray.
     address: str = ""
     http_port: int = 8000
     grpc_port: int = 8001
@@ -46,7 +46,7 @@ class HostSettings:
     base: str = "base.yaml"  # the supervisor's configuration without models
     config: str = "shadowslice.yaml"  # the supervisor's configuration, which the Host actor writes
     files: str = "/var/lib/shadowslice/files"
-    emulated_memory: str = "80Gi"  # memory of each emulated GPU, for placement
+    emulated_memory: str = "80Gi"  # the memory that placement assumes for each emulated GPU
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ class GatewaySettings:
     address: str = "0.0.0.0"
     http_port: int = 8000
     grpc_port: int = 8001
-    binary: str = "shadowslice"  # for `place`
-    run_dir: str = "/run/shadowslice-fleet"  # Envoy's files and its admin socket
+    binary: str = "shadowslice"  # the program that runs `place`
+    run_dir: str = "/run/shadowslice-fleet"  # the folder of Envoy's files and admin socket
     state: str = "/var/lib/shadowslice-fleet"  # the folder of the spec, placement and drained hosts
-    # Seconds from a change of a model's number of copies, or an SLO violation, to the next change.
+    # The minimum seconds between two changes of a model's number of copies. Also the seconds
+    # without an SLO violation before a copy is removed.
     settle: float = 120.0
 
 
@@ -79,7 +80,7 @@ def _file(variable: str, name: str) -> Path:
 
 
 def _ip_address(value: object) -> str:
-    """Parses an IP address: if one endpoint has another address, Envoy rejects all of a model."""
+    """Parses an IP address. If one endpoint has a host name, Envoy rejects all of the model's."""
     try:
         return str(ipaddress.ip_address(values.text(value)))
     except ValueError as error:
@@ -87,7 +88,7 @@ def _ip_address(value: object) -> str:
 
 
 def _read(kind: type[Settings], path: Path) -> Settings:
-    """Reads settings; a missing file means the defaults. Raises SettingsFault with all faults."""
+    """Reads settings. If the file is missing, returns the defaults. Raises SettingsFault."""
     try:
         given = yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError:

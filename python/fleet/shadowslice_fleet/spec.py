@@ -21,11 +21,11 @@ NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_MODELS = 256
 MAX_COPIES = 64
-MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86400.0  # seconds, for a request
-# The last three occur for YAML that JSON cannot express: keys of bytes, recursive anchors.
+MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86400.0  # the range of a request's timeout in seconds
+# The last three occur for YAML that JSON cannot express, such as binary keys or recursive anchors.
 READ_ERRORS = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
-# The keys of a model in the supervisor's configuration without those above. A test compares them.
+# The keys that are passed to the supervisor's configuration. A test compares the two lists.
 SUPERVISOR_KEYS = {
     "engine",
     "path",
@@ -48,7 +48,7 @@ SUPERVISOR_KEYS = {
 
 
 class SpecFaults(Exception):
-    """The spec is invalid; `faults` has all faults, as `FILE: models[0].copies: ...`."""
+    """The spec is invalid. `faults` lists all faults in the form `FILE: models[0].copies: ...`."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(faults)
@@ -60,20 +60,20 @@ class SpecFaults(Exception):
 
 @dataclass(frozen=True)
 class Files:
-    """The files that each host with a copy of the model fetches."""
+    """The files that a host fetches before it starts a copy of the model."""
 
     url: str
     sha256: str | None
 
     @property
     def key(self) -> str:
-        """The name of the folder with the files: `sha256`, or else the digest of the URL."""
+        """The name of the folder with the files: `sha256` if it is given, or the URL's digest."""
         return self.sha256 or hashlib.sha256(self.url.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Need:
-    """The resources that a copy needs, for placement."""
+    """The resources that the operator states for each copy, for use in placement."""
 
     sms: int
     memory_mib: int
@@ -85,7 +85,7 @@ class Model:
 
     name: str
     copies: int
-    max_copies: int | None  # under load; None: the number of hosts
+    max_copies: int | None  # the limit under load; None for the number of hosts
     priority: int
     rate: float | None  # rows per second
     files: Files | None
@@ -93,11 +93,11 @@ class Model:
     timeout_s: float
     need: Need | None
     profile: Document | None
-    keys: Document  # the keys for the supervisor
+    keys: Document  # the model's keys in the supervisor's configuration
 
     @cached_property
     def digest(self) -> str:
-        """The digest of everything that a host's copy depends on."""
+        """The digest of all settings that a copy depends on. If it changes, copies are replaced."""
         files = (self.files.key, self.files.url) if self.files else None
         written = json.dumps([self.keys, files, self.profile], sort_keys=True)
         return hashlib.sha256(written.encode()).hexdigest()[:16]
@@ -108,7 +108,7 @@ class Spec:
     """The desired state of the fleet."""
 
     models: dict[str, Model]
-    document: Document  # the source of the models, including their profiles
+    document: Document  # the parsed spec file, including the models' profiles
 
     @cached_property
     def digest(self) -> str:
@@ -117,7 +117,7 @@ class Spec:
 
 
 def load(path: Path) -> Spec:
-    """Reads the operator's file, and the profiles that it names. Raises SpecFaults."""
+    """Reads the operator's file, and the profiles that this file names. Raises SpecFaults."""
     try:
         document = _read(path)
     except READ_ERRORS as error:
@@ -142,7 +142,7 @@ def load(path: Path) -> Spec:
 
 
 def _read(path: Path) -> Any:
-    """Reads YAML and converts it to JSON types, so all keys are strings."""
+    """Reads YAML and converts it to JSON types, so that all keys are strings."""
     return json.loads(json.dumps(yaml.safe_load(path.read_text()), default=str))
 
 

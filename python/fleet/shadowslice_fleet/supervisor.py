@@ -1,4 +1,4 @@
-"""Runs commands of the `shadowslice` binary, most of them for one supervisor."""
+"""Runs commands of the `shadowslice` binary. Most commands address one supervisor."""
 
 import json
 import subprocess
@@ -10,18 +10,18 @@ from shadowslice_fleet.spec import Document
 STATUS_TIMEOUT = 2.0  # seconds
 DRAIN_TIMEOUT = 5.0
 CHECK_TIMEOUT = 20.0
-# A reload returns when all changes are in force. Loading and proving a model may take 5 minutes.
+# A reload returns after all changes are applied. Loading a model and its proof may take 5 minutes.
 RELOAD_TIMEOUT = 900.0
 
 EXIT_REFUSED, EXIT_FAULTY = 1, 78  # exit codes
 
 
 class CommandFailed(Exception):
-    """A command of the binary failed. The text has the reason."""
+    """A command of the `shadowslice` binary failed. The error's text has the reason."""
 
     def __init__(self, command: str, code: int | None, why: str, output: str = "") -> None:
         super().__init__(f"`shadowslice {command}` failed: {why}")
-        self.code = code  # None: the command did not start, or timed out
+        self.code = code  # None if the command did not start or timed out
         self.why = why
         self.output = output  # standard output
 
@@ -38,9 +38,9 @@ class Supervisor:
         return self._json("status", STATUS_TIMEOUT)
 
     def reload(self) -> dict[str, str]:
-        """Reloads the configuration, and waits until it is in force.
+        """Reloads the configuration, and waits until all changes are applied.
 
-        Returns the models whose change is not in force, with the reasons.
+        Returns the models whose change could not be applied, and the reasons.
         """
         try:
             report = self._json("reload", RELOAD_TIMEOUT)
@@ -55,11 +55,11 @@ class Supervisor:
         self._run(["drain", model], DRAIN_TIMEOUT)
 
     def undrain(self, model: str) -> None:
-        """Ends the draining of a model. Raises CommandFailed."""
+        """Ends the drain of a model. Raises CommandFailed."""
         self._run(["undrain", model], DRAIN_TIMEOUT)
 
     def faults(self, file: Path) -> list[str]:
-        """Returns the faults that `check` finds in a configuration; needs no supervisor."""
+        """Returns the faults that `check` finds in a configuration. Does not need a supervisor."""
         try:
             run(self.binary, ["check", "--no-import", str(file)], CHECK_TIMEOUT)
         except CommandFailed as failed:
@@ -83,7 +83,7 @@ class Supervisor:
 def run(binary: str, arguments: list[str], timeout: float, given: str | None = None) -> str:
     """Runs a command. Returns its standard output.
 
-    `timeout` is in seconds, and `given` is the standard input. Raises CommandFailed.
+    `timeout` is in seconds. The command reads `given` from standard input. Raises CommandFailed.
     """
     try:
         done = subprocess.run(

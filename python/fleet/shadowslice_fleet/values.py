@@ -1,4 +1,4 @@
-"""Parses values in the fleet's files: sizes and durations as in the supervisor's files."""
+"""Parses values in the fleet's files. The formats are those of the supervisor's files."""
 
 import re
 
@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 class ValueFault(ValueError):
-    """A value is invalid. The text names the valid ones."""
+    """A value is invalid. The error's text names the valid values."""
 
 
 def size_mib(value: object) -> int:

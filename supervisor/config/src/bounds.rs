@@ -1,14 +1,14 @@
 //! Checks the bounds of a client's changes to a model. A client cannot take more resources from
-//! other models than the operator's file allows. This module is pure.
+//! other models than the operator's file allows. This module does no I/O.
 
 use super::types::{BatchConfig, ModelConfig, OnLate};
 use super::units::show_size;
 
-/// A key that a client may change within the bounds of the operator's file.
+/// A key that a client is allowed to change within the bounds of the operator's file.
 struct Bound {
     key: &'static str,
-    /// True if the client changes the value. After a failed reload, a current value may be out of
-    /// bounds. If the client leaves this value unchanged, it is accepted.
+    /// True if the client changes the value. A value that the client does not change is accepted
+    /// even if it is out of bounds. It may be out of bounds after a failed reload.
     differs: bool,
     within: bool,
     /// The allowed values, as the error message shows them.

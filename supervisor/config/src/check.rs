@@ -1,4 +1,4 @@
-//! The command `shadowslice check`.
+//! Implements the command `shadowslice check`.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub type ModelCheck<'l> = &'l dyn Fn(&ModelConfig) -> Option<String>;
 /// A function that returns notes on settings that work on this host but are not recommended.
 pub type HostAdvice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 
-/// The checks that need crates on which this crate does not depend.
+/// The checks that need crates on which this crate does not depend. The caller provides them.
 #[derive(Clone, Copy)]
 pub struct CheckHooks<'a> {
     /// The function that checks the run directory.
@@ -36,7 +36,7 @@ pub struct CheckHooks<'a> {
 ///
 /// # Errors
 ///
-/// The error of writing to `out`, if the configuration has no faults.
+/// An I/O error if `out` cannot be written and the configuration has no faults.
 pub fn run(
     path: &Path,
     print: bool,

@@ -12,8 +12,8 @@ use super::types::{Config, ModelConfig, ShareConfig};
 use super::yaml::{self, YamlNode};
 use super::{Context, EXAMPLE, bounds, document, render};
 
-/// The keys that a client may set. No key selects the program or the model file that the supervisor
-/// runs.
+/// The keys that a client is allowed to set. None of these keys selects the interpreter or the
+/// model's file.
 const KEYS: [&str; 8] = ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup"];
 
 const MAX_BYTES: usize = 64 * 1024;
@@ -68,8 +68,8 @@ pub fn apply_client_changes(
     // A client cannot change the GPU. For `gpu: auto` the reader returns 0, not the current GPU.
     model.gpu = config.models[place].gpu;
     if !names_initial(&changes) {
-        // Without this, the model would get an equal part of the share that other models leave.
-        // That part may have changed since the model was loaded.
+        // Without this assignment, a model without `share.initial` would get an equal part of the
+        // share that the other models leave. This part may have changed since the model was loaded.
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
         model.share = ShareConfig { initial, given: old.given, ..share };
@@ -96,8 +96,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// Rejects files for the warm-up. The supervisor would read such a file, but the client may have no
-/// permission to read it.
+/// Rejects files for the warm-up. The supervisor would read the file, although the client may not
+/// have the permission to read it.
 fn check_files(warmup: &Value<'_>) {
     const WHY: &str = "a client cannot name a file; give `values` or a `range`";
     if warmup.is_scalar() {
@@ -108,7 +108,7 @@ fn check_files(warmup: &Value<'_>) {
     files.for_each(|file| file.fault(WHY));
 }
 
-/// Merges the changes into the model.
+/// Merges the client's changes into the model's configuration.
 ///
 /// A scalar `share` is the initial share, and a scalar `slo` is the latency. If the changes set a
 /// new `batch.max` without `sizes`, the old sizes are removed. If they set new values of an input,
@@ -131,7 +131,7 @@ fn change(model: &mut YamlNode, changes: &YamlNode) {
     model.merge(&changes);
 }
 
-/// Removes the file of each input for which the client gives values.
+/// Removes the key `file` of each input for which the client gives values.
 fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
     for name in given.keys() {
@@ -141,8 +141,8 @@ fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     }
 }
 
-/// Returns the faults without their positions. The positions refer to a rendered text that the
-/// client has not seen.
+/// Formats the faults without their positions, because the positions refer to a rendered text that
+/// the client has not seen.
 fn listed(faults: Vec<ConfigFault>) -> String {
     let line = |ConfigFault { path, message, .. }: &ConfigFault| {
         if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
@@ -205,8 +205,8 @@ mod tests {
         let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
             "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
         apply_client_changes(&config, "a", less).unwrap();
-        // A client can undo the restrictions of an earlier load, but only up to the values that the
-        // operator wrote.
+        // A client can undo restrictions that an earlier client command set, but only up to the
+        // values that the operator wrote.
         let written = config.models[0].clone();
         config.models[0].priority = 9;
         let again = |json| super::apply_client_changes(&config, &written, json);

@@ -50,8 +50,8 @@ pub(super) fn engine(
     }
 }
 
-/// Returns the engine that the configuration gives, or the engine for the extension of the model's
-/// file.
+/// Returns the engine in the configuration. If the configuration gives no engine, derives it from
+/// the extension of the model's file.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
         return value.one_of(&[
@@ -166,8 +166,8 @@ fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
 /// The largest number of files in a model's folder that [`model_files`] lists.
 const MAX_FILES: usize = 1024;
 
-/// Returns the known files of a model. For an ONNX model, these are its file and the files of its
-/// external tensors. For a Python model, these are its file and all files in its folder.
+/// Returns the files of a model. An ONNX model consists of the model file and the files of external
+/// tensors. A Python model consists of the model file and all files in the model's folder.
 pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     match engine {
         EngineConfig::OnnxRuntime { path, .. } => {
@@ -280,8 +280,9 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     Some(axis)
 }
 
-/// Checks that a row is not larger than the largest request. A larger row would only waste a
-/// worker's memory. If the datatype is unknown, an element counts as one byte.
+/// Checks that a row is not larger than the largest request. No request could contain a larger row,
+/// so the row would only waste a worker's memory. If the datatype is unknown, an element counts as
+/// one byte.
 pub(super) fn check_size(
     value: &Value<'_>,
     shape: &[i64],

@@ -12,14 +12,14 @@ const MAX_SHOWN: usize = 50;
 /// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The line, counted from 1.
+    /// The line number. The first line is 1.
     pub line: usize,
-    /// The column, counted in characters from 1.
+    /// The column number in characters. The first column is 1.
     pub column: usize,
 }
 
 impl Position {
-    /// The position of faults that concern the whole file.
+    /// The position that is used for faults of the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
@@ -63,7 +63,7 @@ pub enum ConfigError {
     Faults(Vec<ConfigFault>),
 }
 
-/// A list of faults to display, one per line. If there are more than 50 faults, the last line is
+/// A list of faults to display, one per line. If there are more than 50 faults, the last line gives
 /// the number of the remaining faults.
 #[derive(Debug)]
 pub struct FaultList<'a>(pub &'a [ConfigFault]);

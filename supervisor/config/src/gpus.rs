@@ -7,7 +7,7 @@ use super::types::{CudaDevice, GpuConfig, Partitioning};
 
 const MAX_GPUS: usize = 64;
 
-/// The default number of SMs of an emulated GPU: that of an H100 or H200.
+/// The default number of SMs of an emulated GPU. An H100 or H200 has this number.
 const DEFAULT_SMS: u32 = 132;
 
 const MAX_SMS: u32 = 1024;
@@ -23,7 +23,7 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<GpuConfig> {
     }
     let mut gpus: Vec<GpuConfig> = Vec::new();
     for item in &items {
-        // A placeholder takes the place of a faulty GPU, so that the other GPUs keep their indices.
+        // A placeholder replaces a faulty GPU, so that the other GPUs keep their indices.
         let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(DEFAULT_SMS) });
         if gpus.iter().any(|other| is_same(other, &gpu)) {
             item.fault("this GPU is already in the list; list each GPU once, as models share it");

@@ -1,4 +1,4 @@
-//! Checks users, groups, cores and folders on the host that a configuration is for.
+//! Checks whether the host has the users, groups, cores and folders that a configuration names.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -28,12 +28,10 @@ pub(super) trait HostLookup {
     /// Returns the ranges of online cores in ascending order, or `None` if they are unknown.
     fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
 
-    /// Returns the reason why a supervisor cannot use this run directory, or `None` for a usable
-    /// one.
+    /// Returns the reason why a supervisor cannot use this run directory, or `None` if it can.
     fn refuses_run_dir(&self, path: &Path) -> Option<String>;
 
-    /// Returns the reason why the supervisor cannot write a log to this file, or `None` for a
-    /// writable file.
+    /// Returns the reason why the supervisor cannot write a log to this file, or `None` if it can.
     fn refuses_log(&self, path: &Path) -> Option<String>;
 }
 

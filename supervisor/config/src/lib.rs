@@ -55,8 +55,8 @@ use reader::Value;
 /// A function that looks up an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The environment in which a configuration is read, and the faults and notes that do not prevent
-/// loading it.
+/// The environment in which a configuration is read, and the recorded faults and notes that do not
+/// prevent loading.
 struct Context<'a> {
     /// The folder of the configuration file, as the user wrote its path.
     dir: &'a Path,
@@ -86,8 +86,8 @@ impl Context<'_> {
         self.host_faults.borrow_mut().push(value.describe(format!("on this host {message}")));
     }
 
-    /// Records a note. If two models have the same profile, notes on the profile are recorded only
-    /// once.
+    /// Records a note. If several models have the same profile, notes on the profile are recorded
+    /// only once.
     fn note(&self, value: &Value<'_>, message: impl Into<String>) {
         let (note, mut notes) = (value.describe(message), self.notes.borrow_mut());
         if !notes.contains(&note) {
@@ -96,10 +96,11 @@ impl Context<'_> {
     }
 }
 
-/// Returns the absolute path without `..`. A `..` after a symbolic link stays, because the link's
-/// target has another parent.
+/// Returns the absolute path without `..`. A `..` after a symbolic link stays, because it means the
+/// parent of the link's target.
 fn absolute(path: &Path) -> PathBuf {
-    // This only fails without a working directory. In that case, opening the path fails too.
+    // This call only fails if the process has no working directory. In that case, opening the path
+    // fails too.
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let is_folder = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
     let mut plain = PathBuf::new();

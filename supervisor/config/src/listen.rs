@@ -21,10 +21,10 @@ enum Address {
     Tcp(SocketAddr),
 }
 
-/// An address that is in use, and the setting that uses it.
+/// An address that a setting uses, and the name of this setting.
 struct UsedAddress<'a> {
     address: Address,
-    /// The name of the setting in messages.
+    /// The name of the setting, as messages show it.
     by: String,
     /// The value in the document, or `None` for a default address.
     value: Option<Value<'a>>,
@@ -187,7 +187,7 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     }
     // The same path may be written in different ways, for example with `./`.
     let path: PathBuf = run_dir.join(path).components().collect();
-    // If the run directory itself is too long, only `run_dir` has a fault.
+    // If the path of the run directory is itself too long, only `run_dir` gets a fault.
     let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;
     let length = path.as_os_str().len();
     if length > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {

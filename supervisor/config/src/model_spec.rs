@@ -7,7 +7,7 @@ use super::types::{HandoverMode, ModelConfig};
 
 impl ModelConfig {
     /// Returns the description of this model for the policy. `sms` converts a share to a number of
-    /// SMs. If the model's share never changes, the only share is the initial share.
+    /// SMs. If the model's share never changes, the description contains only the initial share.
     pub fn spec(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {

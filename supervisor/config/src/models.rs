@@ -40,7 +40,7 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// The other sections of the configuration that models are checked against.
+/// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
     pub(super) gpus: &'a [GpuConfig],
     pub(super) limits: &'a LimitsConfig,
@@ -70,8 +70,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     models
 }
 
-/// Reads a model. Its initial share is set later, together with the initial shares of the other
-/// models.
+/// Reads a model. The initial share is set later, when all models have been read.
 fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
@@ -150,12 +149,12 @@ fn name(fields: &Fields<'_>) -> String {
     stem
 }
 
-/// The largest index that is accepted as a number. A separate check finds out whether the GPU
+/// The largest GPU index that the parser accepts. A separate check finds out whether the GPU
 /// exists.
 const LAST_GPU: usize = 1023;
 
-/// Returns whether `gpu` is `auto`. In that case all GPUs must be of one kind, because the model's
-/// other settings must be valid on each GPU.
+/// Returns whether `gpu` is `auto`. If it is, records a fault unless all GPUs are of one kind,
+/// because the model's other settings must be valid on each GPU.
 fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
     let kind = |gpu: &GpuConfig| match gpu {
@@ -210,7 +209,8 @@ fn percentile(value: &Value<'_>) -> Option<f64> {
     const WANTED: &str = "a number above 0 and below 100 (for example 99 or 99.9)";
     let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
     if given < 1.0 {
-        // For example, 0.999 has no exact binary form. Rounding converts it to 99.9 exactly.
+        // Without rounding, the fraction 0.999 would not become exactly 99.9 %, because 0.999 has
+        // no exact binary form.
         let percent = (given * 1e8).round() / 1e6;
         value.fault(format!("{given} is a fraction; use {percent}, in percent"));
     }
@@ -229,7 +229,8 @@ fn note_hopeless(
 ) {
     let whole = match gpu {
         Some(GpuConfig::Emulated { sms }) => *sms,
-        // A profile's times do not change above the profile's largest number of SMs.
+        // The number of SMs of a real GPU is not known yet. The profile's largest number is used
+        // instead, because the times do not change above this number.
         Some(GpuConfig::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
     };
     let two_batches = 2 * profile.execution.time(1, f64::from(whole.0));
@@ -282,7 +283,8 @@ fn priority(
 ) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).unwrap_or(1);
-    // MPS schedules its clients by priority, whatever the policy is.
+    // Under MPS, the priority always has an effect, because MPS itself schedules its clients by
+    // priority.
     let has_effect = controller.policy.heeds_priorities()
         || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
     if priority != 1 && !has_effect {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use shadowslice_shared::tensor::Datatype;
 
-/// The field numbers in onnx.proto.
+/// The numbers of the fields that this check reads. They are defined in onnx.proto.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;
@@ -25,7 +25,8 @@ const TENSOR_TYPE_SHAPE: u64 = 2;
 const SHAPE_AXIS: u64 = 1;
 const AXIS_SIZE: u64 = 1;
 
-/// The largest field number of `ModelProto`.
+/// The largest field number of `ModelProto`. A larger number means that the file is not an ONNX
+/// model.
 const MODEL_MOST: u64 = 26;
 
 /// The wire types of fields in protocol buffers.
@@ -74,7 +75,7 @@ pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
     walk.external_files(graph)
 }
 
-/// Recognises files that users often have instead of a model.
+/// Recognises files that users often have instead of a model, and returns a message for the user.
 fn instead(head: &[u8]) -> Option<&'static str> {
     let text = head.trim_ascii_start();
     let is = |start: &str| text.get(..start.len()).is_some_and(|s| s.eq_ignore_ascii_case(start.as_bytes()));
@@ -120,7 +121,7 @@ fn truncated() -> io::Error {
 struct Field {
     number: u64,
     kind: u64,
-    /// The value if the field is a [`VARINT`].
+    /// The field's value if the field is a [`VARINT`].
     value: u64,
     /// The offset of the end of the field's value.
     end: u64,
@@ -132,8 +133,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Returns the range of the graph. Visits every field of the file to find out whether the file
-    /// is complete.
+    /// Returns the range of the graph. Visits every field of the file, and fails if the file is
+    /// incomplete.
     fn find_in_model(&mut self, len: u64) -> io::Result<Option<(u64, u64)>> {
         let mut graph = None;
         while self.at < len {
@@ -170,7 +171,7 @@ impl Walk {
             match (field.number, field.kind) {
                 (GRAPH_INPUT, BYTES) => inputs.extend(walk.input(field.end)?),
                 (GRAPH_INITIALIZER, BYTES) => {
-                    // The worker reports a tensor that cannot be read, so this check ignores it.
+                    // An unreadable tensor is ignored here, because the worker reports it.
                     constants.extend(walk.text_in(field.end, TENSOR_NAME).ok().flatten());
                 }
                 _ => {}

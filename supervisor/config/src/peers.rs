@@ -1,4 +1,4 @@
-//! Reads lists of the host's users and groups, and of clients, that have a permission.
+//! Reads the lists of users, groups and clients that have a permission.
 
 use std::fmt;
 
@@ -23,12 +23,12 @@ pub struct Peers {
     pub clients: Vec<String>,
 }
 
-/// A user or a group, as the configuration names it.
+/// A user or a group, given by id or by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Account {
-    /// The user or group id.
+    /// The numeric user id or group id.
     Id(u32),
-    /// The name.
+    /// The user name or group name.
     Name(String),
 }
 
@@ -141,7 +141,7 @@ fn account(item: &Value<'_>) -> Option<Account> {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Some(Account::Name(text.to_owned()));
     }
-    // The kernel uses the largest id to say "no user".
+    // The kernel reserves the largest id for "no user".
     let id = text.parse().ok().filter(|id| *id != u32::MAX);
     if id.is_none() {
         item.fault(format!("invalid user or group id `{text}`; use at most {}", u32::MAX - 1));

@@ -66,8 +66,8 @@ pub fn read(path: &Path) -> Result<Profile, ConfigError> {
     }
 }
 
-/// Returns whether the document is a profile. Otherwise records a fault that shows nothing of the
-/// document's content, because the content may be a secret.
+/// Returns whether the document is a profile. If it is not, records a fault. The fault does not
+/// quote the document, because the document may contain a secret.
 fn is_profile(root: &YamlNode, log: &FaultLog) -> bool {
     let found = ["source", "execution_ms"].iter().any(|key| root.get(key).is_some());
     if !found {

@@ -20,8 +20,8 @@ pub(super) struct Value<'a> {
 /// The entries of a map with known keys.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// The position of the map, or `None` if the value is not a map. In that case no missing key is
-    /// reported.
+    /// The position of the map, or `None` if the value is not a map. In that case missing keys are
+    /// not reported.
     at: Option<Position>,
     path: String,
     entries: &'a [YamlEntry],
@@ -216,7 +216,7 @@ impl<'a> Value<'a> {
         found
     }
 
-    /// Returns a message if the value is similar to one of these words.
+    /// Returns a message that suggests one of these words if the value is similar to it.
     pub(super) fn similar_word(&self, words: &[&str]) -> Option<String> {
         let text = self.word().filter(|_| self.is_plain())?;
         let word = similar(text, words)?;

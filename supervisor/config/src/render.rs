@@ -141,7 +141,8 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         None => writeln!(f, "    # profile: none")?,
     }
     let ShareConfig { initial, given, min, max } = model.share;
-    // If the configuration gives no initial share, a policy may choose another one.
+    // The initial share is only written if the configuration gives it. Otherwise a policy is
+    // allowed to choose another initial share.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {

@@ -101,11 +101,11 @@ const LIMITS: [&str; 7] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
 
 /// The range of `limits.keep_alive`. The lower bound gives a client time to send its next request.
-/// The upper bound limits how long the old supervisor runs after an upgrade, because it waits until
-/// idle connections time out.
+/// The upper bound limits how long the old supervisor runs after an upgrade, because the old
+/// supervisor waits until idle connections time out.
 const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
-/// Reads the clients that may load and unload models.
+/// Reads which clients have the permission to load and unload models.
 pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> AllowedClients {
     let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
     root.or("model_control", AllowedClients::default(), |value| peers::access(value, context, word))
@@ -185,7 +185,8 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
     OnnxRuntimeConfig { library: library.map(|path| absolute(&context.resolve(path))) }
 }
 
-/// Reads the path of the access log. Its folder must exist, because the supervisor creates only files.
+/// Reads the path of the access log. The file's folder must exist, because the supervisor creates
+/// only files.
 pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<PathBuf> {
     let value = root.get("access_log")?;
     let path = absolute(&context.resolve(value.text()?));

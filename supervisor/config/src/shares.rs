@@ -6,7 +6,7 @@ use super::reader::{Fields, Value};
 use super::types::{Config, GpuConfig, ModelConfig, ShareConfig};
 use super::units;
 
-/// The assumed number of SMs of a real GPU: that of an H100 or H200.
+/// The assumed number of SMs of a real GPU. An H100 or H200 has this number.
 const USUAL_SMS: u32 = 132;
 
 /// The largest number of models that an error message names.
@@ -41,8 +41,8 @@ fn default_min(gpu: Option<&GpuConfig>) -> Percent {
 }
 
 impl Config {
-    /// Assigns a GPU to each model, and sets the shares that depend on the GPU. `gpus` is in the
-    /// order of the models.
+    /// Assigns a GPU to each model, and sets the shares that depend on the GPU. `gpus` contains one
+    /// GPU index for each model, in the order of the models.
     pub fn assign_gpus(&mut self, gpus: &[usize]) {
         for (model, &gpu) in self.models.iter_mut().zip(gpus) {
             model.gpu = gpu;
@@ -52,8 +52,8 @@ impl Config {
 }
 
 /// Sets the initial share of each model without an initial share in the configuration. These models
-/// get equal parts of the share that the other models on their GPU leave, within their own `min`
-/// and `max`.
+/// get equal parts of the share that the other models on the same GPU leave. Each part is limited
+/// to the model's `min` and `max`.
 pub(super) fn set_initial_shares(models: &mut [ModelConfig]) {
     let parts: Vec<_> = models.iter().map(|model| equal_part(models, model.gpu)).collect();
     for (model, part) in models.iter_mut().zip(parts).filter(|(model, _)| !model.share.given) {
@@ -71,9 +71,9 @@ fn equal_part(models: &[ModelConfig], gpu: usize) -> Percent {
     Percent::new(part.max(1)).unwrap_or(Percent::WHOLE)
 }
 
-/// Checks that the `share.min` values of each GPU's models add up to at most 100 %. Only models
-/// with a `share.min` and a fixed GPU in the configuration count. `items` are the models in the
-/// document.
+/// Checks that the `share.min` values of each GPU's models add up to at most 100 %. Only counts
+/// models for which the configuration gives `share.min` and a fixed GPU. `items` are the models in
+/// the document.
 pub(super) fn check_sums(models: &[ModelConfig], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
         let counts = |(model, item): &(&ModelConfig, &Value<'_>)| {

@@ -24,7 +24,7 @@ const DESCRIPTORS_OF_ALL: u64 = 150;
 /// The number of file descriptors that the supervisor needs for each model.
 const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 
-/// The whole configuration.
+/// The whole configuration of a supervisor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The absolute path of the run directory.
@@ -35,10 +35,10 @@ pub struct Config {
     pub gpus: Vec<GpuConfig>,
     /// The models. There is at least one model, and all names differ.
     pub models: Vec<ModelConfig>,
-    /// The users and groups that may send commands to the control socket, in addition to root and
-    /// the supervisor's user. `None` if no other user may send commands.
+    /// The users and groups with the permission to send commands to the control socket. Root and
+    /// the supervisor's user always have this permission. `None` if no other user has it.
     pub control: Option<Peers>,
-    /// The clients that may load and unload models.
+    /// The clients with the permission to load and unload models.
     pub model_control: AllowedClients,
     /// The settings of the sharing policy.
     pub controller: ControllerConfig,
@@ -48,7 +48,7 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// The time for which a stopping host reports that it is unready but still serves requests.
     pub lame_duck: Duration,
-    /// True if the supervisor exits when a model cannot start. Otherwise the supervisor serves the
+    /// True if the supervisor exits when a model cannot start. If false, the supervisor serves the
     /// other models.
     pub strict_start: bool,
     /// The models that must be ready for the host to be ready.
@@ -81,13 +81,14 @@ impl Config {
 /// The models that must be ready for the host to be ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ReadyConfig {
-    /// All models.
+    /// All models must be ready.
     All,
-    /// Any one model. The host becomes ready only after each model of the start has become ready or
-    /// failed permanently.
+    /// Any one model must be ready. After a start, the host becomes ready only when no model is
+    /// still loading. A model stops loading when it is ready, when its start has failed
+    /// permanently, or when one of its workers was killed.
     #[default]
     Any,
-    /// The models with these names.
+    /// All models with these names must be ready.
     Each(Vec<String>),
 }
 
@@ -102,7 +103,7 @@ pub struct ListenConfig {
     pub metrics: Vec<Listener>,
 }
 
-/// The default file mode of a Unix socket: the owner and the group may connect.
+/// The default file mode of a Unix socket. Only the owner and the group can connect.
 pub const SOCKET_MODE: u32 = 0o660;
 
 /// An address on which the supervisor listens.
@@ -116,7 +117,8 @@ pub enum Listener {
         mode: Option<u32>,
         /// The group that owns the socket's file.
         group: Option<String>,
-        /// The users and groups that may connect. `None` if the file mode alone decides.
+        /// The users and groups with the permission to connect. `None` if only the file mode
+        /// restricts connections.
         peers: Option<Peers>,
     },
     /// A TCP port.
@@ -137,14 +139,15 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// The private key of the server's certificate.
     pub key: PathBuf,
-    /// The CA that signs clients' certificates, or `None` if clients need no certificate.
+    /// The certificate of the CA that signs clients' certificates, or `None` if clients need no
+    /// certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// A GPU.
+/// A GPU on which models run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuConfig {
-    /// An emulated GPU. Its batches take the times in the models' profiles.
+    /// An emulated GPU. Batches on this GPU take the times in the models' profiles.
     Emulated {
         /// The number of SMs.
         sms: Sms,
@@ -190,10 +193,10 @@ impl fmt::Display for CudaDevice {
 pub struct ControllerConfig {
     /// The policy. Under `static`, shares stay the same until an operator resizes a model.
     pub policy: Choice,
-    /// The time between two decisions.
+    /// The time between two decisions of the policy.
     pub interval: Duration,
-    /// True if the supervisor applies the policy's decisions. Otherwise the supervisor only reports
-    /// them.
+    /// True if the supervisor applies the policy's decisions. If false, the supervisor only reports
+    /// the decisions.
     pub act: bool,
     /// The limit on the GPU memory of all warm standbys on a GPU together, in bytes. `None` means
     /// half of the memory of a real GPU, and no limit on an emulated GPU.
@@ -201,12 +204,12 @@ pub struct ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// Returns the policy if the policy decides shares, and `None` for `static`.
+    /// Returns the policy, or `None` for `static`, which does not decide shares.
     pub fn deciding_policy(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
-    /// Returns the policy if the policy decides shares and the supervisor applies these decisions.
+    /// Returns the policy if it decides shares and the supervisor applies its decisions.
     pub fn acting_policy(&self) -> Option<Choice> {
         self.deciding_policy().filter(|_| self.act)
     }
@@ -215,25 +218,25 @@ impl ControllerConfig {
 /// The limits on requests and connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitsConfig {
-    /// The largest request in bytes.
+    /// The largest request that the supervisor accepts, in bytes.
     pub request_bytes: u64,
     /// The largest response to a batch, in bytes.
     pub response_bytes: u64,
-    /// The limit on the memory of all requests and responses in transit together, in bytes. `None`
+    /// The limit on the total memory of all requests and responses in transit, in bytes. `None`
     /// means a quarter of the host's memory.
     pub memory: Option<u64>,
-    /// The largest number of requests in flight in all models together.
+    /// The largest number of requests in flight, summed over all models.
     pub in_flight: usize,
-    /// The largest number of client connections.
+    /// The largest number of client connections that are open at the same time.
     pub connections: usize,
     /// The time for which an HTTP connection without requests stays open.
     pub keep_alive: Duration,
-    /// The clients that may use tensors in shared memory.
+    /// The clients with the permission to use tensors in shared memory.
     pub shared_memory: AllowedClients,
 }
 
 impl LimitsConfig {
-    /// The default of `keep_alive`.
+    /// The default value of `limits.keep_alive`.
     pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
     /// Returns the lower bound of `memory` in bytes. The memory must hold two requests of the
@@ -268,8 +271,8 @@ pub struct OnnxRuntimeConfig {
 pub struct TracingConfig {
     /// The address of a collector that accepts OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
-    /// The fraction of requests that start a new trace. Requests that already belong to a trace do
-    /// not count.
+    /// The fraction of requests that start a new trace, among the requests that do not belong to a
+    /// trace yet.
     pub sample: SampleRate,
     /// The service name that the traces show.
     pub service: String,
@@ -280,7 +283,7 @@ pub struct TracingConfig {
 pub struct SampleRate(u32);
 
 impl SampleRate {
-    /// The number of millionths in the whole: 100 %.
+    /// The number of millionths that represents all requests (100 %).
     pub const ALL: u32 = 1_000_000;
 
     /// The default: one request in a hundred.

@@ -15,7 +15,7 @@ use super::types::{EngineConfig, LimitsConfig, WarmupConfig, WarmupInput, Warmup
 use super::warmup_fit::mismatch;
 use super::{Context, absolute};
 
-/// The parts of a model against which its warm-up inputs are checked.
+/// The parts of a model that are needed to check the inputs for the warm-up.
 pub(super) struct WarmupModel<'a> {
     pub(super) engine: &'a EngineConfig,
     pub(super) limits: &'a LimitsConfig,
@@ -98,7 +98,8 @@ impl WarmupModel<'_> {
     }
 }
 
-/// Reads the inputs in a file. A single array without a name is for the model's only input.
+/// Reads the inputs in a file. If the file has a single array without a name, the array is for the
+/// model's only input.
 fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
     let Some(named) = value.text() else { return WarmupConfig::default() };
     let file = context.resolve(named);

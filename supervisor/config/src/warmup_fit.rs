@@ -1,4 +1,4 @@
-//! Checks shapes and values for the warm-up against the inputs of a model. This module is pure.
+//! Checks shapes and values for the warm-up against the inputs of a model. This module does no I/O.
 
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};

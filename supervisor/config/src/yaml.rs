@@ -1,7 +1,7 @@
 //! Parses YAML into a tree of nodes with their positions.
 //!
-//! Limits the cost of a file before building the tree. The limits are for the number of bytes, the
-//! nesting depth, and the number of values with every alias expanded.
+//! The parser limits the size of a file, the nesting depth, and the number of values after the
+//! expansion of aliases. It checks these limits before it builds the tree.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -140,7 +140,7 @@ fn end_of(text: &str) -> Position {
     Position { line, column: last.chars().count() + 1 }
 }
 
-/// Parses a document and records its faults. If it returns no tree, it has recorded at least one
+/// Parses a document and records its faults. Returns `None` only after recording at least one
 /// fault. The fault of an empty file shows `example`.
 pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<YamlNode>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);

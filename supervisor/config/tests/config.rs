@@ -1,4 +1,5 @@
-//! Tests configurations as operators write them, and the error messages that operators read.
+//! Tests configurations in the form that operators write, and the error messages that operators
+//! read.
 //!
 //! Each `config/NAME.yaml` has its expected messages in `config/NAME.expected`. `UPDATE_GOLDEN=1`
 //! overwrites these files. Read the difference before you commit it.
@@ -34,7 +35,7 @@ fn load_text(text: &str) -> Result<Config, String> {
     load_bytes(text.as_bytes())
 }
 
-/// Returns the messages about a file as operators read them.
+/// Returns the messages about a file in the form that operators read.
 fn messages(path: &Path) -> String {
     match load(path) {
         Ok(config) => {
@@ -111,8 +112,9 @@ fn every_configuration_in_the_tree_is_valid() {
         let faults: Vec<_> =
             config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
         assert!(faults.is_empty(), "{faults:?}");
-        // Priorities are for other policies that are simulated with the same file. The profile of
-        // BERT was measured with other shapes.
+        // Two kinds of notes are expected. Priorities have no effect here, because they are for
+        // other policies, which are simulated with the same file. The profile of BERT was measured
+        // with other shapes.
         let measured = |note: &ConfigFault| note.file.ends_with("bert-base.yaml");
         let meant = |note: &&ConfigFault| !note.path.ends_with("].priority") && !measured(note);
         let notes: Vec<_> = config.notes.iter().filter(meant).collect();

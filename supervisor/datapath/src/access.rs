@@ -1,9 +1,9 @@
-//! Records each request for the access log. The last holder of a request's entry logs it. This is
-//! either the response, after its last byte was written, or the task that is dropped when the
-//! client disconnects.
+//! Records each request for the access log. A request is logged when the last holder of its entry
+//! drops the entry. The last holder is the response, after its last byte was written. If the client
+//! disconnects, the last holder is the task of the request.
 //!
-//! This module does not write to a file. The log takes a record without waiting, or drops and
-//! counts it.
+//! This module does not write to a file. It passes each record to a function that never blocks. If
+//! the log has no room, this function drops and counts the record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,6 @@ const MAX_TEXT_BYTES: usize = 256;
 /// The reason in the record if the client disconnected before it had the whole response.
 const CLIENT_LEFT: &str = "client_left";
 
-/// The protocol of a logged request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessProtocol {
     Http,
@@ -73,7 +72,7 @@ pub struct AccessRecord {
 /// A function that receives records. It must not block.
 type RecordSink = Box<dyn Fn(&AccessRecord) + Send + Sync>;
 
-/// The access log. It receives the records of requests.
+/// The access log. It passes the records of requests to a function that writes them.
 pub struct AccessLog(RecordSink);
 
 impl fmt::Debug for AccessLog {
@@ -82,7 +81,7 @@ impl fmt::Debug for AccessLog {
     }
 }
 
-/// The head of a request.
+/// The data of a request that are known when its first part has been read.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestHead<'h> {
     pub protocol: AccessProtocol,

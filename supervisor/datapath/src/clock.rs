@@ -1,4 +1,4 @@
-//! The clock that the whole process uses.
+//! The clock that all parts of the supervisor use.
 
 use std::time::{Duration, Instant};
 

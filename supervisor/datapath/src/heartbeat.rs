@@ -1,5 +1,5 @@
-//! The heartbeat of the control thread. If this thread stops, requests are still answered, but no
-//! worker that dies is replaced.
+//! The heartbeat of the control thread. If this thread stops, requests are still answered, but dead
+//! workers are not replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,13 +1,13 @@
-//! Counts all responses of the host, and the requests that the host's limits refused.
+//! Counts all responses of the host, and the requests that were refused because of a limit of the
+//! host.
 //!
-//! If a limit of the host refuses a request, the request may never reach a model. The models'
-//! counters do not include such requests.
+//! Such a request may never reach a model, so the models' counters do not include it.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The HTTP status codes that are counted separately. All other codes share one more counter.
+/// The HTTP status codes that are counted separately. One more counter counts all other codes.
 pub const HTTP_CODES: [u16; 16] =
     [200, 400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 429, 500, 501, 503, 504];
 
@@ -38,20 +38,20 @@ impl HostLimit {
     }
 }
 
-/// A snapshot of the host's counters.
+/// A snapshot of [`HostCounters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostCounts {
     /// The number of open connections for requests.
     pub connections: u64,
     /// The number of connections that were closed since the start to make room for new ones.
     pub connections_closed: u64,
-    /// The number of requests refused since the start, for each [`HostLimit`].
+    /// The number of requests that were refused since the start because of each [`HostLimit`].
     pub refused: [u64; HostLimit::ALL.len()],
     /// The number of HTTP responses since the start, for each of [`HTTP_CODES`]. The last element
     /// is for all other codes.
     pub http: [u64; HTTP_CODES.len() + 1],
-    /// The number of gRPC responses since the start, for each status code. A response counts as OK
-    /// if its status follows its message.
+    /// The number of gRPC responses since the start, for each status code. A response with a
+    /// message counts as OK, because its status follows later.
     pub grpc: [u64; GRPC_CODES],
 }
 

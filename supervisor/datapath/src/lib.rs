@@ -1,4 +1,5 @@
-//! The data path: sends requests from the queue to a worker, and answers back to the clients.
+//! The data path. It sends requests from a model's queue to a worker, and the worker's answers to
+//! the clients.
 
 pub mod access;
 pub mod clock;

@@ -8,7 +8,7 @@ use shadowslice_config::ReadyConfig;
 
 use crate::router::Route;
 
-/// The state of the host.
+/// The state of the host, which is independent of its models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostState {
@@ -26,13 +26,15 @@ pub(crate) struct Readiness {
     pub(crate) rule: ReadyConfig,
     pub(crate) host: HostState,
     drained: HashSet<String>,
-    /// True as soon as every model of the start has become ready or failed permanently.
+    /// True after [`Self::is_started`] has returned true once. It never becomes false again.
     started: AtomicBool,
 }
 
 impl Readiness {
-    /// Returns whether every model of the start has become ready or failed permanently. Call this
-    /// before `models` changes, because models that are added later do not count.
+    /// Returns whether no model has been loading since the start of the host. A model stops loading
+    /// when it is ready, when its start has failed permanently, or when one of its workers was
+    /// killed. Call this function before `models` changes, because models that are added later do
+    /// not count.
     pub(crate) fn is_started(&self, models: &HashMap<String, Route>) -> bool {
         if !models.is_empty() && !models.values().any(|model| model.is_loading()) {
             self.started.store(true, Ordering::Relaxed);

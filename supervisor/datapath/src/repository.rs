@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::peer::{Guard, Peer};
 
-/// The longest time for which a command waits until the registry accepts it. Another command may be
-/// starting models during this time.
+/// The longest time for which a command waits until the registry accepts it. The registry may be
+/// busy with another command, which starts models.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client's command to load or unload a model.
@@ -94,8 +94,8 @@ impl fmt::Debug for Repository {
 
 impl Repository {
     /// Creates a repository. The repository sends the commands that `guard` permits to
-    /// `commands_tx`. If `successor_rx` says that the next supervisor is starting, it refuses the
-    /// commands.
+    /// `commands_tx`. It refuses commands while the next supervisor is starting, according to
+    /// `successor_rx`.
     pub fn new(
         list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
@@ -128,7 +128,8 @@ impl Repository {
         )
         .await;
         sent.map_err(|_| ModelCommandError::Busy)?.map_err(|_| ModelCommandError::Busy)?;
-        // The registry limits the duration of a command. If it sends no reply, it has ended.
+        // The registry limits the duration of a command. If the registry drops the command without
+        // a reply, it has ended.
         reply_rx.await.unwrap_or(Err(ModelCommandError::Busy))
     }
 }

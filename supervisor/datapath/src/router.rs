@@ -31,14 +31,15 @@ struct Hosted {
     readiness: Readiness,
 }
 
-/// A route to one model. A request holds its route from before the check of the request until the
-/// answer. If a model is removed from the router, it serves until no request holds its route.
+/// A route to one model. A request holds its route until it is answered. A model that is removed
+/// from the router continues to serve until no request holds a route to it.
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
     /// The relay. `None` if this supervisor has the model's workers.
     relay: Option<Arc<Relay>>,
-    /// A sender that sends nothing. [`RouteHolds`] is notified when all its clones are dropped.
+    /// A sender that sends nothing. [`RouteHolds`] is notified when all clones of the sender are
+    /// dropped.
     _hold_tx: RouteHold,
     streams_tx: RouteHold,
 }

@@ -42,7 +42,8 @@ impl PassableSocket {
         socket.as_fd().try_clone_to_owned()
     }
 
-    /// Leaves the socket's file to another supervisor. This process then does not remove the file.
+    /// Leaves the socket's file to another supervisor. This process no longer removes the file when
+    /// the socket is dropped.
     pub fn release(&self) {
         if let Some(file) = self.file.upgrade() {
             file.is_released.store(true, Ordering::Relaxed);
@@ -58,8 +59,8 @@ impl PassableSocket {
     }
 }
 
-/// The sockets inherited from the previous supervisor, by address. Dropping this closes the sockets
-/// that were not taken.
+/// The sockets inherited from the previous supervisor, by address. Dropping this value closes the
+/// sockets that were not taken.
 #[derive(Debug, Default)]
 pub struct Inherited(HashMap<String, Vec<OwnedFd>>);
 
@@ -91,7 +92,8 @@ impl Inherited {
     }
 }
 
-/// The file of a Unix socket. Dropping this removes the file, unless another file has replaced it.
+/// The file of a Unix socket. Dropping this value removes the file, unless another file has
+/// replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -122,7 +124,7 @@ impl Drop for SocketFile {
         if !self.is_released.load(Ordering::Relaxed)
             && identity(&self.path).is_ok_and(|identity| identity == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
-            // The other supervisor of the upgrade may have removed the file first.
+            // During an upgrade, the other supervisor may have removed the file first.
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(

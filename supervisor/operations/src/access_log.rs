@@ -1,7 +1,7 @@
-//! The access log: one line of JSON for each answered request. A separate thread writes the lines.
+//! The access log: one line of JSON for each request. A separate thread writes the lines.
 //!
 //! Lines wait in a bounded queue. If the queue is full or the file cannot be written, lines are
-//! dropped and counted. The file is reopened after SIGHUP. It is also reopened when its name refers
+//! dropped and counted. The file is reopened after SIGHUP. It is also reopened if its path refers
 //! to another file, for example after a log rotation.
 
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ use crate::log::finish;
 /// The largest number of lines in the queue.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// The size in bytes at which collected lines are written to the file.
+/// The size of the collected lines, in bytes, at which they are written to the file.
 const WRITE_BYTES: usize = 64 << 10;
 
 /// The shortest time between two checks for a renamed file.
@@ -72,8 +72,7 @@ impl AccessLogWriter {
         };
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (queue, guard) = queue.thread_name("access-log").finish(writer);
-        // An error would mean that the counter is already set, but this is the only place that sets
-        // it.
+        // The only possible error is that the counter is already set, but no other code sets it.
         drops.queue_full.set(queue.error_counter()).ok();
         let log = Arc::new(AccessLog::new(move |record| enqueue(&queue, record)));
         Ok(Self { log, guard, reopen, drops })
@@ -129,7 +128,7 @@ impl DropCounters {
 fn enqueue(queue: &NonBlocking, record: &AccessRecord) {
     let mut line = line(record);
     line.push(b'\n');
-    // If the queue is full, it drops and counts the line, but returns no error.
+    // A full queue drops and counts the line. It does not return an error.
     let _ = queue.clone().write(&line);
 }
 
@@ -193,7 +192,7 @@ fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(MODE).custom_flags(OFlag::O_NONBLOCK.bits());
     let file = options.open(path)?;
-    // From here on, writes may block on a slow reader, because only this thread waits.
+    // Writes may block on a slow reader from now on. This only delays the log's own thread.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
     Ok(file)
 }
@@ -204,7 +203,7 @@ struct AccessLogSink {
     path: PathBuf,
     file: File,
     lines: Vec<u8>,
-    /// The number of lines in `lines`.
+    /// The number of lines in `lines`, which counts as dropped if they cannot be written.
     count: u64,
     /// True if the last line in the file is incomplete.
     is_torn: bool,
@@ -267,7 +266,7 @@ impl AccessLogSink {
         if self.is_torn {
             self.lines.insert(0, b'\n');
         }
-        // All lines go out in one write, because another supervisor may write to the same file
+        // All lines are written in one call, because another supervisor may write to the same file
         // during an upgrade.
         match self.file.write_all(&self.lines) {
             Ok(()) => self.is_torn = false,

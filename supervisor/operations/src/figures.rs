@@ -1,4 +1,5 @@
-//! Formats numbers for operators. The numbers are rounded and fit into a column of a table.
+//! Formats numbers for operators. The numbers are rounded, so that they fit into a column of a
+//! table.
 
 /// Formats a time with its unit, either with two digits or as a whole number.
 pub fn span(seconds: f64) -> String {
@@ -46,7 +47,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// Formats a fraction as a percentage. Only a fraction of 1 or more becomes 100 %.
+/// Formats a fraction as a percentage. A fraction below 1 never becomes 100 %.
 pub fn percent(part: f64) -> String {
     let digits = match part {
         part if part >= 1.0 || part <= 0.0 => 0,

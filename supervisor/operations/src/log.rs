@@ -1,5 +1,5 @@
-//! The log. Lines go to standard error through a bounded queue. If the reader of standard error
-//! stops reading, this blocks only the log. If the queue is full, lines are dropped and counted.
+//! The log. Lines go to standard error through a bounded queue. If nothing reads standard error,
+//! only the log's thread blocks. If the queue is full, lines are dropped and counted.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::sync_channel;
@@ -35,13 +35,14 @@ pub fn fail(why: &str, code: u8) -> u8 {
     }
     let form = tracing_subscriber::fmt().json().with_target(false).with_writer(io::stderr).finish();
     tracing::subscriber::with_default(form, || {
-        // The text has one line for each error in a configuration.
+        // Each line is logged separately, because the text of a faulty configuration has one line
+        // per fault.
         why.lines().for_each(|line| tracing::error!("{line}"));
     });
     code
 }
 
-/// The log, while it runs.
+/// The running log. Call [`Log::end`] to write the remaining lines.
 #[derive(Debug)]
 pub struct Log {
     writer: WorkerGuard,
@@ -57,7 +58,7 @@ impl<W: Write> Write for OneLine<W> {
         let (text, end) = event.split_at(event.len() - usize::from(event.ends_with(b"\n")));
         let text = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte });
         let line: Vec<u8> = text.chain(end.iter().copied()).collect();
-        // The whole line goes out in one write, because another supervisor may write to the same
+        // The whole line is written in one call, because another supervisor may write to the same
         // file.
         self.0.write_all(&line)?;
         Ok(event.len())
@@ -76,7 +77,7 @@ impl Log {
         let (queue, writer) = queue.finish(OneLine(io::stderr()));
         let dropped = queue.error_counter();
         let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(queue).with_target(false);
-        // Internal errors would bypass the queue and block if the reader is slow.
+        // Internal errors are not logged, because they would bypass the queue and could block.
         let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
         // An error means that the process already has a log.
         if is_json() {
@@ -85,13 +86,11 @@ impl Log {
             log.try_init().ok()
         };
         // Panics also go through the queue.
-        std::panic::set_hook(Box::new(|panic| {
-            tracing::error!(%panic, "a thread panicked, which is a bug in shadowslice; please report this line");
-        }));
+        std::panic::set_hook(Box::new(|panic| tracing::error!("a thread panicked: {panic}")));
         Self { writer, dropped }
     }
 
-    /// Stops the log when all lines are written. Returns false if nobody reads standard error. In
+    /// Stops the log when all lines are written. Returns false if nothing reads standard error. In
     /// that case the caller must not write to standard error.
     pub fn end(self) -> bool {
         finish(self.writer, "log-end")
@@ -104,14 +103,14 @@ impl Log {
     }
 }
 
-/// Stops a writer when all its lines are written. Returns true if they were written in time.
+/// Stops a writer when all its lines are written. Returns true if the writer stopped in time.
 pub(crate) fn finish(writer: WorkerGuard, thread: &str) -> bool {
     let (done, flushed) = sync_channel(1);
-    // If nobody reads standard error, the writer reports its failure to standard error and blocks
-    // forever. A separate thread can block without consequences.
+    // If nothing reads standard error, the writer reports its failure to standard error and blocks
+    // forever. A separate thread is used, because it can block without consequences.
     let flush = move || {
         drop(writer);
-        // An error means that the timeout has expired.
+        // An error only means that the timeout has expired and nothing waits for the writer.
         done.send(()).ok();
     };
     let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(flush);

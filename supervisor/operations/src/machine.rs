@@ -55,7 +55,7 @@ impl MachineMonitor {
         Self { clock, last: Mutex::new(Last { at: clock.now(), times: cpu_times(), usage }) }
     }
 
-    /// Returns the load. In the first second, the CPU load is unknown.
+    /// Returns the load. During the first second, the CPU load is unknown.
     pub fn usage(&self) -> MachineUsage {
         let now = self.clock.now();
         let mut last = self.last.lock();

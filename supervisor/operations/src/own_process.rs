@@ -56,7 +56,7 @@ impl Default for OwnProcess {
 }
 
 /// Returns the number of open files without listing them. Since Linux 6.2, the size of the
-/// directory is this number. Earlier versions return 0, which counts as unknown.
+/// directory `/proc/self/fd` is this number. Earlier versions return 0, so 0 counts as unknown.
 fn open_files() -> Option<u64> {
     fs::metadata("/proc/self/fd").ok().map(|found| found.len()).filter(|count| *count > 0)
 }

@@ -34,7 +34,7 @@ use shadowslice_datapath::readiness::HostState;
 /// The status of the supervisor, its models and its GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostStatus {
-    /// The supervisor that replies. `None` if its version does not send this field.
+    /// The supervisor that replies. `None` if the supervisor's version does not send this field.
     #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,
     #[serde(default)]
@@ -61,7 +61,7 @@ pub struct SupervisorStatus {
 }
 
 impl SupervisorStatus {
-    /// Describes this process.
+    /// Returns the description of this process.
     pub fn own(since: Instant, config: &Path) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -110,8 +110,8 @@ pub struct ModelStatus {
     pub drained: bool,
     /// The reason why the model is unready, or why its worker cannot start.
     pub why: Option<String>,
-    /// The time until an unready model is tried again, in seconds. It is 0 during a try. `None` if
-    /// the model's files or its configuration must change first.
+    /// The time until the supervisor tries to start an unready model again, in seconds. It is 0
+    /// during an attempt. `None` if the model's files or configuration must change first.
     #[serde(default)]
     pub next_try_s: Option<f64>,
     pub gpu: usize,
@@ -148,7 +148,7 @@ pub struct ModelStatus {
     pub workers: Vec<WorkerStatus>,
     /// The number of workers that died since the start while they served or prepared to serve.
     pub worker_deaths: u64,
-    /// The cause of the last death.
+    /// The cause of the last death of a worker.
     #[serde(default)]
     pub last_death: Option<String>,
     /// The number of workers that were started to replace a dead worker because no standby was
@@ -161,10 +161,10 @@ pub struct ModelStatus {
     /// request's batch is sent.
     #[serde(default)]
     pub queue_wait_s: f64,
-    /// The execution time of a batch at the current share, in ms, for each number of rows. It is a
-    /// mean in which recent batches have more weight.
+    /// The execution time of a batch at the current share, in ms, for each number of rows. The
+    /// value is a mean in which recent batches have more weight.
     pub execution_ms: BTreeMap<u32, f64>,
-    /// The latencies from acceptance to answer in the last minute or two.
+    /// The latencies of requests in the last minute or two, in ms.
     pub latency_ms: Latency,
     pub slo: SloStatus,
     /// The request rates over the last 10 s. `None` if the model does not run.
@@ -180,7 +180,7 @@ pub struct ModelStatus {
     /// model is loaded.
     #[serde(default)]
     pub loaded: Option<LoadedStatus>,
-    /// True if the model's files changed after it was loaded.
+    /// True if the model's files changed after the model was loaded.
     #[serde(default)]
     pub files_changed: bool,
     /// The reason why batches are smaller than the default.
@@ -222,19 +222,19 @@ pub struct NeedStatus {
     /// and `why` contains the reason.
     pub sms: Option<u32>,
     pub why: Option<String>,
-    /// The largest number of rows per second that a copy can serve within the SLO. It is set if
-    /// more rows are offered.
+    /// The largest number of rows per second that a copy can serve within the SLO. It is set only
+    /// if more rows arrive.
     pub most: Option<f64>,
-    /// The number of rows offered per second in the last minute or two.
+    /// The number of rows per second that arrived in the last minute or two.
     pub rate: f64,
-    /// The fraction of the time for which the copy would execute on these SMs, from 0 to 1.
+    /// The fraction of the time in which the copy would execute batches on `sms` SMs, from 0 to 1.
     pub busy: Option<f64>,
-    /// The memory including weights, in MiB. It is measured or taken from the profile.
+    /// The memory including weights, in MiB. The value is measured, or comes from the profile.
     pub memory_mib: Option<u64>,
     /// The additional memory that a second worker needs, in MiB.
     pub shadow_mib: Option<u64>,
-    /// The fraction of the GPU's memory bandwidth that the copy needs, from 0 to 1. It is 0 without
-    /// a profile.
+    /// The fraction of the GPU's memory bandwidth that the copy needs, from 0 to 1. It is 0 for a
+    /// model without a profile.
     pub bandwidth: f64,
 }
 
@@ -274,14 +274,14 @@ pub struct SloStatus {
     /// The fraction of offered requests that were answered within the latency in the last minute or
     /// two. `None` while the model accepts no requests.
     pub attainment: Option<f64>,
-    /// The unused part of the SLO's latency at the SLO's percentile, over the same period. It is
-    /// negative if the model violates its SLO. `None` while the model accepts no requests, and if
-    /// no request was answered.
+    /// The unused fraction of the SLO's latency, measured at the SLO's percentile over the same
+    /// period. It is negative if the model violates its SLO. `None` while the model accepts no
+    /// requests, and if no request was answered.
     pub slack: Option<f64>,
 }
 
 impl ModelStatus {
-    /// Returns true if the model accepts requests, but has none and was offered none in the last
+    /// Returns true if the model accepts requests, but has no requests now and got none in the last
     /// minute or two.
     pub fn is_idle(&self) -> bool {
         let offered = self.slo.slack.is_some() || self.slo.attainment.is_none_or(|met| met < 1.0);

@@ -1,4 +1,7 @@
-"""Renders Envoy's configuration as JSON, which Envoy reads as YAML. Pure."""
+"""Renders Envoy's configuration as JSON, which Envoy reads as YAML.
+
+This module does no I/O.
+"""
 
 from shadowslice_fleet.envoy.clusters import clusters, endpoints
 from shadowslice_fleet.envoy.common import ANY_HOST, Endpoint, Listen, bootstrap

@@ -1,4 +1,4 @@
-"""The clusters, two per model, one for each protocol, and their endpoints."""
+"""Renders Envoy's clusters (one per model and protocol) and the clusters' endpoints."""
 
 from pathlib import Path
 
@@ -16,20 +16,23 @@ from shadowslice_fleet.spec import Model
 HEALTH_INTERVAL = "0.25s"
 HEALTH_TIMEOUT = "0.5s"
 UNHEALTHY_AFTER = 2  # failed checks in a row
-# Connections refused, reset or timed out in a row. A single one may have been closed while idle.
+# The number of consecutive connection failures (refused, reset or timed out). A single failure
+# may only mean that the supervisor closed an idle connection.
 EJECT_AFTER = 2
-EJECTED_FOR = "0.5s"  # By then the readiness checks have a result.
+EJECTED_FOR = "0.5s"  # After this time the readiness checks have a result.
 CONNECT_TIMEOUT = "0.5s"
-# A supervisor closes connections that are idle for `limits.keep_alive`, 75 s by default.
+# This is below the time after which a supervisor closes idle connections: `limits.keep_alive`, by
+# default 75 s.
 IDLE_TIMEOUT = "60s"
-# Envoy detects a cut link by bytes that are not acknowledged for this long, or by keepalive.
+# The time after which Envoy closes a connection whose bytes are not acknowledged. If no bytes are
+# in flight, TCP keepalive detects a broken link.
 USER_TIMEOUT_MS = 1000
 SOL_TCP, TCP_USER_TIMEOUT = 6, 18
 RETRY_BUDGET = {"budget_percent": {"value": 20.0}, "min_retry_concurrency": 20}
 
 
 def clusters(models: list[Model], folder: Path) -> str:
-    """Renders the clusters of all models, and those for requests without a model."""
+    """Renders the clusters of all models, and the clusters for requests without a model."""
     paths = {model.name: f"/v2/models/{model.name}/ready" for model in models}
     paths[ANY_HOST] = "/v2/health/ready"
     return resource_file(
@@ -99,7 +102,7 @@ def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
 
 
 def _fewest_under_way() -> Config:
-    """Returns the policy that selects, of all copies, the one with the fewest requests."""
+    """Returns the policy that selects the copy with the fewest requests in flight."""
     kind = "extensions.load_balancing_policies.least_request.v3.LeastRequest"
     policy = {"@type": TYPE + kind, "selection_method": "FULL_SCAN"}
     name = "envoy.load_balancing_policies.least_request"
@@ -107,10 +110,11 @@ def _fewest_under_way() -> Config:
 
 
 def _ejection() -> Config:
-    """Returns the rules that eject a copy that cannot be reached.
+    """Returns the rules that eject an unreachable copy.
 
-    Such a copy has the fewest requests in flight, so Envoy would select it again and again until
-    two readiness checks have failed. The next successful check ends the ejection.
+    An unreachable copy has the fewest requests in flight. Without ejection, Envoy would repeatedly
+    select this copy until two readiness checks have failed. The next successful check ends the
+    ejection.
     """
     return {
         "split_external_local_origin_errors": True,

@@ -7,10 +7,11 @@ from typing import Any
 
 Config = dict[str, Any]
 
-# The filter that waits for a gRPC message buffers its bytes. The limit is the largest request of a
-# host, 64 MiB by default, and a margin. For HTTP/2, the flow-control windows are the limit.
+# The filter that extracts the model's name buffers the first gRPC message. The limit is the largest
+# request that a host accepts (by default 64 MiB), plus a margin. For HTTP/2, the flow-control
+# windows have this size.
 BUFFER_BYTES = 65 << 20
-ANY_HOST = "@any"  # not a valid name of a model
+ANY_HOST = "@any"  # the name for requests without a model; models cannot have this name
 TYPE = "type.googleapis.com/envoy."
 
 

@@ -1,4 +1,4 @@
-"""The listeners: one for HTTP and one for gRPC; each accepts both protocols."""
+"""Renders Envoy's listeners: one for HTTP and one for gRPC. Each accepts both protocols."""
 
 import base64
 from importlib import resources
@@ -46,7 +46,7 @@ def _listener(name: str, address: str, port: int, folder: Path) -> Config:
             "initial_stream_window_size": BUFFER_BYTES,
             "initial_connection_window_size": BUFFER_BYTES,
         },
-        "stream_idle_timeout": "0s",  # Streams may be idle; the hosts limit them.
+        "stream_idle_timeout": "0s",  # The hosts limit how long a stream is idle.
         "rds": {"route_config_name": "models", "config_source": file_source(folder, "rds")},
         "http_filters": [
             _filter("grpc_field_extraction.v3.GrpcFieldExtractionConfig", **_extraction()),
@@ -75,7 +75,7 @@ def _script() -> str:
 
 
 def _extraction() -> Config:
-    """Returns the filter that extracts the model's name, field 1 of a call's first message."""
+    """Returns the filter that extracts the model's name: field 1 of a gRPC call's first message."""
     file = descriptor_pb2.FileDescriptorProto(
         name="names.proto", package="inference", syntax="proto3"
     )

@@ -1,5 +1,5 @@
--- Copies the model's name of a gRPC call to a header, by which Envoy routes the call. Invalid names
--- are left out, because in a header they would break the host's connection or the call.
+-- Copies a gRPC call's model name to the header by which Envoy routes the call. Invalid names
+-- are not copied, because they would break the call or the connection to the host.
 local EXTRACTED = "envoy.filters.http.grpc_field_extraction"
 local HEADER = "x-shadowslice-model"
 local LONGEST = 128 -- bytes

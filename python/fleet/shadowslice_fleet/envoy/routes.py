@@ -1,4 +1,4 @@
-"""The routes: HTTP requests by path, gRPC requests by the header with the model's name."""
+"""Renders the routes: by path for HTTP, and by the header with the model's name for gRPC."""
 
 import json
 
@@ -6,10 +6,11 @@ from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
 from shadowslice_fleet.spec import Model
 
 MODEL_HEADER = "x-shadowslice-model"
-MAX_RETRIES = 3  # Before the third, Envoy ejects a copy that cannot be reached.
-# Failures before a request has run, after which a retry is always safe.
+MAX_RETRIES = 3  # Before the third retry, Envoy ejects an unreachable copy.
+# The failures that occur before a request has run. A retry is then always safe.
 NOT_RUN = "connect-failure,refused-stream,reset-before-request"
-# A load or unload by a client would change only one of several hosts.
+# The requests that load or unload models. They are refused, because they would change only one
+# host.
 LOADS: tuple[Config, ...] = (
     {"path_separated_prefix": "/v2/repository/models"},
     {"path": "/inference.GRPCInferenceService/RepositoryModelLoad"},
@@ -18,7 +19,7 @@ LOADS: tuple[Config, ...] = (
 
 
 def routes(models: list[Model]) -> str:
-    """Renders the routes. Requests for unknown models go to any host, which returns the error."""
+    """Renders the routes. Any host gets requests for unknown models, and returns the error."""
     grpc = {"prefix": "/inference.GRPCInferenceService/"}
     health = {"prefix": "/grpc.health.v1.Health/"}
     table = [_refused(match) for match in LOADS]
@@ -62,7 +63,7 @@ def _route(match: Config, cluster: str, model: Model | None) -> Config:
     again = NOT_RUN + (",reset" if model and model.retry else "")
     target = {
         "cluster": cluster,
-        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy does not accept exponents.
+        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy rejects exponents.
         "retry_policy": {
             "retry_on": again,
             "num_retries": MAX_RETRIES,

@@ -1,4 +1,4 @@
-//! Converts an array to the values of a model's input. This module is pure.
+//! Converts an array to the values of a model's input. This module does no I/O.
 
 use std::fmt;
 
@@ -8,7 +8,8 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_s
 
 use super::{Array, ArrayFile, Elements};
 
-/// The largest number of rows that are used from an array: the number of rows in the largest batch.
+/// The largest number of rows that the warm-up uses from an array. It is the number of rows in the
+/// largest batch that a configuration can set.
 const MAX_ROWS: usize = 1024;
 
 /// The reason why an array cannot supply the values of an input.
@@ -40,11 +41,11 @@ pub enum ArrayMismatch {
     Value {
         /// The datatype of the input.
         expected: Datatype,
-        /// The value as the message shows it. A text may be a secret, so the message only says
-        /// "text".
+        /// The value in the form that the message shows. A text may be a secret, so the message
+        /// shows only the word "text".
         value: String,
     },
-    /// The file of the array cannot be used.
+    /// The file that should contain the array cannot be used.
     #[error("the array's file is unusable")]
     NoArray,
 }
@@ -100,7 +101,7 @@ impl Array {
     }
 }
 
-/// An element as error messages show it.
+/// An element in the form that error messages show.
 struct Shown<'v>(&'v ElementValue);
 
 impl fmt::Display for Shown<'_> {
@@ -108,7 +109,7 @@ impl fmt::Display for Shown<'_> {
         match self.0 {
             ElementValue::Whole(whole) => whole.fmt(f),
             ElementValue::Number(number) => write!(f, "{number:?}"),
-            // The file may not be meant for shadowslice, and then its text may be a secret.
+            // The operator may have named the wrong file, and a text in that file may be a secret.
             ElementValue::Text(_) => f.write_str("text"),
         }
     }
@@ -142,8 +143,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
             let (least, most) = match datatype {
                 Datatype::Bool => (0, 1),
                 _ if is_signed => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
-                // The JSON reader rejects numbers above `i64::MAX`, so that is also the limit for
-                // UINT64.
+                // The JSON reader rejects numbers above `i64::MAX`, so `i64::MAX` is also the limit
+                // for UINT64.
                 _ => (0, i64::MAX >> (63_u32.saturating_sub(bits))),
             };
             bytes.extend(&Some(whole).filter(|whole| (least..=most).contains(*whole))?.to_le_bytes()[..size]);

@@ -28,7 +28,7 @@ struct Input {
     data: Option<Nested>,
 }
 
-/// A datatype that serde reads from its name.
+/// A datatype that serde deserializes from the datatype's name.
 struct DatatypeName(Datatype);
 
 impl<'de> Deserialize<'de> for DatatypeName {

@@ -1,8 +1,9 @@
-//! Reads arrays from files (`.npy`, `.npz` and JSON). The arrays are the values of inputs for the
-//! warm-up.
+//! Reads arrays from files (`.npy`, `.npz` and JSON). The warm-up uses the arrays as values of
+//! inputs.
 //!
-//! The supervisor reads these files together with the configuration. It converts an array to the
-//! values of an input when it knows the model's inputs ([`ArrayFile::fit`]).
+//! The supervisor reads these files together with the configuration. As soon as the supervisor
+//! knows a model's inputs, it converts the arrays to the values of these inputs
+//! ([`ArrayFile::fit`]).
 
 mod fit;
 mod json;
@@ -21,8 +22,8 @@ use shadowslice_shared::tensor::{self, Datatype, elements};
 
 pub use fit::ArrayMismatch;
 
-/// The largest size in bytes of a file with arrays, of its decompressed arrays, and of all arrays
-/// of a model. The limit exists because the command to warm up carries the arrays
+/// The limit on the size of one array file, of its decompressed arrays, and of all arrays of a
+/// model, in bytes. The limit exists because the warm-up command contains the arrays
 /// ([`shadowslice_shared::boot::BootCommand`]).
 pub const MAX_BYTES: usize = 16 << 20;
 
@@ -34,8 +35,8 @@ const MAX_JSON_BYTES: usize = 4 << 20;
 pub struct ArrayFile {
     /// The absolute path of the file.
     pub path: PathBuf,
-    /// The array, or `None` if the file cannot be used. In that case the model's files have a
-    /// fault.
+    /// The array, or `None` if the file cannot be used. In that case a fault of the model's files
+    /// has been recorded.
     pub array: Option<Arc<Array>>,
 }
 
@@ -56,7 +57,7 @@ enum Elements {
     Values(Vec<ElementValue>),
 }
 
-/// The arrays of a file.
+/// The arrays of a file: one array without a name, or several arrays with names.
 #[derive(Debug)]
 pub(super) enum Arrays {
     One(Arc<Array>),
@@ -136,7 +137,7 @@ impl Array {
         &self.shape
     }
 
-    /// Returns a BYTES array with these texts.
+    /// Creates a BYTES array from these texts.
     fn of_texts(shape: Vec<i64>, texts: impl Iterator<Item = Vec<u8>>) -> Self {
         let mut bytes = Vec::new();
         texts.for_each(|text| tensor::push_byte_string(&mut bytes, &text));

@@ -1,7 +1,8 @@
 //! Reads files of `numpy.save`: a header that is a Python literal, followed by the elements.
 //!
 //! numpy always writes the header in the same form, with only a few kinds of tokens. This parser
-//! accepts only these tokens. Existing crates parse all Python literals, at any depth.
+//! accepts only these tokens. No crate is used, because the existing crates parse all Python
+//! literals, at any depth.
 
 use shadowslice_shared::tensor::Datatype;
 
@@ -9,7 +10,7 @@ use super::{Array, ArrayError, Elements, count};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// The largest header in bytes. This is numpy's limit for files that it does not trust.
+/// The largest header in bytes. numpy has the same limit for untrusted files.
 const MAX_HEADER_BYTES: usize = 10_000;
 
 /// Reads the array of a file.
@@ -163,7 +164,8 @@ impl<'h> Words<'h> {
         Some(text)
     }
 
-    /// Parses the name of a dtype. A structured dtype is a list of fields, which no tensor has.
+    /// Reads the name of a dtype. Reads the list of fields of a structured dtype as one name. The
+    /// caller rejects this name, because tensors have no fields.
     fn descr(&mut self) -> Option<String> {
         if !self.0.trim_start().starts_with('[') {
             return self.text().map(str::to_owned);

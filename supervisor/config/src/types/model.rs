@@ -11,7 +11,7 @@ use shadowslice_shared::units::Percent;
 
 use crate::arrays::ArrayFile;
 
-/// A model.
+/// The configuration of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The name that clients use to request the model.
@@ -28,13 +28,13 @@ pub struct ModelConfig {
     pub profile_path: Option<PathBuf>,
     /// The bounds and the initial value of the model's share.
     pub share: ShareConfig,
-    /// The latency objective.
+    /// The latency objective (SLO) of the model's requests.
     pub slo: SloTarget,
     /// The settings of batching.
     pub batch: BatchConfig,
     /// The settings of the request queue.
     pub queue: QueueConfig,
-    /// The priority; 1 is the highest.
+    /// The priority. 1 is the highest priority.
     pub priority: u32,
     /// The mechanism that changes the model's share.
     pub handover: HandoverMode,
@@ -104,9 +104,9 @@ pub struct ShareConfig {
     /// True if the configuration gives `initial`. In that case no policy starts the model with
     /// another share.
     pub given: bool,
-    /// The smallest share.
+    /// The smallest share that the model can get.
     pub min: Percent,
-    /// The largest share.
+    /// The largest share that the model can get.
     pub max: Percent,
 }
 
@@ -120,7 +120,7 @@ pub struct SloTarget {
     pub percentile: f64,
 }
 
-/// The warm-up inputs of a model that the operator gives.
+/// The inputs that the operator gives for a model's warm-up.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WarmupConfig {
     /// The absolute path of a file with all inputs, or `None`.
@@ -130,7 +130,7 @@ pub struct WarmupConfig {
 }
 
 impl WarmupConfig {
-    /// Returns the files that contain values of inputs.
+    /// Returns the files from which the warm-up reads values of inputs.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let of_inputs = self.inputs.values().filter_map(|input| match &input.values {
             Some(WarmupValues::File(file)) if self.file.is_none() => Some(file.path.as_path()),
@@ -143,8 +143,8 @@ impl WarmupConfig {
 /// The shape and values of an input in the warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WarmupInput {
-    /// The shape without the batch axis. If `None`, the worker uses the model's shape and chooses a
-    /// length that works for each free axis.
+    /// The shape without the batch axis. If `None`, the worker uses the shape that the model
+    /// declares, and chooses a working length for each free axis.
     pub shape: Option<Vec<i64>>,
     /// The values, or `None` if the worker generates values.
     pub values: Option<WarmupValues>,
@@ -174,19 +174,18 @@ pub enum WarmupValues {
 /// The settings of batching.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchConfig {
-    /// The largest batch in rows; 0 for a model without a batch axis. If `None`,
+    /// The largest batch in rows, or 0 for a model without a batch axis. If `None`,
     /// [`BatchConfig::resolve`] chooses a value when it is known whether the model has a batch
     /// axis.
     pub max: Option<u32>,
     /// The batch sizes to warm up, in ascending order up to `max`. `None` means powers of two.
     pub sizes: Option<Vec<u32>>,
-    /// The time for which a batch waits for more requests although it could run.
+    /// The time for which a batch that could run waits for more requests.
     pub max_delay: Duration,
 }
 
 impl BatchConfig {
-    /// The largest batch in rows of a model with a batch axis for which the configuration sets no
-    /// `max`.
+    /// The default of `max` for a model with a batch axis, in rows.
     pub const DEFAULT_MAX: u32 = 32;
 
     /// Returns the largest batch in rows (0 without a batch axis), and the batch sizes to warm up.
@@ -220,7 +219,7 @@ pub struct QueueConfig {
 pub enum OnLate {
     /// The supervisor rejects the request.
     Reject,
-    /// The model runs the request despite the missed deadline.
+    /// A worker runs the request although the deadline will be missed.
     Serve,
 }
 

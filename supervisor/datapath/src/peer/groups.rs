@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-/// The number of groups for which the first read has room. Few processes have more.
+/// The number of groups for which the first read has room. Few processes have more groups.
 const USUAL_GROUPS: usize = 64;
 
 /// The largest number of groups that Linux allows for a process.

@@ -1,4 +1,5 @@
-//! Guards decide which peers may connect and which peers may change something.
+//! Guards decide which peers have the permission to connect, and which have the permission to send
+//! commands.
 
 use std::io;
 use std::sync::Arc;
@@ -70,7 +71,7 @@ impl Guard {
         Self::new(Permitted::Everybody, Arc::default())
     }
 
-    /// Creates a guard that permits nobody. It only counts refusals that other code decides.
+    /// Creates a guard that permits nobody. The guard only counts refusals that other code reports.
     pub fn refusing(refusals: &Arc<Refusals>) -> Self {
         Self::new(Permitted::Nobody, Arc::clone(refusals))
     }
@@ -99,8 +100,9 @@ impl Guard {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
-    /// Returns whether `peer` may do `action`. Otherwise counts the refusal, and logs at most one
-    /// refusal per `LOG_INTERVAL`. A guard that permits nobody neither counts nor logs.
+    /// Returns whether `peer` has the permission for `action`. If not, counts the refusal, and logs
+    /// at most one refusal per `LOG_INTERVAL`. A guard that permits nobody does not count or log
+    /// refusals.
     pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
         let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,

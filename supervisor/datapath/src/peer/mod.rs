@@ -1,4 +1,4 @@
-//! The peers at the other end of connections, and the guards that decide what peers may do.
+//! The peers at the other end of connections, and the guards that check their permissions.
 
 mod groups;
 mod guard;
@@ -19,7 +19,7 @@ const MAX_NAME_BYTES: usize = 256;
 /// A client at the other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// The process that connected to a Unix socket, as it was when it connected.
+    /// The process that connected to a Unix socket. The fields are from the time of the connection.
     Unix {
         uid: u32,
         /// The primary and supplementary groups of the process.

@@ -1,6 +1,6 @@
 //! Timers with a resolution of microseconds. The timers of the async reactor fire at whole
-//! milliseconds. This is too late if the next batch is due half a millisecond before the running
-//! batch ends.
+//! milliseconds. This resolution is too low if the next batch is due half a millisecond before the
+//! running batch ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ use tokio::io::unix::AsyncFd;
 use super::socket::adopt;
 use crate::clock::Clock;
 
-/// The longest wait, because kernel timers have a limit. The alarm then returns early, and the
-/// waiting task sets it again.
+/// The longest wait. It exists because kernel timers have a limit. For a longer wait, the alarm
+/// returns early, and the waiting task sets the alarm again.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// An alarm that waits for one point in time.

@@ -1,4 +1,5 @@
-//! Splits a worker's answer into the outputs of each request. No number from a worker is trusted.
+//! Splits a worker's answer into the outputs of each request. Every number from a worker is
+//! checked, because the worker may be faulty.
 
 use bytes::Bytes;
 use shadowslice_shared::batch::{BatchOutput, Extent};

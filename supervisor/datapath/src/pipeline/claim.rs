@@ -12,8 +12,8 @@ use super::request::RequestFailure;
 use super::streams::WorkerAnswer;
 use shadowslice_shared::units::Timestamp;
 
-/// A claim on a request. The first party to take the claim settles and counts the request, so that
-/// no request is counted twice.
+/// A claim on a request. The party that takes the claim first settles and counts the request, so
+/// that no request is counted twice.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Arc<AtomicBool>);
 
@@ -28,8 +28,8 @@ impl Claim {
     }
 }
 
-/// A client's wait for an answer. Dropping this before the answer arrives cancels the request. A
-/// waiting request then does not run, and the answer of a running request is ignored.
+/// A client's wait for an answer. Dropping this value before the answer arrives cancels the
+/// request. If the request still waits, it does not run. If it already runs, its answer is ignored.
 #[derive(Debug)]
 pub(crate) struct AnswerWait<'p> {
     pub(crate) pipeline: &'p Pipeline,

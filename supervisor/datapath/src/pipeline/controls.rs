@@ -1,4 +1,5 @@
-//! The interface of a pipeline for the controller: settings, and reports of the pipeline's state.
+//! The functions of a pipeline that its controller calls: changes of settings and routes, and
+//! reports of the pipeline's state.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use super::trace_event;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
-/// A report of a pipeline's state.
+/// The state of a pipeline, for the status and for the placement of models.
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
     pub at: Timestamp,
@@ -72,8 +73,8 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
-    /// Opens the model immediately, with the description from `before`. Requests wait for the first
-    /// worker.
+    /// Opens the model immediately, with the model's description from the pipeline `before`.
+    /// Requests wait for the first worker.
     pub fn open_with_metadata_of(&self, before: &Self) -> Result<(), String> {
         if let Some(known) = before.metadata() {
             self.describe((*known).clone())?;
@@ -153,8 +154,8 @@ impl Pipeline {
         }
     }
 
-    /// Takes the requests of `worker` back, so that another worker serves them. No request is
-    /// blamed.
+    /// Takes the requests of `worker` back, so that another worker serves them. Does not count this
+    /// as a death that the requests caused.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {
@@ -166,15 +167,15 @@ impl Pipeline {
         });
     }
 
-    /// Treats `worker` as dead. Another worker serves its requests, and the requests in the
-    /// executing batch are blamed.
+    /// Treats `worker` as dead. Another worker serves its requests. Each request in the executing
+    /// batch counts as a possible cause of the death.
     pub fn condemn(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.condemn(worker, now));
     }
 
-    /// Returns whether `worker` is idle. If the worker has ended, returns whether it was idle when
-    /// it ended.
+    /// Returns whether `worker` is idle. If the worker has ended, returns whether it was idle at
+    /// its end.
     pub fn is_idle(&self, worker: WorkerId) -> bool {
         self.state.lock().is_idle(worker)
     }
@@ -183,7 +184,7 @@ impl Pipeline {
         self.state.lock().stall.begin(self.clock.now());
     }
 
-    /// Starts to measure the stall that a worker's death causes. The stall counts from the time of
+    /// Starts to measure the stall that a worker's death causes. The stall begins at the time of
     /// the death.
     pub fn begin_stall_at_outage(&self) {
         self.state.lock().stall.begin_at_outage();

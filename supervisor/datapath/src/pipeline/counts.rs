@@ -56,7 +56,7 @@ pub struct RequestCounts {
 }
 
 /// The number of refused requests for each [`CountedRefusal`]. It is serialized as a map from the
-/// reasons' names.
+/// reasons' names to the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
 pub struct RefusalCounts([u64; CountedRefusal::NAMES.len()]);

@@ -21,7 +21,7 @@ use super::Pipeline;
 use super::durations::RequestTimes;
 use super::state::PipelineState;
 
-/// The largest number of recorded ends that have not been counted. At this number, the pipeline's
+/// The largest number of recorded ends that have not been counted. If it is reached, the pipeline's
 /// lock is taken and all recorded ends are counted.
 const ENDINGS_LIMIT: usize = 64;
 
@@ -46,7 +46,7 @@ pub(crate) struct RequestEnd {
     how: EndKind,
 }
 
-/// The way in which a request ended, and the time since its first byte.
+/// The way in which a request ended, and the time from its first byte to its end.
 #[derive(Debug)]
 enum EndKind {
     Written(RequestTimes),
@@ -80,8 +80,8 @@ impl Delivery {
         self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
     }
 
-    /// Counts the request as invalid, because the client requested the answer in a form in which it
-    /// does not exist.
+    /// Counts the request as invalid, because the answer does not exist in the form that the client
+    /// requested.
     pub fn mark_invalid(&mut self) {
         self.end(|underway, at| EndKind::Invalid(at.since(underway.arrived)));
     }
@@ -100,8 +100,8 @@ impl Drop for Delivery {
 }
 
 impl Pipeline {
-    /// Records the end of a request. The end is counted later, so that a connection need not wait
-    /// for the pipeline's lock, under which batches are sent.
+    /// Records the end of a request. The end is counted later, because a connection must not wait
+    /// for the pipeline's lock. This lock is held while batches are sent.
     fn ended(&self, ended: RequestEnd) {
         let mut endings = self.endings.lock();
         endings.push(ended);

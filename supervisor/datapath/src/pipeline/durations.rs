@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 /// The sums over all answered requests, counted from the last byte of each request. As in Triton,
-/// every request counts the whole time of its batch. The stages of a request add up to its whole
-/// time, and the time of a batch counts once for each request in the batch.
+/// the whole time of a batch counts for each request in the batch. The stages of a request
+/// therefore add up to the request's whole time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
     /// The number of requests in each sum.

@@ -10,8 +10,8 @@ use super::pending::WaitingRequest;
 use super::state::PipelineState;
 
 /// The delay after which a worker that seems to hang is checked again. If this process was
-/// suspended for a while, there may be unread answers. Their readers must run before the second
-/// check.
+/// suspended for a while, there may be unread answers. The lanes' readers must read these answers
+/// before the second check.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// A batch that executes for longer than expected.
@@ -20,7 +20,7 @@ pub struct StalledBatch {
     pub requests: usize,
     /// The time for which the batch has executed.
     pub executes: Duration,
-    /// The time after which the worker will be considered hung if the load on the GPU does not
+    /// The remaining time until the worker is considered hung, if the load on the GPU does not
     /// change.
     pub left: Duration,
 }
@@ -52,9 +52,9 @@ impl PipelineState {
         links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
     }
 
-    /// Refuses requests past their deadline if a suspect executes. A suspect is a request that
-    /// seemed to hang before. Its time limit doubles each time, so the requests behind it could
-    /// wait long.
+    /// Refuses requests past their deadline if a suspect executes. A suspect is a request that was
+    /// executing when a worker died or hung. Its time limit doubles with each such death, so the
+    /// requests behind the suspect could wait long.
     pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
         let is_suspect = |request: &WaitingRequest| request.item.deaths > 0;
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
@@ -65,7 +65,8 @@ impl PipelineState {
         }
     }
 
-    /// Returns the batch that the serving worker executes, if the batch takes longer than expected.
+    /// Returns the batch that the serving worker is executing if the batch takes longer than
+    /// expected.
     pub(crate) fn stalled_batch(&self, now: Timestamp) -> Option<StalledBatch> {
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now))?;
         let front = lane.in_flight().next()?;

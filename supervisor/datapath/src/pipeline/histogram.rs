@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 /// The upper bounds of the buckets, in µs. The bounds are the same for every model, so that
-/// histograms of several models can be added. There are only a few, because each bucket is a line
-/// in the metrics.
+/// histograms of several models can be added. There are only a few bounds, because each bucket is a
+/// line in the metrics.
 const BOUNDS_US: [u64; 18] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000, 20_000_000, 60_000_000,

@@ -4,12 +4,11 @@ use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-/// The largest number of events that may wait for the controller. A lane causes few events in a
-/// hand-over: it drains, serves first, hangs or dies, each at most once. The next hand-over waits
-/// for the controller.
+/// The largest number of events that may wait for the controller. In a hand-over, a lane causes
+/// only a few events, and the controller reads them before the next hand-over.
 pub const EVENT_QUEUE_SIZE: usize = 256;
 
-/// An event of a lane.
+/// An event of a lane that the controller must know about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaneEvent {
     /// The lane was draining, and its last request in flight has ended.
@@ -20,7 +19,8 @@ pub enum LaneEvent {
     Prepared(WorkerId, PartitionReply),
     /// The worker's socket has closed, and the lane has ended.
     Gone(WorkerId),
-    /// A request is known to kill workers, so the model is not blamed for their deaths.
+    /// A request is known to kill workers, so the deaths of these workers do not count as failures
+    /// of the model.
     PoisonConfirmed,
     /// The worker hangs.
     Hung(WorkerId),

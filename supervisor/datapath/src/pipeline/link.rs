@@ -57,7 +57,7 @@ const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 #[derive(Debug)]
 struct RunningBatch {
     since: Timestamp,
-    /// The GPU's progress at the time `since`.
+    /// The progress of the GPU's [`Occupancy`] at the time `since`.
     from: Duration,
     occupied: OccupancyGuard,
 }
@@ -74,7 +74,7 @@ pub(crate) struct WorkerLink {
     /// have the same shape.
     pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) recheck_at: Option<Timestamp>,
-    /// The number of required inputs. Optional inputs follow the required inputs.
+    /// The number of required inputs. In a request, optional inputs follow the required inputs.
     inputs: usize,
     /// The memory of requests that were taken back, by batch id. The worker may still read this
     /// memory.
@@ -118,8 +118,8 @@ impl WorkerLink {
         self.location = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
     }
 
-    /// Keeps the memory of requests that are taken back, until the worker has completed these
-    /// requests.
+    /// Keeps the memory of requests that are taken back reserved until the worker has completed
+    /// these requests.
     pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlightBatch>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
@@ -168,11 +168,11 @@ impl WorkerLink {
         });
     }
 
-    /// Returns the time after which the worker will be considered hung. This is zero if the worker
-    /// is hung already, and `None` if it executes no batch.
+    /// Returns the remaining time until the worker is considered hung. Returns zero if the worker
+    /// is already hung, and `None` if it executes no batch.
     ///
-    /// The limit of the first batch of `lane` grows while other batches execute on the same GPU. It
-    /// also grows if a request in the batch seemed to hang before.
+    /// The time limit of the first batch of `lane` grows while other batches execute on the same
+    /// GPU. It also grows if workers died while they executed a request of the batch.
     pub(crate) fn time_until_hung(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
@@ -187,7 +187,8 @@ impl WorkerLink {
     }
 
     /// Sends a batch. Returns false if the socket accepts nothing at present. If the worker has
-    /// ended, its reader notices this. An error means that the batch is too large for a message.
+    /// ended, the lane's reader reports this. An error means that the batch is too large for a
+    /// message.
     pub(crate) fn send(&mut self, sending: &PipelineBatch) -> Result<bool, String> {
         if !self.flush() {
             return Ok(false);
@@ -222,8 +223,8 @@ impl WorkerLink {
     }
 }
 
-/// Returns the optional inputs of a request. They follow the first `inputs` tensors, which are the
-/// required inputs.
+/// Returns the optional inputs of a request: the tensors after the first `inputs` tensors, which
+/// are the required inputs.
 fn optional(request: &WaitingRequest, inputs: usize) -> Vec<OptionalTensor> {
     let tensors = request.shape.iter().zip(&request.item.memory.tensors).skip(inputs);
     let given = (0..).zip(tensors).filter(|(_, (shape, _))| *shape != LEFT_OUT);

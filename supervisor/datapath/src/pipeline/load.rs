@@ -7,7 +7,8 @@ use shadowslice_shared::units::Timestamp;
 /// The period over which a load is measured.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// The load in the last full second. All values are zero if no request ended in that second.
+/// The load of a model in the last full second. All values are zero if no request ended in that
+/// second.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ModelLoad {
     /// The mean latency divided by the SLO. A value above 1 means that requests are late on
@@ -54,7 +55,8 @@ impl LoadMeter {
         if span < SPAN {
             return;
         }
-        // After a pause, older requests say nothing about the last second.
+        // After a pause without requests, the counts are not from the last second, so they are
+        // discarded.
         let last = match span < SPAN * 2 {
             true => ModelLoad {
                 utilisation: self.parts / f64::from(self.answered.max(1)),

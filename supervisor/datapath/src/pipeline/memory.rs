@@ -46,7 +46,7 @@ impl RequestMemory {
     }
 }
 
-/// The part of the slab that one request has reserved. Dropping this frees the part.
+/// The part of the slab that one request has reserved. Dropping this value frees the part.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory: Arc<RequestMemory>,

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
-//! together. This module moves the bytes. The controller attaches workers, routes requests to one
-//! of the workers, and receives events from them. The data path never waits for the controller.
+//! together. This module moves the bytes. The controller attaches workers, selects the worker that
+//! gets new batches, and receives events about all workers. The data path never waits for the
+//! controller.
 
 mod alarm;
 mod answer;
@@ -91,7 +92,7 @@ use state::PipelineState;
 use stats::Stats;
 use streams::WorkerAnswer;
 
-/// The settings of a pipeline.
+/// The settings with which a pipeline is created.
 #[derive(Debug)]
 pub struct PipelineSettings {
     pub name: String,
@@ -132,7 +133,7 @@ pub struct Pipeline {
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
     state: Mutex<PipelineState>,
-    /// The ends of requests that `state` does not count yet.
+    /// The ends of requests that are not yet counted in `state`.
     endings: Mutex<Vec<RequestEnd>>,
     alarm_moved: Notify,
     readiness_tx: watch::Sender<()>,
@@ -220,8 +221,8 @@ impl Pipeline {
         self.state.lock().gate == Gate::Loading
     }
 
-    /// Records that a worker was killed. From then on, the host's readiness does not wait for this
-    /// model, because its workers take too long to start.
+    /// Records that a worker was killed, for example because it did not start in time. If the model
+    /// is still loading, the host's readiness no longer waits for this model.
     pub fn worker_killed(&self) {
         let mut state = self.state.lock();
         if state.gate == Gate::Loading {
@@ -237,12 +238,12 @@ impl Pipeline {
 
     /// Runs a request and returns its outputs in the order of the model's metadata.
     ///
-    /// The caller must have checked `inputs` against this metadata, and `inputs` must be in its
-    /// order. If the request has any optional input, the list contains all optional inputs, after
-    /// the required inputs.
+    /// The caller must have checked `inputs` against this metadata. `inputs` must be in the order
+    /// of the metadata. If the request has any optional input, the list contains all optional
+    /// inputs, after the required inputs.
     ///
-    /// Dropping the future cancels the request, so that a waiting request does not run. If the
-    /// request's timeout expires, the effect is the same. The deadline is the SLO or the timeout,
+    /// Dropping the future cancels the request, so that a waiting request does not run. An expired
+    /// timeout of the request has the same effect. The deadline is the SLO or the timeout,
     /// whichever is shorter. The request is counted when the delivery of its answer ends.
     pub async fn infer(
         &self,

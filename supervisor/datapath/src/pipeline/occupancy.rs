@@ -1,5 +1,5 @@
 //! The occupancy of a GPU by all models that share it. A batch may take longer if other batches
-//! execute at the same time, and its time limit for a hang is longer too.
+//! execute at the same time. The time after which the batch counts as hung is then longer too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-/// The shares of all models that execute on a GPU at present.
+/// The sum of the shares of all models that are executing a batch on a GPU.
 ///
-/// The pace is 1 if the shares add up to at most the whole GPU. If they add up to n times the GPU,
-/// the pace is 1/n. The progress is the pace summed over time. It is the time for which a batch
-/// would have executed on a GPU that is not oversubscribed.
+/// The pace is 1 if the shares add up to at most the whole GPU. If they add up to n times the GPU
+/// (rounded up), the pace is 1/n. The progress is the pace summed over time. It is the time that
+/// the same work would have taken on a GPU that is not oversubscribed.
 #[derive(Debug)]
 pub struct Occupancy {
     /// True if each batch is confined to its model's share.
@@ -21,14 +21,14 @@ pub struct Occupancy {
 
 #[derive(Debug, Default)]
 struct OccupancyState {
-    /// The sum of the executing shares, in percent.
+    /// The sum of the shares of the models that are executing, in percent.
     percent: u32,
     progress: Duration,
     /// The time of the last update of `progress`.
     at: Timestamp,
 }
 
-/// A share that counts as executing until this guard is dropped.
+/// A guard that counts a model's share as occupied until the guard is dropped.
 #[derive(Debug)]
 pub struct OccupancyGuard {
     on: Arc<Occupancy>,
@@ -52,7 +52,7 @@ impl Occupancy {
         Arc::new(Self { divides, state: Mutex::default() })
     }
 
-    /// Counts a share as executing until the returned guard is dropped.
+    /// Counts a model's share as occupied until the returned guard is dropped.
     pub fn occupy(self: &Arc<Self>, share: Percent) -> OccupancyGuard {
         let percent = if self.divides { share.get() } else { Percent::WHOLE.get() };
         self.state.lock().percent += percent;

@@ -1,5 +1,5 @@
 //! The quarantine of inputs that are known to kill workers. Requests with these inputs are refused
-//! for a while. After this time, one such request runs alone as a trial.
+//! for a while. After this time, one request with these inputs runs alone as a trial.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use shadowslice_shared::units::Timestamp;
 
 use super::memory::Reservation;
 
-/// The largest number of inputs in the quarantine. If there are more, the oldest are removed.
+/// The largest number of requests whose inputs are in the quarantine. If there are more, the oldest
+/// inputs are removed.
 const MAX_KEPT: usize = 16;
 /// The largest size of all inputs in the quarantine, in bytes. Larger inputs are not stored.
 const MAX_BYTES: usize = 64 << 20;
@@ -22,8 +23,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 pub(crate) struct Quarantine {
     /// The inputs in quarantine. The newest are last.
     quarantined: VecDeque<QuarantinedInputs>,
-    /// The inputs of streams during which workers recently died, with the number of deaths. The
-    /// newest are last.
+    /// The inputs of streams during which workers recently died, and the number of deaths for each.
+    /// The newest are last.
     suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
 }
 
@@ -40,7 +41,7 @@ pub(crate) enum Admission {
     Free,
     /// The request is a trial. If its worker dies, the quarantine is renewed.
     OnTrial,
-    /// The request is refused. The quarantine ends after this time.
+    /// The request is refused. The value is the time until the quarantine ends.
     Refused(Duration),
 }
 

@@ -26,7 +26,7 @@ use crate::pipeline::BatchSocket;
 use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
 
-/// The reader of a lane, which belongs to one worker.
+/// The reader of a lane. A lane belongs to one worker.
 #[derive(Debug)]
 pub struct LaneReader {
     pipeline: Arc<Pipeline>,
@@ -135,7 +135,8 @@ impl LaneReader {
     ) -> Result<(), String> {
         // The time that the worker reports is limited to the time that the supervisor measured. The
         // worker may have begun this batch before the supervisor read the answer to the previous
-        // one. `execution`, which the predictions use, excludes that part of the time.
+        // batch. `execution`, which is used for predictions, does not include that part of the
+        // time.
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);

@@ -14,9 +14,10 @@ use crate::trace::Journal;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metadata {
     pub name: String,
-    /// The software that runs the model, in Triton's terms: `onnxruntime_onnx`, or `emulated`.
+    /// The software that runs the model, for example `onnxruntime_onnx`, which is Triton's name, or
+    /// `emulated`.
     pub platform: &'static str,
-    /// The largest batch in rows; 0 for a model without a batch axis.
+    /// The largest batch in rows, or 0 for a model without a batch axis.
     pub max_batch: u32,
     /// The number of streams that a worker generates concurrently. `None` if the model gives one
     /// answer to a request.
@@ -53,7 +54,7 @@ impl Metadata {
     }
 }
 
-/// An input of a request.
+/// The tensor that a request gives for one input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInput {
     /// The shape, including the batch axis.
@@ -74,7 +75,7 @@ impl RequestInput {
 /// The shape of an optional input that a request omits. No tensor has this shape.
 pub(crate) const LEFT_OUT: &[i64] = &[-1];
 
-/// An output in an answer.
+/// The tensor that an answer gives for one output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestOutput {
     /// The shape, including the batch axis.
@@ -111,12 +112,13 @@ pub struct RequestOptions {
     /// The priority. Lower numbers are served first, and 0 means
     /// [`RequestOptions::DEFAULT_PRIORITY`].
     pub priority: u64,
-    /// The time after the arrival at which the client no longer needs an answer.
+    /// The time from the arrival after which the client no longer needs an answer.
     pub timeout: Option<Duration>,
 }
 
 impl RequestOptions {
-    /// The priority of requests that set none. It leaves room for higher and lower priorities.
+    /// The priority of requests that set no priority. It leaves room for higher and lower
+    /// priorities.
     pub const DEFAULT_PRIORITY: u64 = 100;
 
     pub(crate) fn level(&self) -> u64 {
@@ -146,7 +148,7 @@ pub enum RequestFailure {
     /// The request is not valid for this model. INVALID_ARGUMENT, 400.
     #[error("{0}")]
     Invalid(String),
-    /// The request's own timeout expired first. DEADLINE_EXCEEDED, 504.
+    /// The request's own timeout expired before the answer was ready. DEADLINE_EXCEEDED, 504.
     #[error("{0}")]
     TimedOut(String),
     /// The model failed to execute the request. INTERNAL, 500.

@@ -1,6 +1,6 @@
-//! The execution times of batches by shape, for models whose inputs have axes of any size. A large
-//! shape may take a thousand times as long as the warmed-up shapes. The engine may also build
-//! kernels for the first batch of each shape.
+//! The execution times of batches by shape, for models whose inputs have axes of any size. A batch
+//! of a large shape may take a thousand times as long as a batch of a warmed-up shape. The engine
+//! may also build kernels for the first batch of each shape.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use shadowslice_shared::units::Sms;
 use super::pending::Shapes;
 use super::request::Metadata;
 
-/// The largest number of shapes that are stored for a worker. A new shape then replaces the oldest
-/// one.
+/// The largest number of shapes that are stored for a worker. If this number is reached, a new
+/// shape replaces the oldest shape.
 const MAX_SHAPES: usize = 64;
 
 #[derive(Debug)]
@@ -40,8 +40,8 @@ impl ShapeTimes {
         self.seen.push_front((shape.clone(), predictor));
     }
 
-    /// Returns the time after which a batch is considered hung. A shape that was never executed has
-    /// the same limit as a model without a profile.
+    /// Returns the time after which a batch is considered hung. If no batch of this shape was
+    /// executed yet, the limit is that of a model without a profile.
     pub(crate) fn hang_limit(&self, shape: &Shapes, rows: u32) -> Duration {
         match self.seen.iter().find(|(known, _)| known == shape) {
             Some((_, predictor)) => predictor.hang_limit(rows),

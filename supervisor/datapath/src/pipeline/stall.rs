@@ -26,8 +26,8 @@ impl StallMeter {
         self.since = self.since.map(|_| now);
     }
 
-    /// Starts a new measurement window. If a stall is in progress, the whole stall counts, from its
-    /// start.
+    /// Starts a new measurement window. If a stall is in progress, the window includes the whole
+    /// stall.
     pub(crate) fn begin_at_outage(&mut self) {
         self.seen = Stall::default();
     }

@@ -1,8 +1,8 @@
 //! The state of a pipeline, protected by one lock: the queue, the lanes, and the lane that serves.
 //!
-//! All functions in this module are short and never block. If a request finds a free slot, the
-//! client's task sends the request to the worker before it releases the lock. No other task has to
-//! wake up.
+//! All functions in this module are short and never block. If a slot is free, the client's task
+//! sends the request to the worker before the task releases the lock. No other task must wake up
+//! for this.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,13 +31,14 @@ use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use super::trace_event;
 use crate::trace::{LostReason, RouteChange};
 
-/// The largest number of ended workers that are remembered. A model has fewer workers at a time,
-/// but several may end together.
+/// The largest number of ended workers that are remembered. A model has fewer workers than this at
+/// the same time, but several workers may end together.
 const MAX_IDLE_ENDED: usize = 8;
 
 /// The delay after which a batch is sent again to an idle worker whose socket did not accept it.
 /// Normally an answer triggers the next attempt, but an idle worker has no pending answer. After
-/// the delay, memory for the message may be free. If the worker has ended, this is noticed earlier.
+/// the delay, memory for the message may be free. If the worker has ended, the lane's reader
+/// notices this before the delay is over.
 const RESEND_DELAY: Duration = Duration::from_millis(5);
 
 type SchedulerRefusal = scheduler::RefusedRequest<Shapes, PendingRequest>;
@@ -52,9 +53,9 @@ pub(crate) struct PipelineState {
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
     pub(crate) events_tx: mpsc::Sender<LaneEvent>,
-    /// The time of the next check, if no event causes an earlier one.
+    /// The time of the next check, unless an event causes an earlier check.
     pub(crate) alarm: Option<Timestamp>,
-    /// The time for which the alarm is set. It may be earlier than necessary.
+    /// The time for which the alarm is set. It may be earlier than `alarm`.
     pub(crate) armed: Option<Timestamp>,
     /// The most recent route change.
     pub(crate) routed: Option<RouteChange>,
@@ -115,7 +116,7 @@ impl PipelineState {
     }
 
     pub(crate) fn count_refusal(&mut self, why: CountedRefusal, rows: u32, now: Timestamp) {
-        // Only a full memory says something about the model's load.
+        // The scheduler only needs arrivals that were refused because of the model's load.
         if why == CountedRefusal::MemoryFull {
             self.scheduler.record_refused_arrival(rows);
         }
@@ -191,22 +192,23 @@ impl PipelineState {
     }
 
     /// Counts a request that was not answered within its own timeout. `waited` is the time since
-    /// its arrival. The policy counts this as a miss, so that a client with a timeout shorter than
-    /// the SLO cannot hide misses.
+    /// the request's arrival. The policy counts this request as a miss, so that a client with a
+    /// timeout shorter than the SLO cannot hide misses.
     pub(crate) fn count_timeout(&mut self, waited: Duration, now: Timestamp) {
         self.scheduler.record_miss();
         self.stats.count_failure(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a waiting request that its client cancelled. `waited` is the time since its arrival.
-    /// The request counts as a miss if the SLO has passed.
+    /// Counts a waiting request that its client cancelled. `waited` is the time since the request's
+    /// arrival. The request counts as a miss if the SLO has passed.
     pub(crate) fn cancel_waiting(&mut self, waited: Duration, now: Timestamp) {
         self.count_cancellation(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a cancelled request that no longer waits. `waited` is the time since its arrival.
+    /// Counts a cancelled request that no longer waits. `waited` is the time since the request's
+    /// arrival.
     pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
             self.scheduler.record_miss();
@@ -271,9 +273,10 @@ impl PipelineState {
         self.scheduler.lane(worker).map_or(self.idle_ended.contains(&worker), PipelineLane::is_idle)
     }
 
-    /// Treats a worker as dead, and sends it no more batches. The requests that it executed are
-    /// blamed, and retried unless they have caused too many deaths. The requests behind them are
-    /// retried without blame.
+    /// Treats a worker as dead, and sends it no more batches. The death counts against the requests
+    /// in the executing batch. These requests are retried unless too many deaths count against
+    /// them. Requests that had not begun to execute are retried, and the death does not count
+    /// against them.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
         let AbandonedRequests { executing, behind } = self.take_back(worker);
@@ -334,7 +337,7 @@ impl PipelineState {
         again
     }
 
-    /// Puts inputs into quarantine, and refuses waiting requests with equal inputs.
+    /// Puts a request's inputs into quarantine, and refuses waiting requests with equal inputs.
     fn quarantine(&mut self, inputs: &Reservation, now: Timestamp) {
         self.quarantine.add(inputs, now);
         let Self { scheduler, quarantine, .. } = self;
@@ -351,7 +354,7 @@ impl PipelineState {
         }
     }
 
-    /// Queues the requests of a failed batch so that each runs alone. Only the faulty request then
+    /// Queues the requests of a failed batch so that each runs alone. Then only the faulty request
     /// fails.
     pub(crate) fn try_alone(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for request in &mut requests {
@@ -360,8 +363,8 @@ impl PipelineState {
         self.put_back(requests, now);
     }
 
-    /// Queues requests that ran without an answer again. If the model is shut, refuses them
-    /// instead.
+    /// Puts requests that ran without an answer back into the queue. If the model is shut, refuses
+    /// these requests.
     pub(crate) fn put_back(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
             self.fail(step, broken_off(), now);
@@ -388,7 +391,7 @@ impl PipelineState {
         reply(request, Err(failure));
     }
 
-    /// Refuses accepted requests, because the model no longer serves.
+    /// Refuses accepted requests because the model no longer accepts requests.
     pub(crate) fn refuse(&mut self, requests: Vec<WaitingRequest>, why: &str, now: Timestamp) {
         for request in requests {
             trace_event::record_refusal(request.item.journal.as_ref(), CountedRefusal::NotReady);
@@ -401,8 +404,8 @@ impl PipelineState {
 
     /// Reports an event to the controller. Never blocks.
     pub(crate) fn report(&self, event: LaneEvent) {
-        // If the channel is closed, no report is needed. When a model is removed, its controller
-        // ends before its last lane.
+        // A closed channel needs no report, because it only means that the model's controller has
+        // ended. When a model is removed, its controller ends before its last lane.
         if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
             tracing::error!(
                 model = &*self.name,

@@ -116,7 +116,7 @@ impl Stats {
         }
     }
 
-    /// Counts an accepted request that failed. `waited` is the time since its arrival.
+    /// Counts an accepted request that failed. `waited` is the time since the request's arrival.
     pub(crate) fn count_failure(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);
@@ -155,7 +155,8 @@ impl Stats {
     pub(crate) fn latencies(&mut self, now: Timestamp) -> Latencies {
         self.window(now);
         let (current, previous) = (&self.current.latency_us, &self.previous.latency_us);
-        // Most models are idle most of the time, and merging histograms is expensive.
+        // Merging histograms is expensive, so an empty histogram is not merged. Most models are
+        // idle most of the time.
         let both = match (current.is_empty(), previous.is_empty()) {
             (true, _) => Cow::Borrowed(previous),
             (_, true) => Cow::Borrowed(current),

@@ -1,9 +1,10 @@
-//! Streams: requests to models that give many answers to one request, one after the other.
+//! Streams: sequences of answers to one request, for models that generate their output step by
+//! step.
 //!
-//! The first answer arrives like any other answer, and opens the stream in the worker. A step
-//! requests the next answer, and is scheduled like a batch. Thus streams are served alternately, a
-//! slow reader delays no other client, and a change of share takes effect with the next answer. A
-//! hand-over ends the streams of the previous worker.
+//! The first answer arrives like the answer of any model, and opens the stream in the worker. A
+//! step requests the next answer, and is scheduled like a batch. As a result, streams are served
+//! alternately, and a client that reads slowly delays no other client. A change of share takes
+//! effect with the next answer. A hand-over ends the streams of the previous worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +42,7 @@ pub(crate) enum Continuation {
     More,
 }
 
-/// A stream that is open in a worker. Dropping this closes the stream in the worker.
+/// A stream that is open in a worker. Dropping this value closes the stream in the worker.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     pub(crate) pipeline: Arc<Pipeline>,
@@ -62,13 +63,13 @@ impl Drop for OpenStream {
             if state.scheduler.close_stream(self.worker) {
                 state.report(LaneEvent::Drained(self.worker));
             }
-            // A waiting request may now open a stream.
+            // The worker can now open another stream, so a waiting request may start.
             state.dispatch(now);
         });
     }
 }
 
-/// The answers to a request. Dropping this cancels the answers that have not arrived.
+/// The answers to a request. Dropping this value cancels the answers that have not arrived.
 #[derive(Debug)]
 pub struct Answers {
     first: Option<Vec<RequestOutput>>,
@@ -79,7 +80,7 @@ pub struct Answers {
     route_hold: Option<RouteHold>,
 }
 
-/// The source of further answers.
+/// The source of the answers after the first answer.
 #[derive(Debug)]
 enum FurtherAnswers {
     /// There are no further answers.
@@ -176,8 +177,8 @@ impl OpenStream {
     }
 }
 
-/// A guard that takes the claim of a step when dropped, so that the step does not run after its
-/// client has disconnected.
+/// A guard that takes the claim of a step when the guard is dropped. The step then does not run
+/// after its client has disconnected.
 struct StepGuard(Claim);
 
 impl Drop for StepGuard {
@@ -199,8 +200,8 @@ pub(crate) fn broken_off() -> RequestFailure {
 }
 
 impl Pipeline {
-    /// Runs a request of any model, like [`Self::infer`], and returns when the first answer has
-    /// arrived. If the model does not stream, this is the only answer.
+    /// Runs a request to any model, like [`Self::infer`], and returns when the first answer has
+    /// arrived. If the model does not stream, the first answer is the only answer.
     pub async fn stream(
         &self,
         inputs: Vec<RequestInput>,

@@ -41,7 +41,7 @@ const UPTIME: Duration = Duration::from_secs(30);
 const SLAB_BYTES: u64 = 4096;
 const MEMORY_BYTES: usize = 1 << 16;
 
-/// The worker's end of a lane.
+/// A simulated worker at the other end of a lane.
 struct Actor {
     socket: OwnedFd,
     slab: AnswerWriter,
@@ -274,7 +274,8 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     let other = |content| stage.request_with(Bytes::from_static(content));
     let (two, three) = (other(&[2, 0, 0, 0]), other(&[3, 0, 0, 0]));
     stage.until((1, 2)).await;
-    // One request waits in the worker's socket and another waits in the queue. Neither is blamed.
+    // One request waits in the worker's socket and another waits in the queue. The death counts
+    // against neither of them.
     drop(first);
     stage.until((3, 0)).await;
     let second = stage.enter(2);
@@ -392,8 +393,8 @@ async fn requests_taken_back_are_served_elsewhere_and_late_answers_are_ignored()
     assert_eq!(again.await.unwrap(), Ok(good()), "its slot is free again");
 }
 
-/// Returns a profile in which any batch takes 1 s on 60 SMs. On fewer SMs, the time is longer in
-/// inverse proportion.
+/// Returns a profile in which every batch takes 1 s on 60 SMs. On fewer SMs, the time is inversely
+/// proportional to their number.
 fn slow_profile() -> Profile {
     let row = |batch| ExecutionRow { batch, ms: vec![1000.0] };
     Profile {
@@ -424,8 +425,8 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
         let new = stage.enter_with(2, Sms(new_sms));
         let second = stage.request();
         let behind = new.batch().await;
-        // The limit is 20 times the 30 s that a batch takes on two SMs. It applies to whichever
-        // worker has the two SMs.
+        // The limit is 20 times the 30 s that a batch takes on two SMs. It applies to any worker
+        // that has two SMs.
         assert!(longest(&stage) >= Some(began + Duration::from_secs(600)));
         old.answer_well(&batch);
         assert_eq!(first.await.unwrap(), Ok(good()));

@@ -23,11 +23,11 @@ impl Total {
 /// The total times of batches in each stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchStageTotals {
-    /// The copy of the inputs of all requests into the model's slab.
+    /// The time to copy the inputs of all requests into the model's slab.
     pub input: Total,
     /// The execution time that the worker reports.
     pub infer: Total,
-    /// The check of the answer, and the copy of the outputs out of the worker's slab.
+    /// The time to check the answer, and to copy the outputs out of the worker's slab.
     pub output: Total,
 }
 

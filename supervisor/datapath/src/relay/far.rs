@@ -1,4 +1,4 @@
-//! The side of a relay that has the workers.
+//! The side of a relay with the workers: the new supervisor.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,8 +15,8 @@ use crate::pipeline::{RequestArrival, RequestFailure, RequestInput, RequestOutpu
 use crate::router::Router;
 use crate::sockets::SocketFile;
 
-/// The pause after a failed accept. The cause of the failure, such as too many open files, may last
-/// for a while.
+/// The pause after a failed accept. Without a pause, the server would retry in a busy loop, because
+/// the cause (such as too many open files) may last for a while.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The server for requests that the previous supervisor relays. Dropping the server removes its
@@ -28,8 +28,8 @@ pub struct RelayServer {
 }
 
 impl RelayServer {
-    /// Creates a server on a listening socket. Clients are not authenticated, so the socket must be
-    /// in a folder that no other user can enter.
+    /// Creates a server on a listening socket. The server does not authenticate clients, so the
+    /// socket must be in a folder that no other user can enter.
     pub fn listen(socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -61,7 +61,7 @@ impl RelayServer {
 async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
-            // This is the normal end of a connection.
+            // Connections normally end this way, so this is not a warning.
             return tracing::debug!(%error, "a connection of the other supervisor ended");
         }
     }

@@ -1,6 +1,6 @@
 //! Relays requests between the two supervisors of an upgrade. Some clients may still be connected
-//! to the old supervisor when its models have moved. The old supervisor then relays their requests
-//! to the new supervisor, whose workers serve the models.
+//! to the old supervisor when its models have moved. The old supervisor then relays the clients'
+//! requests to the new supervisor, whose workers serve the models.
 //!
 //! A Unix socket connection carries one request and its answer at a time. A request or an answer is
 //! a frame: its length, a head of at most `MAX_HEAD` bytes, and the tensors' bytes. If a stream has

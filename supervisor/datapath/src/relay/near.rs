@@ -1,4 +1,4 @@
-//! The side of a relay that has the client.
+//! The side of a relay with the clients: the old supervisor.
 
 use std::io;
 use std::path::Path;
@@ -16,8 +16,8 @@ use crate::pipeline::{
 };
 use crate::router::Route;
 
-/// Returns whether the supervisor at `socket` replies or closes the connection within the time
-/// `within`.
+/// Returns whether the supervisor at `socket` responds within the time `within`. Closing the
+/// connection also counts as a response.
 pub async fn is_responding(socket: &Path, within: Duration) -> bool {
     let exchange = async {
         let mut stream = UnixStream::connect(socket).await?;

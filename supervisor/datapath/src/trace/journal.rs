@@ -11,8 +11,8 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 /// counted.
 const MAX_ATTEMPTS: usize = 16;
 
-/// The trace of a request while it is recorded. All clones write to the same trace. They hold its
-/// lock only briefly and never block.
+/// The trace of a request while it is recorded. All clones write to the same trace. They hold the
+/// trace's lock only briefly and never block.
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Mutex<RequestTrace>>);
 
@@ -69,7 +69,7 @@ pub struct RunLocation {
     pub device: Arc<str>,
 }
 
-/// The end of a run.
+/// The way in which a run of a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
     Open,

@@ -1,4 +1,5 @@
-//! Traces requests: selects the requests to trace, sets their trace ids, and records their steps.
+//! Traces requests: selects the requests to trace, sets the trace ids, and records the steps of
+//! each request.
 //!
 //! ```text
 //! headers ─ Tracer::begin ─▶ RequestSpan ─ Journal ─▶ ingress, pipeline: steps of the request

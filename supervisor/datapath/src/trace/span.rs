@@ -6,7 +6,6 @@ use super::journal::{Journal, RequestTrace};
 use super::parent::TraceParent;
 use super::tracer::Tracer;
 
-/// The protocol of a traced request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpanProtocol {
     /// An HTTP request with this path.
@@ -20,7 +19,7 @@ pub enum SpanStatus {
     /// The client disconnected before the status was known.
     Cancelled,
     Http(u16),
-    /// The gRPC status code; 0 is OK.
+    /// The gRPC status code. 0 means OK.
     Grpc(i32),
 }
 

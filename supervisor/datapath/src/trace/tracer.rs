@@ -13,7 +13,8 @@ use super::span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
 use crate::clock::Clock;
 use shadowslice_config::SampleRate;
 
-/// The largest number of traced requests that wait for the exporter. Further requests are dropped.
+/// The largest number of traced requests that wait for the exporter. If the queue is full, the
+/// trace of a further request is dropped.
 const MAX_QUEUED: usize = 4096;
 
 /// The number of spans since the start, by outcome.

@@ -1,5 +1,5 @@
 //! The control socket, through which `status`, `resize` and other commands reach a running
-//! supervisor. A request is one line of JSON, and so is its reply.
+//! supervisor. Each request and each reply is one line of JSON.
 
 mod client;
 mod server;
@@ -21,7 +21,7 @@ pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 /// The largest reply, in bytes.
 pub const MAX_REPLY_BYTES: u64 = 16 * 1024 * 1024;
 
-/// A request on the control socket.
+/// A request that a command sends to the supervisor over the control socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {
@@ -44,7 +44,7 @@ pub enum ControlRequest {
     },
     /// Starts the installed binary, which then takes over from this process.
     Upgrade,
-    /// Reports the host or one model as not ready, or as ready again.
+    /// Drains the host or one model, or ends the drain. A drained model is reported as not ready.
     Drain {
         model: Option<String>,
         drained: bool,
@@ -52,8 +52,8 @@ pub enum ControlRequest {
 }
 
 impl ControlRequest {
-    /// Returns the name of a request that changes something, and the request's model, or `*` for
-    /// the host. Returns `None` for a request that only reads.
+    /// Returns the name of a request that changes something, and its model. The model is `*` for a
+    /// request that concerns the host. Returns `None` for a request that only reads.
     fn command(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Status | Self::Plan => None,
@@ -76,7 +76,7 @@ pub enum ControlReply {
     Status(HostStatus),
     Handover {
         report: HandoverReport,
-        /// True if the share is now held, so that the policy does not change it.
+        /// True if the share is now held, which means that the policy does not change the share.
         held: bool,
     },
     Held {

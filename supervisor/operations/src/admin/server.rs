@@ -27,8 +27,8 @@ use shadowslice_datapath::repository::ModelCommandError;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
 
-/// The pause after a failed accept. The cause, such as too many open files, usually lasts for a
-/// while.
+/// The pause after a failed accept. Without a pause, the server would retry in a busy loop, because
+/// the cause (such as too many open files) usually lasts for a while.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The largest number of connections that are served at the same time.
@@ -54,8 +54,8 @@ pub struct AdminContext {
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub commands: mpsc::Sender<Command>,
     pub upgrades: mpsc::Sender<Upgrade>,
-    /// True while the next supervisor starts. The next supervisor would miss any change that is
-    /// made during this time.
+    /// True while the next supervisor starts. Commands that change something are refused during
+    /// this time, because the next supervisor would not know about the change.
     pub upgrading: watch::Receiver<bool>,
     /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
@@ -121,8 +121,8 @@ impl AdminContext {
 
 fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
     let mut report = served.report.borrow().clone();
-    // The successor's worker will take over, so it is shown as a shadow, although its own pipeline
-    // calls it the incumbent.
+    // The next supervisor's worker is shown as a shadow, because it will take over. In the next
+    // supervisor's own pipeline, this worker is the incumbent.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
     report.workers.extend(successor.map(|worker| match worker.role.as_str() {
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
@@ -155,7 +155,8 @@ pub enum ControlSocketError {
     Admit(#[from] UnknownAccount),
 }
 
-/// The control socket on which the supervisor listens. Dropping this removes the socket's file.
+/// The control socket on which the supervisor listens. Dropping this value removes the socket's
+/// file.
 #[derive(Debug)]
 pub struct Admin {
     listener: Arc<UnixListener>,
@@ -165,8 +166,8 @@ pub struct Admin {
 
 impl Admin {
     /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so an existing socket
-    /// is `inherited` or belongs to a dead supervisor. In addition to root and this user, `others`
-    /// may send commands.
+    /// is `inherited` or belongs to a dead supervisor. Root, this user and `others` have the
+    /// permission to send commands.
     pub fn bind(
         run_dir: &Path,
         others: Option<&Peers>,
@@ -176,8 +177,8 @@ impl Admin {
         let path = run_dir.join(SOCKET);
         let guard = others.map(|others| Guard::only(others, refusals)).transpose()?;
         let guard = guard.unwrap_or_else(Guard::everybody);
-        // If the configuration lists accounts, everyone can connect, and the guard then rejects
-        // those that are not listed.
+        // If the configuration lists accounts, every user can connect, and the guard rejects users
+        // that are not listed.
         let mode = if others.is_some() { 0o666 } else { 0o600 };
         let failed = |error| ControlSocketError::Bind(path.clone(), error);
         let (listener, file) = match inherited.take(SOCKET) {
@@ -220,8 +221,8 @@ impl Admin {
                         %error,
                         "cannot accept a connection to the control socket; trying again, while commands wait"
                     );
-                    // The process has probably run out of file descriptors. Connections that end
-                    // will free some.
+                    // The process has probably run out of file descriptors. File descriptors become
+                    // free when connections end.
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
@@ -379,7 +380,7 @@ async fn place(model: String, gpu: usize, context: &AdminContext) -> Result<Cont
     Ok(ControlReply::Placed { gpu, news })
 }
 
-/// Sends a command to the registry and waits for its result.
+/// Sends a command to the registry and waits for the command's result.
 async fn command<T>(
     context: &AdminContext,
     command: impl FnOnce(oneshot::Sender<T>) -> Command,

@@ -31,7 +31,7 @@ pub(super) struct PartitionMeasurement {
     pub(super) groups: Result<Result<Vec<u32>, String>, Problem>,
 }
 
-/// A part of the host that is missing or broken, and the advice for the operator.
+/// A fault of the host, and advice on how to correct it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) finding: String,
@@ -54,7 +54,7 @@ impl Problem {
 pub(super) struct DriverFacts {
     pub(super) nvml: Result<nvml::Host, Problem>,
     pub(super) files: Vec<DeviceFile>,
-    /// The processes on the GPUs that are neither workers nor MPS processes.
+    /// The processes of other programs on the GPUs: neither workers nor MPS processes.
     pub(super) foreign: Vec<ForeignProcess>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct ForeignProcess {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceFile {
     pub(super) name: String,
-    /// True if this user may read and write the device file.
+    /// True if this user has the permission to read and write the device file.
     pub(super) open: bool,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct MpsProcess {
     pub(super) kind: MpsKind,
     pub(super) pid: i32,
     pub(super) uid: u32,
-    /// The pipe directory, or `None` if this user may not read it.
+    /// The process's pipe directory, or `None` if this user cannot read the process's environment.
     pub(super) pipes: Option<String>,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct SystemFacts {
     /// The environment variables that CUDA or MPS reads.
     pub(super) variables: Vec<(String, String)>,
     pub(super) uid: u32,
-    /// True if this user may raise a CPU priority again after lowering it.
+    /// True if this user has the permission to raise a CPU priority after lowering it.
     pub(super) may_raise_priority: bool,
     /// The limit on open files, or `None` for unlimited.
     pub(super) open_files: Option<u64>,
@@ -137,7 +137,7 @@ pub(super) enum RunDir {
     Unknown,
     /// This user can write to the directory, or can create it.
     Usable(PathBuf),
-    /// A supervisor runs in the directory.
+    /// Another supervisor uses the directory.
     Taken(PathBuf),
     /// The directory cannot be used. The text says why.
     Unusable(PathBuf, String),

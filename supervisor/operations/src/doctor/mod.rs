@@ -1,5 +1,5 @@
 //! `shadowslice doctor` checks a host and gives advice. `gather` collects `HostFacts`, and `judge`
-//! converts them into checks. `judge` is pure.
+//! converts them into checks. `judge` does no I/O.
 
 mod check;
 mod facts;

@@ -1,11 +1,11 @@
-//! The parts of a host that a configuration requires.
+//! Determines which parts of a host a configuration requires.
 
 use shadowslice_config::{
     Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning, ProviderKind,
 };
 
-/// The number of file descriptors that is required without a configuration. A configuration would
-/// limit the number of connections.
+/// The number of file descriptors that is required without a configuration. With a configuration,
+/// the number depends on the limit on connections.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
 /// The required parts of a host. A part that is missing is a fault only if it is required.

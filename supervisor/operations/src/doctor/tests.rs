@@ -1,4 +1,4 @@
-//! Tests the checks with the facts of invented hosts.
+//! Tests the checks with the facts of simulated hosts.
 
 use std::path::PathBuf;
 

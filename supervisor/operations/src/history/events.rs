@@ -14,7 +14,6 @@ const QUIET_SAMPLES: u32 = 15;
 /// The longest text of an event, in characters.
 const MAX_TEXT: usize = 300;
 
-/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum HistoryEventKind {
@@ -29,7 +28,7 @@ pub(super) enum HistoryEventKind {
     State,
 }
 
-/// An event that the page shows.
+/// An event that the web page shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct HistoryEvent {
     kind: HistoryEventKind,
@@ -84,7 +83,8 @@ pub(super) fn between(
     for model in &now.models {
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
         let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
-        // If a model was replaced, its counters start from zero.
+        // If a model was replaced, its counters started again from zero, so they are not compared
+        // with the earlier counters.
         let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
         let counted = same.unwrap_or(&nothing);
         marks.extend(death(counted, model));

@@ -38,10 +38,10 @@ const MAX_SAMPLES: usize = 1800;
 /// fits.
 const MAX_BYTES: usize = 16 << 20;
 
-/// The end of a message. No message contains these bytes elsewhere.
+/// The bytes that end a message. They occur only at the end of a message.
 const END: &[u8] = b"\n\n";
 
-/// The number of samples that are queued for a slow page. If a page falls further behind, it must
+/// The number of samples that are queued for a slow page. A page that falls further behind must
 /// reconnect.
 const PAGE_CAPACITY: usize = 32;
 
@@ -94,8 +94,8 @@ impl History {
     /// Returns the stored samples and a receiver for new samples. Each sample is a server-sent
     /// event.
     pub fn follow(&self) -> (Vec<Bytes>, broadcast::Receiver<Bytes>) {
-        // The lock ensures that each sample is either in the list or sent to the receiver, but not
-        // both.
+        // The lock ensures that each sample is either in the list or sent to the receiver, but
+        // never both.
         let stored = self.stored.lock();
         (stored.messages.iter().cloned().collect(), self.sample_tx.subscribe())
     }

@@ -3,9 +3,9 @@
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_shared::groups::Groups;
 
-/// Returns, for each model, the number of SMs that it would get if all models were busy. If several
-/// models can use the same SMs, these are divided evenly. A share without groups is not bound to
-/// particular SMs, so it counts as a fraction of each SM.
+/// Returns the number of SMs that each model would get if all models were busy. SMs that several
+/// models can use are divided evenly. A share without groups is not bound to particular SMs, so the
+/// share counts as a fraction of every SM.
 pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     let whole = [gpu.sms];
     let sizes = gpu.groups.as_deref().unwrap_or(&whole);

@@ -50,7 +50,7 @@ struct ModelSample {
     state: String,
     share_percent: u32,
     sms: u32,
-    /// The number of SMs that the model gets if all models are busy; see [`even_parts`].
+    /// The number of SMs that the model gets if all models are busy (see [`even_parts`]).
     part_sms: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,
@@ -151,7 +151,8 @@ impl ModelSample {
         part_sms: f64,
         span: Duration,
     ) -> Self {
-        // If a model was replaced, its counters start from zero.
+        // If a model was replaced, its counters started again from zero, so they are not compared
+        // with the earlier counters.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));

@@ -1,4 +1,4 @@
-//! Converts a status into metrics in the Prometheus text format. This module is pure.
+//! Converts a status into metrics in the Prometheus text format. This module does no I/O.
 
 mod gpus;
 mod table;
@@ -15,13 +15,13 @@ use shadowslice_datapath::pipeline::{Total, Totals};
 use shadowslice_datapath::trace::SpanCounts;
 use text::{escaped, write_all};
 
-/// The measurements of a model. All totals count from the start.
+/// The measurements of a model. All totals count from the start of the supervisor.
 #[derive(Debug)]
 pub struct ModelMetrics {
     pub status: ModelStatus,
     pub totals: Totals,
     pub changes: Changes,
-    /// The resources for which workers wait.
+    /// The reasons why the model's workers cannot start yet.
     pub waits: Vec<WaitReason>,
 }
 
@@ -35,7 +35,7 @@ pub struct Certificate {
     pub expires: u64,
 }
 
-/// The measurements of the policy.
+/// The measurements of the sharing policy's decisions.
 #[derive(Debug)]
 pub struct PolicyMetrics {
     pub name: String,
@@ -80,7 +80,8 @@ pub struct ReloadOutcome {
     pub succeeded: bool,
 }
 
-/// Renders all metrics: first the supervisor's own metrics, then those with Triton's names.
+/// Renders all metrics: first the metrics with the supervisor's own names, then the metrics with
+/// Triton's names.
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&PolicyMetrics>,

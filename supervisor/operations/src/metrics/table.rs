@@ -11,8 +11,8 @@ use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
 use shadowslice_datapath::host_counters::{HTTP_CODES, HostCounts, HostLimit};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 
-/// The metrics of models. No event is counted under two labels, so the values of a metric can be
-/// added up.
+/// The metrics of models. Each event is counted under only one label, so the values of a metric can
+/// be added up.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge(
         "shadowslice_model_ready",
@@ -190,7 +190,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
 ];
 
-/// The metrics of the policy. They have no values if no policy decides.
+/// The metrics of the policy. They have no values if no policy decides shares.
 pub(super) const POLICY: &[Metric<PolicyMetrics>] =
     &[summary("shadowslice_decision_duration_seconds", "Time that the policy took to decide.", |policy| {
         total(&policy.took)
@@ -300,7 +300,7 @@ pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     |(_, spans)| one(*spans as f64),
 )];
 
-/// Returns the outcomes by cause. The causes that do not depend on the load come first.
+/// Returns the outcomes of changes of the share by cause: an operator, a worker or the policy.
 fn causes(model: &ModelMetrics) -> [(&'static str, &Outcomes); 3] {
     let Changes { by_hand, by_policy, by_worker, .. } = &model.changes;
     [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
@@ -330,8 +330,8 @@ fn waiting(model: &ModelMetrics) -> Vec<MetricSample> {
     by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
 }
 
-/// Returns the sum of the workers' memory for each role. Workers with unknown memory are omitted,
-/// because 0 would be wrong.
+/// Returns the sum of the workers' memory for each role. Workers whose memory is unknown are
+/// omitted, because the value 0 would be wrong.
 fn gpu_memory(model: &ModelMetrics) -> Vec<MetricSample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {
@@ -378,7 +378,8 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<MetricSampl
     counts.iter().map(sample).collect()
 }
 
-/// The number of digits of a file's SHA-256 in a label. It is large enough to distinguish versions.
+/// The number of digits of a file's SHA-256 in a label. This number is large enough to distinguish
+/// versions of a file.
 const SHA256_DIGITS: usize = 16;
 
 fn loaded(loaded: &LoadedStatus) -> MetricSample {
@@ -403,7 +404,7 @@ fn total(of: &Total) -> Vec<MetricSample> {
     sum_and_count(of.time.as_secs_f64(), of.count).into()
 }
 
-/// Returns the samples if the model has streamed, and no samples otherwise.
+/// Returns the samples if the model has answered a stream. Returns no samples otherwise.
 fn streamed(model: &ModelMetrics, samples: Vec<MetricSample>) -> Vec<MetricSample> {
     let has_streamed = model.totals.stream_steps.count > 0 || model.totals.streams_failed > 0;
     if has_streamed { samples } else { Vec::new() }

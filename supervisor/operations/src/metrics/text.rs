@@ -4,7 +4,8 @@
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
     pub(super) kind: &'static str,
-    /// The help text. It must not contain a backslash or a line break, because it is not escaped.
+    /// The help text. It must not contain a backslash or a line break, because it is written
+    /// without escapes.
     pub(super) help: &'static str,
     pub(super) samples: fn(&S) -> Vec<MetricSample>,
 }

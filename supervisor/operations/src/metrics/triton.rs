@@ -102,8 +102,8 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
     write_all(text, MACHINE, &[machine], |_| String::new());
 }
 
-/// Returns the failed requests by Triton's reasons. If an accepted request failed, it counts as
-/// `BACKEND`: its worker failed or was missing, or its input was invalid.
+/// Returns the failed requests by Triton's reasons. All failures of accepted requests count as
+/// `BACKEND`: a worker failed or was missing, or the input was invalid.
 fn failures(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let reasons = [

@@ -78,15 +78,15 @@ impl Exporter {
                 let sender = Sender { endpoint, client, clock, tracer, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
             });
-            // An error means that the exporter was dropped, so no task waits for the end of the
-            // thread.
+            // An error only means that the exporter was dropped and no task waits for the end of
+            // the thread.
             end.send(()).ok();
         };
         thread::Builder::new().name("traces".to_owned()).spawn(run).map_err(ExporterError::Thread)?;
         Ok((tracer, Self { stop, ended }))
     }
 
-    /// Stops the thread after it has sent the last traces, but after at most `FLUSH_TIMEOUT`.
+    /// Stops the thread when it has sent the last traces, or after `FLUSH_TIMEOUT`.
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_TIMEOUT, self.ended).await.is_err() {
@@ -115,7 +115,7 @@ struct Sender {
     resource: Resource,
     gathered: Vec<TracedRequest>,
     outage: Outage,
-    /// The number of dropped spans that have been reported to `outage`.
+    /// The number of dropped spans that have already been passed to `outage`.
     dropped: u64,
 }
 
@@ -137,8 +137,8 @@ impl Sender {
         }
     }
 
-    /// Waits for the first request of a message, and then for further requests. This function is
-    /// cancel-safe.
+    /// Collects the requests of one message: waits for the first request, and then for further
+    /// requests. This function is cancel-safe.
     async fn gather(&mut self, traced: &mut mpsc::Receiver<TracedRequest>) {
         let first = traced.recv().await;
         self.gathered.extend(first);
@@ -189,8 +189,8 @@ impl Sender {
             }
             Err(status) => {
                 self.tracer.count(|counts| counts.unsent += count);
-                // Without a new connection, a dead connection would remain unnoticed for minutes,
-                // because some servers reject keep-alive pings.
+                // A new connection is needed, because a dead connection would remain unnoticed for
+                // minutes. Keep-alive pings would detect it, but some servers reject them.
                 self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
                 errors::chain(&status)
             }

@@ -1,5 +1,5 @@
 //! Decides when to log an outage of the collector: at its start, once a minute, and at its end.
-//! This module is pure.
+//! This module does no I/O.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ pub(super) struct Outage {
     failing: bool,
 }
 
-/// A message to log.
+/// A message that the exporter must log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutageNotice {
     /// Spans were dropped. The value is their number since the last report.
     Dropped(u64),
-    /// The collector works again. The value is the number of dropped spans that have not been
-    /// reported yet.
+    /// The collector accepts spans again. The value is the number of dropped spans that have not
+    /// been reported yet.
     Over(u64),
 }
 

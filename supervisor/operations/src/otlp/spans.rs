@@ -1,4 +1,4 @@
-//! Converts the steps of a request into spans. This module is pure.
+//! Converts the steps of a request into spans. This module does no I/O.
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
@@ -25,7 +25,8 @@ const SAMPLED: u32 = 0x101;
 /// The flag of a span whose parent is remote.
 const REMOTE: u32 = 0x200;
 
-/// A reading of the wall clock. It is used to convert timestamps.
+/// A reading of the wall clock. It is used to convert timestamps of the monotonic clock to
+/// wall-clock time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WallClock {
     /// The time since 1970 at the timestamp [`WallClock::at`].
@@ -183,8 +184,8 @@ fn of_journey(journey: &RequestTrace) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// Returns an error status if the server caused the failure. OpenTelemetry's conventions require
-/// servers to report no other errors.
+/// Returns an error status if the server caused the failure. Failures that the client caused are
+/// not reported as errors, as OpenTelemetry's conventions require for servers.
 fn status(outcome: SpanStatus, journey: &RequestTrace) -> Option<Status> {
     let faulty = match outcome {
         SpanStatus::Cancelled => false,

@@ -52,8 +52,8 @@ pub(super) enum BenchError {
     NoOperator(String),
     #[error("cannot run the model on partitions: {0}")]
     NoPartitions(String),
-    /// The worker found that the model must be loaded in another form. The next worker will load it
-    /// in that form.
+    /// The worker found that the model must be loaded in another form. The next worker will load
+    /// the model in this form.
     #[error("{0}")]
     OtherForm(String),
     #[error(
@@ -85,7 +85,7 @@ pub(super) enum BenchError {
 /// A model to measure, with all data that its workers need.
 pub(super) struct Bench<'b> {
     pub(super) model: &'b ModelConfig,
-    /// The command line. It is shown in the advice on missing options.
+    /// The command line. Advice on missing options shows it.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) programs: &'b Programs,
@@ -100,7 +100,7 @@ pub(super) struct Bench<'b> {
     pub(super) requests: WritableSlab,
     /// The number of timed batches for each size. The same number of untimed batches runs first.
     pub(super) runs: u32,
-    /// The time after which no further batch of the same size starts.
+    /// The time limit for each batch size. After this time, no further batch of the size starts.
     pub(super) time_limit: Duration,
     /// A function that returns the GPU memory of the process with this id, in bytes.
     pub(super) all_memory: &'b dyn Fn(i32) -> u64,
@@ -280,7 +280,7 @@ impl Bench<'_> {
             }
         }
         times.sort_unstable();
-        // A time of 0 is not valid in a profile, so a batch takes at least one microsecond.
+        // A profile cannot contain a time of 0, so the smallest time is one microsecond.
         Ok(times[times.len() / 2].max(1) as f64 / 1e3)
     }
 
@@ -416,7 +416,7 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
 /// Generates `count` elements that any model accepts: floats with different values, and ones for
 /// all other types.
 fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
-    // The values only need to differ, so they need not be random.
+    // The values only need to differ from each other, so they need not be random.
     let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;
     match datatype {
         Datatype::Fp32 => (0..count).flat_map(|index| unit(index).to_le_bytes()).collect(),

@@ -120,7 +120,7 @@ fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
 }
 
 /// Runs the measurement until it ends or the process receives a signal. On a signal, drops the
-/// measurement with its workers and files.
+/// measurement, which stops its workers and removes its files.
 async fn unless_interrupted(
     measuring: impl Future<Output = Result<Vec<ShareMeasurement>, ProfileError>>,
 ) -> Result<Vec<ShareMeasurement>, ProfileError> {
@@ -213,7 +213,8 @@ fn configuration(options: &ProfileOptions, scratch: &Path) -> Result<Config, Pro
     if let Some(library) = &options.library {
         document["onnxruntime"] = serde_json::json!({"library": json(library)?});
     }
-    // The configuration is read from a file. JSON is valid YAML.
+    // The configuration is loaded from a file. The file can contain JSON, because JSON is valid
+    // YAML.
     let file = scratch.join("profile.yaml");
     std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
     let invalid = |why: &str| ProfileError::Options(options::with_options(why, &file));
@@ -235,7 +236,7 @@ fn assemble(
     let rows =
         sizes.iter().enumerate().map(|(index, &batch)| ExecutionRow { batch, ms: row(index) }).collect();
     let sms = columns.iter().map(|column| column.sms).collect();
-    // A start takes longest with the fewest SMs. The profile contains this worst case.
+    // A start takes longest with the fewest SMs. The profile contains the longest start time.
     let boots = columns.iter().map(|column| column.boot);
     let start = boots.map(start).reduce(longest).unwrap_or_default();
     // The context and some workspaces grow with the share. The profile contains the largest

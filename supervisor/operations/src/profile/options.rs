@@ -23,7 +23,7 @@ const OPTIONS: [(&str, &str); 8] = [
     ("onnxruntime.library", "--library"),
 ];
 
-/// Pieces of advice on configuration keys, and the advice on options that replaces them.
+/// Pairs of texts: the advice on configuration keys, and the advice on options that replaces it.
 const ADVICE: [(&str, &str); 6] = [
     ("raise limits.response_bytes", "give a smaller --max-batch"),
     ("use a smaller batch.max", "give a smaller --max-batch"),
@@ -96,8 +96,8 @@ impl ProfileOptions {
         if in_python { "python" } else { "onnxruntime" }
     }
 
-    /// Returns the model's name: the file's stem, in which characters that are not allowed in names
-    /// are replaced.
+    /// Returns the model's name: the file name without its extension. Characters that are not
+    /// allowed in names are replaced.
     pub(super) fn name(&self) -> String {
         let stem = self.model.file_stem().unwrap_or_default().to_string_lossy();
         let fits = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);

@@ -5,8 +5,8 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Checks that a file could be written at this path. Does not change an existing file and does not
-/// create one, because the measurement may still fail.
+/// Checks that a file could be written at this path. Does not change or create the file, because
+/// the measurement may still fail.
 pub(super) fn check_writable(path: &Path) -> io::Result<()> {
     if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(ErrorKind::IsADirectory.into());

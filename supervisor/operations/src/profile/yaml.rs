@@ -19,7 +19,7 @@ pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let [process, load, warm] = [start.process, start.load, start.warm].map(|span| span.as_millis());
     let shapes = match shapes.len() {
         0 => String::new(),
-        // JSON is valid YAML.
+        // The shapes are written as JSON, which is valid YAML.
         _ => format!("shapes: {}\n", serde_json::json!(shapes)),
     };
     let columns: Vec<String> = execution.sms().iter().map(|sms| sms.0.to_string()).collect();

@@ -52,10 +52,10 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Returns a reason if the GPU has too little memory for another worker of a model with these
-/// workers. The new worker needs as much memory as the serving worker uses without weights. If that
-/// is unknown, it needs `need` bytes. A standby's memory counts as free, because the standby would
-/// be stopped.
+/// Returns a message if the GPU has too little memory for another worker of a model with these
+/// workers. The new worker is assumed to need the memory of the serving worker without weights. If
+/// this amount is unknown, `need` bytes are assumed. A standby's memory counts as free, because the
+/// standby would be stopped.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);

@@ -80,7 +80,7 @@ fn idle(model: &ModelPlan) -> bool {
     model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.seen.queued == 0
 }
 
-/// Returns one word for what prevents a wanted change.
+/// Returns one word for the reason why a wanted change is not made.
 fn kept_by(model: &ModelPlan) -> &'static str {
     match (model.verdict.as_str(), &model.not_ordered) {
         (_, Some(_)) => "obstacle",

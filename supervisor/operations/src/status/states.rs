@@ -33,7 +33,7 @@ pub(super) fn progress(report: &ModelReport, now: Instant) -> Option<String> {
     (!known.is_empty()).then(|| known.join("; "))
 }
 
-/// Returns the time until an unready model is tried again.
+/// Returns the time until the supervisor tries to start an unready model again.
 pub(super) fn next_try(state: &ModelState, now: Instant) -> Option<Duration> {
     match state {
         ModelState::Unready { next: NextStart::UnderWay, .. } => Some(Duration::ZERO),

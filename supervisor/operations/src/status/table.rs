@@ -1,6 +1,6 @@
 //! Formats tables and sentences for a given width.
 
-/// The width of text output, in columns. Any terminal has at least this width.
+/// The width of text output, in columns. Most terminals have at least this width.
 pub(crate) const WIDTH: usize = 80;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +41,8 @@ pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> Strin
     TableColumn { rank, head, align: Align::Right, cell }
 }
 
-/// Returns the head and all rows as lines of at most `width` columns. If the columns of rank 0 are
-/// wider, the lines are longer.
+/// Returns the head and all rows as lines of at most `width` columns. If the columns of rank 0 need
+/// more than `width` columns of text, the lines are longer.
 pub(crate) fn aligned<R>(
     columns: &[TableColumn<R>],
     rows: &[R],

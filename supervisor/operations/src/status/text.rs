@@ -38,7 +38,7 @@ pub fn text(status: &HostStatus) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// The largest number of models that are named if the host is not ready.
+/// The largest number of models that the text names as the cause if the host is not ready.
 const MAX_NAMED: usize = 5;
 
 fn unready_host(models: &[ModelStatus]) -> String {
@@ -93,7 +93,8 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
         .collect()
 }
 
-/// Describes for how long a model has been unready, and when it is tried again.
+/// Describes for how long a model has been unready, and when the supervisor tries to start it
+/// again.
 fn next_try(model: &ModelStatus) -> String {
     if model.state != "unready" {
         return String::new();

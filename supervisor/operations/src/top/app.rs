@@ -51,8 +51,8 @@ impl App {
                 self.away = None;
             }
             Err(why) => {
-                // The next supervisor's counters start from zero, so a difference to the current
-                // counters would be meaningless.
+                // The next supervisor's counters start from zero, so they cannot be compared with
+                // the previous supervisor's counters.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
                 self.away = Some(Unreachable { why, since, now });

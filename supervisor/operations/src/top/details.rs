@@ -5,8 +5,8 @@ use crate::figures::{self, span};
 use crate::status::table::wrapped;
 use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
 
-/// Returns the lines. The most important lines come first, because a small screen shows only some
-/// of them.
+/// Returns the lines. The most important lines come first, because a small screen shows only the
+/// first lines.
 pub(super) fn lines(model: &TopModel, width: usize) -> Vec<String> {
     let status = &model.status;
     let mut lines = vec![head(model)];

@@ -6,7 +6,8 @@ use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
 use shadowslice_shared::groups::Groups;
 
-/// The width, in columns, at which the single line of a GPU has room for several letters per group.
+/// The screen width, in columns, at which the single line of a GPU has room for several letters per
+/// group.
 const WIDE: usize = 130;
 
 /// Returns the complete description of one GPU, in several lines.

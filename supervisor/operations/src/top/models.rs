@@ -62,8 +62,8 @@ fn busy(model: &TopModel, figure: impl Fn() -> String) -> String {
     if model.is_idle() { "-".to_owned() } else { figure() }
 }
 
-/// Describes the last change. If the share that it set is the current one, shows the age of the
-/// change. Otherwise shows its outcome.
+/// Describes the last change of the share. If the change was completed, shows its age. Otherwise
+/// shows its outcome.
 fn last_change(model: &TopModel) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {

@@ -32,14 +32,14 @@ pub(super) fn distribute(lines: usize, needs: LineNeeds) -> LineBudget {
     let details = needs.details.min(FIRST_DETAILS);
     let full_gpus = models + details + needs.full_gpus <= lines;
     let gpus = if full_gpus { needs.full_gpus } else { needs.short_gpus };
-    // If there are too few lines, the models have priority over the details, and the details over
-    // the GPUs.
+    // If there are too few lines, the models take precedence over the details. The details take
+    // precedence over the GPUs.
     let models = models.min(lines);
     let gpus = gpus.min(lines.saturating_sub(models + details));
     let details = needs.details.min(lines - models - gpus);
     let spare = lines - models - gpus - details;
     let models = needs.models.min(models + spare);
-    // Further rows of models take precedence over details after the first `FIRST_DETAILS` lines.
+    // After the first `FIRST_DETAILS` lines of details, further rows of models take precedence.
     let more = (needs.models - models).min(details.saturating_sub(FIRST_DETAILS));
     LineBudget { models: models + more, gpus, full_gpus, details: details - more }
 }

@@ -113,14 +113,15 @@ fn poll(run_dir: &Path) -> Result<PollResult, String> {
     }
 }
 
-/// A terminal in raw mode. Dropping it restores the terminal.
+/// A terminal in raw mode. Dropping this value restores the terminal.
 struct Screen(DefaultTerminal);
 
 impl Screen {
     fn take() -> io::Result<Self> {
         let screen = ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore());
         // ratatui's panic hook restores the terminal and prints the message. A panic in another
-        // thread arrives as an event. Its message is printed after the terminal has been restored.
+        // thread arrives as an event. The panic's message is printed after the terminal has been
+        // restored.
         let restoring_hook = panic::take_hook();
         let drawing = thread::current().id();
         panic::set_hook(Box::new(move |info| {
@@ -142,7 +143,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The terminal may be closed. In that case nothing can be restored.
+        // An error may mean that the terminal is closed. In that case nothing can be restored.
         self.0.show_cursor().ok();
         ratatui::try_restore().ok();
     }

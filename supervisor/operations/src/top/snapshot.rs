@@ -37,8 +37,8 @@ pub(super) struct TopModel {
 }
 
 impl TopModel {
-    /// Returns true if no request arrived in the last interval. If there is only one reply, the
-    /// last minute or two count instead.
+    /// Returns true if no request arrived in the last interval. If there is only one reply, uses
+    /// the last minute or two instead of the interval.
     pub(super) fn is_idle(&self) -> bool {
         self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
     }

@@ -50,7 +50,7 @@ pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     filled(lines, last, height)
 }
 
-/// Returns all content as a page of any length, for output without a terminal.
+/// Returns the whole content without a limit on the number of lines, for output without a terminal.
 pub(super) fn page(app: &App, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
     let Some(snapshot) = &app.snapshot else { return Vec::new() };

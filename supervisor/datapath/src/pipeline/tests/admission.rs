@@ -1,8 +1,8 @@
-//! Tests admission control: the requests that a sharing policy refuses, and the values that the
-//! policy observes.
+//! Tests admission control: which requests are refused, and which values the sharing policy
+//! observes.
 //!
-//! The times in the profile differ greatly from the SLOs, so the duration of the test does not
-//! matter.
+//! The times in the profile differ greatly from the SLOs, so the results do not depend on the speed
+//! of the test.
 
 use shadowslice_policy::sharing::BatchStats;
 
@@ -10,8 +10,8 @@ use super::*;
 
 const OPEN: AdmissionPolicy = AdmissionPolicy::accept_all(u32::MAX);
 
-/// Returns a pipeline that refuses late requests. One row takes 1 s on 60 SMs, and eight rows take
-/// 100 s.
+/// Returns a pipeline that refuses late requests. On 60 SMs, a batch of one row takes 1 s, and a
+/// batch of eight rows takes 100 s.
 fn stage(slo: Duration) -> Stage {
     let row = |batch, ms| ExecutionRow { batch, ms: vec![ms] };
     let rows = vec![row(1, 1e3), row(8, 1e5)];
@@ -214,7 +214,7 @@ async fn its_turn_comes_by_itself_before_the_end() {
     worker.batch().await;
     let _second = stage.request();
     worker.batch().await;
-    // The worker received the second batch after about one second, because one row takes 1 s.
+    // The worker received the second batch after about 1 s, because the first batch takes 1 s.
     assert!(stage.pipeline.now().since(began) >= Duration::from_millis(990));
     assert_eq!(stage.pending(), (0, 2), "the first is still in flight");
     watch.abort();

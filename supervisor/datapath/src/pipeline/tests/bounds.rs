@@ -34,8 +34,8 @@ async fn the_queue_has_its_bound_and_cancelled_requests_make_room() {
     assert_eq!((counts.accepted, counts.succeeded, counts.rejected, counts.cancelled), (7, 6, 1, 1));
 }
 
-/// Tests that a cancelled request takes no other request's place in the queue. The request was
-/// cancelled while it executed, and then waits again.
+/// Tests that a cancelled request does not occupy a place in a full queue. The request is cancelled
+/// while it executes, and is then put back into the queue.
 #[tokio::test]
 async fn the_queue_makes_room_when_a_cancelled_request_is_put_back() {
     let mut stage = Stage::new();

@@ -14,7 +14,7 @@ pub(super) fn written((outputs, mut delivery): (Vec<RequestOutput>, Delivery)) -
     outputs
 }
 
-/// Sends a request whose first byte was read a time of `took` ago.
+/// Sends a request whose first byte was read earlier, by the time `took`.
 fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
     let arrival =
@@ -129,7 +129,7 @@ async fn a_client_that_disconnects_as_its_answer_arrives_is_counted_once() {
     let reply = request(&stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
     reply.abort();
-    // The task ends with or without an answer, depending on which event comes first.
+    // The task may end with or without an answer, because the order of the two events is random.
     if let Ok(answered) = reply.await {
         drop(answered);
     }
@@ -154,7 +154,8 @@ async fn any_number_of_ends_is_counted() {
     assert!(stage.pipeline.endings.lock().is_empty());
 }
 
-/// Returns the receiving time and the latency of a request that took half a minute to arrive.
+/// Returns the total receiving time and the total latency after a request that took half a minute
+/// to arrive.
 async fn half_a_minute(options: RequestOptions) -> (Duration, Duration) {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);

@@ -7,8 +7,8 @@ use super::*;
 /// A time longer than the interval between two checks.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The delay of the request after the hung request. It is much shorter than the interval between
-/// two checks.
+/// The time for which the second request waits for more requests before its batch is sent. It is
+/// much shorter than the interval between two checks.
 const DELAY: Duration = Duration::from_millis(10);
 
 /// Attaches a worker whose batches should take 1 ms, and sends a request that the worker does not
@@ -56,8 +56,9 @@ async fn each_of_two_workers_that_seem_to_hang_is_checked_again() {
     two.abort();
 }
 
-/// Tests the time limits of shapes. A shape that was never executed may take long. A shape that was
-/// executed may take about as long as before.
+/// Tests the time after which a batch counts as hung, for different shapes. The limit is 30 s for
+/// the first batch of a shape. For later batches, it is 20 times the predicted time, but at least 1
+/// s.
 #[tokio::test]
 async fn a_shape_that_was_never_executed_is_given_time() {
     let mut stage = Stage::new();
@@ -113,8 +114,8 @@ async fn due_batches_are_sent_before_a_worker_that_seems_to_hang_is_checked_agai
     stuck.abort();
 }
 
-/// Tests that a request which seemed to hang before gets twice the time, and that other requests do
-/// not wait for so long.
+/// Tests a request during which a worker died before. Its time limit doubles, and the requests
+/// behind it are refused after their deadline.
 #[tokio::test]
 async fn requests_behind_a_suspect_are_refused_after_their_deadline() {
     let mut stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Tests which requests count as misses.
+//! Tests which requests count as misses of the SLO.
 
 use super::*;
 

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Keeps a worker busy: one request executes and another request waits on the lane, so that all
-/// further requests wait in the queue.
+/// Fills a worker's lane: one request executes and another request waits in the lane's slot. All
+/// further requests then wait in the queue.
 async fn busy(stage: &Stage) -> (Actor, Batch) {
     let worker = stage.enter(1);
     stage.request();

@@ -1,4 +1,5 @@
-//! Tests streams: the requests for their answers, and the ends of workers, clients and streams.
+//! Tests streams: the requests for further answers, and the cases in which a worker, a client or a
+//! stream ends.
 
 use shadowslice_policy::latency::BLIND_HANG_LIMIT;
 
@@ -147,7 +148,7 @@ async fn a_stream_is_closed_whenever_its_client_disconnects() {
     reply.abort();
     assert_eq!(worker.closed().await, stream);
     worker.answer_with_more(step.id);
-    // None of these streams counts against the worker's limit.
+    // The three streams whose clients disconnected no longer count against the worker's limit.
     let (_, first) = worker.begin(request(&stage)).await;
     worker.begin(request(&stage)).await;
     drop(first);

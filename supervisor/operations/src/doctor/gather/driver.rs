@@ -38,8 +38,8 @@ fn is_device(name: &str) -> bool {
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// Returns the unexpected processes on the GPUs. A process that this user cannot see has the name
-/// `unknown`.
+/// Returns the processes of other programs on the GPUs. A process that this user cannot see has the
+/// name `unknown`.
 fn foreign(host: &Host, processes: &ProcessTable) -> Vec<ForeignProcess> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);

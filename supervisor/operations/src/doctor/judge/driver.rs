@@ -15,8 +15,7 @@ const MAX_NAMED: usize = 5;
 pub(super) fn checks(driver: &DriverFacts, engine: &EngineFacts, need: &Requirements) -> Vec<Check> {
     let host = match &driver.nvml {
         Ok(host) => host,
-        // If the driver is missing, its device files are missing too, so a second check would
-        // report nothing new.
+        // If the driver and its device files are missing, one check reports both.
         Err(problem) if driver.files.is_empty() => return vec![Check::of_problem("driver", problem)],
         Err(problem) => return vec![Check::of_problem("driver", problem), files(driver)],
     };
@@ -157,7 +156,8 @@ fn others(index: u32, gpu: &Gpu, driver: &DriverFacts) -> Check {
     )
 }
 
-/// Checks a GPU's compute mode. Under MPS, only the MPS server has contexts on the GPU.
+/// Checks a GPU's compute mode. Under MPS, the mode EXCLUSIVE_PROCESS is suitable, because only the
+/// MPS server has contexts on the GPU.
 fn compute_mode(index: u32, mode: ComputeMode, mps: bool) -> Check {
     let name = format!("gpu {index} compute mode");
     let set = |mode: &str| format!("as root, run `nvidia-smi -i {index} -c {mode}`");

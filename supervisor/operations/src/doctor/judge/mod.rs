@@ -1,4 +1,4 @@
-//! Converts the facts about a host into checks. This module is pure.
+//! Converts the facts about a host into checks. This module does no I/O.
 
 mod driver;
 mod engine;

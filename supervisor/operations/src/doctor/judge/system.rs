@@ -6,12 +6,12 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::{MIB, RunDir, SystemFacts};
 use crate::doctor::requirements::Requirements;
 
-/// The default size of `/dev/shm` in a Docker container, in bytes. It is hardly enough for CUDA
-/// itself.
+/// The default size of `/dev/shm` in a Docker container, in bytes. This size is hardly enough for
+/// CUDA itself.
 const SMALL_SHARED_MEMORY: u64 = 64 * MIB;
 
-/// The variable that workers inherit. The supervisor sets all other variables for GPUs and shares
-/// itself.
+/// The only variable for GPUs that workers inherit. The supervisor itself sets all other variables
+/// that affect GPUs and shares.
 const INHERITED: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// The longest path of a pipe directory that MPS is known to accept, in bytes. MPS creates its

@@ -1,4 +1,4 @@
-//! Invented replies of a supervisor.
+//! Creates replies of a simulated supervisor.
 
 use serde_json::{Value, json};
 
