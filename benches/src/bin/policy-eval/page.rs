@@ -39,7 +39,7 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          {}\n\n\
          Each run simulates {seconds} s. Seeds start at {first_seed}. Execution and start times differ from the\n\
          profiles (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 %\n\
-         of each model's requests in time. The tables contain only the other mixes.\n\n\
+         of each model's requests in time. The tables omit easy mixes.\n\n\
          * **Weighted**: the mean of the percentages in time of all priorities, each with \
          {PRIORITY_WEIGHT} times the weight\n  \
          of the next lower priority. `{EVALUATED}` maximises this mean.\n\
@@ -103,7 +103,7 @@ fn compared(section: &PageSection) -> String {
     let gaps = gaps(trials);
     let mut text = format!(
         "{} mixes are not easy.\n\n{}\n\
-         `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
+         On average, `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound.\n\n\
          **Gaps of at most {} point** ({}): {} mixes have a larger gap.\n\n",
         trials.len(),
         table(&heads, rows),
