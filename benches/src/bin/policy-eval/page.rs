@@ -37,20 +37,22 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          page.\n\n\
          State: {state}.\n\n\
          {}\n\n\
-         Each run takes {seconds} s; the seeds start at {first_seed}. Execution and start times differ from the\n\
+         Each run simulates {seconds} s. Seeds start at {first_seed}. Execution and start times differ from the\n\
          profiles (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 %\n\
-         of each model's requests in time. The tables contain only the other mixes.\n\n\
-         * **Weighted**: the mean percentage in time over priorities, each with {PRIORITY_WEIGHT} times the weight of the\n  \
-         next lower priority. `{EVALUATED}` maximises this mean.\n\
+         of each model's requests in time. The tables omit easy mixes.\n\n\
+         * **Weighted**: the mean of the percentages in time of all priorities, each with \
+         {PRIORITY_WEIGHT} times the weight\n  \
+         of the next lower priority. `{EVALUATED}` maximises this mean.\n\
          * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
          `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
-         difference to the best layout, in points.\n\
-         * **Bound**: a fluid model with full batches and no queue serves the cheapest requests first\n  \
+         points by which a policy is behind the best layout (weighted).\n\
+         * **Bound**: the requests in time of a fluid model with full batches and no queue\n  \
          (`benches/simulator/src/bound.rs`). No policy reaches this bound.\n\
-         * **Harm**: in an easy mix, the percentage in time is over 0.3 points lower, `{EVALUATED}` refuses\n  \
-         requests, or a median exceeds 1.1 times that of `{BASE}` plus 0.5 ms.\n\n\
-         The lists show the worst mixes, with the weighted percentages of `{EVALUATED}` and of the best layout\n\
-         (highest priority in brackets). To repeat a run (KIND is in the section's title):\n\n\
+         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 points fewer requests in time than\n  \
+         `{BASE}`, refuses requests, or has a model whose median latency exceeds 1.1 times\n  \
+         its median under `{BASE}` plus 0.5 ms.\n\n\
+         Targets are bold. The lists show the worst mixes, with the weighted percentages of `{EVALUATED}` and of\n\
+         the best layout (highest priority in brackets). To repeat a run (KIND is in the section's title):\n\n\
          ```sh\n\
          shadowslice-simulate {runs}/KIND-SEED.yaml --load LOAD --seed SEED \\\n  \
          --utilisation PART --seconds {seconds} --truth {WORLD} --no-interference \\\n  \
@@ -101,7 +103,7 @@ fn compared(section: &PageSection) -> String {
     let gaps = gaps(trials);
     let mut text = format!(
         "{} mixes are not easy.\n\n{}\n\
-         `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
+         On average, `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound.\n\n\
          **Gaps of at most {} point** ({}): {} mixes have a larger gap.\n\n",
         trials.len(),
         table(&heads, rows),
