@@ -109,13 +109,14 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     // may wait for a CPU between two batches, and batches must be long compared with that wait.
     server.home().write("profile.yaml", profile(10.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
-    let side_by_side = async || {
-        // The neighbour is busy for longer than the other load lasts, even if its clients are slow.
-        let busy = load(&server, "two", 60.0, Duration::from_secs(4));
+    // The neighbour gets more requests per second than it can answer, for longer than the other
+    // load lasts.
+    let side_by_side = async |neighbour_per_s| {
+        let busy = load(&server, "two", neighbour_per_s, Duration::from_secs(4));
         assert_nothing_lost(&load(&server, "one", 10.0, Duration::from_secs(2)).await.unwrap());
         assert_nothing_lost(&busy.await.unwrap());
     };
-    side_by_side().await;
+    side_by_side(30.0).await;
     let apart = executes(&server, "one").await;
     // The emulated models share caches and memory bandwidth. A batch therefore takes 10 % longer
     // while the neighbour executes.
@@ -127,7 +128,7 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     for model in ["one", "two"] {
         server.resize(model, 100).await.unwrap();
     }
-    side_by_side().await;
+    side_by_side(120.0).await;
     let together = executes(&server, "one").await;
     assert!(together > 12.5, "{together} ms beside a neighbour on the same SMs");
     server.stop().await.unwrap();
