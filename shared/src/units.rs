@@ -38,7 +38,8 @@ impl Percent {
         self.0
     }
 
-    /// Returns the number of SMs that MPS gives a process with this share. This is
+    /// Estimates the number of SMs that MPS gives a process with this share. A backend that has
+    /// measured a larger minimum uses that minimum. The estimate is
     /// `total * share / 100`, rounded down to a multiple of [`Sms::STEP`] as on the hardware, but at
     /// least one step.
     pub fn sms_of(self, total: Sms) -> Sms {
@@ -143,7 +144,7 @@ impl std::ops::Sub<Duration> for Timestamp {
     }
 }
 
-/// Returns the duration in milliseconds.
+/// Returns the exact duration in milliseconds. `rounding::ms` rounds for display.
 pub fn ms(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }

@@ -1,5 +1,5 @@
-//! Applies a client's changes to the configuration of a model. The changes are JSON, and only some
-//! keys are allowed.
+//! Applies the changes that a client sends with the protocol's `load` call to the configuration of a
+//! model. The changes are JSON, and only some keys are allowed.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -21,11 +21,12 @@ const MAX_BYTES: usize = 64 * 1024;
 /// Returns a model's configuration with the changes in `json`.
 ///
 /// Checks the model and its files together with the rest of `config`, the current configuration.
-/// The result must stay within the bounds of `written`, the model in the operator's file.
+/// The result must stay within the bounds of `written`, the model in the operator's file. If a file
+/// of the model is missing or invalid, the result is `Ok`, and its field `broken` has the reason.
 ///
 /// # Errors
 ///
-/// A text that lists every fault.
+/// A text that lists the faults of the JSON, of its keys and values, or of its bounds.
 pub fn apply_client_changes(
     config: &Config,
     written: &ModelConfig,

@@ -16,7 +16,7 @@ pub struct GroupTenant {
     pub count: usize,
     /// The model's priority; 1 is the highest.
     pub priority: u32,
-    /// The groups that the model has at present.
+    /// The groups that the model has at present; [`Groups::WHOLE`] for a new model.
     pub now: Groups,
     /// The groups that a layout assigns to the model. Other models may have the same groups.
     pub preferred: Option<Groups>,
@@ -63,6 +63,7 @@ pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let all_stay: Option<Vec<Groups>> = tenants.iter().map(stays).collect();
     let mut placed = all_stay.unwrap_or_else(|| place_in_turn(tenants, total));
     if tenants.iter().any(|tenant| tenant.given().is_some()) {
+        // A layout may give several models the same groups, and this overlap must stay.
         return placed;
     }
     for _ in 0..ROUNDS {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! ingress ─ infer ─▶ request slab ─▶ scheduler ─▶ link ─▶ worker
-//!  ▲ │
-//!  └───────── outputs, copied from its slab ◀─ reader ┘
+//!    ▲                                                │
+//!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
 //! [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
@@ -102,6 +102,7 @@ pub struct PipelineSettings {
     /// The size of the request slab, in bytes.
     pub memory: u64,
     pub profile: Option<Profile>,
+    /// The identity of the model's files: their digest, and the time when they were loaded.
     pub content: Arc<ModelContent>,
 }
 
@@ -123,7 +124,7 @@ impl LiveSettings {
     }
 }
 
-/// The queue, the lanes and the statistics of one model.
+/// The queue, the lanes and the statistics of one model. A lane is the path to one worker.
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
@@ -362,7 +363,8 @@ impl Pipeline {
         result
     }
 
-    /// Sends batches when they are due, and reports workers that hang. Never returns.
+    /// Sends batches when they are due, refuses requests whose time is over, and reports workers that
+    /// hang. Never returns.
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! headers ─ Tracer::begin ─▶ RequestSpan ─ Journal ─▶ ingress, pipeline: steps of the request
-//!  └─ dropped ─▶ TracedRequest ─▶ a bounded queue for the exporter
+//!                                 └─ dropped ─▶ TracedRequest ─▶ a bounded queue for the exporter
 //! ```
 //!
 //! No function in this module blocks. If a request is not traced, nothing is recorded and the clock

@@ -1,4 +1,4 @@
-//! Decides when to log an outage of the collector: at its start, once a minute, and at its end.
+//! Decides when to log that spans were dropped, at most once a minute, and when this has ended.
 //! This module does no I/O.
 
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
-//!  └─ a pair for each try └─ execution
+//!            └─ a pair for each try                             └─ execution
 //! ```
 
 use std::time::Duration;

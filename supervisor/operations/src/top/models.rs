@@ -62,8 +62,8 @@ fn busy(model: &TopModel, figure: impl Fn() -> String) -> String {
     if model.is_idle() { "-".to_owned() } else { figure() }
 }
 
-/// Describes the last change of the share. If the change was completed, shows its age. Otherwise
-/// shows its outcome.
+/// Describes the last change of the share. Shows the age of the new share if it is in force, and
+/// otherwise the outcome of the change.
 fn last_change(model: &TopModel) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {

@@ -31,7 +31,8 @@ pub struct GreenContext {
     primary: Arc<CudaContext>,
 }
 
-// SAFETY: this type only holds descriptions of SMs, and no code changes them.
+// SAFETY: this type holds descriptions of SMs, which no code changes, and a shared handle of the
+// context, which any thread can use.
 unsafe impl Send for SmGroups {}
 // SAFETY: the driver lets several threads use a green context at the same time, and lets any thread
 // destroy it.
@@ -74,6 +75,8 @@ impl SmGroups {
         &self.division
     }
 
+    /// Creates a context on these groups. Keep the context for later use: driver 580 does not free
+    /// all memory of a destroyed one.
     pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
         let failed = cuda_error("create a partition");
         self.context.bind_to_thread().map_err(&failed)?;
@@ -155,6 +158,7 @@ impl fmt::Debug for PartitionStream {
 }
 
 impl SmGroups {
+    /// Creates a stream in a new context on these groups.
     pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaError> {
         let context = self.context(groups)?;
         let stream = context.stream()?;

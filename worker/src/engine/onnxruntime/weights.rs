@@ -1,5 +1,5 @@
-//! A model's large tensors on the GPU. All sessions of all workers of the model share one copy,
-//! which the supervisor keeps alive.
+//! A model's large tensors on the GPU. Sessions share them, also across workers that load the same
+//! forms in the same order. The supervisor keeps the shared memory alive.
 #![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
 
 use std::collections::BTreeMap;
@@ -91,8 +91,9 @@ impl Weights {
         (self.bytes, self.brought)
     }
 
-    /// Returns the tensors of a form for a session. The session must be dropped before this value.
-    /// Copies tensors to the GPU if they are not there yet.
+    /// Returns the tensors of a form for a session. The session must be dropped before this
+    /// [`Weights`]. Copies tensors to the GPU if they are not there yet. Tensors whose type this
+    /// worker does not know are left out.
     pub(super) fn of(
         &mut self,
         form: &OptimisedForm,
@@ -177,6 +178,7 @@ impl Weights {
     }
 }
 
+/// Returns the type for a number of ONNX's `TensorProto.DataType`.
 fn element(number: i32) -> Option<TensorElementType> {
     Some(match number {
         1 => TensorElementType::Float32,

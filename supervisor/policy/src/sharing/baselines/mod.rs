@@ -1,6 +1,6 @@
-//! Baselines: published policies with which the adaptive policy is compared. Each module names its
-//! source and follows the publication. Like all policies, a baseline respects the configured `min` and
-//! `max` shares.
+//! The policies other than the adaptive one: constant shares (`static`, `equal` and the like), two
+//! published policies (GSLICE, gpulet), and fixed layouts for the evaluation. The caller limits their
+//! shares to the configured `min` and `max`.
 
 mod fixed;
 mod fixed_layouts;
