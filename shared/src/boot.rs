@@ -392,7 +392,7 @@ pub struct WarmTime {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum BootRefusal {
     /// ONNX Runtime's library is missing or unusable.
-    #[error("ONNX Runtime's library cannot be used: {0}")]
+    #[error("cannot use ONNX Runtime: {0}; run `shadowslice doctor`")]
     Library(String),
     /// The worker cannot load the model. Another attempt would also fail.
     #[error("the model cannot be loaded: {0}")]

@@ -91,7 +91,7 @@ pub(crate) async fn finish(
     tokio::select! {
         () = control.ended() => {}
         () = tokio::time::sleep(limit) => tracing::error!(
-            "workers did not exit after SIGKILL, probably because the GPU driver blocks them; exiting without them; look for Xid errors in `dmesg`, and reboot the host if the processes stay"
+            "workers did not exit after SIGKILL, probably because the GPU driver blocks them; exiting without them; look for Xid errors in `dmesg`, and reboot the host if `pgrep shadowslice-wor` still lists them"
         ),
         _ = signals.next() => return Ok(cut(control)),
     }

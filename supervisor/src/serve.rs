@@ -408,7 +408,7 @@ async fn reload_on(
         }
         if *rising.borrow() {
             tracing::warn!(
-                "skipping the reload: the next supervisor is about to take over, and reads the file itself"
+                "skipping the reload, because an upgrade is in progress; if the configuration has changed since the upgrade began, run `shadowslice reload` when the upgrade has ended"
             );
             continue;
         }

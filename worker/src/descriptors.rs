@@ -25,7 +25,7 @@ pub enum AdoptError {
     Missing(RawFd),
     #[error("cannot make an inherited socket blocking")]
     Blocking(#[source] Errno),
-    #[error("this process has already adopted its inherited descriptors")]
+    #[error("this worker has already adopted its inherited descriptors; please report this bug")]
     Twice,
 }
 

@@ -40,7 +40,7 @@ pub enum ProbeError {
     Isolation(#[from] isolation::IsolationError),
     #[error("cannot find the path of the worker's program")]
     OwnFile(#[source] std::io::Error),
-    #[error("cannot encode the findings as JSON")]
+    #[error("cannot encode the findings as JSON; please report this bug")]
     Json(#[from] serde_json::Error),
 }
 

@@ -40,7 +40,7 @@ pub(super) struct ReferenceOutput {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReferenceError {
-    #[error("cannot encode the reference answers")]
+    #[error("cannot encode the reference answers; please report this bug")]
     Encode(#[source] postcard::Error),
     #[error("cannot write the reference answers; free host memory")]
     Write(#[source] io::Error),

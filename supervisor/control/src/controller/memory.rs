@@ -90,7 +90,9 @@ pub(super) enum NoRoom {
         "the GPU memory that a worker of this model needs is unknown; give the model a profile with `memory`"
     )]
     NeedUnknown,
-    #[error("the NVIDIA driver does not report the GPU's free memory; the supervisor tries again shortly")]
+    #[error(
+        "the NVIDIA driver does not report the GPU's free memory; the supervisor tries again shortly; if this persists, check `nvidia-smi`"
+    )]
     FreeUnknown,
     #[error("another worker has just allocated or freed GPU memory; the supervisor tries again shortly")]
     Lag,

@@ -136,7 +136,7 @@ impl Controller {
                     model = self.model.name,
                     to = %request.share,
                     why = refused.to_string(),
-                    "the requested change of the model's share failed"
+                    "the model's share did not change"
                 );
                 self.records.handovers.aborted += 1;
                 self.records.changes.of(request.cause).aborted += 1;
@@ -185,9 +185,9 @@ impl Controller {
         tracing::warn!(
             model = self.model.name,
             why,
-            %from,
-            %to,
-            pid,
+            from_share = %from,
+            to_share = %to,
+            standby_pid = pid,
             "the model's worker failed; its warm standby takes over"
         );
         self.records.handovers.failovers += 1;

@@ -442,7 +442,7 @@ impl Registry {
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
             Err(why) => {
-                tracing::error!(model = name, why, "new workers are not ready; the old workers keep serving");
+                super::reload::log_unchanged(name, &why);
                 next.retire("the model's new workers did not become ready");
             }
         }

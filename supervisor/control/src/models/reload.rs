@@ -84,6 +84,15 @@ fn row(name: &str, change: ChangeKind, keys: &[&str], begun: Result<(), String>)
     ModelChange { name: name.to_owned(), change, keys, why: begun.err() }
 }
 
+/// Logs that a model keeps its old workers, because the new ones did not become ready.
+pub(super) fn log_unchanged(model: &str, why: &str) {
+    tracing::error!(
+        model,
+        why,
+        "the model is unchanged, because its new workers are not ready; the old workers keep serving; correct the cause, and repeat the reload or load"
+    );
+}
+
 /// Logs that a model has its new configuration without the new share. Another reload would find
 /// no difference.
 pub(super) fn log_half_changed(model: &str, why: &str) {

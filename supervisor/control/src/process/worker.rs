@@ -422,7 +422,7 @@ fn settle(launch: &Launch<'_>, pid: i32) {
             pid,
             cpus = ?launch.cpus,
             %error,
-            "cannot pin a worker to its CPU cores; the worker can run on any core"
+            "cannot pin a worker to its CPU cores; the worker can run on any core; correct the model's `cpus`"
         );
     }
 }

@@ -48,7 +48,9 @@ pub(super) enum BenchError {
     Refused(String),
     /// The CPU has no kernels for some operators of the model, so it cannot compute the reference
     /// answers.
-    #[error("the device cannot run an operator of the model: {0}")]
+    #[error(
+        "neither the CPU nor the GPU can run an operator of the model; export the model with another opset: {0}"
+    )]
     NoOperator(String),
     #[error("cannot run the model on partitions: {0}")]
     NoPartitions(String),

@@ -50,7 +50,7 @@ enum ProfileError {
     FreeAxes(String),
     #[error("cannot measure the model at {0}")]
     Bench(Percent, #[source] BenchError),
-    #[error("cannot handle signals")]
+    #[error("cannot handle SIGINT and SIGTERM, so nothing was measured; raise the limit on open files")]
     Signals(#[source] std::io::Error),
     #[error("a signal stopped the measurement; no profile is written")]
     Interrupted,

@@ -32,7 +32,10 @@ pub struct SmRequirement {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum UnmetLoad {
     /// The SLO is too short for the model.
-    #[error("the SLO cannot be met: two batches of one row take {} ms on the whole GPU", two.as_secs_f64() * 1e3)]
+    #[error(
+        "the SLO cannot be met: a request may wait for one batch and run in the next, which takes {:.1} ms on the whole GPU; raise the SLO",
+        two.as_secs_f64() * 1e3
+    )]
     Slo {
         /// The time of two batches of one row on the whole GPU.
         two: Duration,
