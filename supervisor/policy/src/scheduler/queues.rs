@@ -104,7 +104,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.waiting == 0
     }
 
-    /// Returns the maximum number of rows that are served before a new request of this level.
+    /// Returns the maximum number of rows that run before a new request of this level.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

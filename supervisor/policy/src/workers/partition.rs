@@ -7,7 +7,8 @@
 //!                                                      or the former share, or shadows
 //! ```
 //!
-//! If a worker reports that its model cannot change partitions, shadows change the share from then on.
+//! If a worker reports that its model cannot change partitions, all later changes of the share start a
+//! shadow.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Events from outside the state machine: orders, faults, and their end.
+//! Events from outside the state machine: orders and faults. At the end of a run, both stop.
 
 use shadowslice_policy::workers::{
     Cause, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkersState,
