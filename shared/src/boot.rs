@@ -8,7 +8,7 @@
 //!     │─── Load(Assignment) ──────────▶│
 //!     │◀── Loaded {inputs, outputs} ───│  loaded
 //!     │─── Warm(WarmUp) ──────────────▶│
-//!     │◀── Warmed ─────────────────────│  warm: batches may come
+//!     │◀── Warmed ─────────────────────│  warm: ready for batches
 //! ```
 //!
 //! Instead of any of its messages, the worker can send `Refused` and exit. During the warm-up, the
@@ -362,8 +362,8 @@ pub struct ProvenPartitions {
     /// The results, one for each number of groups that was tried.
     pub counts: Vec<PartitionProof>,
     /// The partition that is ready. Usually this is the partition in [`PartitionSpec`]. If the model
-    /// cannot use that partition, it is the largest part of that partition that the model can use. If
-    /// the model can use no partition, it is the whole GPU.
+    /// cannot use that partition, the largest usable part of that partition is ready. If the model can
+    /// use no partition, the whole GPU is ready.
     pub ready: Groups,
 }
 

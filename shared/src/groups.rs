@@ -267,8 +267,8 @@ impl Division {
     }
 
     /// Returns the number of whole groups that fit into a share. Every share gets at least one group,
-    /// and a share below 100 % never gets all groups. If several shares have at least one group each
-    /// and add up to at most 100 %, their groups fit on the GPU together.
+    /// and a share below 100 % never gets all groups. If several shares are each at least as large as
+    /// one group and add up to at most 100 %, their groups fit on the GPU together.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();

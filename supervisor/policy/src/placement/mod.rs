@@ -144,14 +144,14 @@ pub struct Cost {
     /// The numbers of copies that fit on no GPU. The first copies of all models come first, in
     /// descending order of priority. The second copies follow, and so on.
     pub missing: Vec<u32>,
-    /// The number of GPUs with models under [`Objective::FewGpus`], otherwise 0.
+    /// The number of GPUs with models if the objective is [`Objective::FewGpus`], otherwise 0.
     pub gpus: u32,
     /// The number of copies that move. A copy moves if the model runs on other GPUs at present, but not
     /// on the GPU of the copy.
     pub moves: u32,
-    /// The imbalance of the GPUs under [`Objective::FewMoves`], otherwise 0. It is the sum of a square
-    /// for each GPU: the square of the difference between the SMs of the largest GPU and the free SMs
-    /// of this GPU.
+    /// The imbalance of the GPUs if the objective is [`Objective::FewMoves`], otherwise 0. It is the
+    /// sum of a square for each GPU: the square of the difference between the SMs of the largest GPU
+    /// and the free SMs of this GPU.
     pub load_spread: u64,
 }
 

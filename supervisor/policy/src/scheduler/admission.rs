@@ -125,8 +125,8 @@ impl AdmissionControl {
         Some(answered + self.write_time.mean())
     }
 
-    /// Returns true if the model refuses requests that cannot be answered in time. If false, the model
-    /// refuses requests only under overload, after their deadline has passed.
+    /// Returns true if the model refuses requests that cannot be answered in time. If this is false,
+    /// the model can refuse requests only under overload, after their deadline has passed.
     pub(super) fn refuses_late(&self) -> bool {
         self.policy.refuse_late && !self.serves_late
     }

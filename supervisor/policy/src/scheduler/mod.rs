@@ -59,8 +59,8 @@ pub struct Scheduler<K, T> {
     slo: Duration,
     admission: AdmissionControl,
     queues: PriorityQueues<K, T>,
-    /// The number of requests that clients abandoned since the last removal. Most of them are still
-    /// queued, but some may be executing.
+    /// The number of requests that clients abandoned since the last removal. Some of them may be
+    /// executing and are then not in the queue.
     given_up: usize,
     lanes: Vec<Lane<K, T>>,
     /// The overload detector, or `None` for a model that serves late requests.

@@ -18,8 +18,8 @@ const KEPT_LEVELS: usize = 8;
 pub(super) struct PriorityQueues<K, T> {
     max_requests: usize,
     waiting: usize,
-    /// The queues by priority level. Empty queues above the limit are removed, so that the number of
-    /// queues stays small.
+    /// The queues by priority level. If there are more than [`KEPT_LEVELS`] queues, the empty queues
+    /// are removed.
     levels: BTreeMap<u64, RequestQueue<K, T>>,
 }
 

@@ -267,7 +267,7 @@ impl Workers {
         if moves && !whole && !partition.ready.contains(&target) {
             partition.moving = Some((target, until));
             // An unused partition may occupy the worker's last place for a partition. The worker must
-            // release it before it prepares another partition.
+            // release the unused partition before it prepares another one.
             let oldest = partition.take_oldest(READY_PARTITIONS);
             if let Some(oldest) = oldest {
                 self.act(Action::Forget(worker, oldest));

@@ -18,8 +18,8 @@ pub(super) const LONG: Duration = Duration::from_secs(10);
 /// same number of misses is added as a margin.
 const CHANCE: f64 = 3.0;
 
-/// The maximum relative difference between two request rates that count as the same load, in addition
-/// to chance.
+/// The maximum relative difference between two request rates that count as the same load. The
+/// difference that chance can explain is added.
 const MAX_RATE_DIFFERENCE: f64 = 0.2;
 
 /// The divisor of the number of batches that gives the number of ignored batches. A busy host may delay
