@@ -16,9 +16,9 @@ pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// The maximum number of requests in a batch.
 pub const MAX_REQUESTS: usize = 1024;
 
-/// The maximum number of batches that a worker holds at a time. One batch runs while the next one
-/// waits, so that the worker can start the next one immediately. The response slab has one slot for
-/// each of these batches.
+/// The maximum number of batches that a worker holds at a time. The second batch waits while the first
+/// one runs, so that the worker can start the second batch immediately. The response slab has one slot
+/// for each of these batches.
 pub const IN_FLIGHT: usize = 2;
 
 /// The batch id in the answer to a message that the worker could not decode.
@@ -84,11 +84,11 @@ pub struct Batch {
     pub shapes: Vec<Vec<i64>>,
     /// The requests. The worker stacks their rows in this order.
     pub requests: Vec<BatchRequest>,
-    /// The optional inputs. Only a batch of one request can have optional inputs.
+    /// The tensors for optional inputs. Only a batch of one request can have optional inputs.
     pub optional: Vec<OptionalTensor>,
 }
 
-/// A tensor for one of the model's optional inputs. It replaces the model's default.
+/// A tensor for one of the model's optional inputs. It replaces the default value of the input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OptionalTensor {
     /// The index of the input among the model's optional inputs.
@@ -151,7 +151,7 @@ pub struct BatchOutput {
 /// The reason why a batch failed. The worker continues to serve after such a failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum RunFailure {
-    /// The engine failed. The text is the engine's error.
+    /// The engine failed. The text is the engine's error message.
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
     /// An output does not have as many rows as the batch. The text names the output.

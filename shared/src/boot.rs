@@ -8,7 +8,7 @@
 //!     │─── Load(Assignment) ──────────▶│
 //!     │◀── Loaded {inputs, outputs} ───│  loaded
 //!     │─── Warm(WarmUp) ──────────────▶│
-//!     │◀── Warmed ─────────────────────│  warm: batches may come
+//!     │◀── Warmed ─────────────────────│  warm: ready for batches
 //! ```
 //!
 //! Instead of any of its messages, the worker can send `Refused` and exit. During the warm-up, the
@@ -91,8 +91,8 @@ pub enum BootCommand {
     Warm(WarmUp),
 }
 
-/// The maximum is large, because a command contains the arrays that the operator provides for the
-/// warm-up.
+/// The maximum size is large, because a command can contain the arrays that the operator provides for
+/// the warm-up.
 impl Message for BootCommand {
     const MAX_BYTES: usize = 20 << 20;
 }
@@ -154,8 +154,8 @@ impl Assignment {
 /// The first partition of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionSpec {
-    /// The division of the GPU that the supervisor expects. If the worker finds another division, it
-    /// refuses to start.
+    /// The division of the GPU into groups that the supervisor expects. If the worker finds another
+    /// division, it refuses to start.
     pub division: Division,
     /// The groups of the partition. The worker prepares the partition before it reports that it is
     /// warm.
@@ -309,21 +309,21 @@ pub struct WarmUp {
     /// The shape of each input without the batch axis. An axis is -1 if neither the model nor the
     /// operator gives its length.
     pub shapes: Vec<Vec<i64>>,
-    /// The values of each input. If an entry is `None`, the worker generates values.
+    /// The values of each input. If an entry is `None`, the worker generates the values of that input.
     pub values: Vec<Option<InputValues>>,
-    /// The maximum time of a batch that is still useful under the model's SLO. A reference worker stops
-    /// after the first batch size that takes longer. If this is `None`, the worker runs all sizes.
+    /// The maximum batch time that is useful under the model's SLO. A reference worker stops after the
+    /// first batch size that takes longer. If this is `None`, the worker runs all sizes.
     pub useful: Option<Duration>,
-    /// True if the configuration sets the batch size. If this is false, and answers may depend on the
-    /// other rows of the batch, the model runs without batching.
+    /// True if the configuration sets the maximum batch size. If this is false, and answers may depend
+    /// on the other rows of the batch, the model runs without batching.
     pub batch_is_given: bool,
 }
 
 /// The result of a worker's warm-up.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WarmUpReport {
-    /// The time of each batch size. A reference worker reports the sizes up to the first one that takes
-    /// longer than [`WarmUp::useful`].
+    /// The execution time of each batch size. A reference worker reports the sizes up to the first one
+    /// that takes longer than [`WarmUp::useful`].
     pub times: Vec<WarmTime>,
     /// The total time of the first runs of all batch sizes. It is zero if first runs do not take longer
     /// than later runs.
@@ -334,7 +334,8 @@ pub struct WarmUpReport {
     pub activations: u64,
     /// The partitions that the worker can use, or `None` if its share is not a partition.
     pub partitions: Option<ProvenPartitions>,
-    /// The number of kernels in a recorded batch (a CUDA graph), or `None` if the worker recorded none.
+    /// The number of kernels in a recorded batch (a CUDA graph), or `None` if the worker recorded no
+    /// batch.
     pub kernels: Option<u32>,
     /// The GPU memory that the worker uses.
     pub memory: DeviceMemory,
@@ -358,21 +359,21 @@ pub struct DeviceMemory {
 /// The partitions on which the worker has run the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProvenPartitions {
-    /// The results, one for each number of groups.
+    /// The results, one for each number of groups that was tried.
     pub counts: Vec<PartitionProof>,
     /// The partition that is ready. Usually this is the partition in [`PartitionSpec`]. If the model
-    /// cannot use that partition, it is the largest part of that partition that the model can use. If
-    /// the model can use no partition, it is the whole GPU.
+    /// cannot use that partition, the largest usable part of that partition is ready. If the model can
+    /// use no partition, the whole GPU is ready.
     pub ready: Groups,
 }
 
-/// The result of running the model on partitions with this number of groups.
+/// The result of running the model on partitions of one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionProof {
-    /// The number of groups.
+    /// The number of groups of these partitions.
     pub groups: usize,
-    /// The times of the batch sizes that the model can run on these groups, or the reason why the model
-    /// can run no batch size on them. Larger batches run on the whole GPU.
+    /// The times of the batch sizes that the model can run on this number of groups, or the reason why
+    /// it can run no batch size. Larger batches run on the whole GPU.
     pub result: Result<Vec<WarmTime>, String>,
 }
 

@@ -1,5 +1,5 @@
-//! A model of contention: the module computes how workers that execute at the same time slow each other
-//! down. Kernels that can use the same SMs take turns.
+//! The contention model, which estimates how much workers slow each other down if they execute at the
+//! same time. Kernels that can use the same SMs take turns.
 //!
 //! A share does not reserve SMs. If no other worker can use a worker's SMs, the worker is nearly as
 //! fast as it would be alone. If other workers can use the same SMs, each of the worker's kernels waits
@@ -9,8 +9,7 @@
 //! other worker uses.
 //!
 //! The rules below use these symbols: `t(b, s)` is the time of a batch of `b` rows that runs alone on
-//! `s` of the GPU's `G` SMs. `w(b)` is the minimum work of this batch in SM·s. `k` is its number of
-//! kernels.
+//! `s` SMs. `w(b)` is the minimum work of this batch in SM·s. `k` is its number of kernels.
 //!
 //! * The **turn** of another worker on its `s` SMs is `w(b) / (s · k)`. This is the duration of one of
 //!   its kernels, times the fraction of its SMs that the kernel fills.
@@ -22,14 +21,15 @@
 //!   until the running thread blocks end, for at most `BLOCK_S`. A worker below normal gets the time
 //!   that workers of normal priority do not use. Its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))`
 //!   times as long as without these workers, but at most `LONGEST_STRETCH` times as long. `T` is the
-//!   total time of the other worker's batch. `c` counts only workers of the same priority.
+//!   total time of the other worker's batch. The factor `c` depends only on workers of the same
+//!   priority.
 //! * Workers on different SMs still share memory bandwidth, caches and power. A batch takes longer by
 //!   the factor `1 + ELSEWHERE · e`. `e` is the fraction of the GPU that other workers use outside the
 //!   batch's own SMs.
-//! * For partitions, `p` is known. Under an MPS percentage, only the number of SMs is known. The model
-//!   assumes that workers avoid each other if there are enough SMs, and that they otherwise use SMs
-//!   everywhere. In that case, `p` is the fraction of the worker's own SMs that are not free, times the
-//!   fraction of the GPU that the other worker uses.
+//! * For partitions, `p` is known. Under an MPS percentage, only the number of SMs is known. The
+//!   contention model assumes that workers use different SMs if the GPU has enough SMs, and that they
+//!   otherwise use SMs everywhere. In that case, `p` is the fraction of the worker's own SMs that are
+//!   not free, times the fraction of the GPU that the other worker uses.
 //!
 //! The constants are fitted to measurements on an H200. In each measurement, two, three or five of ten
 //! models ran without idle time, in batches of 1 to 32 rows. The models ran on the whole GPU, halves,
@@ -56,8 +56,8 @@ const CROWD: f64 = 0.09;
 /// fitted to the measurements that the module's documentation describes.
 const BLOCK_S: f64 = 5e-6;
 
-/// The fraction of a normal-priority worker's SM time that workers below normal priority cannot use. It
-/// is fitted to the measurements that the module's documentation describes.
+/// The fraction of a normal-priority worker's SM time that workers below normal priority cannot use.
+/// The value is fitted to the measurements that the module's documentation describes.
 const LEADS: f64 = 0.93;
 
 /// The maximum factor by which workers of normal priority prolong a batch of a worker below normal. In
@@ -67,8 +67,8 @@ const LONGEST_STRETCH: f64 = 10.0;
 /// The maximum time of a batch under contention, in s, so that the time fits into a `Duration`.
 const LONGEST_S: f64 = 1e6;
 
-/// The priority of a worker as an MPS client. The values are the values of the environment variable
-/// `CUDA_MPS_CLIENT_PRIORITY`.
+/// The priority of a worker as an MPS client. The discriminants are the values of the environment
+/// variable `CUDA_MPS_CLIENT_PRIORITY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientPriority {
     /// The normal priority.
@@ -126,8 +126,8 @@ impl Occupant {
         Self { turn: turn as f32, kernels: kernels as f32, alone, ..self }
     }
 
-    /// Returns the same occupant, but executing only this fraction of the time: other workers wait for
-    /// it proportionally less.
+    /// Returns the same occupant if it executes for only the fraction `part` of the time. The mean wait
+    /// of other workers for this occupant is shorter in proportion.
     #[must_use]
     pub fn busy(self, part: f64) -> Self {
         Self { turn: self.turn * part as f32, ..self }
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn on_the_same_sms_each_kernel_waits_for_one_of_the_others() {
         // One row of the other worker fills half of the GPU, so its turn is half the duration of a
-        // kernel. The turn of eight rows is four times the duration of a kernel.
+        // kernel. The turn of a batch of eight rows is four times the duration of a kernel.
         for own in [whole(), anywhere(128)] {
             assert_eq!(beside(own, &[(1, own)]), MS * 3 / 2);
             assert_eq!(beside(own, &[(8, own)]), 5 * MS);

@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind, Write};
 
-/// The exit code for a wrong command line (`EX_USAGE`).
+/// The exit code for an invalid command line (`EX_USAGE`).
 pub const USAGE: u8 = 64;
 /// The exit code if the command needs a file, process or service that is not available
 /// (`EX_UNAVAILABLE`).

@@ -1,4 +1,4 @@
-//! Groups of SMs: the smallest units of the partitions inside a worker process.
+//! Groups of SMs. A partition inside a worker process consists of one or more groups.
 //!
 //! All processes divide the SMs of a GPU in the same way into groups of [`GROUP_SMS`] SMs. The
 //! remaining SMs form one more group. Partitions without a common group have no common SM.
@@ -14,8 +14,8 @@ use crate::units::{Percent, Sms};
 /// thread blocks fits into one group.
 pub const GROUP_SMS: u32 = 8;
 
-/// The maximum number of groups of a GPU, because [`Groups`] has this number of bits. The largest GPUs
-/// have about 20 groups.
+/// The maximum number of groups of a GPU. [`Groups`] has one bit for each group. The largest GPUs have
+/// about 20 groups.
 pub const MAX_GROUPS: usize = 64;
 
 /// The maximum number of partitions that a worker keeps ready at a time, in addition to the whole GPU.
@@ -203,7 +203,7 @@ impl GpuPart {
         pieces.chain(rests)
     }
 
-    /// Returns the rest of the GPU. The part itself must lie at one end of the GPU.
+    /// Returns the part of the GPU outside this part, which must lie at one end of the GPU.
     pub const fn rest(self) -> Self {
         let first = if self.first == 0 { self.count } else { 0 };
         Self { first, count: self.of - self.count, of: self.of }
@@ -267,8 +267,8 @@ impl Division {
     }
 
     /// Returns the number of whole groups that fit into a share. Every share gets at least one group,
-    /// and a share below 100 % never gets all groups. If several shares have at least one group each
-    /// and add up to at most 100 %, their groups fit on the GPU together.
+    /// and a share below 100 % never gets all groups. If several shares are each at least as large as
+    /// one group and add up to at most 100 %, their groups fit on the GPU together.
     pub fn groups_of(&self, share: Percent) -> usize {
         if share == Percent::WHOLE {
             return self.count();

@@ -1,11 +1,11 @@
-//! The *pool* is the state of an emulated GPU in shared memory. It shows which workers execute at the
-//! moment, and on which SMs.
+//! The *pool* is the state of an emulated GPU in shared memory. It shows which workers are executing a
+//! batch, and on which SMs.
 //!
 //! The supervisor gives each worker a *seat*, a fixed place in this memory. While a worker executes a
-//! batch, its seat contains the SMs that it occupies and the figures that the contention model needs.
-//! At other times the seat is all zeros. After each change, the worker increments the generation
-//! counter, on which the other workers wait. If a worker dies, the supervisor clears its seat. The
-//! module [`contention`](crate::contention) computes how workers slow each other down.
+//! batch, its seat contains the SMs that the worker occupies and the figures that the contention model
+//! needs. At other times the seat is all zeros. After each change, the worker increments the generation
+//! counter, on which the other workers wait. If a worker dies, the supervisor clears the worker's seat.
+//! The module [`contention`](crate::contention) computes how workers slow each other down.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -67,13 +67,13 @@ impl Pool {
         }
     }
 
-    /// Returns the sum of the SMs of all workers that execute at the moment. Under contention, this sum
-    /// exceeds the number of SMs of the GPU.
+    /// Returns the sum of the SMs of all workers that are executing a batch. If workers share SMs, the
+    /// sum can exceed the GPU's SMs.
     pub fn sms_in_use(&self) -> u64 {
         self.occupants().map(|(_, occupant)| u64::from(occupant.sms.0)).sum()
     }
 
-    /// Returns the occupants of all seats except `seat` whose workers execute at the moment.
+    /// Returns the occupants of all seats except `seat` whose workers are executing a batch.
     pub fn others(&self, seat: u32) -> impl Iterator<Item = Occupant> + Clone {
         self.occupants().filter(move |(other, _)| *other != seat).map(|(_, occupant)| occupant)
     }

@@ -133,8 +133,8 @@ const MAX_MS: f64 = 1e6;
 /// ten models on an H200 took 3 to 13 µs on average, in batches of one row on all SMs.
 const KERNEL_S: f64 = 5e-6;
 
-/// The maximum time that a table returns, in ms. It is about eleven days, so that sums and products in
-/// nanoseconds do not overflow.
+/// The maximum time that a table returns, in ms. This is about eleven days, which is short enough that
+/// sums and products in nanoseconds do not overflow.
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {

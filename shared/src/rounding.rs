@@ -1,4 +1,4 @@
-//! Functions that round figures in logs, errors and the page's history to a precision that suits operators.
+//! Functions that round figures for operators, for example in logs and error messages.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn round(value: f64) -> f64 {
 
 /// Rounds a fraction from 0 to 1 down to three decimals, so that only exactly 1 yields 1.
 pub fn fraction(part: f64) -> f64 {
-    // Rounding errors could lower an exact figure, so a small number is added first.
+    // Floating-point errors could lower an exact figure, so the function adds a small number first.
     (part * 1e3 + 1e-6).floor() / 1e3
 }
 

@@ -92,7 +92,8 @@ struct Mapping {
 }
 
 // SAFETY: the mapping exists until the value is dropped, and any thread may use it. The protocol
-// defines which process is allowed to access each part at a time. The types below explain this.
+// defines which process is allowed to access each part at a time. The documentation of the types below
+// describes this protocol.
 unsafe impl Send for Mapping {}
 // SAFETY: the reasons for `Send` also apply to `Sync`.
 unsafe impl Sync for Mapping {}

@@ -38,10 +38,9 @@ impl Percent {
         self.0
     }
 
-    /// Estimates the number of SMs that MPS gives a process with this share. A backend that has
-    /// measured a larger minimum uses that minimum. The estimate is
+    /// Estimates the number of SMs that MPS gives a process with this share. The estimate is
     /// `total * share / 100`, rounded down to a multiple of [`Sms::STEP`] as on the hardware, but at
-    /// least one step.
+    /// least one step. If a backend has measured a larger minimum number of SMs, it uses that minimum.
     pub fn sms_of(self, total: Sms) -> Sms {
         let exact = u64::from(total.0) * u64::from(self.0) / 100;
         let stepped = exact - exact % u64::from(Sms::STEP);

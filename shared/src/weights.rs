@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! supervisor ── all regions that it keeps for the model ──▶ worker, before it starts
-//! supervisor ◀── a region that the worker has made ─────── worker, before it is warm
+//! supervisor ◀── a region that the worker has allocated ── worker, before it is warm
 //! ```
 //!
 //! Each message carries a file descriptor of the region, over a socket that the worker inherits. The
@@ -44,7 +44,7 @@ pub struct WeightRegion {
     pub file: OwnedFd,
 }
 
-/// Returns the two ends of a socket over which regions are sent.
+/// Creates a pair of connected sockets over which regions are sent.
 pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }

@@ -2,22 +2,23 @@
 //! died while they executed a request is called the request's *deaths*.
 //!
 //! Only the requests of the batch that was *executing* are blamed for the death. A worker executes
-//! batches in the order in which it receives them, so this is the oldest batch without an answer. A
-//! batch that still waits in the worker's socket cannot have killed the worker. Its requests return to
-//! the queue without a recorded death and without a call of [`after_death`]. If a batch is taken away
-//! from a live worker, its requests also return to the queue without blame. If a worker is killed on
-//! purpose, or dies before its first batch, no request is blamed.
+//! batches in the order in which it receives them, so the executing batch is the oldest batch without
+//! an answer. A batch that still waits in the worker's socket cannot have killed the worker. The
+//! requests of such a batch return to the queue. The caller records no death for them and does not call
+//! [`after_death`]. If the supervisor takes a batch away from a live worker, the requests of the batch
+//! also return to the queue without blame. If a worker is killed on purpose, or dies before its first
+//! batch, no request is blamed.
 
 /// The maximum number of deaths after which a request is retried in a batch with other requests. A
-/// single death usually has another cause than the request.
+/// single death usually has a cause other than the request.
 const DEATHS_IN_COMPANY: u8 = 1;
 
 /// The number of deaths that proves that a request kills its workers, if the request was alone in its
 /// batch at the last death. The request then fails.
 const DEATHS_THAT_PROVE: u8 = 3;
 
-/// The number of deaths at which a request is on trial: if it then kills a worker while alone in its
-/// batch, that proves that the request is the cause.
+/// The number of deaths at which a request is on trial. If its worker dies once more while the request
+/// is alone in its batch, the request is proved to kill its workers.
 pub const ON_TRIAL: u8 = DEATHS_THAT_PROVE - 1;
 
 /// The decision about a request of the batch that was executing when its worker died.

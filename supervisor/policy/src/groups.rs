@@ -1,4 +1,4 @@
-//! The groups of SMs of each model whose share is a partition inside its worker.
+//! The assignment of groups of SMs to the models whose shares are partitions inside their workers.
 //!
 //! Every model gets contiguous groups. This keeps the number of different partitions small. A small
 //! number matters because a worker creates the contexts of all its partitions before it serves. If the
@@ -11,8 +11,8 @@ use shadowslice_shared::groups::Groups;
 /// A model that needs groups of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupTenant {
-    /// The number of groups. If the GPU does not have more groups, the model gets the whole GPU, and no
-    /// other model makes room for it.
+    /// The number of groups that the model needs. If the GPU has no more groups than this number, the
+    /// model gets the whole GPU. The placement of the other models then ignores this model.
     pub count: usize,
     /// The model's priority; 1 is the highest.
     pub priority: u32,
@@ -50,8 +50,8 @@ struct Cost {
 const ROUNDS: usize = 8;
 
 /// Returns the groups of each model on a GPU with `total` groups. A model gets the whole GPU if its
-/// worker can use no contiguous set of the right size. A second call with the result and the same
-/// counts returns the same placement.
+/// worker can use no contiguous set of the right size. If the models already have the groups that a
+/// call returned, a call with the same counts returns the same groups.
 pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let stays = |tenant: &GroupTenant| match (tenant.count < total, tenant.given()) {
         (true, Some(given)) => Some(given),

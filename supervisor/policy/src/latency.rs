@@ -26,8 +26,8 @@ const PACE_WEIGHT: f64 = 0.5;
 const MAX_SURPRISE: f64 = 3.0;
 
 /// The maximum pace. The minimum pace is its inverse. Observed times can imply a pace outside these
-/// bounds, for example if a worker reports zero. In that case, the predictor adjusts the mean time of
-/// the observed row count instead of the pace.
+/// bounds, for example if a worker reports an execution time of zero. In that case, the predictor
+/// adjusts the mean time of the observed row count instead of the pace.
 const MAX_PACE: f64 = 64.0;
 
 /// The weight of a new observation in the mean error of the predictions.
@@ -50,7 +50,7 @@ const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 /// first execution may compile kernels.
 pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
-/// The times of batches with one row count, in seconds.
+/// The times of all batches with the same number of rows, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Observed {
     /// The mean time, converted to a pace of 1. Recent observations have a higher weight.
@@ -137,7 +137,8 @@ impl Predictor {
             }
             let implied = match (own, *profiled) {
                 (Some(own), Some(time)) => seen * time / own.max(1e-9),
-                // Without a profile, the observation implies only an upper bound.
+                // Without a profile, the observation implies only an upper bound of the other mean
+                // time.
                 _ => mean.min(seen * (f64::from(other) / f64::from(rows.max(1))).max(1.0)),
             };
             *mean += AGING * (implied - *mean);

@@ -1,7 +1,7 @@
 //! The decisions of shadowslice, without their side effects.
 //!
 //! This crate reads no clock, does no I/O, draws no random numbers and never blocks. Its input consists
-//! of [`Timestamp`](shadowslice_shared::units::Timestamp)s and values. Its output consists of
+//! of [`Timestamp`](shadowslice_shared::units::Timestamp)s and other values. Its output consists of
 //! decisions, which the caller applies. Tests and simulations can therefore run the same code as the
 //! supervisor.
 

@@ -29,8 +29,8 @@ pub const STABLE_AFTER: Duration = Duration::from_secs(10);
 pub struct Retry {
     /// The delay before the next worker starts.
     pub after: Duration,
-    /// The number of consecutive failures, if the model is unready. While requests still wait for the
-    /// next worker, this is `None`.
+    /// The number of consecutive failures if the model is unready. If requests still wait for the next
+    /// worker, this is `None`.
     pub unready: Option<u32>,
 }
 
@@ -59,7 +59,7 @@ impl Restarts {
         }
     }
 
-    /// Records the exit of a worker that had been ready without work for `ready`. Call this before
+    /// Records the exit of a worker that had been idle for `ready`. Call this before
     /// [`Restarts::record_failure`]. If `ready` is at least [`STABLE_AFTER`], earlier failures no
     /// longer count. Otherwise rare faults would add up in a model that gets no requests.
     pub fn record_idle_exit(&mut self, ready: Duration) {

@@ -83,7 +83,7 @@ impl HostTenant {
     }
 }
 
-/// Returns the copies to place. For a model with a fixed GPU, there are none.
+/// Returns the copies of a model to place. A model with a fixed GPU has no copies to place.
 fn copies_of(tenant: &HostTenant) -> ModelCopies {
     match tenant {
         HostTenant::Fixed { .. } => {

@@ -3,7 +3,7 @@
 //! A model needs a number of copies. Each copy needs SMs, memory and bandwidth of one GPU. Placement is
 //! therefore a packing problem in three dimensions, with these constraints:
 //!
-//! * No GPU's resources are exceeded.
+//! * The models on a GPU do not exceed its SMs, memory or bandwidth.
 //! * Each GPU keeps enough free memory for the largest shadow of its models.
 //! * Each host has at most one copy of a model, because all GPUs of a host can fail together.
 //!
@@ -114,8 +114,8 @@ pub struct MissingCopies {
     pub shortage: Shortage,
 }
 
-/// The reason why no GPU can take another copy of a model. It considers only GPUs on hosts without a
-/// copy of the model. `free` is the largest free amount on any of these GPUs.
+/// The reason why no GPU can take another copy of a model. Only GPUs on hosts without a copy of the
+/// model are considered. `free` is the largest free amount on any of these GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortage {
     /// No GPU has enough free SMs.
@@ -144,14 +144,14 @@ pub struct Cost {
     /// The numbers of copies that fit on no GPU. The first copies of all models come first, in
     /// descending order of priority. The second copies follow, and so on.
     pub missing: Vec<u32>,
-    /// The number of GPUs with models under [`Objective::FewGpus`], otherwise 0.
+    /// The number of GPUs with models if the objective is [`Objective::FewGpus`], otherwise 0.
     pub gpus: u32,
-    /// The number of copies that move: the model is on another GPU at present, but not on the copy's
-    /// GPU.
+    /// The number of copies that move. A copy moves if the model runs on other GPUs at present, but not
+    /// on the GPU of the copy.
     pub moves: u32,
-    /// The imbalance of the GPUs under [`Objective::FewMoves`], otherwise 0. It is the sum of a square
-    /// for each GPU: the square of the difference between the SMs of the largest GPU and the free SMs
-    /// of this GPU.
+    /// The imbalance of the GPUs if the objective is [`Objective::FewMoves`], otherwise 0. It is the
+    /// sum of a square for each GPU: the square of the difference between the SMs of the largest GPU
+    /// and the free SMs of this GPU.
     pub load_spread: u64,
 }
 

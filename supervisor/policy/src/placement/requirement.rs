@@ -49,9 +49,9 @@ pub enum UnmetLoad {
 }
 
 /// Returns the minimum number of SMs for the load. In the worst case, a request arrives just after a
-/// batch was sent. The request waits for that batch and is part of the next batch. The conditions for
-/// some batch size `b` are therefore `2 · t(b, s) ≤ SLO` and `b / t(b, s) ≥ rate` (gpulet, ATC 2022;
-/// ParvaGPU, SC 2024).
+/// batch was sent. The request waits for that batch and is part of the next batch. Some batch size `b`
+/// must therefore satisfy `2 · t(b, s) ≤ SLO` and `b / t(b, s) ≥ rate` (gpulet, ATC 2022; ParvaGPU, SC
+/// 2024).
 pub fn sm_requirement(execution: &Execution, gpu: Sms, load: &CopyLoad) -> Result<SmRequirement, UnmetLoad> {
     let step = GROUP_SMS;
     let sizes = (1..=gpu.0 / step).map(|groups| groups * step).filter(|&sms| sms < gpu.0).chain([gpu.0]);

@@ -8,8 +8,8 @@ use shadowslice_shared::units::Sms;
 
 use super::{Cost, GpuCapacity, MissingCopies, ModelCopies, Objective, Placement, Share, Shortage};
 
-/// The maximum number of attempts to place a copy on a GPU. The search then returns the best placement
-/// so far.
+/// The maximum number of attempts to place a copy on a GPU. After this number of attempts, the search
+/// returns the best placement so far.
 const MAX_TRIALS: u32 = 200_000;
 
 /// The total bandwidth of a GPU in integer units. Unlike a sum of floats, an integer sum does not

@@ -24,8 +24,8 @@ const FORGIVEN_PER_OUTAGE: u32 = 10;
 const MAX_FORGIVEN: Duration = Duration::from_secs(30);
 
 /// The time before the expected end of a batch at which the next batch is sent. It is several times the
-/// transfer time to the worker, and a small fraction of an execution. Requests that arrive after a
-/// batch was sent cannot join it, so a longer lead would make batches smaller.
+/// transfer time to the worker, and a small fraction of a batch's execution time. Requests that arrive
+/// after a batch was sent cannot join it, so a longer lead would make batches smaller.
 const LEAD: Duration = Duration::from_micros(500);
 
 /// The admission control of one model.
@@ -97,11 +97,11 @@ impl AdmissionControl {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// Predicts when the client of a request that arrives now will have the answer. Until then, the
-    /// worker runs the full batches ahead of the request and the request's own batch. The answer is
-    /// then written to the socket.
+    /// Predicts when the client of a request that arrives now will have the answer. The prediction
+    /// includes the full batches ahead of the request, the request's own batch, and the write of the
+    /// answer to the client's socket.
     ///
-    /// Returns `None` if no rows are ahead of the request. Such a request is never refused. Otherwise,
+    /// Returns `None` if no rows are ahead of the request. Such a request is never refused. If it were,
     /// a prediction that makes every request late would never be corrected.
     fn predict_answer<K, T>(
         &self,
@@ -125,8 +125,8 @@ impl AdmissionControl {
         Some(answered + self.write_time.mean())
     }
 
-    /// Returns true if the model refuses requests that cannot be answered in time. If false, the model
-    /// refuses requests only under overload, after their deadline has passed.
+    /// Returns true if the model refuses requests that cannot be answered in time. If this is false,
+    /// the model can refuse requests only under overload, after their deadline has passed.
     pub(super) fn refuses_late(&self) -> bool {
         self.policy.refuse_late && !self.serves_late
     }

@@ -1,4 +1,4 @@
-//! The batcher: it decides when a batch runs and which requests the batch contains.
+//! The batcher, which decides when a batch runs and which requests the batch contains.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ use super::batcher::BatchLimits;
 use super::queue::QueuedRequest;
 use crate::latency::Predictor;
 
-/// The number of full batches whose requests are considered together.
+/// The number of full batches for which the filter considers waiting requests.
 const BATCHES: u32 = 2;
 
 /// A filter that selects the requests of a batch by their deadlines.
@@ -40,7 +40,7 @@ pub struct DeadlineFilter<'p> {
 /// The deadline and the size of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DueRequest {
-    /// The time by which the request's batch must end, or `None` if the request is never too late.
+    /// The time by which the request's batch must end, or `None` if the request never counts as late.
     by: Option<Timestamp>,
     rows: u32,
 }

@@ -50,7 +50,8 @@ pub struct BatchInFlight<K, T> {
     /// The time at which the batch started to execute. For an idle lane, this is the time at which the
     /// batch was sent. Otherwise, it is the time at which the previous batch ended.
     pub executing_since: Option<Timestamp>,
-    /// The requests of the batch. The list is empty if the requests were taken away for another worker.
+    /// The requests of the batch. The list is empty after `abandon` has taken the requests off the
+    /// lane, so that another worker can run them.
     pub requests: Vec<QueuedRequest<K, T>>,
 }
 
@@ -62,7 +63,7 @@ pub struct Slice {
     /// The number of SMs.
     pub sms: Sms,
     /// The times of batches by number of rows, which the worker measured before it served. The list is
-    /// empty if they are unknown.
+    /// empty if the times are unknown.
     pub times: Vec<(u32, Duration)>,
     /// The maximum number of rows in a batch on these SMs, or `None` if all batch sizes fit. A request
     /// with more rows runs on the whole GPU.
@@ -175,7 +176,7 @@ impl<K, T> Lane<K, T> {
         self.in_flight.is_empty()
     }
 
-    /// Returns the batches on the lane. The first one is executing.
+    /// Returns the batches on the lane. The first batch is executing.
     pub fn in_flight(&self) -> impl Iterator<Item = &BatchInFlight<K, T>> {
         self.in_flight.iter()
     }
@@ -186,8 +187,8 @@ impl<K, T> Lane<K, T> {
         max.is_none_or(|max| self.streams.open as usize + begin < max as usize)
     }
 
-    /// Returns true if the lane is retrying a request whose batch died with its worker. Another batch
-    /// would wait behind this request, and might be lost with the worker.
+    /// Returns true if the lane is retrying a request whose worker died while it executed the request.
+    /// Another batch would wait behind this request, and might be lost with the worker.
     pub(super) fn tries_suspect(&self) -> bool {
         let mut first = self.in_flight.iter().filter_map(|batch| batch.requests.first());
         first.any(|request| request.level == SUSPECT_LEVEL)
@@ -237,8 +238,8 @@ impl<K, T> Lane<K, T> {
         batches.fold(ends.max(now), |free, batch| free + time(batch))
     }
 
-    /// Returns true if the executing batch takes much longer than predicted. The limit is lower than
-    /// the limit from which the worker counts as hung.
+    /// Returns true if the executing batch takes much longer than predicted. This limit is lower than
+    /// the limit after which the worker counts as hung.
     pub fn is_stalled(&self, now: Timestamp) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
         // If the first batch has no start time, the driver has already reported this batch as hung.

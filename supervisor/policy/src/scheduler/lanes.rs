@@ -7,7 +7,7 @@ use super::lane::{AbandonedRequests, Duty, Lane, Slice};
 use super::messages::Ticket;
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
-    /// Adds a lane. It gets no batches before [`route`](Self::route).
+    /// Adds a lane. The lane gets no batches before [`route`](Self::route).
     pub fn attach(&mut self, lane: Lane<K, T>) {
         self.lanes.push(lane);
     }

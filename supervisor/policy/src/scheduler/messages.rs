@@ -30,8 +30,8 @@ impl Ticket for () {
 /// The configuration of a model's scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SchedulingRules {
-    /// The latency objective: the time within which a request must be answered, unless its own deadline
-    /// is earlier.
+    /// The SLO: the time within which a request must be answered, unless the request's own deadline is
+    /// earlier.
     pub slo: Duration,
     /// The maximum time for which a batch waits for further requests.
     pub max_delay: Duration,

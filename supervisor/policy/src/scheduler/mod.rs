@@ -47,9 +47,9 @@ use observe::Observer;
 use overload::OverloadDetector;
 use queues::PriorityQueues;
 
-/// The divisor of the queue length that gives a threshold. When this number of requests has been
-/// abandoned, they are removed from the queue. A removal therefore inspects about this number of
-/// requests for each abandoned one.
+/// The divisor of the queue length that gives the limit for abandoned requests. When their number
+/// reaches the limit, the scheduler removes them from the queue. A removal inspects the whole queue,
+/// which has about this number of requests for each abandoned request.
 const GIVEN_UP_ONE_IN: usize = 8;
 
 /// The queues, lanes and admission of one model. `K` is the type of a request's shape, and `T` is its
@@ -59,8 +59,8 @@ pub struct Scheduler<K, T> {
     slo: Duration,
     admission: AdmissionControl,
     queues: PriorityQueues<K, T>,
-    /// The number of requests that clients abandoned and that may still be queued. Some of them may be
-    /// executing instead.
+    /// The number of requests that clients abandoned since the last removal. Some of them may be
+    /// executing and are then not in the queue.
     given_up: usize,
     lanes: Vec<Lane<K, T>>,
     /// The overload detector, or `None` for a model that serves late requests.
@@ -122,7 +122,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.admission.refuses_late()
     }
 
-    /// Returns the model's latency objective.
+    /// Returns the model's SLO.
     pub fn slo(&self) -> Duration {
         self.slo
     }

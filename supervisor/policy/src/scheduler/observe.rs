@@ -14,7 +14,7 @@ const MAX_SIZES: usize = 256;
 /// minute.
 const LONGEST_US: u64 = 60_000_000;
 
-/// The collector of the observation of the current interval.
+/// The collector of a model's statistics in the current interval.
 #[derive(Debug)]
 pub(super) struct Observer {
     since: Timestamp,

@@ -28,7 +28,7 @@ enum QueueState {
     Disturbed,
 }
 
-/// The decision whether late requests are refused.
+/// The detector of overload in the queues of one model.
 #[derive(Debug, Clone)]
 pub(super) struct OverloadDetector {
     /// The maximum duration of a backlog that does not count as overload.

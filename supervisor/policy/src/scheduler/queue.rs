@@ -1,7 +1,7 @@
-//! A queue of one model's requests, ordered by deadline.
+//! A queue of one model's requests of one priority, ordered by deadline.
 //!
 //! Some requests return to the queue because their worker died or drained too slowly. These requests
-//! run before all others, because they have already waited once.
+//! run before the others of this priority, because they have already waited once.
 //!
 //! An operation on one request takes O(log n) time. Only [`RequestQueue::take_if`] inspects all
 //! requests.
@@ -30,8 +30,7 @@ pub struct QueuedRequest<K, T> {
     pub item: T,
 }
 
-/// The level of a request whose batch died with its worker. The request has this level while it is
-/// retried.
+/// The level of a request that is retried because its worker died while it executed the request.
 pub const SUSPECT_LEVEL: u64 = 0;
 
 /// The position of a request in the queue. The request with the smallest key is at the head.

@@ -18,8 +18,8 @@ const KEPT_LEVELS: usize = 8;
 pub(super) struct PriorityQueues<K, T> {
     max_requests: usize,
     waiting: usize,
-    /// The queues by priority level. Empty queues above the limit are removed, so that the number of
-    /// queues stays small.
+    /// The queues by priority level. If there are more than [`KEPT_LEVELS`] queues, the empty queues
+    /// are removed.
     levels: BTreeMap<u64, RequestQueue<K, T>>,
 }
 
@@ -104,7 +104,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.waiting == 0
     }
 
-    /// Returns the maximum number of rows that are served before a new request of this level.
+    /// Returns the maximum number of rows that run before a new request of this level.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

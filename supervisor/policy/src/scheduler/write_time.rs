@@ -6,7 +6,7 @@ use std::time::Duration;
 /// few dozen answers.
 const WEIGHT: u32 = 16;
 
-/// The divisor of the SLO that gives the maximum time that one answer adds to the mean. Without a
+/// The divisor of the SLO that gives the maximum write time of one answer in the mean. Without a
 /// maximum, a client that reads slowly would cause refusals of other clients' requests.
 const SLO_DIVISOR: u32 = 4;
 

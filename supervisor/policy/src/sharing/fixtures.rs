@@ -24,8 +24,8 @@ pub(super) fn spec(name: &str, slo_ms: u64) -> ModelSpec {
     }
 }
 
-/// Returns the profile of a model whose batches take `fixed` ms plus `work` ms·SM per row. SMs above
-/// `knee` do not make it faster.
+/// Returns the profile of a model whose batches take `fixed` ms plus `work` ms·SM per row. More than
+/// `knee` SMs do not make a batch faster.
 pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [2, 4, 8, 14, 26, 40, 66, 100, 132].into_iter().map(Sms).collect();
     let row = |batch: u32| {

@@ -20,8 +20,7 @@ pub struct ModelSpec {
     pub initial_given: bool,
     /// The possible shares of the model, ascending. Not every number of SMs is a possible share.
     pub shares: Vec<Sms>,
-    /// The latency objective: the maximum time from the first byte of a request to the last byte of its
-    /// answer.
+    /// The SLO: the maximum time from the first byte of a request to the last byte of its answer.
     pub slo: Duration,
     /// The percentage of requests that must meet the SLO, above 0 and at most 100.
     pub percentile: f64,
@@ -131,7 +130,7 @@ impl Observation {
 /// The fraction of the SLO that is reserved for delivery: for the client, the network and the kernel's
 /// buffers, which no server can measure. On H100s and an H200, delivery and the writing of answers took
 /// 0.4 to 0.9 ms of SLOs of 4 to 8 ms, which is a tenth. The measured latency now includes the writing,
-/// so half of a tenth is reserved.
+/// so only half of this tenth is reserved.
 const DELIVERY_PART: f64 = 0.05;
 
 /// Returns true if the client has the answer within the SLO, including the estimated time for delivery.

@@ -2,9 +2,9 @@
 //! layouts that are worth a trial.
 //!
 //! Kernels of models on the same SMs take turns. The slowdown of a model therefore depends less on its
-//! number of SMs than on the other batches on these SMs. Their number and the length of their kernels
-//! matter most. The number of possible layouts is small. A pattern defines which models share SMs, and
-//! the models' work determines which model goes where.
+//! number of SMs than on the other batches on these SMs. The number of these batches and the length of
+//! their kernels matter most. The module lists only a small number of layouts. A pattern defines which
+//! models share SMs, and the models' work determines the part of each model.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ const MAX_SPLIT_MODELS: usize = 6;
 /// The half of the GPU that models of lower priorities share.
 const HALF: GpuPart = GpuPart::new(1, 1, 2);
 
-/// The number of the smallest parts into which layouts divide a GPU.
+/// The number of pieces in the finest division of a GPU that layouts use.
 const EIGHTHS: u8 = 8;
 
 /// The rule by which a layout divides a GPU. A model that the rule does not mention gets its largest
@@ -36,11 +36,11 @@ pub enum Pattern {
     AtRest,
     /// Every model has its largest possible share, as under plain MPS.
     Everything,
-    /// The model that violates its SLO has this part of the GPU alone, and the other models have the
-    /// rest.
+    /// The model that violates its SLO has exclusive use of this part of the GPU. The other models
+    /// share the rest.
     Apart(GpuPart),
-    /// The models with the highest priority have this part of the GPU alone, and the other models have
-    /// the rest.
+    /// The models with the highest priority have exclusive use of this part of the GPU. The other
+    /// models share the rest.
     FirstApart(GpuPart),
     /// The models below the highest priority are distributed over two halves.
     LowerHalves,
@@ -50,7 +50,8 @@ pub enum Pattern {
     Halves,
     /// All models are distributed over three thirds with similar amounts of work.
     Thirds,
-    /// Each model has a part of the GPU alone. The size of the part depends on the model's work.
+    /// Each model uses a part of the GPU that no other model uses. The size of the part depends on the
+    /// model's work.
     OwnParts,
 }
 
@@ -254,8 +255,8 @@ fn balanced(tenants: &[LayoutTenant], of: u8) -> Vec<(usize, GpuPart)> {
         let least =
             (0..of).min_by(|&one, &other| loads[usize::from(one)].total_cmp(&loads[usize::from(other)]));
         let piece = least.unwrap_or(0);
-        // Each model counts with a minimum of work. Otherwise all models without work would go to the
-        // same piece.
+        // The work of each model counts as at least a small minimum. Otherwise all models without work
+        // would go to the same piece.
         loads[usize::from(piece)] += tenant.work.max(MATTERS / 10.0);
         (tenant.model, GpuPart::new(piece, 1, of))
     };

@@ -137,7 +137,7 @@ impl Policy {
     }
 
     /// Returns the layouts of the adaptive policy that apply to these models. Excludes the layout with
-    /// shares at rest.
+    /// the initial shares.
     pub fn layouts(gpus: &[SharedGpu], specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
         FixedLayouts::patterns(gpus.len(), specs, work)
     }

@@ -112,7 +112,7 @@ pub(super) enum HandoverOutcome {
 /// The reason why a hand-over failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandoverFailure {
-    /// The shadow could not start, load the model, warm up or prove its answers.
+    /// The shadow could not start, load the model, warm up or pass the proof.
     #[error("the new worker did not become ready: {0}")]
     BootFailed(String),
     /// The shadow did not connect within `timeouts.spawn`.

@@ -46,7 +46,7 @@ impl Workers {
     }
 
     /// Handles a shadow that did not start. If standbys of other models are exiting to free memory, the
-    /// start is retried as long as more than half of its time limit is left.
+    /// start is retried while more than half of its time limit is left.
     pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Timestamp) {
         let at = self.now + MEMORY_RETRY_INTERVAL;
         let in_time = at + self.settings.timeouts.spawn / 2 < until;

@@ -39,7 +39,7 @@ impl HandoverMode {
 pub struct Timeouts {
     /// The maximum time from the start of a process until the worker connects.
     pub spawn: Duration,
-    /// The maximum time in which the worker loads the model, warms up and proves its answers.
+    /// The maximum time in which the worker loads the model, warms up and passes the proof.
     pub warm: Duration,
     /// The maximum time until the last answer of a worker that gets no new batches.
     pub drain: Duration,
@@ -149,7 +149,7 @@ pub enum LifecycleEvent {
         /// Success, or the reason why the supervisor cannot keep the answers.
         result: Result<(), String>,
     },
-    /// The worker is warm, and its answers and its number of SMs are proved.
+    /// The worker is warm and has passed the proof. Its number of SMs is correct.
     Warmed {
         /// The id of the worker.
         worker: WorkerId,
@@ -158,7 +158,7 @@ pub enum LifecycleEvent {
         /// The partition that the worker was started with, if its share is a partition.
         asked: Option<Groups>,
     },
-    /// The worker could not start, load the model, warm up or prove its answers. The worker exits.
+    /// The worker could not start, load the model, warm up or pass the proof. The worker exits.
     Refused {
         /// The id of the worker.
         worker: WorkerId,
@@ -319,10 +319,10 @@ pub enum Action {
     Keep(WorkerId),
     /// Records that the model's share can only change by shadows.
     NeedsShadows,
-    /// Starts to measure how long batches wait for a lane.
+    /// Starts to measure how long a batch waits for a worker that can take it.
     MeasureStall {
-        /// True if the measured time starts at the end of the last lane. False if the measured time
-        /// starts now.
+        /// True if the measurement starts at the end of the last lane. False if the measurement starts
+        /// now.
         outage: bool,
     },
     /// Measures when this worker completes its first batch, which is the time at which the change takes

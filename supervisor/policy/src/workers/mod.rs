@@ -74,8 +74,8 @@ pub struct Workers {
     /// The partition inside the worker, or the reason why the share is not a partition.
     partition: Result<Partition, String>,
     change: Option<OngoingChange>,
-    /// The request that waits for the end of the current change. The request arrived while the
-    /// incumbent of the last hand-over was parked or exiting.
+    /// The request that waits for the end of the current hand-over. The request arrived while the
+    /// incumbent was parked or exiting.
     next: Option<ResizeRequest>,
     standby: StandbyState,
     restarts: Restarts,

@@ -7,7 +7,8 @@
 //!                                                      or the former share, or shadows
 //! ```
 //!
-//! If a worker reports that its model cannot change partitions, shadows change the share from then on.
+//! If a worker reports that its model cannot change partitions, all later changes of the share start a
+//! shadow.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -266,7 +267,7 @@ impl Workers {
         if moves && !whole && !partition.ready.contains(&target) {
             partition.moving = Some((target, until));
             // An unused partition may occupy the worker's last place for a partition. The worker must
-            // release it before it prepares another partition.
+            // release the unused partition before it prepares another one.
             let oldest = partition.take_oldest(READY_PARTITIONS);
             if let Some(oldest) = oldest {
                 self.act(Action::Forget(worker, oldest));

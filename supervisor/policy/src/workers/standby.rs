@@ -1,5 +1,5 @@
-//! The warm standby: a second worker with proved answers. Traffic can move to the standby immediately
-//! if the first worker dies, or if the model's share changes to the standby's share.
+//! The warm standby: a second worker that has passed the proof. Traffic can move to the standby
+//! immediately if the first worker dies, or if the model's share changes to the standby's share.
 //!
 //! Standbys are independent of hand-overs. A parked incumbent may become the standby. A new standby
 //! starts only if no change is in progress. If a hand-over is to the share of a standby that is still
@@ -135,7 +135,7 @@ impl Workers {
     pub(super) fn becomes_standby(&mut self, worker: WorkerId) {
         self.becomes(worker, Role::Standby { since: self.now });
         self.standby.obstacle = None;
-        // While the model waited for this worker, it did not count as a standby. The worker now becomes
+        // While the model waited for this worker, the worker did not count as a standby. It now becomes
         // a standby, or starts to serve in the same step.
         self.act(Action::StandbyExists(true));
     }

@@ -115,8 +115,8 @@ impl World {
         let process = self.process(worker);
         let exit = process.fate.exit;
         if !process.alive && !process.exit_told {
-            // The event for the exit may have been lost, because a run with `Afterwards::FallsSilent`
-            // drops most events at its end. The event is therefore repeated.
+            // The exit event may have been lost, because a run with `Afterwards::FallsSilent` drops
+            // most events at its end. The event is therefore repeated.
             let fact = LifecycleEvent::Exited { worker, status: "exit status: 1".to_owned(), idle: false };
             self.schedule(exit, WorldEvent::News(worker, fact));
         } else if obeys {

@@ -1,4 +1,4 @@
-//! The groups of a GPU that the model shares with other models.
+//! The assignment of a GPU's groups to the model, next to other models on the same GPU.
 
 use std::collections::BTreeSet;
 

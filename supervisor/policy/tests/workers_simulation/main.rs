@@ -88,7 +88,7 @@ const SITUATIONS: [&str; 52] = [
 /// The number of runs in which each situation occurred.
 type Tally = BTreeMap<&'static str, u64>;
 
-/// Runs every `step`th seed, starting at `first` and below `seeds`. Stops at the first failure.
+/// Runs every `step`th seed from `first` to `seeds - 1`. Stops at the first failure.
 fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, SimulationFailure)> {
     let mut tally = Tally::new();
     for seed in (first..seeds).step_by(step) {

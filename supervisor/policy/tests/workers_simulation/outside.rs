@@ -1,4 +1,5 @@
-//! Events from outside the state machine: orders, faults, and their end.
+//! Events from outside the state machine, such as orders and faults. They end before the last part of a
+//! run.
 
 use shadowslice_policy::workers::{
     Cause, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkersState,

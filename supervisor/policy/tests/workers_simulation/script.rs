@@ -163,7 +163,7 @@ pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) 
 
 fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, ExternalEvent)> {
     let mut happenings = Vec::new();
-    // Events are concentrated on a few points in time, so that some coincide.
+    // Events are concentrated on a few points in time, so that some events coincide.
     let shortly = random.pick(&[200 * MS, 1500 * MS, span]).min(span);
     let moments: Vec<Duration> = (0..4).map(|_| random.within(span - shortly + MS)).collect();
     let mut some = |many: u64, happening, random: &mut Random| {

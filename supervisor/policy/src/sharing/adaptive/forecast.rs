@@ -148,7 +148,7 @@ mod tests {
     const GPU: Sms = Sms(128);
 
     /// Returns execution times for which a row takes `ms` on all SMs, and twice as long on half of
-    /// them. Rows run one after the other.
+    /// them. The time is proportional to the number of rows.
     fn execution(ms: f64, kernels: u32) -> Execution {
         let row = |batch: u32| ExecutionRow {
             batch,

@@ -1,10 +1,10 @@
 //! The state of one GPU: its current layout, and how the policy chose it.
 //!
 //! ```text
-//! AtRest ── a model violates its objective, refusing is not enough ──▶ Trying ── the best ──▶ Chosen
-//!   ▲ └───── the same, and the best layout for this load is known ──────────────────────────▶ │ │
-//!   └──────────────────────── no violation during a pause ────────────────────────────────────┘ │
-//!                          Trying ◀── many more requests miss, or the load has changed ──────────┘
+//! AtRest ── a model violates its SLO although late requests are refused ──▶ Trying ── the best ──▶ Chosen
+//!   ▲ └───── the same violation, but the best layout for this load is known ─────────────────────▶ │ │
+//!   └──────────────────────── no violation during a pause ─────────────────────────────────────────┘ │
+//!                          Trying ◀── many more requests miss, or the load has changed ───────────────┘
 //! ```
 
 use std::time::Duration;
@@ -23,8 +23,8 @@ const REFUSAL_TIME: Duration = Duration::from_secs(2);
 pub(super) const MIN_REFUSAL_TIME: Duration = Duration::from_millis(300);
 
 /// The minimum and the maximum pause. The policy pauses before it starts another trial for the same
-/// load, and before it returns from a layout to the shares at rest. Each pause is [`PAUSE_FACTOR`]
-/// times the previous one.
+/// load, and before it replaces a layout with the initial shares. Each pause is [`PAUSE_FACTOR`] times
+/// the previous one.
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 const PAUSE_FACTOR: u32 = 10;
@@ -48,7 +48,8 @@ pub(super) struct GpuState {
 /// The stage of the choice of a layout for a GPU.
 #[derive(Debug, Clone)]
 pub(super) enum GpuStage {
-    /// The models have their shares at rest. No layout is needed, or the policy has not tried one yet.
+    /// The models have their initial shares. Either the models need no layout, or the policy has not
+    /// tried a layout yet.
     AtRest,
     /// A trial is in progress.
     Trying {
@@ -133,7 +134,7 @@ impl GpuState {
         now < self.refuses_until
     }
 
-    /// Returns the layout. Returns `None` if the models have their shares at rest.
+    /// Returns the layout. Returns `None` if the models have their initial shares.
     pub(super) fn layout(&self) -> Option<&Layout> {
         match &self.stage {
             GpuStage::AtRest => None,

@@ -1,17 +1,17 @@
-//! The adaptive policy. It uses plain MPS until a model violates its SLO. In that case, it looks for
-//! the layout of the GPU with the fewest misses.
+//! The adaptive policy. It uses plain MPS until a model violates its SLO. In that case, the policy
+//! looks for the layout of the GPU with the fewest misses.
 //!
 //! ```text
-//! observations ─▶ windows ─▶ does a model violate its objective? ─ no, for a while ─▶ tentatively at rest
+//! observations ─▶ windows ─▶ does a model violate its SLO? ─ no, for a while ─▶ try the initial shares again
 //!                                   │ yes
 //!                                   ▼
-//!        refuse late requests ─ not enough ─▶ try the layouts, measure each, keep the best one
+//!        refuse late requests ─ still violated ─▶ try the layouts, measure each, keep the best one
 //! ```
 //!
 //! A model **violates** its SLO if more of its requests miss the SLO than its percentile allows, and
 //! chance does not explain the difference. A [`layout`] defines which part of the GPU each model is
 //! allowed to use. A [`trial`] puts several layouts in force, one after the other, and compares their
-//! misses ([`score`]). After a trial or a return to the shares at rest, the policy pauses. Each pause
+//! misses ([`score`]). After a trial or a return to the initial shares, the policy pauses. Each pause
 //! is longer than the previous one until the load changes, so that shares rarely change under a steady
 //! load.
 
@@ -382,8 +382,8 @@ fn groups_differ(wanted: &Groups, snapshot: &ModelSnapshot) -> bool {
 
 /// Returns the time of two of the shortest batches, alone on the whole GPU. Two batches count, because
 /// a request may have to wait for one batch before its own batch runs. Workers measure the time during
-/// their warm-up, while other workers may execute. If the shortest observed batch took less time, its
-/// time is used.
+/// their warm-up, while other workers may execute. If the shortest observed batch took less time, the
+/// function uses that time instead.
 fn two_batches_alone(snapshot: &ModelSnapshot) -> Option<Duration> {
     let proven = snapshot.execution.as_ref()?.time(1, f64::INFINITY);
     let shortest = snapshot.observation.batches.iter().map(|size| size.mean).min();

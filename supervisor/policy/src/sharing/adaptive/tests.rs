@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// Makes all shares change by shadows.
+    /// Makes every change of a share start a shadow.
     fn by_shadows(mut self) -> Self {
         self.groups.fill(None);
         self
@@ -121,8 +121,8 @@ fn helped_by_half(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[1] > Sms(72) { 20 } else { 0 }), observation(0)]
 }
 
-/// Returns observations in which the first of two models has misses until it has a part of the GPU
-/// alone.
+/// Returns observations in which the first of two models has misses until it has a part of the GPU that
+/// the second model does not use.
 fn helped_apart(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[0] < GPU { 0 } else { 20 }), observation(0)]
 }

@@ -2,11 +2,11 @@
 //! The layout with the fewest misses stays.
 //!
 //! ```text
-//! Switching ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Switching
+//! Switching ─ in force ─▶ Settling ─▶ Measuring ─ measured for long enough ─▶ Switching to the next layout
 //!                                         │
-//!                                         ├─ every model meets its objective ─▶ this layout stays
-//!                                         └─ all were measured ─▶ the best and its rival once more;
-//!                                            the better one stays
+//!                                         ├─ every model meets its SLO ─▶ this layout stays
+//!                                         └─ all layouts were measured ─▶ the best two are measured again;
+//!                                            the better of the two stays
 //! ```
 
 use std::ops::RangeInclusive;

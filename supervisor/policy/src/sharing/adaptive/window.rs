@@ -14,16 +14,16 @@ pub(super) const SHORT: Duration = Duration::from_secs(1);
 /// The length of the long window, for models with few requests or few misses.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// The largest excess of misses that counts as chance, in standard deviations. The same number of
-/// misses is added as a margin.
+/// The number of standard deviations by which misses can exceed their expected number by chance. The
+/// same number of misses is added as a margin.
 const CHANCE: f64 = 3.0;
 
-/// The maximum relative difference between two request rates that count as the same load, in addition
-/// to chance.
+/// The maximum relative difference between two request rates that count as the same load. The
+/// difference that chance can explain is added.
 const MAX_RATE_DIFFERENCE: f64 = 0.2;
 
-/// The divisor of the number of batches that gives the number to ignore. A busy host may delay up to
-/// one batch in 10, so the longest tenth is ignored.
+/// The divisor of the number of batches that gives the number of ignored batches. A busy host may delay
+/// up to one batch in 10, so the longest tenth of the batches is ignored.
 const ACCIDENT_ONE_IN: u64 = 10;
 
 /// A request rate per second, and its standard deviation if requests arrive at random.
@@ -86,8 +86,8 @@ impl ObservationWindow {
         self.parts.clear();
     }
 
-    /// Returns the time of two of the longest batches of the last second ([`SHORT`]), without the
-    /// longest tenth.
+    /// Returns twice the time of the longest batch of the last second ([`SHORT`]), after the longest
+    /// tenth of the batches is removed.
     pub(super) fn two_batches(&self) -> Duration {
         let batches = self.last(SHORT).flat_map(|part| &part.batches);
         let mut sizes: Vec<(Duration, u64)> = batches.map(|size| (size.mean, size.count)).collect();

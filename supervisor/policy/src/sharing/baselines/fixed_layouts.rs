@@ -17,7 +17,7 @@ pub(in super::super) struct FixedLayouts {
 
 impl FixedLayouts {
     /// Returns a policy with the layouts of a pattern. If the pattern does not apply to the models of a
-    /// GPU, they keep their shares at rest.
+    /// GPU, these models keep their initial shares.
     ///
     /// `work` is the fraction of its GPU that each model's requests need, 0 to 1.
     pub(in super::super) fn new(

@@ -4,8 +4,7 @@
 //! * Epochs last 20 s.
 //! * A GPU has at most two partitions, in a few fixed sizes.
 //! * Demand is multiplied by a head-room factor.
-//! * A model gets the smallest partition that is sufficient according to the saturation table of its
-//!   profile.
+//! * A model gets the smallest partition that is sufficient according to the model's profile.
 //!
 //! In gpulet, models that share a partition take turns. Here, these models are separate workers with
 //! the same share, and the GPU divides the partition between them. A model without a profile is assumed

@@ -7,16 +7,16 @@
 //! * The batch size is adjusted in proportion to the residual of the latency.
 //! * Shares are allocated by max-min fairness.
 //!
-//! The order of steps is that of iGniter's driver for the same algorithm. Five steps of the batch size
-//! are followed by one step of the share.
+//! Five steps of the batch size are followed by one step of the share. This order comes from the driver
+//! of another published scheduler, iGniter, for the same algorithm.
 
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::changes::ShareTarget;
 use super::super::{ModelSnapshot, ModelSpec, PolicyInput};
 
-/// The dead band in percent (`_THRESHOLD`). If both residuals are positive and smaller, the share does
-/// not change.
+/// The dead band in percent (`_THRESHOLD`). If both residuals are positive and smaller than this value,
+/// the share does not change.
 const THRESHOLD: f64 = 5.0;
 
 /// The maximum batch size, in rows (`_MAX_BATCH`).

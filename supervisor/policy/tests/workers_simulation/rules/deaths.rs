@@ -1,5 +1,5 @@
-//! Rules about deaths and failed starts. Each of them is counted, and doubles the delay before the next
-//! start. After too many of them, the model becomes unready.
+//! Rules about deaths and failed starts. Each death or failed start is counted, and doubles the delay
+//! before the next start. After too many of them, the model becomes unready.
 
 use std::time::Duration;
 

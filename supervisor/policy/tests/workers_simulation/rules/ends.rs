@@ -1,4 +1,5 @@
-//! Rules about exits. A worker is first ordered to exit and then killed, and no worker is forgotten.
+//! Rules about exits. A worker is ordered to exit or killed only for a valid reason, and no worker is
+//! forgotten.
 
 use shadowslice_policy::workers::{Action, LifecycleEvent, WorkersState};
 use shadowslice_shared::ids::WorkerId;

@@ -41,7 +41,7 @@ pub(crate) type Situations = BTreeSet<&'static str>;
 pub(crate) enum Stimulus {
     Begin,
     LifecycleEvent(LifecycleEvent),
-    /// A timer, with the result that [`Workers::due`] returned before it fired.
+    /// A timer. `due` is the result of [`Workers::due`] before the timer fired.
     Timer {
         due: Option<Timestamp>,
     },

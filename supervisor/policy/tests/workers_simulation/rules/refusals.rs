@@ -1,4 +1,4 @@
-//! Rules about the refusal of requests, and about the mechanism of the requests that are not refused.
+//! Rules about refused requests for a new share, and about the mechanism that accepted requests use.
 
 use std::collections::BTreeMap;
 

@@ -18,7 +18,7 @@ pub(super) struct Shares {
     pub(super) last: Option<ChangeReport>,
     /// The share before the last restart that changed it.
     before_restart: Percent,
-    /// True if the stall measurement that starts in this step began with a death. This is `None` if no
+    /// True if a death caused the stall measurement that starts in this step. This is `None` if no
     /// measurement starts.
     pub(super) stall: Option<bool>,
     /// The worker whose first batch is awaited, with the request that caused it.
