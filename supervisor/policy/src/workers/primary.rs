@@ -317,6 +317,9 @@ impl Workers {
         self.dismiss_standby(Duration::ZERO);
         self.act(Action::Shut(why.clone()));
         self.primary = Primary::Down { why: why.clone(), again };
+        if let Some(&OngoingChange::Restart { from, .. }) = self.change.as_ref() {
+            self.set_share(from);
+        }
         self.restart_failed(&why);
         let refused = ResizeRefused::NotServing { model: self.settings.model.clone(), why };
         self.repartition_failed(&refused);

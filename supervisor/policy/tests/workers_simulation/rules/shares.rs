@@ -18,6 +18,8 @@ pub(super) struct Shares {
     pub(super) last: Option<ChangeReport>,
     /// The share before the last restart that changed it.
     before_restart: Percent,
+    /// True from the start of such a restart until its outcome.
+    restarting: bool,
     /// True if a death caused the stall measurement that starts in this step. This is `None` if no
     /// measurement starts.
     pub(super) stall: Option<bool>,
@@ -28,7 +30,15 @@ pub(super) struct Shares {
 
 impl Shares {
     pub(super) fn new(share: Percent) -> Self {
-        Self { in_force: share, last: None, before_restart: share, stall: None, awaited: None, shadow: None }
+        Self {
+            in_force: share,
+            last: None,
+            before_restart: share,
+            restarting: false,
+            stall: None,
+            awaited: None,
+            shadow: None,
+        }
     }
 
     /// Records that the incumbent took the traffic back.
@@ -40,10 +50,12 @@ impl Shares {
 
     pub(super) fn restarts(&mut self) {
         self.before_restart = self.in_force;
+        self.restarting = true;
     }
 
     pub(super) fn aborted(&mut self, why: &ResizeRefused) {
-        if matches!(why, ResizeRefused::NoWorker { .. }) {
+        let failed = matches!(why, ResizeRefused::NoWorker { .. } | ResizeRefused::NotServing { .. });
+        if std::mem::take(&mut self.restarting) && failed {
             self.in_force = self.before_restart;
         }
     }
@@ -78,6 +90,7 @@ impl RuleChecker {
         };
         rule(change.from == from, "a change is reported with the former share")?;
         self.shares.in_force = request.share;
+        self.shares.restarting &= change.mechanism != ChangeMechanism::Restart;
         let ChangeMechanism::Shadow { .. } = change.mechanism else {
             let awaited = self.shares.awaited.map(|(worker, request)| (Some(worker), request));
             let effect = awaited == Some((self.routed, Some(request)));
@@ -108,6 +121,7 @@ impl RuleChecker {
         )?;
         rule(failover.shares.0 == self.shares.in_force, "a failover is reported with the former share")?;
         self.shares.in_force = failover.shares.1;
+        self.shares.restarting = false;
         Ok(())
     }
 
