@@ -46,7 +46,7 @@ impl Default for ProofBasis {
     }
 }
 
-/// A batch that a host has recorded. The graph and its tensors exist as long as the host exists.
+/// A batch that a host has recorded. The graph and its tensors exist until the host is dropped.
 #[derive(Debug)]
 pub struct HostRecording {
     /// The handle of a `CUgraph`.
@@ -82,8 +82,8 @@ pub trait ModelHost: Debug + Send {
     /// chooses.
     fn check_movable(&self) -> Result<(), String>;
 
-    /// Runs the inputs of the proof on this CUDA stream. Returns an error with the reason if the
-    /// model does not run on that stream.
+    /// Runs the model on the inputs of the proof, on this CUDA stream. Returns an error with the
+    /// reason if the run fails.
     fn try_on(&mut self, cuda: usize) -> Result<(), String>;
 
     /// Runs a batch, and returns when the answer is in the slot. On the GPU, the model computes on

@@ -59,8 +59,8 @@ impl fmt::Display for PolicyArgument {
 }
 
 impl PolicyArgument {
-    /// Returns the policies to run. If layouts are among them, the layouts depend on the work of
-    /// these arrivals.
+    /// Returns the policies to run. Which layouts are possible depends on how much of the GPU each
+    /// model needs for these arrivals.
     pub(super) fn policies(
         &self,
         scenario: &Scenario,
