@@ -188,8 +188,8 @@ fn restrict_system_calls() -> Result<(), Cause> {
 }
 
 /// Forbids `connect` for all threads. Call this once the device is open, because the driver is
-/// connected to MPS by then. After this call, the worker cannot connect to any other socket, such
-/// as those of the supervisor.
+/// connected to MPS by then. After this call, the worker cannot connect to other sockets, such as
+/// those of the supervisor.
 pub fn deny_connections() -> Result<(), SandboxError> {
     let denied = BTreeMap::from([(libc::SYS_connect, Vec::new())]);
     let program = program(denied, libc::EPERM).map_err(SandboxError::Calls)?;

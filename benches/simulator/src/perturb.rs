@@ -72,7 +72,8 @@ pub enum DifferenceError {
         "unknown difference {0:?}; give `profile`, or a comma-separated list of form, scale, noise, starts, proportional, slices"
     )]
     Unknown(String),
-    /// A difference that only the simulated world can have, so that it cannot be part of a belief.
+    /// A difference that only the simulated world can have, and that therefore cannot be part of a
+    /// belief.
     #[error("{0} cannot be part of --belief; use --truth {0}")]
     NotBelieved(&'static str),
 }

@@ -142,7 +142,7 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
-/// The parts of a worker that it still needs after the boot.
+/// The parts of a worker that are still needed after the boot.
 #[derive(Debug)]
 struct Parts {
     engine: ModelEngine,
@@ -210,7 +210,7 @@ impl Parts {
         let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
         if assignment.device == DeviceSpec::Cuda {
             // A reference worker computes on the CPU, which supports optional inputs. The workers
-            // that serve this model compute on a GPU, which does not support them.
+            // that serve this model compute on a GPU, where optional inputs are not supported.
             signature.optional.clear();
         }
         let weights = free.saturating_sub(device.free_memory());

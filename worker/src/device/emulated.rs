@@ -1,6 +1,6 @@
 //! The emulated GPU. While a batch executes, the worker marks its seat in the shared [`Pool`] as
-//! occupied. The batch takes the time that the profile states. It takes longer if other workers
-//! contend for the SMs.
+//! occupied. The batch takes the time that the profile states. The batch takes longer if other
+//! workers contend for the SMs.
 //!
 //! The emulated GPU behaves like a real stream. A batch starts when the previous batch has ended or
 //! when the supervisor has sent the new batch, whichever is later. The time at which this thread

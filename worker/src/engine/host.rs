@@ -70,8 +70,8 @@ pub struct RecordedOutput {
 pub trait ModelHost: Debug + Send {
     fn load(&mut self, request: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
-    /// Returns the properties of the model on which its proof is based. Only a worker that computes
-    /// the reference answers calls this. The worker then computes those answers with `run`.
+    /// Returns the properties of the model on which its proof is based. Only a reference worker
+    /// calls this. It then computes the reference answers with `run`.
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal>;
 
     /// Tells the host that all further inputs lie in memory that stays mapped while the process

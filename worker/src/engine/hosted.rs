@@ -35,8 +35,8 @@ pub struct Hosted {
 struct HostedPartitions {
     groups: SmGroups,
     uploads: UploadStream,
-    /// The partitions that have been used. They are never freed, because the driver would not
-    /// release their memory anyway.
+    /// The partitions that have been used. They are never freed, because the driver does not
+    /// release all memory of a freed partition.
     by_groups: BTreeMap<Groups, Partition>,
 }
 

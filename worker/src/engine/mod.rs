@@ -205,8 +205,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the properties of the model on which its proof is based. Only a worker that computes
-    /// the reference answers calls this, before it computes the first answer.
+    /// Returns the properties of the model on which its proof is based. Only a reference worker
+    /// calls this, before it computes the first answer.
     pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),

@@ -43,7 +43,7 @@ const MAX_PROVEN_ANSWERS: usize = 4;
 /// with convolutions and pooling need lengths of some hundreds.
 const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
-/// The state of a proof. The model runs in the same way as when it serves.
+/// The state of a proof. The model runs in the same way as when the worker serves.
 #[derive(Debug)]
 pub struct Prover<'a> {
     pub engine: &'a mut ModelEngine,

@@ -155,7 +155,7 @@ impl Worker {
         }
     }
 
-    /// Makes the worker warm up, and returns the partitions that it proved.
+    /// Makes the worker warm up and run the proof, and returns the proven partitions.
     pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
         self.order(BootCommand::Warm(warm_up));
         match self.says().unwrap() {

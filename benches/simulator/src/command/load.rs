@@ -76,7 +76,7 @@ impl fmt::Display for LoadSource {
 }
 
 impl LoadSource {
-    /// Draws the arrivals of a named load, or reads those of a file.
+    /// Draws the arrivals of a named load, or reads the arrivals in a file.
     pub(super) fn draw(
         &self,
         scenario: &Scenario,

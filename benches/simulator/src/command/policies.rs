@@ -12,7 +12,8 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
-/// An argument of `--policy`: a policy, or one or all fixed layouts with admission control.
+/// An argument of `--policy`: a policy, a fixed layout, or all fixed layouts. Fixed layouts have
+/// admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
     Policy(Choice),

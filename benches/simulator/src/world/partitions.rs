@@ -17,7 +17,7 @@ pub(super) struct InWorkerShare {
     count: usize,
     /// The current groups.
     groups: Groups,
-    /// The groups that a layout assigns to the model, or `None` if no layout does.
+    /// The groups that a layout assigns to the model, or `None` if no layout assigns groups.
     preferred: Option<Groups>,
 }
 

@@ -213,8 +213,8 @@ mod tests {
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
             let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
-            // This field is the version of the format. The module does not interpret it, and must
-            // keep it.
+            // This field is the version of the format. The module does not interpret this field,
+            // and must keep it.
             prost::encoding::int64::encode(1, &8, &mut bytes);
             std::fs::write(&model, bytes).unwrap();
             std::fs::write(&weights, [numbered(), numbered()].concat()).unwrap();

@@ -200,8 +200,9 @@ fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     outlets.iter().map(spec).collect()
 }
 
-/// The maximum number of optional inputs of a model. If a model has more, they are probably its
-/// weights, because exporters with `keep_initializers_as_inputs` list the weights as inputs.
+/// The maximum number of optional inputs of a model. If a model has more optional inputs, they are
+/// probably its weights, because exporters with `keep_initializers_as_inputs` list the weights as
+/// inputs.
 const MAX_OPTIONAL: usize = 16;
 
 /// Returns the inputs with a default in the model's file, or no inputs if there are more than

@@ -444,6 +444,6 @@ fn executable<'e>(
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
     // If a recording does not fit on the partition, it runs on all SMs. If the warm-up did not
-    // detect this, the instantiator reports it.
+    // detect this, the instantiator reports the failure.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

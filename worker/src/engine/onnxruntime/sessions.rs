@@ -40,8 +40,8 @@ enum Sharing {
     /// it processed.
     Shape,
     /// Batches of one shape share a session in which every axis has a fixed length. With dynamic
-    /// axes, the host does some of the work, such as computing shapes, and a recording would not
-    /// repeat that work. The first session leaves all axes dynamic and is not recorded.
+    /// axes, the host's CPU does some of the work, such as computing shapes, and a recording would
+    /// not repeat that work. The first session leaves all axes dynamic and is not recorded.
     Fixed,
 }
 
@@ -93,8 +93,8 @@ impl Sessions {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Returns the size of all shared weights on the GPU, and the size of those that this worker
-    /// copied there, in bytes.
+    /// Returns the size of all shared weights on the GPU, and the size of the shared weights that
+    /// this worker copied there, in bytes.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }

@@ -44,7 +44,7 @@ pub(super) struct Weights {
     unshared: Option<String>,
     /// The size of all regions, in bytes.
     bytes: u64,
-    /// The size of the regions that this worker copied to the GPU itself, in bytes.
+    /// The size of the regions that this worker itself copied to the GPU, in bytes.
     brought: u64,
 }
 
@@ -116,8 +116,8 @@ impl Weights {
             .collect()
     }
 
-    /// Makes sure that all tensors of a form are on the GPU. Takes over a region that the supervisor
-    /// keeps, or else creates a region, which counts as `brought`.
+    /// Makes sure that all tensors of a form are on the GPU. Maps a region that the supervisor
+    /// keeps, or otherwise creates a region, which counts as `brought`.
     fn bring(&mut self, form: &OptimisedForm, gpu: &CudaGpu) -> Result<(), WeightsError> {
         let unknown = form.tensors.iter().filter(|tensor| !self.places.contains_key(&tensor.fingerprint));
         let RegionLayout { tensors, content } = RegionLayout::of(unknown);
