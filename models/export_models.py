@@ -82,7 +82,7 @@ ALL = ["vit-fp32", "convnext-fp32", "resnet-fp32", "bert-fp32", "vit-fp16", "res
 
 
 class Pooled(torch.nn.Module):
-    """Wraps a model: its output is the logits of a classifier, or else the mean of the last layer."""
+    """Wraps a model: its output is the logits of a classifier, or otherwise the mean of the last layer."""
 
     def __init__(self, model, dtype):
         super().__init__()
@@ -97,7 +97,7 @@ class Pooled(torch.nn.Module):
 
 
 def fill_empty_weights(model):
-    """Draws weights for layers whose weights are all zero, because the output would not depend on the input."""
+    """Draws weights for layers whose weights are all zero, because otherwise the output would not depend on the input."""
     for weights in model.parameters():
         if weights.dim() > 1 and not weights.any():
             torch.nn.init.normal_(weights, std=0.02)

@@ -9,8 +9,8 @@ and outputs are FP32.
 The models have everything that takes time on a GPU: layers, channels, kernels, strides. Batch norms,
 which matter only for trained weights, are folded into the convolutions before them. Weights are drawn
 from fixed seeds and scaled by the number of a layer's inputs (He et al., 2015). Signals therefore
-neither vanish nor explode, and outputs can be compared. The first axis of every tensor is the batch.
-The script skips files that exist. It needs only numpy and onnx.
+neither vanish nor explode, and outputs can be compared. The first axis of every tensor is the batch
+axis. The script skips files that exist. It needs only numpy and onnx.
 """
 
 import sys

@@ -21,7 +21,7 @@ use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableS
 use shadowslice_shared::units::Timestamp;
 
 /// A request with the same costs as those that the supervisor queues. It shares the shapes of its
-/// inputs with other requests, and its item is as large as a ticket.
+/// inputs with other requests, and its item is as large as in the supervisor.
 type Request = QueuedRequest<Arc<[Vec<i64>]>, [u64; 8]>;
 
 const SLO: Duration = Duration::from_millis(20);

@@ -5,9 +5,9 @@ cuda-bindings 13:
 
     python3 benches/gpu/meetings.py --out meetings.json [--limit 240] [--sets built,second]
 
-Each model is a separate process and an MPS client at 100 %. The process replays CUDA graphs
-without pauses, with at most two in flight. It records a graph once for each number of rows. Like
-the worker, it then moves the graph's kernel nodes to the green contexts of the partitions. If that
+Each model is a separate process and an MPS client at 100 %. The process replays CUDA graphs without
+pauses, with at most two graphs in flight. It records a graph once for each number of rows. Like the
+worker, it then moves the graph's kernel nodes to the green contexts of the partitions. If that
 doesn't limit a model to its partition, the process records the model's graphs on the streams of the
 green contexts instead. Weights are random.
 
@@ -129,7 +129,7 @@ class Engine:
         self.resources = self.split()
 
     def facts(self):
-        """Returns the GPU's properties and the versions, for the JSON file."""
+        """Returns the GPU's properties and the software versions, for the JSON file."""
         torch, driver = self.torch, self.driver
         mps = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
         return {
@@ -279,7 +279,7 @@ def replay(launch, start, begin, end):
 
 
 def enough(stamps, begin, end):
-    """Returns true if the time is over and at least two complete batches fall into it."""
+    """Returns true if the measurement can end: the time is over, and two complete batches fit."""
     last = stamps[-1] if stamps else 0.0
     few = len(stamps) < 3 or stamps[-3] < begin
     return last > end + PATIENCE_S or (last > end and not few)
@@ -372,8 +372,8 @@ class Mps:
         os.environ.pop("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)
 
     def start(self):
-        # The daemon keeps the output open that it inherits. If that were a pipe, reading it would
-        # never end.
+        # The daemon keeps the output open that it inherits. If that output were a pipe, reading
+        # from it would never end.
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         command = ["nvidia-cuda-mps-control", "-d"]
         subprocess.run(command, check=True, timeout=MPS_TIMEOUT_S, **quiet)

@@ -23,24 +23,19 @@ const CONNECT_BACKOFF: Duration = Duration::from_millis(1);
 /// The reason why an exchange of a request and its answer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// The connection failed, or could not be opened.
     #[error("a connection failed")]
     Connection(#[source] std::io::Error),
-    /// An HTTP/2 connection failed, or could not be opened.
     #[error("an HTTP/2 connection failed")]
     Http2(#[source] hyper::Error),
     #[error("the server closed a connection")]
     Closed,
-    /// The answer is not HTTP/1.1.
     #[error("an answer is not HTTP/1.1")]
     NotHttp(#[source] httparse::Error),
     /// The server answered with an HTTP status other than 200, which counts as a refusal.
     #[error("the server answered {status}: {body}")]
     Refused { status: u16, body: String },
-    /// The server refused a gRPC call.
     #[error("the server refused a gRPC call")]
     Call(#[source] tonic::Status),
-    /// The answer does not match the request.
     #[error("wrong answer: {0}")]
     Wrong(String),
 }

@@ -28,8 +28,8 @@ impl AnswerSlots {
     }
 }
 
-/// A slot of the response slab. If an answer does not fit, the slot continues to count its bytes,
-/// so that the error can state the required size.
+/// A slot of the response slab. If an answer does not fit, the slot continues to count the answer's
+/// bytes, so that the error can state the required size.
 #[derive(Debug)]
 pub struct AnswerSlot<'a> {
     writer: &'a AnswerWriter,

@@ -30,8 +30,9 @@ pub enum AdoptError {
 }
 
 /// Takes ownership of the inherited descriptors, and returns the boot socket separately from the
-/// rest. Call this once, before the process opens any other descriptor. Otherwise a new descriptor
-/// could get the number of an inherited descriptor that the supervisor did not pass.
+/// rest. Call this once, before the process opens any other descriptor. If the supervisor has not
+/// passed an optional descriptor, the next descriptor that the process opens could get the number
+/// of the missing one.
 pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {

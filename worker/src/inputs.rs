@@ -60,7 +60,7 @@ impl<'a> Inputs<'a> {
                     wanted.and_then(|wanted| wanted.checked_mul(size)) == usize::try_from(extent.len).ok()
                 }
                 // The engine reads the length of each string from the bytes. Each string takes at
-                // least four bytes, for its length.
+                // least four bytes, which hold its length.
                 None => wanted
                     .and_then(|wanted| wanted.checked_mul(4))
                     .is_some_and(|least| least as u64 <= extent.len),

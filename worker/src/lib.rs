@@ -1,8 +1,9 @@
 //! The worker, which is one process for one model. A worker boots on the supervisor's orders,
-//! proves its answers, and then runs batches until the supervisor closes its socket.
+//! passes the proof of its answers, and then runs batches until the supervisor closes the worker's
+//! socket.
 //!
 //! [`device`] determines how long batches take and which SMs the worker has. The code of an engine
-//! may depend on that of a real GPU, but no device depends on an engine.
+//! may depend on the code of a real GPU, but no device depends on an engine.
 
 use std::io::Write;
 
@@ -21,6 +22,6 @@ pub mod serve;
 
 /// Writes one line to stderr, which the supervisor logs.
 pub fn log_line(line: &str) {
-    // If no process reads the line, the worker continues without it.
+    // The error is ignored, because the worker does not need its log lines.
     writeln!(std::io::stderr(), "{line}").ok();
 }

@@ -48,8 +48,8 @@ impl ParentProcess {
         }
         // The error is ignored, because a signal can only shorten this wait.
         poll(&mut [], Some(&EXIT_TIMEOUT)).ok();
-        // SIGKILL is needed, because exit handlers could also hang. An error is ignored, because
-        // nothing else can end the process.
+        // SIGKILL is needed, because exit handlers could also hang. An error is ignored, because no
+        // other call could end the process.
         kill(Pid::this(), Signal::SIGKILL).ok();
     }
 }

@@ -24,9 +24,9 @@ pub enum Probe {
     Partitions,
     /// The second process of [`Probe::Partitions`], which keeps these groups busy.
     Hold(Groups),
-    /// The libraries that this process can load. The path is the file of ONNX Runtime.
+    /// The libraries that this process can load. The field is the path of ONNX Runtime's library.
     Libraries(Option<PathBuf>),
-    /// A test that a worker's sandbox prevents attacks on this process, this socket and this file.
+    /// A test that a worker's sandbox prevents attacks on the given process, socket and file.
     Sandbox { pid: i32, socket: PathBuf, file: PathBuf },
 }
 

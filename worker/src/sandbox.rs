@@ -59,8 +59,8 @@ pub fn become_user(user: u32) -> io::Result<()> {
 
 /// Applies the restrictions that do not depend on the model. Call this first in a new process.
 pub fn harden_process() -> Result<(), io::Error> {
-    // The executable may be an interpreter. `exec` may also have used a descriptor's number as the
-    // process name. If this call fails, the process only keeps the wrong name.
+    // The process may have the name of an interpreter, or the number of the descriptor from which
+    // it was executed. If this call fails, the process only keeps that name.
     set_name(c"shadowslice-worker").ok();
     let place = "/proc/self/oom_score_adj";
     let now: i32 = std::fs::read_to_string(place)?.trim().parse().map_err(io::Error::other)?;
@@ -92,8 +92,8 @@ pub struct SandboxReport {
 }
 
 /// Enters the sandbox, and then tries actions that the sandbox should prevent. The actions target
-/// the process `pid`, the listening socket `socket` and the file `file`. If the sandbox fails, the
-/// file is created.
+/// the process `pid`, the listening socket `socket` and the file `file`. If the sandbox does not
+/// prevent the write, this function creates the file.
 pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
     let begun = harden_process().err().map(|error| error.to_string());
     let mut breaches = enter(&[]);
@@ -188,8 +188,8 @@ fn restrict_system_calls() -> Result<(), Cause> {
 }
 
 /// Forbids `connect` for all threads. Call this once the device is open, because the driver is
-/// connected to MPS by then. After this call, the worker can reach no other sockets, such as the
-/// supervisor's.
+/// connected to MPS by then. After this call, the worker cannot connect to other sockets, such as
+/// those of the supervisor.
 pub fn deny_connections() -> Result<(), SandboxError> {
     let denied = BTreeMap::from([(libc::SYS_connect, Vec::new())]);
     let program = program(denied, libc::EPERM).map_err(SandboxError::Calls)?;

@@ -112,8 +112,8 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
         if number == 100 {
             free_early = free();
         }
-        // The worker has proven the partitions that start at the first group. The others start at
-        // the second group.
+        // Even numbers use partitions that start at the first group, on which the worker has passed
+        // the proof. Odd numbers use partitions that start at the second group.
         let (length, start) = (number as usize % (count - 1) + 1, number as usize % 2);
         let groups: Groups = (start..(start + length).min(count)).collect();
         worker.prepare(groups).unwrap();

@@ -17,10 +17,10 @@ const WINDOW_S: f64 = 1.0;
 /// minimum of SM·s over all batch sizes and shares for which a batch takes at most half the SLO.
 /// The other half of the SLO is left for the batch that may execute before the request's own batch.
 ///
-/// No policy reaches the bound, because the bound ignores queueing, bursts within a window, partial
-/// batches and contention. The bound is not strict either, for three reasons. Overlapping batches
-/// on the same SMs may take less than the sum of their costs. A batch may take more than half its
-/// SLO. Work may move into the next window.
+/// In practice, every policy stays below the bound, because the bound ignores queueing, bursts
+/// within a window, partial batches and contention. In theory, a policy could exceed the bound, for
+/// three reasons. Overlapping batches on the same SMs may take less than the sum of their costs. A
+/// batch may take more than half of the SLO. Work may move into the next window.
 pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> f64 {
     let costs: Vec<f64> = scenario
         .models
@@ -113,8 +113,8 @@ mod tests {
             Execution::new(vec![Sms(10), Sms(100)], vec![ExecutionRow { batch: 1, ms: vec![6.0, 2.0] }])
                 .unwrap()
         };
-        // On 10 SMs, a request would take only 0.06 SM·s, but it would take 6 ms, which is too
-        // long.
+        // On 10 SMs, a request would cost only 0.06 SM·s, but its batch would take 6 ms, which
+        // exceeds 4 ms.
         let bound = fluid(&scenario, &arrivals(0, &[0, 2000]), 1.0);
         assert!(bound < 700.0, "{bound}");
     }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the
-//!   first and the last point of each row of the profile. The curve therefore has no knee, and
-//!   gains less below the profile's first column.
+//!   first and the last point of each row of the profile. The curve therefore has no knee. Below
+//!   the profile's smallest number of SMs, more SMs save less time than in the profile.
 //! * `scale`: a factor for each model multiplies all its execution times. The seed draws it,
 //!   uniformly from 0.7 to 1.3.
 //! * `noise`: a factor for each batch multiplies its execution time. It is normal with a standard
@@ -72,7 +72,8 @@ pub enum DifferenceError {
         "unknown difference {0:?}; give `profile`, or a comma-separated list of form, scale, noise, starts, proportional, slices"
     )]
     Unknown(String),
-    /// A difference that only the simulated world can have, so that it cannot be part of a belief.
+    /// A difference that only the simulated world can have, and that therefore cannot be part of a
+    /// belief.
     #[error("{0} cannot be part of --belief; use --truth {0}")]
     NotBelieved(&'static str),
 }

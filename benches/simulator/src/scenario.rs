@@ -6,7 +6,7 @@ use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Sms, Timestamp};
 
-/// The GPUs of a simulation, by their number of SMs, and its models.
+/// The GPUs and the models of a simulation. Each GPU is described by its number of SMs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     pub gpus: Vec<Sms>,

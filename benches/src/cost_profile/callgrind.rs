@@ -39,7 +39,7 @@ pub(crate) struct CallgrindProfile {
     pub(crate) copies: u64,
     /// The number of instructions in `memcpy` and `memmove`.
     pub(crate) copy_instructions: u64,
-    /// The number of times that a thread found a `parking_lot` lock taken.
+    /// The number of times that a thread found a `parking_lot` lock already locked.
     pub(crate) contended: u64,
 }
 

@@ -93,8 +93,8 @@ pub(crate) async fn missing() -> Option<String> {
 
 impl PerfStat {
     /// Starts to count for all threads of a process, and returns once the count has begun. `perf
-    /// stat` counts while the command that it started runs. This command is a shell that prints a
-    /// line when it starts, and exits when its input ends.
+    /// stat` counts until the command that it has started exits. This command is a shell that
+    /// prints a line when it starts, and exits when its input ends.
     pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, MeasureError> {
         let exists = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
         let named = NAMES.iter().filter(exists).map(|name| format!("syscalls:sys_enter_{name}"));

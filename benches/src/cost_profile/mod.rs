@@ -25,12 +25,12 @@ use kernel_counts::{KernelCounts, PerfStat};
 /// The number of requests that are sent before the count begins.
 const WARM_UP: u64 = 500;
 
-/// The divisor that gives the number of large requests. A large request takes about ten times as
+/// The number of small requests for each large request. A large request takes about ten times as
 /// long as a small request.
 const LARGE_RATIO: u64 = 10;
 
-/// The divisor that gives the number of profiled requests. It is needed because Callgrind slows
-/// requests down.
+/// The number of counted requests for each profiled request. Fewer requests are profiled, because
+/// Callgrind slows them down.
 const PROFILED_RATIO: u64 = 5;
 
 /// Count the cost of an echo request, and write a page.

@@ -16,7 +16,7 @@ const MODELS: usize = 10;
 /// makes a decision in each interval.
 pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 
-/// The time before the measurement starts. The work of the start ends in this time.
+/// The time before the measurement starts, in which the supervisor and the workers finish starting.
 const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 /// The CPU time and the voluntary context switches of an idle supervisor and of its workers.

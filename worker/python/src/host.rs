@@ -15,7 +15,7 @@ use shadowslice_worker::engine::{
 };
 use shadowslice_worker::inputs::Inputs;
 
-/// `PyBUF_READ`, which the stable interface of older interpreters does not define.
+/// The value of `PyBUF_READ`, which the stable ABI of older interpreters does not define.
 const READ: c_int = 0x100;
 
 /// A Python model, which the worker calls through the `Runner` of the package.
@@ -192,8 +192,8 @@ impl ModelHost for PythonHost {
 
     fn finish_warm_up(&mut self) {
         self.stays_mapped = true;
-        // A failure of this call is ignored, because the runner then only keeps more memory than it
-        // needs.
+        // The error is ignored, because a failed call only makes the runner keep more memory than
+        // it needs.
         Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
     }
 
@@ -211,8 +211,7 @@ impl ModelHost for PythonHost {
     }
 
     fn release_partition(&mut self) {
-        // A failure of this call is ignored, because the memory is then only kept for later
-        // batches.
+        // The error is ignored, because a failed call only means that the memory is not freed.
         Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
     }
 

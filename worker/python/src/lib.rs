@@ -1,7 +1,7 @@
 //! The worker's library as the Python module `shadowslice._worker`.
 //!
-//! A Python worker goes through the same phases as `shadowslice-worker`: boot, proof and batches.
-//! Only the code that loads and runs the model is in Python, in the package `shadowslice`.
+//! A Python worker has the same phases as `shadowslice-worker`: boot, proof and batches. Only the
+//! code that loads and runs the model is in Python, in the package `shadowslice`.
 
 mod host;
 
@@ -20,7 +20,8 @@ use host::PythonHost;
 #[pyfunction]
 #[pyo3(signature = (runner, user = None))]
 fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
-    // The interpreter is released, so that the model's own threads can run while the worker waits.
+    // This thread detaches from the interpreter, so that the model's own threads can run while the
+    // worker waits.
     py.detach(|| match run(runner, user) {
         // These results are not logged. If the supervisor has exited, no process reads the log. If
         // the worker refused to start, it has already sent the reason to the supervisor.

@@ -64,8 +64,8 @@ impl ConnectedWorker {
         let begun_ns = now_ns();
         let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
-            // All workers of a model fail to apply the same restrictions, so only the reference
-            // worker logs the failures.
+            // If the kernel does not support a restriction, that restriction fails in all workers
+            // of the model. Only the reference worker therefore logs the failures.
             breaches.iter().for_each(|breach| log_line(&chain(breach)));
         }
         parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
@@ -101,8 +101,8 @@ pub struct LoadedWorker {
 }
 
 impl LoadedWorker {
-    /// Warms up the model and proves its answers. A worker that only computes the reference answers
-    /// is then finished, so this returns `None` for such a worker.
+    /// Warms up the model and runs the proof. A reference worker computes the reference answers
+    /// instead. It then has no more work, so the result is `None`.
     ///
     /// Warm-up runs occupy no SMs of the emulated GPU and take no time on it.
     pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
@@ -142,7 +142,7 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
-/// The parts of a worker that it still needs after the boot.
+/// The parts of a worker that are still needed after the boot.
 #[derive(Debug)]
 struct Parts {
     engine: ModelEngine,
@@ -210,7 +210,7 @@ impl Parts {
         let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
         if assignment.device == DeviceSpec::Cuda {
             // A reference worker computes on the CPU, which supports optional inputs. The workers
-            // that serve this model compute on a GPU, which does not support them.
+            // that serve this model compute on a GPU, where optional inputs are not supported.
             signature.optional.clear();
         }
         let weights = free.saturating_sub(device.free_memory());
@@ -274,8 +274,8 @@ impl Parts {
         match purpose {
             WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             WorkerPurpose::Serve | WorkerPurpose::Reference => {}
-            // Once the warm-up has finished, the engine records no CUDA graphs. The reference
-            // answers must not depend on recordings.
+            // The reference answers must not depend on recordings. This call ends the warm-up,
+            // after which the engine records no CUDA graphs.
             WorkerPurpose::DeviceReference => prover.engine.finish_warm_up()?,
         }
         let warm_ns = now_ns();
@@ -303,8 +303,9 @@ impl Parts {
     }
 
     /// Makes the next worker load the model with channels first, if the layout with channels last
-    /// may have caused this refusal. At an MPS percentage below 100 %, this does nothing. Half
-    /// precision gives wrong answers there, so another cause is more likely.
+    /// may have caused this refusal. Does nothing if an MPS percentage below 100 % limits this
+    /// process. Half-precision models then fail the proof anyway (measured at 60 %), so the layout
+    /// is probably not the cause.
     fn with_other_layout(&self, refusal: BootRefusal) -> BootRefusal {
         let by_layout = matches!(refusal, BootRefusal::NoPartitions(_) | BootRefusal::Proof { .. });
         let percentage = std::env::var(SHARE_VARIABLE).is_ok_and(|share| share != "100");

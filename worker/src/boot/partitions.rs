@@ -1,11 +1,12 @@
 //! The proof of a worker whose share is a partition inside the process.
 //!
-//! The result of a batch depends on the number of SMs, but not on which SMs are used. For example,
-//! a kernel may need more SMs than a partition has, or may rely on the number of SMs that it had
-//! when it was recorded. The worker therefore proves every number of groups before it serves,
-//! always on the first groups of the GPU. After the proof, the worker can use any partition. A
-//! model that a host runs, such as a Python model, also makes a trial run on each partition before
-//! its first use.
+//! A batch may fail on some numbers of SMs. For example, a kernel may need more SMs than a
+//! partition has, or may rely on the number of SMs that it had when it was recorded. Before a
+//! worker serves, it therefore runs the proof with every number of groups, always on the first
+//! groups of the GPU. After the proof, the worker can use any partition. A model that a host runs,
+//! such as a Python model, also makes a trial run on each partition before the first use of that
+//! partition, because kernels whose blocks form clusters may not fit on every partition of the same
+//! size.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -16,16 +17,16 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::ModelEngine;
 use crate::proof::{self, ProofError, Prover};
 
-/// The time limit for the proofs of all partitions. After this time, the worker does not prove the
-/// remaining, smaller partitions.
+/// The time limit for the proofs of all partitions. After this time, the worker skips the proofs of
+/// the remaining, smaller partitions.
 const PROOFS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOO_SLOW: &str = "proving the larger partitions took more than a minute, so this one was not tried";
 const SMALLEST_UNFIT: &str = "the kernels of the smallest batch size do not fit on this number of SMs";
 const OTHER_DIVISION: &str = "the driver groups the SMs in this process differently than in earlier ones";
 
-/// Proves each number of groups. `times` are the batch times from the proof on the whole GPU, which
-/// has already succeeded. Also prepares the partition on which the worker starts.
+/// Runs the proof with each number of groups. `times` are the batch times from the proof on the
+/// whole GPU, which has already succeeded. Also prepares the partition on which the worker starts.
 pub(super) fn prove(
     prover: &mut Prover<'_>,
     reference: &File,
@@ -46,8 +47,8 @@ pub(super) fn prove(
         }
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
-    // On a device without SMs, batches run the same way on every partition, so the worker proves
-    // only the whole GPU.
+    // If the engine does not run on a real GPU's SMs, batches run the same way on every partition,
+    // and the proof on the whole GPU is enough.
     let alike = !prover.engine.runs_on_groups();
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
@@ -69,8 +70,8 @@ pub(super) fn prove(
     Ok(ProvenPartitions { counts: proofs, ready: begin(prover.engine, *groups) })
 }
 
-/// Tries the partition, and then ever smaller parts of it. Returns the first part on which the
-/// engine can run the model, or the whole GPU if there is none.
+/// Tries the partition, and then smaller and smaller parts of it. Returns the first part on which
+/// the engine can run the model, or the whole GPU if there is none.
 fn begin(engine: &mut ModelEngine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;

@@ -1,11 +1,11 @@
 //! The emulated GPU. While a batch executes, the worker marks its seat in the shared [`Pool`] as
-//! occupied. The batch takes the time that the profile states. It takes longer if other workers
-//! contend for the SMs.
+//! occupied. The batch takes the time that the profile states. The batch takes longer if other
+//! workers contend for the SMs.
 //!
 //! The emulated GPU behaves like a real stream. A batch starts when the previous batch has ended or
-//! when the supervisor has sent the new batch, whichever is later. It does not matter when this
-//! thread notices the batch. A late wake-up therefore delays one answer but not the next batch, and
-//! the throughput is that of the profile.
+//! when the supervisor has sent the new batch, whichever is later. The time at which this thread
+//! notices the batch does not matter. A late wake-up therefore delays one answer but not the next
+//! batch, and the throughput matches the profile.
 
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -41,9 +41,9 @@ pub struct EmulatedGpu {
 }
 
 impl EmulatedGpu {
-    /// Takes `seat` in the GPU's pool. With a `division`, each batch names the partition that is
-    /// its share. Otherwise, an environment variable states the share. Without `execution`, a batch
-    /// takes only the time of its computation.
+    /// Takes `seat` in the GPU's pool. With a `division`, each batch states the partition on which
+    /// it runs. Otherwise, an environment variable states the worker's share. Without `execution`,
+    /// a batch takes only the time of its computation.
     pub fn open(
         sms: Sms,
         division: Option<Division>,
@@ -112,8 +112,8 @@ impl EmulatedGpu {
         self.occupied = occupant.is_some();
         self.own = occupant.unwrap_or(self.own);
         self.pool.occupy(self.seat, occupant);
-        // The fence makes sure that, if two workers start at the same time, at least one sees the
-        // other.
+        // The fence makes sure that, if two workers start at the same time, at least one of them
+        // sees the other.
         fence(Ordering::SeqCst);
         if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);
@@ -285,7 +285,7 @@ mod tests {
         let mut ours = gpu(&pool, 0, 100, 5.0);
         let mut theirs = gpu(&pool, 1, 100, 1.0);
         // This batch takes so long that `ours` would be slowed down for days, unless the exit of
-        // `theirs` wakes it.
+        // `theirs` wakes `ours`.
         let _never_finished = theirs.start(u32::MAX, Groups::WHOLE, now_ns());
         let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));

@@ -9,9 +9,9 @@ use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::weights::{self, RegionContent};
 
-/// Returns the memory that the profile states. If the supervisor, at the other end of this socket,
-/// already holds the model's weights, `brought` is 0. Otherwise, this worker sends the weights to
-/// the supervisor.
+/// Returns the memory that the profile states. `brought` is the size of the weights that this
+/// worker allocated. It is 0 if the supervisor, at the other end of this socket, already holds the
+/// weights. Otherwise, this worker sends them to the supervisor.
 pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &ProcessMemory) -> io::Result<DeviceMemory> {
     let ProcessMemory { weights: bytes, activations: scratch, .. } = *profile;
     let mut memory = DeviceMemory { weights: bytes, brought: bytes, scratch };

@@ -15,8 +15,8 @@ use crate::inputs::Inputs;
 ///
 /// # Safety
 ///
-/// The output must lie at `start` on the GPU and have at least the number of rows of the batch.
-/// Only the compute stream may write or free that memory.
+/// The output must lie at `start` on the GPU and have at least as many rows as the batch. Only the
+/// compute stream may write or free that memory.
 pub(super) unsafe fn fetch(
     shape: &[i64],
     row: usize,

@@ -46,7 +46,7 @@ impl Default for ProofBasis {
     }
 }
 
-/// A batch that a host has recorded. The graph and its tensors exist as long as the host exists.
+/// A batch that a host has recorded. The graph and its tensors exist until the host is dropped.
 #[derive(Debug)]
 pub struct HostRecording {
     /// The handle of a `CUgraph`.
@@ -70,8 +70,8 @@ pub struct RecordedOutput {
 pub trait ModelHost: Debug + Send {
     fn load(&mut self, request: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
-    /// Returns the properties of the model on which its proof is based. Only a worker that computes
-    /// the reference answers calls this. The worker then computes those answers with `run`.
+    /// Returns the properties of the model on which its proof is based. Only a reference worker
+    /// calls this. It then computes the reference answers with `run`.
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal>;
 
     /// Tells the host that all further inputs lie in memory that stays mapped while the process
@@ -82,8 +82,8 @@ pub trait ModelHost: Debug + Send {
     /// chooses.
     fn check_movable(&self) -> Result<(), String>;
 
-    /// Runs the inputs of the proof on this CUDA stream. Returns an error with the reason if the
-    /// model does not run on that stream.
+    /// Runs the model on the inputs of the proof, on this CUDA stream. Returns an error with the
+    /// reason if the run fails.
     fn try_on(&mut self, cuda: usize) -> Result<(), String>;
 
     /// Runs a batch, and returns when the answer is in the slot. On the GPU, the model computes on

@@ -35,8 +35,8 @@ pub struct Hosted {
 struct HostedPartitions {
     groups: SmGroups,
     uploads: UploadStream,
-    /// The partitions that have been used. They are never freed, because the driver would not
-    /// release their memory anyway.
+    /// The partitions that have been used. They are never freed, because the driver does not
+    /// release all memory of a freed partition.
     by_groups: BTreeMap<Groups, Partition>,
 }
 
@@ -88,9 +88,9 @@ impl Hosted {
         PartitionReply { groups, result: made }
     }
 
-    /// Runs the model once on these groups, whose partition must be ready. The model may run on
-    /// these groups although it does not run on the same number of other groups. This happens if a
-    /// kernel's blocks form clusters.
+    /// Runs the model once on these groups, whose partition must be ready. The proof uses only the
+    /// first groups of the GPU, and the model may fail on the same number of other groups. This
+    /// happens if a kernel's blocks form clusters.
     pub(super) fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
         let Some(Partition { stream, tried, .. }) = partitions.by_groups.get_mut(&groups) else {

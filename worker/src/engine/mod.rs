@@ -171,8 +171,8 @@ impl ModelEngine {
         matches!(self, Self::OnGpu(engine) if engine.channels_last())
     }
 
-    /// Makes later workers load the model with channels first. To do so, writes a file that they
-    /// read. Returns false if the file cannot be written.
+    /// Writes a file that makes later workers load the model with channels first. Returns false if
+    /// the file cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         matches!(self, Self::OnGpu(engine) if engine.use_channels_first(why))
     }
@@ -205,8 +205,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the properties of the model on which its proof is based. Only a worker that computes
-    /// the reference answers calls this, before it computes the first answer.
+    /// Returns the properties of the model on which its proof is based. Only a reference worker
+    /// calls this, before it computes the first answer.
     pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),
@@ -214,8 +214,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns the advice that the operator gets if answers differ from the reference. The model
-    /// may still be correct.
+    /// Returns the advice for answers that differ from the reference answers. A model that is not
+    /// deterministic may still be correct.
     pub fn advice_on_difference(&self) -> &'static str {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
@@ -279,8 +279,8 @@ impl ModelEngine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
             Self::Hosted(hosted) => hosted.forget(groups),
-            // No batch is in flight. A worker with this engine calls this function only before it
-            // serves.
+            // No batch is in flight, because a worker with this engine calls this function only
+            // before it serves.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }

@@ -58,7 +58,7 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
     }
 }
 
-/// Returns a tensor's bytes with changed strings and integers, which differ from the given ones. If
+/// Returns a tensor's bytes, in which every string and integer differs from the given one. If
 /// `bits` is true, the given values are 0 or 1, and so are the returned values. Floats do not
 /// change.
 pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8> {

@@ -1,5 +1,5 @@
-//! The inputs on which a worker proves its answers. They are made-up values, or values that the
-//! model or the operator supplies.
+//! The inputs of the proof. They are made-up values, or values that the model or the operator
+//! supplies.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +13,8 @@ use super::made_up::{self, Fill, InputDraw};
 use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
-/// The maximum number of elements of a made-up input. An input of this size takes some gigabytes.
+/// The maximum number of elements of a made-up input. An input of this size takes several
+/// gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
 /// The inputs of one batch of the proof, in their own slab.

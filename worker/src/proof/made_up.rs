@@ -22,8 +22,8 @@ impl Fill {
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// The purpose for which values are drawn. The warm-up and the proof get different values. A result
-/// that remains in memory from the warm-up can therefore not pass for an answer of the proof.
+/// The purpose for which values are drawn. The warm-up and the proof get different values, so a
+/// result left in memory by the warm-up cannot pass for an answer in the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
     WarmUp,

@@ -1,7 +1,7 @@
 //! The proof that a worker's answers are correct. At every batch size, the answers must agree with
 //! the model's reference answers on the same inputs, which every worker can reproduce. The batch
-//! size determines which kernels run, and therefore which faults are possible. The worker therefore
-//! tries every size.
+//! size determines which kernels run, and therefore which faults are possible, so the worker tries
+//! every size.
 
 mod compare;
 mod extremes;
@@ -35,15 +35,15 @@ use made_up::Fill;
 use reference::{Reference, ReferenceOutput, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
-/// The maximum number of answers of a stream that are proven. More than one is needed, because the
-/// first answer runs other kernels than the answers after it.
+/// The maximum number of answers of a stream that the proof compares. More than one is needed,
+/// because the first answer needs other kernels than the answers after it.
 const MAX_PROVEN_ANSWERS: usize = 4;
 
 /// The lengths to try for axes whose length neither the model nor the operator fixes. Deep networks
 /// with convolutions and pooling need lengths of some hundreds.
 const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
-/// The state of a proof. The model runs in the same way as when it serves.
+/// The state of a proof. The model runs in the same way as when the worker serves.
 #[derive(Debug)]
 pub struct Prover<'a> {
     pub engine: &'a mut ModelEngine,
@@ -295,8 +295,8 @@ impl Prover<'_> {
         }
     }
 
-    /// Returns true if every value is safe to try, because the model only returns an error if it
-    /// refuses a value. On a GPU, an index outside its table may crash the worker.
+    /// Returns true if every value is safe to try. On the CPU, a model only returns an error if it
+    /// does not accept a value. On a GPU, an index outside its table may crash the worker.
     fn survives_any_value(&self) -> bool {
         !self.on_gpu
     }
@@ -358,8 +358,8 @@ impl Prover<'_> {
         if has_open { &OPEN_AXES[1..] } else { &[] }
     }
 
-    /// Returns advice for the operator. The advice contains a line for the configuration, which
-    /// supplies values for the model's inputs.
+    /// Returns advice for the operator: the `warmup` line to add to the configuration, or to
+    /// correct the values already there.
     fn advice(&self) -> String {
         if !self.warm_up.values.is_empty() && self.warm_up.values.iter().all(Option::is_some) {
             return "; the values come from `warmup`; set values there that the model accepts".to_owned();

@@ -10,7 +10,7 @@ use shadowslice_shared::boot::InputValues;
 use super::made_up::Fill;
 use crate::engine::ProofBasis;
 
-/// The reference answers, and the inputs that lead to these answers.
+/// The reference answers, and the inputs that produce these answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
     pub(super) basis: ProofBasis,

@@ -26,7 +26,7 @@ use shadowslice_shared::errors::chain;
 /// every answer fits into a message.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// A worker with a proven model, which is ready to serve.
+/// A worker that has passed the proof and is ready to serve.
 #[derive(Debug)]
 pub struct WarmWorker {
     pub(crate) engine: ModelEngine,

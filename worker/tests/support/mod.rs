@@ -155,7 +155,7 @@ impl Worker {
         }
     }
 
-    /// Makes the worker warm up, and returns the partitions that it proved.
+    /// Makes the worker warm up and run the proof, and returns the proven partitions.
     pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
         self.order(BootCommand::Warm(warm_up));
         match self.says().unwrap() {
@@ -294,7 +294,7 @@ pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     file
 }
 
-/// Returns a worker that has proven its answers and is ready to serve.
+/// Returns a worker that has passed the proof and is ready to serve.
 pub fn serving(setup: Setup, warm_up: &WarmUp) -> Worker {
     let reference = reference(&setup.engine, warm_up);
     let worker = Worker::start(setup, &reference);
@@ -345,8 +345,8 @@ pub fn onnxruntime(path: PathBuf) -> EngineSpec {
     EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers, optimised: None }
 }
 
-/// Returns the path of ONNX Runtime's library. If `ORT_DYLIB_PATH` is set, this is its value.
-/// Otherwise, it is the path of the library that `make` installs.
+/// Returns the path of ONNX Runtime's library: the value of `ORT_DYLIB_PATH`, or the library that
+/// `make` installs if that variable is not set.
 pub fn library() -> PathBuf {
     let path = match std::env::var_os("ORT_DYLIB_PATH") {
         Some(path) => PathBuf::from(path),

@@ -76,7 +76,7 @@ impl fmt::Display for LoadSource {
 }
 
 impl LoadSource {
-    /// Draws the arrivals of a named load, or reads those of a file.
+    /// Draws the arrivals of a named load, or reads the arrivals in a file.
     pub(super) fn draw(
         &self,
         scenario: &Scenario,
@@ -126,7 +126,7 @@ fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Resul
     let at = |arrival: &SimulatedArrival| arrival.at.since_origin().as_secs_f64();
     let ends = arrivals.first().map(at).zip(arrivals.last().map(at));
     let (first, last) = ends.ok_or_else(|| LoadError::Empty { path: path.clone() })?;
-    // Rates are divided by the duration. If the only arrival is at 0 s, the load therefore gets a
+    // Later code divides by the duration. If the only arrival is at 0 s, the load therefore gets a
     // minimum duration.
     let Some(seconds) = seconds else { return Ok(DrawnLoad { arrivals, seconds: last.max(1e-3) }) };
     let end = Timestamp::after_origin(Duration::from_secs_f64(seconds));

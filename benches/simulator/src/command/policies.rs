@@ -12,7 +12,8 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
-/// An argument of `--policy`: a policy, or one or all fixed layouts with admission control.
+/// An argument of `--policy`: a policy, a fixed layout, or all fixed layouts. Fixed layouts have
+/// admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
     Policy(Choice),
@@ -59,8 +60,8 @@ impl fmt::Display for PolicyArgument {
 }
 
 impl PolicyArgument {
-    /// Returns the policies to run. If layouts are among them, the layouts depend on the work of
-    /// these arrivals.
+    /// Returns the policies to run. Which layouts are possible depends on how much of the GPU each
+    /// model needs for these arrivals.
     pub(super) fn policies(
         &self,
         scenario: &Scenario,

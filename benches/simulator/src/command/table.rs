@@ -2,8 +2,8 @@
 
 use shadowslice_simulator::results::{ModelRun, SimulationRun};
 
-/// Returns a table with one line per run. If there is only one run, also returns a table of its
-/// models.
+/// Returns a table with one line per run. If there is only one run, also returns a table of the
+/// run's models.
 pub(super) fn of(runs: &[SimulationRun]) -> String {
     let heads = ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "MET", "P99 MS", "REPARTITIONS"];
     let mut text = aligned(heads, runs.iter().map(row));

@@ -75,8 +75,8 @@ pub fn read<'n>(
     Ok(arrivals)
 }
 
-/// Returns the line of a file for an arrival. [`read`] parses the same arrival from it. `name` is
-/// the name of the arrival's model.
+/// Returns the line of a file for an arrival. [`read`] parses the same arrival from this line.
+/// `name` is the name of the arrival's model.
 pub fn line(arrival: &SimulatedArrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())

@@ -18,9 +18,9 @@ use stream::{GapDistribution, ModelArrivals};
 use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 
-/// A random load with a name. Each model's rate is chosen so that its requests, at their minimum
-/// cost within the SLO, use the same mean fraction of its GPU. Only [`NamedLoad::Zipf`] divides
-/// this load unequally among the models.
+/// A random load with a name. The rates are chosen so that all models of a GPU use the same mean
+/// fraction of the GPU if each request has its minimum cost within the SLO. Only
+/// [`NamedLoad::Zipf`] divides the GPU unequally among the models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedLoad {
     /// Poisson arrivals with constant rates.
@@ -40,8 +40,8 @@ pub enum NamedLoad {
     /// Constant rates, except that the rate of one model is five times as high for a tenth of the
     /// run. The seed selects the model.
     Flash,
-    /// Rates of two models that alternate between 1.75 and 0.25 times their mean rates. A run has
-    /// six phases, and the seed selects the two models.
+    /// Constant rates, except that the rates of two models alternate in opposite phase between 1.75
+    /// and 0.25 times their means. A run has six phases. The seed selects the two models.
     Anti,
     /// Constant rates, except that the rates of all models are three times as high for a fifth of
     /// the run.

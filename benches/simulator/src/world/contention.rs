@@ -1,4 +1,4 @@
-//! Proportional sharing of a GPU: the contention between workers in a world in which their caps
+//! Proportional sharing of a GPU: the contention between workers in a world in which their shares
 //! divide the GPU. Real GPUs work differently (see [`shadowslice_shared::contention`]), but
 //! policies are also evaluated in this world.
 

@@ -5,7 +5,7 @@
 //! simulated worlds, workers divide the GPU in proportion ([`contention`](super::contention)) or in
 //! time slices, as without MPS.
 //!
-//! **Bandwidth**: caps do not divide the memory bandwidth. A batch takes `t` at its share and
+//! **Bandwidth**: shares do not divide the memory bandwidth. A batch takes `t` at its share and
 //! `t_whole` on the whole GPU. It moves the same bytes in both cases, so it needs the fraction `d =
 //! bandwidth · t_whole / t` of the memory bandwidth. If the fractions of all batches sum to `D >
 //! 1`, the memory-bound part `d` of the time takes `D` times as long. The batch then takes `t · (1
@@ -56,8 +56,8 @@ struct GpuSeat<'a> {
     granted: Occupant,
     /// The timer that fires when the seat's batch ends.
     timer: usize,
-    /// The SMs of the current batch. Between two batches, the SMs of the last batch while the
-    /// worker keeps its seat. `None` if the worker does not occupy its seat.
+    /// The SMs of the current batch or, between two batches, of the last batch. `None` if the
+    /// worker does not occupy its seat.
     occupant: Option<Occupant>,
     running: Option<RunningBatch>,
 }
@@ -145,8 +145,9 @@ impl<'a> WorldGpus<'a> {
 }
 
 impl SimulatedGpu {
-    /// Updates the speeds of all batches. Does nothing if `same` is true, which means that the
-    /// occupants are the same, and the oversubscription of the bandwidth has not changed.
+    /// Updates the speeds of all batches. Does nothing if neither the occupants nor the
+    /// oversubscription of the bandwidth have changed. `same` is true if the occupants have not
+    /// changed.
     fn settle(
         &mut self,
         seats: &mut [GpuSeat<'_>],

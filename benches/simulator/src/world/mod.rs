@@ -8,8 +8,8 @@
 //!
 //! The world advances from event to event. The next event is the next arrival or the earliest
 //! timer. A policy gets only data that the supervisor also provides. All changes of a decision
-//! begin immediately, in the order in which the decision lists them. Each change takes effect when
-//! its shadow is warm.
+//! begin immediately, in the order in which the decision lists them. An in-process change takes
+//! effect at the next batch, and a hand-over when its shadow is warm.
 
 mod contention;
 mod gpus;

@@ -162,8 +162,8 @@ impl<'a> WorldModel<'a> {
         shared.gpus.start(seat, rows, noise, now, &mut shared.timers);
     }
 
-    /// Handles the end of the batch that a worker was executing, which is the first of its batches
-    /// in flight.
+    /// Handles the end of the batch that a worker was executing, which is the first of the worker's
+    /// batches in flight.
     pub(super) fn completed(&mut self, worker: usize, now: u64, shared: &mut SharedState<'_>) {
         let (seat, worker) = (self.workers[worker].seat, id(worker));
         let took = shared.gpus.finish(seat, now, &mut shared.timers);

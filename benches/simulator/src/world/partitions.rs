@@ -17,7 +17,7 @@ pub(super) struct InWorkerShare {
     count: usize,
     /// The current groups.
     groups: Groups,
-    /// The groups that a layout assigns to the model, or `None` if no layout does.
+    /// The groups that a layout assigns to the model, or `None` if no layout assigns groups.
     preferred: Option<Groups>,
 }
 
@@ -53,7 +53,7 @@ impl WorldModel<'_> {
         }
     }
 
-    /// Returns the number of SMs that the desired number of groups has. The actual number may
+    /// Returns the number of SMs in the desired number of groups. The actual number of SMs may
     /// differ if one of the model's groups is the group of left-over SMs.
     pub(super) fn in_process_share(&self, gpu: &SharedGpu) -> Option<Sms> {
         let (inside, division) = (self.in_process?, gpu.division.as_ref()?);

@@ -11,8 +11,8 @@ use crate::simulate::{EVALUATED, LAYOUT, MixRuns, OPEN};
 /// [weighted] fraction of requests in time.
 pub(crate) const MAX_GAP: f64 = 0.01;
 
-/// The weight of a priority divided by the weight of the next lower priority. The objective of the
-/// evaluated policy uses the same factor.
+/// The weight of a priority divided by the weight of the next lower priority. The objective
+/// function of the evaluated policy uses the same factor.
 pub(crate) const PRIORITY_WEIGHT: f64 = 4.0;
 
 /// The fractions of requests in time under one policy, as means over mixes.
@@ -22,7 +22,8 @@ pub(crate) struct InTimeRates {
     /// The fraction among the requests to the models with the highest priority in each mix.
     pub(crate) first: f64,
     pub(crate) weighted: f64,
-    /// The largest difference, over all mixes, between the best fixed layout and the policy.
+    /// The largest difference, over all mixes, between the weighted fraction under the best fixed
+    /// layout and that under the policy.
     pub(crate) largest_gap: f64,
 }
 

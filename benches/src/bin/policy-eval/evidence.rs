@@ -1,5 +1,5 @@
-//! The evidence that the runs give. It shows which mixes are easy, in which easy mixes the policy
-//! does harm, and how often shares change under a steady load.
+//! The evaluation of the runs. It shows which mixes are easy, in which easy mixes the adaptive
+//! policy is worse than no policy (harm), and how often shares change under a steady load.
 
 use shadowslice_simulator::results::SimulationRun;
 
@@ -22,7 +22,8 @@ const MEDIAN_SLACK_MS: f64 = 0.5;
 /// The time after which shares should no longer change under a steady load, in seconds since the
 /// start of the run.
 pub(crate) const AT_REST_FROM_S: f64 = 30.0;
-/// The minimum number of share changes per minute at which a mix does not count as at rest.
+/// The lowest number of share changes per minute at which the shares of a mix count as still
+/// changing.
 pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
 
 /// All mixes, divided into easy mixes and hard mixes.

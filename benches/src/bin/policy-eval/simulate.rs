@@ -13,16 +13,17 @@ use shadowslice_simulator::results::SimulationRun;
 use crate::mixes::{MeasuredProfile, RandomMix, drawn, seven};
 use crate::profiles::{MixError, known};
 
-/// The policy that the page judges against the other policies.
+/// The policy that the page compares with the other policies.
 pub(crate) const EVALUATED: &str = "adaptive";
 
-/// The baseline policy: MPS without shares. The page checks that the evaluated policy is not worse.
+/// The baseline: MPS without shares. In easy mixes, the evaluated policy must not be worse than
+/// this.
 pub(crate) const BASE: &str = "unpartitioned";
 
 /// The policy that keeps the initial layout of the adaptive policy for the whole run.
 pub(crate) const OPEN: &str = "unpartitioned+admission";
 
-/// All policies that the page compares.
+/// All policies on the page.
 pub(crate) const POLICIES: [&str; 7] = [
     EVALUATED,
     BASE,
@@ -33,7 +34,7 @@ pub(crate) const POLICIES: [&str; 7] = [
     "gpulet+admission",
 ];
 
-/// The policy argument that runs each other layout of the adaptive policy for a whole run.
+/// The policy argument that runs every other layout of the adaptive policy, each for a whole run.
 const LAYOUTS: &str = "layouts";
 /// The prefix of a fixed layout's name in the results.
 pub(crate) const LAYOUT: &str = "layout:";

@@ -131,7 +131,7 @@ pub(crate) const COMPARISONS: [Comparison; 20] = {
 
 impl Comparison {
     /// Returns the figures of the comparison, and whether its target is met. Uses only the rounds
-    /// that were quiet for both servers. If there are none, uses all rounds.
+    /// that were quiet for both servers. If no round was quiet for both, uses all rounds.
     pub(crate) fn compare(&self, trials: &[CaseRounds]) -> Result<ComparisonResult, MeasureError> {
         let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
         let both: Vec<_> = ours.iter().zip(triton).collect();

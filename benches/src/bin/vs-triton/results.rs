@@ -35,7 +35,7 @@ pub(crate) struct ChangeResult {
     /// The time until the server reported that the change was complete, in ms. After a kill, the
     /// value is about zero.
     pub(crate) change_ms: f64,
-    /// True if the model answers at the end of the round, although nobody has intervened.
+    /// True if the model answers at the end of the round without manual intervention.
     pub(crate) serves: bool,
     /// The error of the first request that failed.
     pub(crate) first_failure: Option<String>,

@@ -1,4 +1,4 @@
-//! GPU memory that belongs to one tensor. No engine uses this memory for its own computations.
+//! GPU memory that belongs to one tensor. Engines do not use this memory for intermediate results.
 
 use std::fmt;
 use std::ptr::NonNull;

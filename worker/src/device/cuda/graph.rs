@@ -86,7 +86,8 @@ impl CudaGpu {
     ///
     /// # Safety
     ///
-    /// The handle must be that of an existing `CUgraph`, which nothing changes during this call.
+    /// The handle must belong to an existing `CUgraph`, and no other code may change that graph
+    /// during this call.
     pub unsafe fn copy_recording(&self, handle: usize) -> Result<Recording, CudaError> {
         let (from, mut graph) = (std::ptr::with_exposed_provenance_mut(handle), null_mut());
         // SAFETY: the caller guarantees that `from` is valid, and the driver fills in the other
@@ -120,8 +121,7 @@ impl fmt::Debug for UploadStream {
 }
 
 impl Recording {
-    /// Returns an executable that runs on all SMs of the process, as the work did when it was
-    /// recorded.
+    /// Returns an executable that runs on all SMs of the process.
     pub fn instantiate(&self) -> Result<Executable, CudaError> {
         self.instantiate_with(None)
     }
@@ -195,8 +195,8 @@ impl Recording {
         // SAFETY: with a null pointer, the call writes only the number of nodes.
         unsafe { sys::cuGraphGetNodes(self.graph, null_mut(), &mut count) }.result()?;
         let mut nodes = vec![null_mut(); count];
-        // SAFETY: the buffer has room for the nodes counted above, and no code adds nodes
-        // meanwhile.
+        // SAFETY: the buffer has room for the nodes counted above, and no code adds nodes between
+        // the two calls.
         unsafe { sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &mut count) }.result()?;
         nodes.truncate(count);
         Ok(nodes)

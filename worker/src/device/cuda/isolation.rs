@@ -20,8 +20,8 @@ use super::{CudaError, CudaGpu, cuda_error};
 
 const SAMPLES: usize = 21;
 
-/// The numbers of cycles for which the short kernel and each long kernel spin. They take about 20
-/// us and 3 ms.
+/// The numbers of cycles for which the short kernel and each long kernel spin. These cycles take
+/// about 20 us and 3 ms.
 const SHORT_CYCLES: u64 = 40_000;
 const LONG_CYCLES: u64 = 6_000_000;
 

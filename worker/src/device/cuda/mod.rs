@@ -55,8 +55,8 @@ pub struct CudaGpu {
     sms: Sms,
 }
 
-/// The events of one batch. The GPU has [`IN_FLIGHT`] sets of events, one for each batch that can
-/// be in flight.
+/// The events of one batch. [`CudaGpu`] has [`IN_FLIGHT`] of these sets, one for each batch that
+/// can be in flight.
 struct BatchEvents {
     copied: CudaEvent,
     start: CudaEvent,
@@ -147,8 +147,8 @@ impl CudaGpu {
     ///
     /// # Safety
     ///
-    /// The bytes must not change until the batch has ended. The memory at the address must be large
-    /// enough, and nothing on the GPU may use that memory until then.
+    /// The bytes must not change until the batch has ended. The memory at `to` must be large
+    /// enough, and no other batch may use that memory until this batch has ended.
     pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaError> {
         if from.is_empty() {
             return Ok(());
@@ -167,7 +167,7 @@ impl CudaGpu {
         events.start.record(&self.compute).map_err(cuda_error("record the start of a batch"))
     }
 
-    /// Starts a copy of an answer from the GPU, which begins once the answer has been computed.
+    /// Queues a copy of an answer from the GPU. The copy begins once the answer has been computed.
     /// Returns without waiting for the copy.
     ///
     /// # Safety
@@ -190,8 +190,8 @@ impl CudaGpu {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
         events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
         let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the callback only writes to the event file. The file is closed after all work on
-        // the stream has ended.
+        // SAFETY: the callback only writes to the eventfd, which is closed after all work on the
+        // stream has ended.
         let launched = unsafe {
             result::stream::launch_host_function(self.compute.cu_stream(), signal_completion, file)
         };
@@ -256,11 +256,12 @@ impl BatchEvents {
 /// to call CUDA.
 unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
     let file = file.addr() as i32;
-    // SAFETY: the event file is open while the stream exists.
+    // SAFETY: the eventfd is open while the stream exists.
     wake(unsafe { BorrowedFd::borrow_raw(file) });
 }
 
 fn wake(file: impl AsFd) {
-    // If the event counter is full, the write fails, but the descriptor is then already readable.
+    // The error is ignored: if the eventfd's counter is full, the write fails, but the descriptor
+    // is already readable.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
 }

@@ -75,8 +75,8 @@ impl SmGroups {
         &self.division
     }
 
-    /// Creates a context on these groups. Keep the context for later use: driver 580 does not free
-    /// all memory of a destroyed one.
+    /// Creates a context on these groups. Keep the context for later use, because driver 580 does
+    /// not free all memory of a destroyed context.
     pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
         let failed = cuda_error("create a partition");
         self.context.bind_to_thread().map_err(&failed)?;
@@ -103,7 +103,7 @@ impl SmGroups {
     }
 }
 
-/// Splits the GPU into groups. The remaining SMs are the last group.
+/// Splits the GPU into groups. The remaining SMs form the last group.
 fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     let mut count = u32::try_from(MAX_GROUPS).expect("a small number");

@@ -20,8 +20,8 @@ use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaError, CudaGpu};
 use crate::engine::cuda_failure;
 
-/// The form of a batch: its size and the shapes of its inputs. Batches of the same form use the
-/// same tensors.
+/// The form of a batch: its slot, its size and the shapes of its inputs. Batches of the same form
+/// use the same tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BatchForm {
     pub(super) slot: u8,

@@ -3,8 +3,8 @@
 //!
 //! ONNX Runtime transposes a model's activations when it optimises the model. It transposes the
 //! weights only when a session loads them, into the session's own memory. This module therefore
-//! transposes the weights of an optimised form once, and replaces its convolutions by the operator
-//! that accepts such weights.
+//! transposes the weights once, in the files of the optimised model. It also replaces the model's
+//! convolutions by the operator that accepts transposed weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -193,10 +193,10 @@ mod tests {
     use super::super::model_file::{ModelProto, external, node};
     use super::*;
 
-    /// The shape of weights with 2 outputs × 3 inputs × 1 × 2. The elements are numbered in memory
-    /// order.
+    /// The shape of weights: 2 outputs × 3 inputs × height 1 × width 2.
     const SHAPE: [i64; 4] = [2, 3, 1, 2];
 
+    /// Returns weights whose elements are numbered in memory order.
     fn numbered() -> Vec<u8> {
         (0..12_u32).flat_map(u32::to_le_bytes).collect()
     }
@@ -213,8 +213,8 @@ mod tests {
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
             let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
-            // This field is the version of the format. The module does not interpret it, and must
-            // keep it.
+            // This field is the version of the format. The module does not interpret this field,
+            // and must keep it.
             prost::encoding::int64::encode(1, &8, &mut bytes);
             std::fs::write(&model, bytes).unwrap();
             std::fs::write(&weights, [numbered(), numbered()].concat()).unwrap();

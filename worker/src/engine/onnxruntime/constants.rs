@@ -1,5 +1,6 @@
 //! The constants in a model's file, which are candidates for made-up inputs. Models often compare
-//! inputs with constants, such as a rate that selects a branch, or the categories of an encoder.
+//! inputs with constants, such as a sampling rate that selects a branch, or the categories of an
+//! encoder.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -13,8 +13,8 @@ use super::gather::GatherBuffer;
 use super::{run_failure, strings};
 use crate::inputs::Inputs;
 
-/// Returns an input. The tensor of a single request is read in place. The tensors of several
-/// requests are stacked in `buffer`.
+/// Returns the ONNX Runtime value of a required input. The tensor of a single request is read in
+/// place. The tensors of several requests are stacked in `buffer`.
 pub(super) fn value<'b>(
     inputs: &Inputs<'b>,
     input: usize,
@@ -39,7 +39,7 @@ pub(super) fn value<'b>(
     }
 }
 
-/// Returns the value of a contiguous tensor.
+/// Returns the ONNX Runtime value of an optional input, whose bytes are contiguous.
 pub(super) fn whole<'b>(
     datatype: Datatype,
     shape: &[i64],

@@ -28,6 +28,8 @@ pub(super) struct Loader {
     pub(super) optimised: Option<Optimised>,
     /// The large tensors of the optimised forms, which all sessions share.
     pub(super) weights: Weights,
+    /// The reason why optimised forms cannot be stored or loaded. The affected sessions load the
+    /// model's own file, without shared weights.
     pub(super) unshared: Option<String>,
     /// True if the model's convolutions use channels last. Becomes false if the model does not load
     /// with channels last.

@@ -63,8 +63,9 @@ impl Library {
     /// Loads the library. If `gpu` is true, also loads the libraries that ONNX Runtime needs to
     /// compute on GPUs. Loading does not access the GPU. Call this only once in a process.
     ///
-    /// The supervisor sets `ORT_DISABLE_TELEMETRY`. A call from here would be too late, because the
-    /// library sends its first event when it is loaded.
+    /// The supervisor disables telemetry with `ORT_DISABLE_TELEMETRY` before the worker starts.
+    /// `with_telemetry(false)` alone would be too late: the library sends its first event while it
+    /// is being loaded.
     pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
         let unloadable = |fault: LoadDynamicError| match fault {
@@ -199,8 +200,9 @@ fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     outlets.iter().map(spec).collect()
 }
 
-/// The maximum number of optional inputs of a model. If a model has more, they are probably its
-/// weights, because exporters with `keep_initializers_as_inputs` list the weights as inputs.
+/// The maximum number of optional inputs of a model. If a model has more optional inputs, they are
+/// probably its weights, because exporters with `keep_initializers_as_inputs` list the weights as
+/// inputs.
 const MAX_OPTIONAL: usize = 16;
 
 /// Returns the inputs with a default in the model's file, or no inputs if there are more than
@@ -255,7 +257,7 @@ fn element_type(datatype: Datatype) -> TensorElementType {
 }
 
 /// Converts an error of ONNX Runtime to the failure of a run. The model has already run in the
-/// warm-up, so the request must be the cause of an invalid argument.
+/// warm-up, so an invalid argument must come from the request.
 fn run_failure(fault: &ort::Error) -> RunFailure {
     let why = fault.message().to_owned();
     match fault.code() {

@@ -137,7 +137,8 @@ impl ModelProto {
     /// Returns true if the model should use channels last. It must have more two-dimensional
     /// convolutions than matrix products, and all its other operators must be in
     /// [`TESTED_OPERATORS`]. That list excludes operators that cannot be recorded with channels
-    /// last. Grouped convolutions are not allowed, because cuDNN compiles kernels for them.
+    /// last. Grouped convolutions are not allowed, because cuDNN would have to compile kernels for
+    /// them at run time.
     pub(super) fn is_convolutional(&self) -> bool {
         let nodes = self.nodes();
         let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);

@@ -140,8 +140,8 @@ impl GpuEngine {
         self.sessions.channels_last()
     }
 
-    /// Makes later workers load the model with channels first. To do so, writes a file that they
-    /// read. Returns false if the file cannot be written.
+    /// Writes a file that makes later workers load the model with channels first. Returns false if
+    /// the file cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         self.sessions.use_channels_first(why)
     }
@@ -222,7 +222,7 @@ impl GpuEngine {
     }
 
     /// Returns the result for one partition that has become ready since the last call, or `None` if
-    /// none has.
+    /// there is none.
     pub fn next_prepared(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.next_prepared()
     }
@@ -444,6 +444,6 @@ fn executable<'e>(
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
     // If a recording does not fit on the partition, it runs on all SMs. If the warm-up did not
-    // detect this, the instantiator reports it.
+    // detect this, the instantiator reports the failure.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

@@ -128,8 +128,8 @@ impl Optimised {
         known.is_ok_and(|entry| entry.convolutional)
     }
 
-    /// Makes later loads of this model use channels first. To do so, writes a file that later loads
-    /// check. Returns false if the file cannot be written.
+    /// Writes a file that makes later loads of this model use channels first. Returns false if the
+    /// file cannot be written.
     pub(super) fn use_channels_first(&self, why: &str) -> bool {
         fs::write(self.folder.join(CHANNELS_FIRST_FILE), why).is_ok()
     }

@@ -38,8 +38,8 @@ pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFail
     if tensor.memory_info().is_cpu_accessible() {
         return Ok(None);
     }
-    // An output without elements may have no address. A dangling pointer is enough, because no
-    // bytes are copied.
+    // An output without elements may have no address. A dangling pointer is enough, because nothing
+    // reads from it.
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
@@ -107,7 +107,7 @@ fn put_strings(
     counts.map(take).collect()
 }
 
-/// Returns the shape of a row, or `None` if the first axis is not the batch.
+/// Returns the shape of a row, or `None` if the first axis is not the batch axis.
 fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
     let Some(rows) = rows else { return Some(shape) };
     let (first, rest) = shape.split_first()?;

@@ -1,10 +1,10 @@
 //! The partitions on which a model's recordings are ready.
 //!
-//! The worker creates the contexts of all partitions that a layout can contain before it serves. If
-//! it created a context later, the driver would wait for the batches on the GPU, which takes 5 to
-//! 33 ms on an H100 (measured). Only a share that an operator sets may need another partition,
-//! whose context is created at its first use. Contexts are never destroyed, because NVIDIA's driver
-//! 580 does not free their memory (4 MiB for each context).
+//! Before the worker serves, it creates the contexts of all partitions that a layout can contain.
+//! If the worker created a context later, the driver would wait for the batches on the GPU, which
+//! takes 5 to 33 ms on an H100 (measured). Only a share that an operator sets may need another
+//! partition. The context of such a partition is created at the first use. Contexts are never
+//! destroyed, because NVIDIA's driver 580 does not free their memory (4 MiB for each context).
 //!
 //! Instantiating a recording takes about a millisecond, and a model has a dozen recordings or more.
 //! A separate thread therefore instantiates them one by one. A batch can use the partition

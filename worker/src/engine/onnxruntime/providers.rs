@@ -16,8 +16,8 @@ use crate::device::cuda::CudaGpu;
 const LIBRARIES: [&str; 5] =
     ["libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9"];
 
-/// The environment variable for the sizes of cuBLAS's workspaces. The value sets the sizes to 8 MiB
-/// and 128 KiB, as on GPUs before Hopper.
+/// The environment variable for the sizes of cuBLAS's workspaces. The value means two buffers of 4
+/// MiB and eight of 16 KiB, as on GPUs before Hopper.
 const SMALL_WORKSPACES: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8");
 
 /// Makes cuBLAS use 56 MiB less memory for each session of the process. Convolutional networks have

@@ -15,8 +15,7 @@ use super::{OnnxSession, Signature, model_file};
 pub(super) struct Sessions {
     /// All sessions of the model, at least one.
     all: Vec<OnnxSession>,
-    /// The index of one session for each arena. Sessions with the same arena report the same
-    /// memory, so one session is enough.
+    /// The index of one session for each arena.
     arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
     phase: Phase,
@@ -41,8 +40,8 @@ enum Sharing {
     /// it processed.
     Shape,
     /// Batches of one shape share a session in which every axis has a fixed length. With dynamic
-    /// axes, the host does some of the work, such as computing shapes, and a recording would not
-    /// repeat that work. The first session leaves all axes dynamic and is not recorded.
+    /// axes, the host's CPU does some of the work, such as computing shapes, and a recording would
+    /// not repeat that work. The first session leaves all axes dynamic and is not recorded.
     Fixed,
 }
 
@@ -88,14 +87,14 @@ impl Sessions {
         self.host_fallback_reason.as_deref()
     }
 
-    /// Returns the reason why some weights are not shared with other workers and sessions, or
-    /// `None` if all weights are shared.
+    /// Returns the reason why this worker does not share all weights with other workers, or `None`
+    /// if it does. A session that loads the model's own file shares no weights.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Returns the size of all weights on the GPU, and the size of the weights that this worker
-    /// copied there, in bytes.
+    /// Returns the size of all shared weights on the GPU, and the size of the shared weights that
+    /// this worker copied there, in bytes.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }
@@ -108,8 +107,8 @@ impl Sessions {
         self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// Returns one session for each arena: one that uses the shared arena, and one for each other
-    /// arena.
+    /// Returns one session for each arena. Sessions with the same arena report the same memory, so
+    /// one is enough.
     pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
         self.arenas.values().map(|&index| &self.all[index])
     }

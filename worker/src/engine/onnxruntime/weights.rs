@@ -1,5 +1,5 @@
-//! A model's large tensors on the GPU. Sessions share them, also across workers that load the same
-//! forms in the same order. The supervisor keeps the shared memory alive.
+//! A model's large tensors on the GPU. The sessions of a worker share them. Workers that load the
+//! same forms in the same order share them too. The supervisor keeps the shared memory alive.
 #![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
 
 use std::collections::BTreeMap;
@@ -39,11 +39,12 @@ pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
     kept_regions: Vec<weights::WeightRegion>,
     supervisor: Option<OwnedFd>,
-    /// The reason why a region is not shared with other workers.
+    /// The reason why at least one region is not shared with other workers. The `unshared` of the
+    /// loader is about optimised forms instead.
     unshared: Option<String>,
-    /// The size of all regions, in bytes, and the size of the regions that this worker copied to
-    /// the GPU.
+    /// The size of all regions, in bytes.
     bytes: u64,
+    /// The size of the regions that this worker itself copied to the GPU, in bytes.
     brought: u64,
 }
 
@@ -92,8 +93,8 @@ impl Weights {
     }
 
     /// Returns the tensors of a form for a session. The session must be dropped before this
-    /// [`Weights`]. Copies tensors to the GPU if they are not there yet. Tensors whose type this
-    /// worker does not know are left out.
+    /// [`Weights`]. Copies tensors to the GPU if they are not there yet. Omits tensors whose
+    /// datatype this worker does not know.
     pub(super) fn of(
         &mut self,
         form: &OptimisedForm,
@@ -115,6 +116,8 @@ impl Weights {
             .collect()
     }
 
+    /// Makes sure that all tensors of a form are on the GPU. Maps a region that the supervisor
+    /// keeps, or otherwise creates a region, which counts as `brought`.
     fn bring(&mut self, form: &OptimisedForm, gpu: &CudaGpu) -> Result<(), WeightsError> {
         let unknown = form.tensors.iter().filter(|tensor| !self.places.contains_key(&tensor.fingerprint));
         let RegionLayout { tensors, content } = RegionLayout::of(unknown);
@@ -169,7 +172,7 @@ impl Weights {
             Ok::<(), WeightsError>(())
         })?;
         if let Some(supervisor) = &self.supervisor {
-            // If the region cannot be passed to the supervisor, only this worker uses it.
+            // A failure here is not fatal, because this worker can use the region alone.
             if let Err(error) = weights::send(supervisor, content, region.file()) {
                 self.unshared = Some(error.to_string());
             }
@@ -212,7 +215,8 @@ fn value(
     // weights. ONNX Runtime returns an error if the size does not fit the shape.
     ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
     let value = NonNull::new(value).expect("the call above created the value");
-    // SAFETY: the value is a tensor and has no other owner. No allocator has created its memory.
-    // `ort` requires an allocator, but uses it only for tensors that it creates itself.
+    // SAFETY: the value is a tensor and has no other owner. No allocator has created the tensor's
+    // memory. `ort` requires an allocator, but uses the allocator only for tensors that `ort`
+    // creates itself.
     Ok(unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) })
 }
