@@ -12,7 +12,7 @@
 //! | `hang-COMMAND` | the command gets no answer |
 //! | `slow-COMMAND` | the answer is delayed by the number of ms in the file |
 //! | `say-COMMAND` | the answer is the text of the file |
-//! | `fault` | the server has a fault until all clients have exited, which removes the file |
+//! | `fault` | the server has a fault until all clients have exited; the daemon then removes the file |
 //! | `stuck` | the fault remains after all clients have exited |
 //! | `initializing` | a new server does not become active |
 //! | `linger` | exited clients remain in the list |
@@ -35,7 +35,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Notify;
 use tokio::time::{interval, sleep};
 
-/// The interval between two checks of `quit` that all clients have exited.
+/// The interval at which `quit` checks whether all clients have exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[tokio::main(flavor = "current_thread")]

@@ -83,7 +83,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
 
-/// The crates of the workspace, from which the rule of a crate selects the permitted ones.
+/// The crates of the workspace. A rule forbids all of them and permits exceptions.
 const OWN: &[&str] = &[
     "shadowslice",
     "shadowslice-config",

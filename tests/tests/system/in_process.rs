@@ -106,7 +106,7 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
     // A batch takes 10 ms on all SMs, and proportionally longer on fewer. On a busy host, a worker
-    // may wait for a CPU between two batches, and batches must be long compared with that wait.
+    // may wait for a CPU between two batches. Batches must be long compared with that wait.
     server.home().write("profile.yaml", profile(10.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
     // The neighbour gets more requests per second than it can answer, for longer than the other

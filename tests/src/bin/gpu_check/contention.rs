@@ -18,7 +18,7 @@ use crate::serving::{RunningServer, ServingOptions};
 use crate::tools::CheckSettings;
 use crate::traffic::{Saturation, TestedModel};
 
-/// The pairs of models. The stage measures the first model, while the second model slows it down.
+/// The pairs of models. The stage measures the first model while the second model is saturated.
 const PAIRS: [[&str; 2]; 4] =
     [["resnet50", "vgg19"], ["resnet50", "bert-base"], ["mobilenet-v2", "vgg19"], ["bert-base", "resnet50"]];
 

@@ -106,7 +106,7 @@ impl CheckStage {
     }
 }
 
-/// The minimum remaining time with which a stage may start.
+/// The minimum remaining time for the start of a stage.
 const MIN_STAGE_TIME: Duration = Duration::from_secs(5);
 
 /// The time that a stage with a deadline reserves to stop its processes.

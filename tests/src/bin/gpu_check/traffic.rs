@@ -30,8 +30,8 @@ const TOLERANCE_UNKNOWN: f32 = 0.1;
 /// The number of different inputs that the requests of a model contain.
 const INPUTS: u64 = 8;
 
-/// The number of connections that all loads of a model share. Only in [`TestedModel::saturate`],
-/// each client has its own connection.
+/// The number of connections that all loads of a model share. The clients of
+/// [`TestedModel::saturate`] have their own connections instead.
 const CONNECTIONS: usize = 24;
 
 /// The length of each part of a load. Each part has its own random arrivals.
@@ -130,7 +130,7 @@ impl TestedModel {
         split: Duration,
     ) -> [LoadTally; 2] {
         let (tallies, subject) = (SplitTally::after(split), Arc::clone(self));
-        // No event marks the end of the load, so the task sleeps for its fixed length.
+        // The load has a fixed length.
         let work = sleep(span);
         load::run_closed_split(clients, &tallies, move |n| Arc::clone(&subject).send_owned(n), work).await;
         tallies.take()
