@@ -222,6 +222,7 @@ impl ServerUnderTest {
     }
 
     /// Sets a model's share with `shadowslice resize`, and waits for the end of the hand-over.
+    /// Returns an error if the model already has this share.
     pub async fn resize(&self, model: &str, percent: u32) -> Result<HandoverJson, HarnessError> {
         self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
     }

@@ -312,7 +312,7 @@ async fn a_resize_that_only_retries_the_start_of_a_model_holds_nothing() {
     assert!(!words.contains("held until"), "{words}");
     let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
-    // For a model that serves, the same command sets and holds the share.
+    // For a model that is ready, the same command holds the share.
     assert!(server.command_output(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
     assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();

@@ -80,7 +80,7 @@ async fn deaths_far_apart_do_not_make_a_model_without_requests_unready() {
     }
     let next = server.model("echo").await.unwrap();
     assert_eq!(incumbent(&next).unwrap().more["restarts"], 7);
-    // The death of a worker that has been ready for longer than ten seconds does not count as
+    // The death of a worker that has been idle for ten seconds or more does not count as
     // consecutive.
     tokio::time::sleep(Duration::from_secs(11)).await;
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();

@@ -79,7 +79,8 @@ async fn pair(
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
         for (subject, share) in [(&one, own), (&other, others)] {
-            // The supervisor refuses a share that is already set, so the error is ignored.
+            // If the model already has this share, there is no hand-over to return. The error is
+            // ignored.
             serving.server.resize(&subject.model, share).await.ok();
         }
         for &rows in rows {

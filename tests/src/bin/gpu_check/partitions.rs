@@ -106,8 +106,7 @@ async fn changes(
     if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Sets the share of all models. The supervisor refuses a share that is already set, so errors are
-/// ignored.
+/// Sets the share of all models. Ignores the errors of models that already have this share.
 async fn settle(serving: &RunningServer, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
@@ -240,7 +239,8 @@ async fn isolation(
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
         for (model, share) in [quiet, hog].into_iter().zip(shares) {
-            // The supervisor refuses a share that is already set, so the error is ignored.
+            // If the model already has this share, there is no hand-over to return. The error is
+            // ignored.
             serving.server.resize(&model.name, share).await.ok();
         }
         let span = Duration::from_secs(2 * QUIET_PARTS + 1);
