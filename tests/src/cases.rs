@@ -51,18 +51,9 @@ pub struct RequestCase {
 #[derive(Debug, thiserror::Error)]
 pub enum CasesError {
     #[error("cannot read {}; run `make models` to create it", path.display())]
-    Read {
-        path: PathBuf,
-        /// The cause of the failure.
-        source: io::Error,
-    },
-    /// A file that does not contain cases in JSON.
+    Read { path: PathBuf, source: io::Error },
     #[error("{} does not contain valid cases; remove it and run `make models`", path.display())]
-    Parse {
-        path: PathBuf,
-        /// The cause of the failure.
-        source: serde_json::Error,
-    },
+    Parse { path: PathBuf, source: serde_json::Error },
 }
 
 pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {

@@ -28,30 +28,24 @@ pub enum HarnessError {
     Io {
         /// The operation, as an infinitive.
         what: String,
-        /// The cause of the failure.
         source: io::Error,
     },
-    /// A binary that does not exist.
     #[error("{} not found; run `cargo build --workspace`, or set SHADOWSLICE_BIN", .0.display())]
     NoBinary(PathBuf),
-    /// A condition that was not met in time.
     #[error("timed out after {within:?} waiting for {what}; the supervisor's log:\n{log}")]
     Timeout {
-        /// The time limit.
         within: Duration,
         /// The condition.
         what: String,
         /// The end of the supervisor's log.
         log: String,
     },
-    /// An unexpected exit of the supervisor.
     #[error("the supervisor exited with {status}; its log:\n{log}")]
     Exited {
         status: ExitStatus,
         /// The end of the supervisor's log.
         log: String,
     },
-    /// A `shadowslice` command that failed.
     #[error("`shadowslice {command}` exited with {status}: {stderr}")]
     Command {
         /// The arguments of the command.
@@ -59,17 +53,13 @@ pub enum HarnessError {
         status: ExitStatus,
         stderr: String,
     },
-    /// A command output that is not the expected JSON.
     #[error("unexpected output of `shadowslice {command}`: {printed}")]
     UnexpectedOutput {
         /// The arguments of the command.
         command: String,
-        /// The output.
         printed: String,
-        /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A model that is missing from the supervisor's status.
     #[error("`shadowslice status` has no model {0}")]
     UnknownModel(String),
     /// Processes and files that the supervisor left behind.

@@ -1,11 +1,11 @@
 //! A stand-in for `nvidia-cuda-mps-control`, for tests without a GPU. It has the same command line
 //! as the original and prints the same texts.
 //!
-//! With `-f` the program is the daemon, which reads commands from a socket in
-//! CUDA_MPS_PIPE_DIRECTORY. Without arguments it is the client. The client sends its input to the
-//! daemon, one command per line. A running process is a client of the MPS server if `clients/` in
-//! the pipe directory contains a file named after its PID. Files in the folder STAND_IN_ORDERS make
-//! the daemon misbehave:
+//! With `-f`, the program is the daemon, which reads commands from a socket in
+//! CUDA_MPS_PIPE_DIRECTORY. Without arguments, the program is a client, which sends its input to
+//! the daemon, one command per line. A running process is a client of the MPS server if `clients/`
+//! in the pipe directory contains a file named after its PID. Files in the folder STAND_IN_ORDERS
+//! make the daemon misbehave:
 //!
 //! | file | effect |
 //! |---|---|

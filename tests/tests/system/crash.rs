@@ -132,8 +132,8 @@ async fn a_shadow_that_is_ready_before_the_next_incumbent_serves_and_its_share_i
     let server = ServerUnderTest::start_ready(home).await.unwrap();
     let kill = async {
         let mut killed = 0;
-        // The first worker and its replacement are killed, so that the next worker has to start
-        // after the shadow.
+        // After two deaths, the third worker starts later than the shadow, so the shadow is ready
+        // first.
         for _ in 0..2 {
             let dies = |model: &ModelStatusJson| {
                 shadow(model).is_some() && incumbent(model).is_some_and(|worker| worker.pid != killed)

@@ -154,8 +154,7 @@ async fn a_model_between_others_avoids_their_groups_and_keeps_its_worker() {
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {
-        // If the model already has this share, there is no hand-over to return. The error is
-        // ignored.
+        // A model that already has this share causes an error, which is ignored.
         server.resize_by_socket(model, share(groups)).await.ok();
     };
     for middle in 2..=7 {

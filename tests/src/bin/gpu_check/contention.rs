@@ -79,7 +79,7 @@ async fn pair(
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
         for (subject, share) in [(&one, own), (&other, others)] {
-            // If the model already has this share, there is no hand-over to return. The error is
+            // `resize` returns an error if the model already has this share, so the error is
             // ignored.
             serving.server.resize(&subject.model, share).await.ok();
         }

@@ -239,7 +239,7 @@ async fn isolation(
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
         for (model, share) in [quiet, hog].into_iter().zip(shares) {
-            // If the model already has this share, there is no hand-over to return. The error is
+            // `resize` returns an error if the model already has this share, so the error is
             // ignored.
             serving.server.resize(&model.name, share).await.ok();
         }
