@@ -132,7 +132,7 @@ impl InferGrpcClient {
         Ok(listed.into_iter().map(entry).collect())
     }
 
-    /// Loads a model. `config` is JSON whose keys override those of the configuration.
+    /// Loads a model. `config` is JSON whose keys override keys of the configuration.
     pub async fn load(&mut self, model: &str, config: Option<&str>) -> Result<(), Status> {
         let text = |json: &str| ModelRepositoryParameter {
             parameter_choice: Some(ParameterChoice::StringParam(json.to_owned())),

@@ -6,8 +6,8 @@
 pub(crate) enum Dependencies {
     /// The complete list of permitted dependencies.
     Only(&'static [&'static str]),
-    /// All dependencies except those that the first field lists. The dependencies in the second
-    /// field are always permitted.
+    /// The forbidden dependencies, and the exceptions that are permitted. All other dependencies
+    /// are permitted.
     Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 

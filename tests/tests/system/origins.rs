@@ -1,4 +1,4 @@
-//! Tests with requests that a hostile web page may send over TCP from a browser, and of warnings
+//! Tests of requests that a hostile web page may send over TCP from a browser, and of warnings
 //! about open addresses.
 
 use std::io;

@@ -416,7 +416,7 @@ async fn new_bounds_apply_before_the_next_decision_even_to_a_held_share() {
 }
 
 /// Checks a reload whose hand-over fails under this policy. The next reload must retry the
-/// hand-over, and no client may be blocked meanwhile.
+/// hand-over. Between the two reloads, a client must still be able to load a model.
 async fn assert_retried(policy: &str) -> Result<(), HarnessError> {
     let home = Home::new()?;
     // The model loads slowly, so that the test has time to kill the loading worker.

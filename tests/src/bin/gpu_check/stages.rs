@@ -36,7 +36,7 @@ pub(crate) enum CheckStage {
     Sweep,
     /// The mutual slowdown of two models that run at the same time, for all pairs of models.
     Pairs,
-    /// The profile of each model by `shadowslice profile`.
+    /// The profile of each model, measured with `shadowslice profile`.
     Profiles,
     /// A comparison of policies with the measured profiles.
     Policies,

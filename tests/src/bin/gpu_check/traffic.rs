@@ -121,8 +121,8 @@ impl TestedModel {
         }
     }
 
-    /// Runs a closed-loop load for a while. Returns two tallies: one of the time up to `split`, and
-    /// one of the remaining time.
+    /// Runs a closed-loop load for the time `span`. Returns two tallies: one for the time up to
+    /// `split`, and one for the remaining time.
     pub(crate) async fn load_closed_loop(
         self: &Arc<Self>,
         clients: usize,
@@ -148,7 +148,7 @@ impl TestedModel {
         self.send(n).await
     }
 
-    /// Keeps several requests in flight for a while, each on its own connection.
+    /// Keeps several requests in flight for the time `span`, each on its own connection.
     pub(crate) async fn saturate(
         self: &Arc<Self>,
         server: &ServerUnderTest,
