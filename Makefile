@@ -68,8 +68,8 @@ demo-notice:
 	@[ -e $(TARGET)/demo/shadowslice-demo ] || \
 	  echo "The first run downloads 100 MB, builds for ten minutes of one core's time, and uses 1 GB in target. Then the demo takes half a minute."
 
-# The following tests need a tool that comes from npm or Debian's apt. You can also set a variable to the tool. If the
-# tool is missing, `make test` skips the tests with a note, and `make page` and `make monitoring` fail.
+# The following tests need a tool that comes from npm or Debian's apt. You can also set a variable to the path of the
+# tool. If the tool is missing, `make test` skips the tests with a note, and `make page` and `make monitoring` fail.
 CHROMIUM ?= $(TARGET)/browser/chromium/chromium
 PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
 optional = $(if $(or $(wildcard $(CHROMIUM)),$(shell command -v npm)),page) \

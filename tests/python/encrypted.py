@@ -125,7 +125,7 @@ def status(url, token=None, client=None):
 
 class Dates(unittest.TestCase):
     def check(self, before, after):
-        """Returns the notes of `check` and the log of `serve` for a certificate with these limits, in days from now."""
+        """Returns the notes of `check` and the log of `serve`. The certificate is valid from `before` to `after` days from now."""
         folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.addCleanup(shutil.rmtree, folder)
         now = datetime.datetime.now(datetime.timezone.utc)

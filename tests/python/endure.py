@@ -3,8 +3,8 @@
 
 Usage: endure.py SHADOWSLICE_BINARY [HAND_OVERS [KILLS]]
 
-If a worker dies, its streams break off, because no other worker can continue them. The clients of these streams retry.
-No other request may fail, and no stream may break off during a hand-over.
+If a worker dies, its streams fail, because no other worker can continue them. The clients of these streams retry. No
+other request may fail, and no stream may fail during a hand-over.
 """
 
 import itertools
@@ -107,7 +107,8 @@ class Load:
         stream, draw = streams.Stream(self.server), np.random.default_rng()
         while True:
             try:
-                # Each input is different, because the server refuses an input whose streams several workers died in.
+                # Each input is different. If several workers die while they process the same input, the server refuses
+                # it.
                 inputs = streams.counting(200, 0.001, int(draw.integers(1, 10_000)))
                 answers = stream.until_the_end("counter", inputs)
                 yield "stream right" if [streams.counted(answer) for answer in answers] == [*range(200)] else "wrong"

@@ -82,7 +82,7 @@ class Examples(Server):
 def setUpModule():
     global SERVER, TORCH, BFLOAT16
     TORCH = os.path.abspath(sys.argv[1]) if os.path.exists(sys.argv[1]) else None
-    # The packages in this interpreter's folder do not count, because the interpreter with PyTorch may have another version.
+    # This interpreter's ml_dtypes does not count, because the interpreter with PyTorch may have another Python version.
     BFLOAT16 = TORCH and subprocess.run([TORCH, "-c", "import ml_dtypes"], stderr=subprocess.DEVNULL).returncode == 0
     SERVER = Examples(sys.argv[0], TORCH, BFLOAT16)
 

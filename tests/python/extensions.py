@@ -176,7 +176,7 @@ class Compression(unittest.TestCase):
             self.assertEqual(raised.exception.status(), "StatusCode.NOT_FOUND")
 
     def test_a_bomb_over_grpc(self):
-        """Checks that the server refuses compressed zeros of ten times the allowed size, sent as some kilobytes."""
+        """Checks that the server refuses a message of some kilobytes that expands to ten times the allowed size."""
         client = grpcclient.InferenceServerClient(f"127.0.0.1:{SERVER.grpc_port}")
         self.addCleanup(client.close)
         for algorithm in ("gzip", "deflate"):
@@ -220,7 +220,7 @@ class Compression(unittest.TestCase):
             status, answer = self.post(compress(bytes(REQUEST_BYTES * 20)), encoding)
             self.assertEqual(status, 413, answer)
             self.assertIn("limits.request_bytes", json.loads(answer)["error"])
-            # These bytes are as long as the limit, so the server reads them. They are not a valid request.
+            # The size of these bytes equals the limit, so the server reads them. They are not a valid request.
             self.assertEqual(self.post(compress(bytes(REQUEST_BYTES)), encoding)[0], 400)
             self.assertEqual(self.post(compress(bytes(REQUEST_BYTES + 1)), encoding)[0], 413)
             self.assertEqual(self.post(compress(infer_json(3)), encoding)[0], 200)

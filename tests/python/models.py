@@ -1,4 +1,4 @@
-"""Writes ONNX models for the outside clients, with all datatypes, dynamic axes, and without a batch axis."""
+"""Writes ONNX models for the outside clients: models with all datatypes, with dynamic axes, or without a batch axis."""
 
 import numpy as np
 import onnxruntime

@@ -3,8 +3,8 @@
 
 Usage: perf_analyzer.py SHADOWSLICE_BINARY RIVALS_FOLDER
 
-The runs use both protocols, with and without system shared memory, one and eight concurrent requests, and tensors of
-64 bytes and 600 kB. Then they use ModelStreamInfer, with models that send one and twenty responses.
+The runs cover both protocols, with and without system shared memory. They send one or eight concurrent requests, with
+tensors of 64 bytes or 600 kB. Further runs use ModelStreamInfer, with models that send one response or twenty.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from pathlib import Path
 import streams
 from server import Server
 
-SIZES = {64: 2000, 600_000: 200}  # from the bytes of a tensor to the number of requests
+SIZES = {64: 2000, 600_000: 200}  # the number of requests, by the size of a tensor in bytes
 CONCURRENCY = (1, 8)  # With more concurrent requests, perf_analyzer itself may need minutes.
 TIMEOUT = 90  # seconds for a run, which usually takes one or two seconds
 COMPLAINT = re.compile(r"error|fail|unable|unsupported|not supported|unstable", re.IGNORECASE)

@@ -1,5 +1,5 @@
-//! Requests with known answers, which `models/make_models.py` writes, and the comparison of
-//! answers.
+//! Requests with known answers from the files that `models/make_models.py` writes, and the
+//! comparison of answers.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde::Deserialize;
 
-/// The content of a file that looks like an ONNX model until an engine tries to load it.
+/// An ONNX file whose graph has no operators. It parses as a model, but no engine can load it.
 pub const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
 /// A tensor with row-major, little-endian elements, in the layout of the protocol.
@@ -41,7 +41,7 @@ impl ClientTensor {
 #[derive(Debug, Clone)]
 pub struct RequestCase {
     pub inputs: Vec<ClientTensor>,
-    /// The answer that ONNX Runtime returns when it is called directly.
+    /// The expected answer, which is computed without shadowslice.
     pub outputs: Vec<ClientTensor>,
     /// The true label of the input.
     pub truth: Option<i64>,
@@ -51,18 +51,9 @@ pub struct RequestCase {
 #[derive(Debug, thiserror::Error)]
 pub enum CasesError {
     #[error("cannot read {}; run `make models` to create it", path.display())]
-    Read {
-        path: PathBuf,
-        /// The cause of the failure.
-        source: io::Error,
-    },
-    /// A file that does not contain cases in JSON.
+    Read { path: PathBuf, source: io::Error },
     #[error("{} does not contain valid cases; remove it and run `make models`", path.display())]
-    Parse {
-        path: PathBuf,
-        /// The cause of the failure.
-        source: serde_json::Error,
-    },
+    Parse { path: PathBuf, source: serde_json::Error },
 }
 
 pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
@@ -72,7 +63,7 @@ pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
     Ok(file.cases)
 }
 
-/// Returns the folder with the models and their cases, regardless of the working directory.
+/// Returns the absolute path of the folder with the models and their cases.
 pub fn models_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("models")
 }

@@ -77,7 +77,7 @@ pub struct InferGrpcClient {
 }
 
 impl InferGrpcClient {
-    /// Makes a client of the server that listens on this socket.
+    /// Creates a client for the server that listens on this socket.
     pub fn new(socket: &Path) -> Self {
         let socket = socket.to_path_buf();
         let connector = tower::service_fn(move |_: Uri| {
@@ -88,7 +88,7 @@ impl InferGrpcClient {
         Self::on(endpoint.connect_with_connector_lazy(connector))
     }
 
-    /// Makes a client of the server at this TCP address.
+    /// Creates a client for the server at this TCP address.
     pub fn at(address: SocketAddr) -> Self {
         let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
         let endpoint = Endpoint::from(uri.expect("a socket's address is an authority"));
@@ -132,7 +132,7 @@ impl InferGrpcClient {
         Ok(listed.into_iter().map(entry).collect())
     }
 
-    /// Loads a model. `config` is JSON whose keys override those of the configuration.
+    /// Loads a model. `config` is JSON whose keys override keys of the configuration.
     pub async fn load(&mut self, model: &str, config: Option<&str>) -> Result<(), Status> {
         let text = |json: &str| ModelRepositoryParameter {
             parameter_choice: Some(ParameterChoice::StringParam(json.to_owned())),
@@ -170,7 +170,7 @@ impl InferGrpcClient {
         self.infer_with(model, inputs, &[]).await
     }
 
-    /// Sends one request with gRPC metadata, which are pairs of name and value.
+    /// Sends one request with gRPC metadata in the form of (name, value) pairs.
     pub async fn infer_with(
         &mut self,
         model: &str,
@@ -187,8 +187,9 @@ impl InferGrpcClient {
         tensors(self.grpc.model_infer(call).await?.into_inner())
     }
 
-    /// Sends requests one by one over one call of `ModelStreamInfer`. The id of each request is its
-    /// position. Returns the error text of each answer, which is empty if the request succeeded.
+    /// Sends requests one by one over a single `ModelStreamInfer` call. The id of each request is
+    /// its position. Returns the error text of each answer, which is empty if the request
+    /// succeeded.
     pub async fn infer_in_stream(
         &mut self,
         requests: &[(&str, &[ClientTensor])],
@@ -214,8 +215,8 @@ impl InferGrpcClient {
         tensors(self.grpc.model_infer(call).await?.into_inner())
     }
 
-    /// Sends one request. Sends its headers immediately, and its message after `delay` has
-    /// completed.
+    /// Sends the headers of a request immediately, and the message when the future `delay`
+    /// completes.
     pub async fn infer_with_late_body(
         &self,
         model: &str,
@@ -263,7 +264,7 @@ impl InferGrpcClient {
     }
 }
 
-/// Returns the error in the headers or trailers of a response.
+/// Returns an error if the headers or trailers of a response contain a gRPC status other than OK.
 fn check_status(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
@@ -341,8 +342,8 @@ fn tensors(answer: ModelInferResponse) -> Result<Vec<ClientTensor>, Status> {
         .collect())
 }
 
-/// Encodes an inference request as the body of a call. The body consists of a flag, the length and
-/// the message.
+/// Encodes an inference request as the body of a call. The body consists of the compression flag,
+/// the message length and the message.
 pub fn framed(model: &str, inputs: &[ClientTensor]) -> Vec<u8> {
     let message = request(model, inputs).encode_to_vec();
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);

@@ -28,30 +28,24 @@ pub enum HarnessError {
     Io {
         /// The operation, as an infinitive.
         what: String,
-        /// The cause of the failure.
         source: io::Error,
     },
-    /// A binary that does not exist.
     #[error("{} not found; run `cargo build --workspace`, or set SHADOWSLICE_BIN", .0.display())]
     NoBinary(PathBuf),
-    /// A condition that was not met in time.
     #[error("timed out after {within:?} waiting for {what}; the supervisor's log:\n{log}")]
     Timeout {
-        /// The time limit.
         within: Duration,
         /// The condition.
         what: String,
         /// The end of the supervisor's log.
         log: String,
     },
-    /// An unexpected exit of the supervisor.
     #[error("the supervisor exited with {status}; its log:\n{log}")]
     Exited {
         status: ExitStatus,
         /// The end of the supervisor's log.
         log: String,
     },
-    /// A `shadowslice` command that failed.
     #[error("`shadowslice {command}` exited with {status}: {stderr}")]
     Command {
         /// The arguments of the command.
@@ -59,17 +53,13 @@ pub enum HarnessError {
         status: ExitStatus,
         stderr: String,
     },
-    /// A command output that is not the expected JSON.
     #[error("unexpected output of `shadowslice {command}`: {printed}")]
     UnexpectedOutput {
         /// The arguments of the command.
         command: String,
-        /// The output.
         printed: String,
-        /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A model that is missing in the supervisor's status.
     #[error("`shadowslice status` has no model {0}")]
     UnknownModel(String),
     /// Processes and files that the supervisor left behind.
@@ -145,7 +135,7 @@ impl Home {
         self.binary = Some(path);
     }
 
-    /// Replaces the worker by a shell script. Copies `shadowslice` to a folder `bin` next to the
+    /// Replaces the worker with a shell script. Copies `shadowslice` to a folder `bin` next to the
     /// script.
     pub fn set_worker(&mut self, script: &str) -> Result<(), HarnessError> {
         let failed = |source| HarnessError::Io { what: "replace the supervisor's worker".into(), source };
@@ -175,7 +165,7 @@ impl Home {
         let failed =
             |source| HarnessError::Io { what: format!("keep models in {}", folder.display()), source };
         let private = self.run_dir().join("private");
-        // The supervisor refuses a folder to which other users may write.
+        // The supervisor refuses a folder to which other users can write.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&private).map_err(failed)?;
         symlink(folder, private.join("tensorrt")).map_err(failed)
     }
@@ -190,10 +180,10 @@ impl Home {
         self.timeout
     }
 
-    /// Makes a `shadowslice` command with this folder's environment. The temporary directory and
-    /// the home directory are in the folder, so [`left_behind`] finds the files that the command
-    /// writes there. This includes the telemetry of ONNX Runtime: the environment does not disable
-    /// it, so the supervisor has to.
+    /// Makes a `shadowslice` command with this folder's environment. TMPDIR and HOME point into the
+    /// folder, so [`left_behind`] finds the files that the command leaves there.
+    /// ORT_DISABLE_TELEMETRY is unset, because the supervisor itself must disable the telemetry of
+    /// ONNX Runtime.
     pub fn command(&self, arguments: &[&str]) -> Result<Command, HarnessError> {
         let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command

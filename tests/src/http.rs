@@ -28,7 +28,7 @@ struct Response {
 }
 
 impl InferHttpClient {
-    /// Makes a client of the server at this address.
+    /// Creates a client for the server at this address.
     pub fn new(address: SocketAddr) -> Self {
         Self { address, idle: Arc::default() }
     }

@@ -187,7 +187,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(MAX_LATENCY_US)
 }
 
-/// Two tallies of a load: one of the requests that are due in its first part, and one of all later
+/// Two tallies of a load: one for the requests in the first part of the load, and one for all later
 /// requests.
 #[derive(Debug, Clone)]
 pub struct SplitTally {
@@ -219,7 +219,7 @@ impl SplitTally {
 }
 
 /// Sends the planned requests, and returns when all of them have ended. `request(n)` sends the n-th
-/// request and checks its answer. Other tasks may read `tally` meanwhile.
+/// request and checks its answer. Other tasks can read `tally` during the load.
 pub async fn run<F, R>(plan: &LoadPlan, tally: &Arc<Mutex<LoadTally>>, request: F)
 where
     F: Fn(usize) -> R,
@@ -251,9 +251,9 @@ where
     while in_flight.join_next().await.is_some() {}
 }
 
-/// Sends each arrival to a channel at its time, which counts from now. A thread does this, because
-/// tokio's timer has a resolution of a millisecond. The thread ends after the last arrival or when
-/// the receiver is dropped.
+/// Sends each arrival to a channel at its scheduled time, measured from the call of this function.
+/// A thread does this, because tokio's timer has a resolution of a millisecond. The thread ends
+/// after the last arrival or when the receiver is dropped.
 fn pace(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
     let (arrivals_tx, arrivals_rx) = mpsc::channel(MAX_IN_FLIGHT);
     let start = Instant::now();

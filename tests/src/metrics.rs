@@ -1,4 +1,4 @@
-//! A client that reads the metrics listeners, and a strict parser of their text.
+//! A client for the metrics sockets, and a strict parser for the Prometheus text format.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! Processes as listed in `/proc`: their descendants, and their state.
+//! Processes as listed in `/proc`, with their descendants and their state.
 
 use std::collections::HashSet;
 use std::fs;

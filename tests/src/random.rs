@@ -5,7 +5,7 @@
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Starts the sequence that belongs to a seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -39,8 +39,8 @@ impl ServerUnderTest {
         Self::start_with_stderr(home, config, stderr.into())
     }
 
-    /// Starts `shadowslice serve` with another standard error, so the log of the folder stays
-    /// empty.
+    /// Starts `shadowslice serve` with this standard error. The log file of the folder is not
+    /// created.
     pub fn start_with_stderr(home: Home, config: Option<&Path>, stderr: Stdio) -> Result<Self, HarnessError> {
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();
@@ -69,12 +69,12 @@ impl ServerUnderTest {
         descendants(self.process.pid)
     }
 
-    /// Makes a client of the gRPC Unix socket, with its own connection.
+    /// Creates a client with its own connection to the gRPC Unix socket.
     pub fn client(&self) -> InferGrpcClient {
         InferGrpcClient::new(&self.home.run_dir().join("grpc.sock"))
     }
 
-    /// Makes a client of the TCP port for gRPC, which the log names.
+    /// Creates a client for the gRPC TCP port. Reads the port from the log.
     pub async fn tcp_client(&self) -> Result<InferGrpcClient, HarnessError> {
         Ok(InferGrpcClient::at(self.tcp_address("gRPC").await?))
     }
@@ -222,6 +222,7 @@ impl ServerUnderTest {
     }
 
     /// Sets a model's share with `shadowslice resize`, and waits for the end of the hand-over.
+    /// Returns an error if the model already has this share.
     pub async fn resize(&self, model: &str, percent: u32) -> Result<HandoverJson, HarnessError> {
         self.json(&["resize", model, &format!("{percent}%"), "--json"]).await
     }
@@ -299,7 +300,7 @@ impl ServerUnderTest {
         self.follow(&output)
     }
 
-    /// Switches to the process whose PID a program has printed. Returns the previous process.
+    /// Continues with the supervisor whose PID is in `output`. Returns the previous supervisor.
     pub fn follow(&mut self, output: &str) -> Result<ProcessHandle, HarnessError> {
         let next = output.split_whitespace().find_map(|word| word.parse().ok()).and_then(ProcessHandle::of);
         let next = next.ok_or_else(|| self.timed_out(&format!("a process in `{output}`")))?;

@@ -95,21 +95,21 @@ pub struct WorkerStatusJson {
 /// The numbers of requests by outcome.
 #[derive(Debug, Clone, Deserialize)]
 pub struct RequestCountsJson {
-    /// The requests that were accepted into the queue.
+    /// The number of requests that were accepted into the queue.
     pub accepted: u64,
-    /// The requests that were answered without an error.
+    /// The number of requests that were answered without an error.
     pub succeeded: u64,
-    /// The requests that were answered with an error.
+    /// The number of requests that were answered with an error.
     pub failed: u64,
-    /// The requests that were refused on arrival or while they were queued.
+    /// The number of requests that were refused on arrival or in the queue.
     pub rejected: u64,
-    /// The invalid requests.
+    /// The number of invalid requests.
     pub invalid: u64,
-    /// The refused requests by reason.
+    /// The number of refused requests, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// The requests that were executed again after a worker died.
+    /// The number of requests that were executed again after a worker died.
     pub retried: u64,
-    /// The requests whose client disconnected before the end of the response.
+    /// The number of requests whose client disconnected before the end of the response.
     pub cancelled: u64,
 }
 
@@ -151,12 +151,12 @@ pub struct HandoverJson {
     /// The time from the decision to the end of the first batch at the new share, in ms. `None`
     /// before the end of that batch.
     pub effect_ms: Option<f64>,
-    /// The longest time in which a batch was ready and a slot was free, but no lane took the batch,
-    /// in us.
+    /// The longest time in which a batch was ready and a slot was free, but no worker took the
+    /// batch, in us.
     pub stall_us: Option<f64>,
     /// The outcome, such as `completed`.
     pub outcome: Option<String>,
-    /// The origin of the change, such as `hand` or the policy.
+    /// The origin of the change, such as `hand` for a command.
     pub cause: Option<String>,
     /// True if a standby was ready, so that no worker had to start.
     pub at_once: Option<bool>,

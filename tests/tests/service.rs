@@ -28,8 +28,8 @@ fn the_service_has_few_privileges() {
     assert!(faults.is_empty(), "{faults:?}");
 }
 
-/// Checks that `systemctl reload` runs the reload command. If it sent SIGHUP, `systemctl` would
-/// report success even after a failed reload.
+/// Checks that `systemctl reload` runs the reload command. If the unit sent SIGHUP instead,
+/// `systemctl` would report success even after a failed reload.
 #[test]
 fn a_reload_of_the_service_fails_if_the_command_fails() {
     let unit = std::fs::read_to_string(UNIT).unwrap();
@@ -39,8 +39,8 @@ fn a_reload_of_the_service_fails_if_the_command_fails() {
     assert!(start.is_some_and(|start| start.starts_with("/usr/bin/shadowslice serve ")), "{start:?}");
 }
 
-/// Checks that users of the packages get the locale en_US.UTF-8. Text models usually name this
-/// locale, and ONNX Runtime then needs it.
+/// Checks that the packages provide the locale en_US.UTF-8. Most text models name this locale, and
+/// ONNX Runtime needs the locale that a model names.
 #[test]
 fn packages_provide_the_locale_of_text_models() {
     let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");

@@ -1,4 +1,4 @@
-"""Helpers of the scenarios, with the models, the clients, and the wait for the desired state."""
+"""Helpers for the scenarios: models, clients, and a function that waits for the desired state."""
 
 import json
 import random

@@ -11,8 +11,8 @@ from units import wait_until
 # is cut while the host has a request, TCP keepalive detects that after 2 s at the earliest.
 LONGEST, LONGEST_CUT = 2.0, 2.5
 BACK_WITHIN = 5.0  # seconds from a host's death until its copies load on other hosts
-# These clients keep requests in flight to all copies. A dead copy, which has none, would therefore
-# be the least loaded copy, and would get the next requests.
+# These clients keep requests in flight to all live copies. A dead copy has no requests in flight.
+# If Envoy still used this copy, it would get the next requests as the least loaded copy.
 BUSY = [echo("paced", "FP32", 16)] * 8
 LOAD_TIME = 10.0  # seconds to load these models while the machine is busy with tests
 

@@ -9,7 +9,7 @@ from rig import GPUS, Rig
 
 
 def moves(rig: Rig, options: Options) -> None:
-    """Checks that moves lose no request, and that the old copy serves on if a move fails."""
+    """Checks that moves lose no request, and that the old copy keeps serving if a move fails."""
     single = emulated("single", "FP32", 8, copies=1, need=need(8))
     rig.cli("up", str(rig.write_spec([*spec_models(options), single])), "--within", "60")
     moved, took = 0, []

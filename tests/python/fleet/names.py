@@ -12,7 +12,7 @@ UNKNOWN = (b"", b"nobody", b"echo\r\nx: y", b"a\x7f", b"e" * 129, b"n" * (64 << 
 
 
 def names(rig: Rig, _options: Options) -> None:
-    """Checks that each invalid name gives NOT_FOUND and closes no connection to a host."""
+    """Checks that each invalid name results in NOT_FOUND and closes no connection to a host."""
     with grpc.insecure_channel(f"{rig.address('gw')}:{GRPC}") as channel:
         ask = channel.unary_unary(METADATA)
         for name in UNKNOWN:

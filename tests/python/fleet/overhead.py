@@ -14,7 +14,7 @@ from rig import GRPC, HTTP, Rig
 
 
 def overhead(rig: Rig, options: Options) -> None:
-    """Prints the median latency with and without Envoy. Any latency passes."""
+    """Prints the median latency with and without Envoy. Does not check the latency."""
     host = rig.status()["models"]["echo"]["copies"][0]["host"]
     count = options.times(1000, 3000, 3000)
     for kind, send in (("HTTP", http_sender), ("gRPC", grpc_sender)):

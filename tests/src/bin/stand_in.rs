@@ -1,18 +1,18 @@
 //! A stand-in for `nvidia-cuda-mps-control`, for tests without a GPU. It has the same command line
 //! as the original and prints the same texts.
 //!
-//! With `-f` the program is the daemon, which reads commands from a socket in
-//! CUDA_MPS_PIPE_DIRECTORY. Without arguments it is the client. The client sends its input to the
-//! daemon, one command per line. A running process is a client of the MPS server if `clients/` in
-//! the pipe directory contains a file named after its PID. Files in the folder STAND_IN_ORDERS make
-//! the daemon misbehave:
+//! With `-f`, the program is the daemon, which reads commands from a socket in
+//! CUDA_MPS_PIPE_DIRECTORY. Without arguments, the program is a client, which sends its input to
+//! the daemon, one command per line. A running process is a client of the MPS server if `clients/`
+//! in the pipe directory contains a file named after its PID. Files in the folder STAND_IN_ORDERS
+//! make the daemon misbehave:
 //!
 //! | file | effect |
 //! |---|---|
 //! | `hang-COMMAND` | the command gets no answer |
 //! | `slow-COMMAND` | the answer is delayed by the number of ms in the file |
 //! | `say-COMMAND` | the answer is the text of the file |
-//! | `fault` | the server has a fault until all clients have exited, which removes the file |
+//! | `fault` | the server has a fault until all clients have exited; the daemon then removes the file |
 //! | `stuck` | the fault remains after all clients have exited |
 //! | `initializing` | a new server does not become active |
 //! | `linger` | exited clients remain in the list |
@@ -35,7 +35,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Notify;
 use tokio::time::{interval, sleep};
 
-/// The interval between two checks of `quit` that all clients have exited.
+/// The interval at which `quit` checks whether all clients have exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[tokio::main(flavor = "current_thread")]

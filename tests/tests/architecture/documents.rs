@@ -12,7 +12,7 @@ const DOCUMENTS: [&str; 5] =
 /// The book's table of contents, which must name every document.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// The folder names with which checked paths begin.
+/// The beginnings of the code spans that the checks treat as paths.
 const TREE: [&str; 10] = [
     "shared/",
     "worker/",
@@ -154,7 +154,7 @@ pub(crate) fn missing_headings(documents: &[Document]) -> Vec<String> {
     faults
 }
 
-/// Returns the documents that are missing in the book's table of contents.
+/// Returns the documents that are missing from the book's table of contents.
 pub(crate) fn missing_chapters(documents: &[Document]) -> Vec<String> {
     let summary = documents.iter().find(|(name, _)| name == SUMMARY).map_or("", |(_, text)| text.as_str());
     let chapters: Vec<String> = Link::all(summary).map(|link| link.target(SUMMARY)).collect();

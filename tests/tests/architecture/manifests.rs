@@ -6,8 +6,8 @@
 pub(crate) enum Dependencies {
     /// The complete list of permitted dependencies.
     Only(&'static [&'static str]),
-    /// All dependencies except those that the first field lists. The dependencies in the second
-    /// field are always permitted.
+    /// The forbidden dependencies, and the exceptions that are permitted. All other dependencies
+    /// are permitted.
     Without(&'static [&'static [&'static str]], &'static [&'static str]),
 }
 
@@ -83,7 +83,7 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("benches", Dependencies::Without(&[&["shadowslice-worker"]], &[])),
 ];
 
-/// The crates of the workspace, from which the rule of a crate selects the permitted ones.
+/// The crates of the workspace. A rule forbids all of them and permits exceptions.
 const OWN: &[&str] = &[
     "shadowslice",
     "shadowslice-config",

@@ -58,7 +58,7 @@ fn module(name: &str) -> Vec<&str> {
     path.split('/').filter(|part| !matches!(*part, "" | "lib" | "main" | "mod")).collect()
 }
 
-/// Resolves `self` and `super` in a path. Inline modules contain tests, so they are ignored.
+/// Resolves `self` and `super` in a path. Ignores inline modules, which contain only tests.
 fn absolute(module: &[&str], path: &str) -> String {
     let mut above = module.len();
     let mut rest = path;
@@ -112,7 +112,7 @@ fn find_types(tokens: TokenStream, types: &mut Vec<Declared>) {
     }
 }
 
-/// Collects the paths in `tokens`, each with `prefix`. Ignores paths in tests.
+/// Collects the paths in `tokens`, and puts `prefix` in front of each path. Ignores paths in tests.
 fn paths(tokens: TokenStream, prefix: &str, found: &mut Vec<Used>) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {

@@ -1,11 +1,12 @@
 //! The rules for modules, unsafe code and the length of files, in the form of data.
 
-/// The modules and crates that a part of the workspace may use. A file belongs to the row with the
-/// longest `part` with which the file's path begins. Files without such a row have no rule.
+/// The modules and crates that a part of the workspace may use. A row applies to the files whose
+/// path begins with its `part`. If several rows match, only the row with the longest `part`
+/// applies. A file without a matching row has no rule.
 ///
-/// `may` applies to paths of the workspace. If such a path begins with `crate` or the name of a
-/// crate of the workspace, and lies outside the part itself, it must begin with an entry of `may`.
-/// `never` applies to all other paths.
+/// `may` applies to paths that begin with `crate` or the name of a workspace crate. If the path is
+/// outside the part itself, the path must begin with an entry of `may`. `never` applies to all
+/// other paths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) part: &'static str,
@@ -42,8 +43,7 @@ const OPERATIONS: &[&str] =
 
 /// The rules for parts of crates. The rules between crates are in [`super::manifests`].
 pub(crate) const ROWS: &[Row] = &[
-    // The crate `shared` contains the formats and types that the supervisor and the workers have in
-    // common.
+    // The crate `shared` contains the formats and types that the supervisor and the workers share.
     Row { part: "shared/src", may: &["crate"], never: NO_CLOCK },
     // In a worker, only engines and devices use CUDA and ONNX Runtime. An engine may use a real
     // GPU, but a device must not use an engine.
@@ -53,7 +53,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
         never: &["cudarc"],
     },
-    // The crate `worker/python` is the worker as a module of a Python interpreter.
+    // The crate `worker/python` builds the worker as a Python extension module.
     Row {
         part: "worker/python/src",
         may: &["crate", "shadowslice_shared", "shadowslice_worker", "pyo3"],
@@ -87,8 +87,8 @@ pub(crate) const ROWS: &[Row] = &[
         never: NO_CLOCK,
     },
     Row { part: "benches/simulator/src/main.rs", may: &["crate"], never: NO_CLOCK },
-    // The planner calls the policy and sends orders. It does not start, route or stop anything
-    // itself.
+    // The planner calls the policy and sends orders. It does not start workers, route requests or
+    // stop workers itself.
     Row {
         part: "supervisor/control/src/controller/planner",
         may: &[

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::fixtures::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
 use crate::standby::{in_phase, incumbent, kill};
 
-/// Starts two models under a policy. Their batches take 10 ms on 66 or more SMs.
+/// Starts two models under a policy. Batches of both models take 10 ms on 66 or more SMs.
 async fn two(controller: &str, first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     of_profile(&profile(10.0), controller, first, second).await
 }
@@ -120,10 +120,9 @@ async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // The load needs less than the minimum share, so no request waits for long. GSLICE increases
-    // the share of a model that answers as many requests as arrive, and decreases the share of a
-    // model that answers more. It therefore changes the share after every interval, regardless of
-    // the measurements.
+    // The load needs less than the minimum share, so no request waits for long. Every fifth
+    // decision of GSLICE changes shares even under a constant load. It decreases the share of a
+    // model that answered more requests than arrived, and increases the other shares.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
@@ -156,7 +155,7 @@ async fn a_plan_shows_the_groups_of_each_model_and_who_shares_them() {
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     let plan = plan(&server, decided + 2).await.unwrap();
     let [one, two] = [0, 1].map(|model| plan["models"][model].clone());
-    // The model has 9 of 17 groups of 8 SMs each.
+    // The model has 9 of the 17 groups.
     assert_eq!((&one["mechanism"], &one["groups"]), (&"in-process".into(), &"0-8".into()), "{one}");
     assert_eq!(one["groups_shared_with"], serde_json::json!(["two"]));
     assert_eq!(two["groups_shared_with"], serde_json::json!(["one"]));
@@ -166,8 +165,8 @@ async fn a_plan_shows_the_groups_of_each_model_and_who_shares_them() {
 }
 
 /// Starts the model `one`, and the model `two` with a lower priority. The test saturates `two`, and
-/// sends `one` less than its capacity. The kernels of both models take turns, so `one` nevertheless
-/// falls behind. All times are long, so that the load of the host does not matter.
+/// sends fewer requests to `one` than it has capacity for. The kernels of both models take turns,
+/// so `one` nevertheless falls behind. All times are long compared with the delays on a busy host.
 async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
@@ -221,8 +220,8 @@ async fn nothing_is_refused_and_no_share_changes_while_all_models_meet_their_slo
     server.stop().await.unwrap();
 }
 
-/// Stops a process for 160 of every 400 ms until the task is aborted. This simulates a lack of CPU
-/// time for the process.
+/// Stops a process for 160 ms of every 400 ms until the task is aborted. This simulates a lack of
+/// CPU time for the process.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
         let process = ProcessHandle::of(pid).expect("the worker runs");
@@ -236,8 +235,7 @@ fn starve(pid: i32) -> JoinHandle<()> {
 }
 
 /// Checks a model that violates its SLO only because its worker gets too little CPU time. A batch
-/// takes a fiftieth of the SLO, so more SMs would not help, and other work on the host does not
-/// matter.
+/// takes a fiftieth of the SLO, so more SMs would not help, even on a busy host.
 #[tokio::test]
 async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neighbours() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";
@@ -256,8 +254,8 @@ async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neigh
     starved.abort();
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&two);
-    // If the host also runs other tests, it may have so little CPU time that the queue does not
-    // advance. The policy cannot change that.
+    // If the host runs other tests at the same time, there may be so little CPU time that the queue
+    // does not advance. The policy cannot change that.
     let by_the_policy = one.failed.keys().find(|why| !why.contains("the server is overloaded"));
     assert_eq!((by_the_policy, one.wrong, one.answered() + one.failures()), (None, 0, one.offered));
     assert!(one.attainment(Duration::from_millis(100)) < 0.95, "the model violates its SLO");
@@ -314,7 +312,7 @@ async fn a_resize_that_only_retries_the_start_of_a_model_holds_nothing() {
     assert!(!words.contains("held until"), "{words}");
     let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
-    // For a model that serves, the same command sets and holds the share.
+    // For a model that is ready, the same command holds the share.
     assert!(server.command_output(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
     assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();

@@ -12,7 +12,7 @@ use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 
 use crate::fixtures::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
 
-/// The signals that cause the faults. A worker that gets SIGTERM exits as it would on its own.
+/// The signals that cause the faults. SIGTERM makes a worker exit without a crash.
 const FAULTS: [Signal; 4] = [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGSEGV, Signal::SIGTERM];
 
 /// The event that puts a worker into its role and phase.
@@ -37,7 +37,8 @@ const CELLS: [(&str, &str, Trigger, bool); 8] = [
     ("standby", "standing", Trigger::Start, true),
 ];
 
-/// The maximum latency of a request in ms: 2 s, plus 3 s after which a hanging start times out.
+/// The maximum latency of a request, in ms. A hanging start times out after 3 s, and the recovery
+/// may take another 2 s.
 const BACK_WITHIN: f64 = 5000.0;
 
 async fn server(standby: bool) -> Result<ServerUnderTest, HarnessError> {

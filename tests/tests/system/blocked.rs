@@ -1,4 +1,5 @@
-//! Tests with blocked files, sockets and logs. Only the operations that use them may wait.
+//! Tests with blocked files, sockets and logs. Only operations that use a blocked file, socket or
+//! log may wait.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -34,7 +35,7 @@ async fn a_reload_of_an_unreadable_configuration_times_out_and_a_later_one_works
     let (code, why) = reload().await;
     assert!(code == Some(1) && why.contains("earlier read"), "{why}");
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
-    // The read returns when the other end of the pipe is closed.
+    // Closing the write end of the pipe ends the blocked read.
     drop(File::options().write(true).open(&config).unwrap());
     std::fs::remove_file(&config).unwrap();
     std::fs::write(&config, text).unwrap();

@@ -85,7 +85,8 @@ async fn a_model_loads_as_soon_as_its_broken_file_is_repaired() {
     let said = server.home().run(&["status"]).await.unwrap();
     let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
     assert!(said.contains("when its files or its configuration change"), "{said}");
-    // The complete copy is renamed, because a file is incomplete while it is being copied.
+    // The supervisor could read an incomplete file during a copy, so the test renames a complete
+    // copy.
     let folder = server.home().path();
     std::fs::copy(models_folder().join("digits.onnx"), folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("m.onnx")).unwrap();

@@ -191,14 +191,15 @@ async fn the_run_directory_of_a_running_supervisor_is_accepted() {
     home.write("config.yaml", &text).unwrap();
     let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
-    // Root finds such access modes when it checks the run directory of another user's supervisor.
+    // Other users can write to a directory with mode 0777, so a start would refuse it. `check`
+    // accepts this directory, because a running supervisor already uses it.
     set_permissions(server.home().run_dir(), Permissions::from_mode(0o777)).unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
     server.stop().await.unwrap();
 }
 
-/// Checks a folder without write permission. If the test runs as root, it switches to another user,
-/// because root can write anywhere.
+/// Runs `check` as a user without write permission for the folder, if the test runs as root. Any
+/// other user owns the folder, so `check` must accept it.
 #[tokio::test]
 async fn a_run_directory_in_a_read_only_folder_is_refused() {
     let home = Home::new().unwrap();

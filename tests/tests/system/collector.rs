@@ -129,7 +129,7 @@ impl Drop for Collector {
     }
 }
 
-/// Formats an identifier in the form in which headers contain it.
+/// Formats an identifier in hexadecimal, as in a `traceparent` header.
 pub(crate) fn hex(id: &[u8]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,4 +1,5 @@
-//! Tests with workers that die or hang while they serve. Clients must not notice.
+//! Tests with workers that die or hang while they serve. A request may fail only if it causes the
+//! deaths.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -79,7 +80,8 @@ async fn deaths_far_apart_do_not_make_a_model_without_requests_unready() {
     }
     let next = server.model("echo").await.unwrap();
     assert_eq!(incumbent(&next).unwrap().more["restarts"], 7);
-    // If the worker has been ready for this time, its death does not count as consecutive.
+    // The death of a worker that has been idle for ten seconds or more does not count as
+    // consecutive.
     tokio::time::sleep(Duration::from_secs(11)).await;
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     replaced(&server, pid).await.unwrap();
@@ -130,8 +132,8 @@ async fn a_shadow_that_is_ready_before_the_next_incumbent_serves_and_its_share_i
     let server = ServerUnderTest::start_ready(home).await.unwrap();
     let kill = async {
         let mut killed = 0;
-        // The first worker and its replacement are killed, so that the next worker has to start
-        // after the shadow.
+        // After two deaths, the third worker starts later than the shadow, so the shadow is ready
+        // first.
         for _ in 0..2 {
             let dies = |model: &ModelStatusJson| {
                 shadow(model).is_some() && incumbent(model).is_some_and(|worker| worker.pid != killed)
@@ -179,8 +181,8 @@ async fn kill_three(server: &ServerUnderTest) -> Result<(), HarnessError> {
     Ok(())
 }
 
-/// Checks that a request that kills its workers fails after three deaths. Equal requests must then
-/// be refused immediately for a while, and the model must continue to serve.
+/// Checks that a request that kills its workers fails after three deaths. The supervisor must then
+/// refuse requests with equal inputs for a while. The model must continue to serve other requests.
 #[tokio::test]
 async fn requests_that_kill_their_workers_do_not_stop_the_model() {
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();
@@ -202,13 +204,13 @@ async fn requests_that_kill_their_workers_do_not_stop_the_model() {
         "{equal:?}"
     );
     assert_eq!(ask(server.client(), "echo", &echo_case(4), 0.0).await, RequestOutcome::Right);
-    // The refusal of the first content lasts one second, which has passed.
+    // The supervisor refused the first inputs for one second, which has passed.
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 /// Checks requests of rising priority that kill their workers. Each request overtakes the earlier
-/// ones, but the earlier ones must still be identified as the cause.
+/// requests in the queue. The supervisor must still identify every request that kills workers.
 #[tokio::test]
 async fn requests_of_rising_priority_that_kill_their_workers_are_identified_one_by_one() {
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();

@@ -106,7 +106,7 @@ async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
     // A batch takes 10 ms on all SMs, and proportionally longer on fewer. On a busy host, a worker
-    // may wait for a CPU between two batches, and batches must be long compared with that wait.
+    // may wait for a CPU between two batches. Batches must be long compared with that wait.
     server.home().write("profile.yaml", profile(10.0).replace("[66]", "[132]")).unwrap();
     server.home().run(&["reload"]).await.unwrap();
     // The neighbour gets more requests per second than it can answer, for longer than the other
@@ -154,7 +154,7 @@ async fn a_model_between_others_avoids_their_groups_and_keeps_its_worker() {
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {
-        // The supervisor refuses a share that is already set, so the error is ignored.
+        // A model that already has this share causes an error, which is ignored.
         server.resize_by_socket(model, share(groups)).await.ok();
     };
     for middle in 2..=7 {

@@ -65,8 +65,7 @@ async fn a_request_and_a_resize_move_the_counters() {
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.resize("echo", 20).await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, RequestOutcome::Right);
-    // The controller receives the first answer later than the client, so the test waits for the
-    // effect.
+    // The supervisor records the effect shortly after the client has received the answer.
     let effect =
         |model: &ModelStatusJson| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
     server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();

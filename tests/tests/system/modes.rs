@@ -28,7 +28,7 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     assert_eq!((model.share_percent, model.workers.len(), model.handovers.completed), (20, 1, 1));
     assert_ne!(model.workers[0].pid, before);
     // While the new worker started, no worker served. According to the profile, the start takes
-    // 1,070 ms. The stall is about that time minus the time until a request arrived.
+    // 1,070 ms. The stall begins with the first waiting request, so it is slightly shorter.
     let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
     assert!(stall_us >= 900_000.0, "{stall_us} us");
     server.stop().await.unwrap();
@@ -155,8 +155,8 @@ async fn failed_starts_do_not_count_as_deaths_and_end_with_their_cause() {
     };
     limit("16");
     ProcessHandle::of(worker).unwrap().signal(Signal::SIGKILL).unwrap();
-    // A command would need a descriptor for its connection, so the test reads the log instead. The
-    // model is unready after eight failed starts, which take 1.3 s.
+    // The supervisor has no free file descriptor for a command's connection, so the test reads the
+    // log instead. The model is unready after eight failed starts, which take 1.3 s.
     let is_unready = || server.log().contains("the model is unready");
     while !is_unready() {
         tokio::time::sleep(Duration::from_millis(20)).await;

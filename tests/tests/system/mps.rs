@@ -107,8 +107,8 @@ async fn the_daemon_exits_with_a_killed_supervisor() {
     let children = server.children();
     server.signal(Signal::SIGKILL).unwrap();
     server.wait_exit().await.unwrap();
-    // Real workers exit when the supervisor dies. These workers are shells that end as `sleep`, so the
-    // test has to kill them.
+    // Real workers exit when the supervisor dies. These workers are shell scripts that run `sleep`,
+    // so the test has to kill them.
     let workers_end = async {
         let mut tick = interval(Duration::from_millis(20));
         loop {
@@ -163,8 +163,7 @@ async fn models_survive_a_long_outage_of_mps() {
     let down = gpu(&server, |gpu| gpu.why.is_some()).await;
     assert!(down.why.unwrap().contains("daemon"), "{}", server.log());
     let before = server.model("echo").await.unwrap();
-    // The wait is longer than eight worker deaths would take, after which the model would be
-    // unready.
+    // Eight worker deaths would make the model unready, and would take less time than this wait.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = server.model("echo").await.unwrap();
     assert_ne!(after.state, "unready", "{}", server.log());

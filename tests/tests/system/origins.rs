@@ -1,5 +1,5 @@
-//! Tests with requests that a hostile web page may send over TCP from a browser, and of warnings
-//! about open addresses.
+//! Tests of requests that a hostile web page may send over TCP from a browser, and of warnings
+//! about addresses that other hosts can reach.
 
 use std::io;
 use std::net::SocketAddr;

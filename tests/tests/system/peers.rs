@@ -1,5 +1,5 @@
-//! Tests of access for the users and groups that the configuration lists. Root switches to these
-//! users.
+//! Tests of access for the users and groups that the configuration lists. Only root can switch to
+//! these users.
 
 use std::fs::{Permissions, copy, set_permissions};
 use std::io;

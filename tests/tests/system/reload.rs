@@ -18,8 +18,8 @@ use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load,
 
 const CLIENTS: u16 = 8;
 
-/// The keys of a model that takes 2 ms per batch. It serves late requests, because the machine may
-/// be busy.
+/// The keys of a model that takes 2 ms per batch. The model serves late requests, because the
+/// machine may be busy.
 const QUICK: &str = "profile: profile.yaml, queue: {on_late: serve}";
 
 /// Writes a configuration with these models and additional top-level keys.
@@ -297,7 +297,7 @@ async fn a_sighup_during_a_hand_over_waits_for_it() {
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
     server.wait_status("m", "the file's share", |model| model.share_percent == 70).await.unwrap();
-    // A reload that replaces the workers also waits until a hand-over has ended.
+    // A reload that replaces the workers also waits for the end of a running hand-over.
     rewrite(&server, &[quick("m", "share: {initial: 70%}, batch: {max: 2}")]).unwrap();
     let (resized, reloaded) = tokio::join!(server.resize("m", 30), server.reload());
     assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);
@@ -416,7 +416,7 @@ async fn new_bounds_apply_before_the_next_decision_even_to_a_held_share() {
 }
 
 /// Checks a reload whose hand-over fails under this policy. The next reload must retry the
-/// hand-over, and no client may be blocked meanwhile.
+/// hand-over. Between the two reloads, a client must still be able to load a model.
 async fn assert_retried(policy: &str) -> Result<(), HarnessError> {
     let home = Home::new()?;
     // The model loads slowly, so that the test has time to kill the loading worker.
@@ -477,8 +477,8 @@ async fn many_reloads_leave_nothing_open() {
         change(n).await;
     }
     server.wait_children(1).await.unwrap();
-    // If reloads leaked files, twelve reloads would leave at least twelve files open. The last
-    // removed instance may still be closing its files.
+    // If reloads leaked file descriptors, at least twelve files would be open after twelve reloads.
+    // The last removed instance may still be closing its files.
     let closed = async {
         let mut tick = tokio::time::interval(Duration::from_millis(20));
         while server.process().open_files() > before + 3 {

@@ -105,8 +105,8 @@ async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     server.stop().await.unwrap();
 }
 
-/// Checks share bounds that change during a hand-over. They must apply to the new share, and the
-/// replaced worker must keep its share.
+/// Checks share bounds that change during a hand-over. The new bounds must limit the share that the
+/// hand-over sets. The worker that is being replaced must keep its share.
 #[tokio::test]
 async fn a_reload_during_a_hand_over_considers_its_share() {
     let write = |home: &Home, more: &str| {
@@ -158,7 +158,8 @@ async fn bounds_hold_even_if_the_hand_over_that_would_meet_them_fails() {
     let reload = async {
         let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await.unwrap();
         let killed = async {
-            // At this point, the reload has already processed the share of the hand-over.
+            // Once the new SLO is in effect, the reload has already applied the bounds to the
+            // hand-over's share.
             let changed = |model: &ModelStatusJson| model.slo.latency_ms == 8_000.0;
             server.wait_status("m", "the new SLO", changed).await.unwrap();
             ProcessHandle::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();

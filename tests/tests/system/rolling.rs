@@ -22,8 +22,8 @@ use crate::fixtures::{EMULATED, echo, profile};
 /// The interval at which the proxy polls the readiness of the hosts.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The time for which a stopping host continues to serve. It spans many polls, because the machine
-/// may be busy.
+/// The time for which a stopping host continues to serve. This time contains many poll intervals,
+/// because the machine may be busy.
 const LAME_DUCK: &str = "2s";
 
 type Connection = BufReader<UnixStream>;

@@ -48,8 +48,8 @@ async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     others
 }
 
-/// Waits until all requests count as answered. Checks that all of them met the SLO, except for
-/// `late` requests.
+/// Waits until `answered` requests have been answered. Checks that exactly `late` of these requests
+/// missed the SLO.
 async fn counted(server: &ServerUnderTest, answered: u64, late: u64) -> AnyResult<()> {
     let all = |model: &ModelStatusJson| model.requests.succeeded >= answered;
     let status = server.wait_status("echo", "the ends of all requests", all).await?;

@@ -49,7 +49,7 @@ const CLOSED_LOOPS: [ClosedLoop; 3] = [
 const SHARES: [u32; 3] = [80, 70, 60];
 
 /// The keys of the model. No request is refused as late, and all shares are large enough not to
-/// slow batches down. Differences are therefore caused by hand-overs only.
+/// slow batches down. Only hand-overs can therefore cause differences.
 const MODEL: &str = "share: {initial: 60%}, queue: {on_late: serve}";
 const WITH_STANDBY: &str = "share: {initial: 60%}, queue: {on_late: serve}, standby: always";
 

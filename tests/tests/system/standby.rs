@@ -203,8 +203,8 @@ async fn the_standby_replaces_an_incumbent_that_dies_during_a_hand_over() {
         let shadow = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "shadow");
         server.wait_status("echo", "a shadow", shadow).await.unwrap();
         kill(serving);
-        // The supervisor notices the end of the lane shortly before it notices the exit of the
-        // process.
+        // The supervisor detects the closed connection to the worker shortly before it detects the
+        // exit of the process.
         let relieved = |model: &ModelStatusJson| {
             model.handovers.failovers == 1 && model.workers.iter().all(|worker| worker.pid != serving)
         };

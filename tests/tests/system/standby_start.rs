@@ -17,7 +17,8 @@ fn config(dwell: &str, standby: &str) -> String {
     format!("{EMULATED}timeouts: {{dwell: {dwell}}}\nmodels:\n  - {model}\n")
 }
 
-/// Starts a model on half of the GPU whose load takes 2 s. Stops its standby during that load.
+/// Starts a model that has half of the GPU and takes 2 s to load. Stops the model's standby during
+/// the load.
 async fn half_started(dwell: &str) -> Result<(ServerUnderTest, ProcessHandle, i32), HarnessError> {
     let home = Home::with_config(&config(dwell, "always"))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s"))?;
@@ -30,8 +31,8 @@ async fn half_started(dwell: &str) -> Result<(ServerUnderTest, ProcessHandle, i3
     Ok((server, half, pid))
 }
 
-/// Starts the same model and stops its standby, then changes the share. The standby therefore still
-/// has the previous share.
+/// Starts the model of [`half_started`] and stops its standby, then changes the share. The standby
+/// therefore still has the previous share.
 async fn half_started_elsewhere() -> Result<(ServerUnderTest, ProcessHandle, i32), HarnessError> {
     let (server, half, pid) = half_started("100ms").await?;
     server.resize("echo", 20).await?;

@@ -17,7 +17,8 @@ const MODELS: usize = 12;
 /// together.
 const TIMEOUTS: &str = "timeouts: {spawn: 2s}\n";
 
-/// A start that holds a lock for 0.25 s, as if it needed the only core.
+/// A shell command that delays the start of a worker. It holds a lock for 0.25 s, as if the host
+/// had only one core.
 const SLOW_START: &str = "flock core sleep 0.25";
 
 /// Restricts this thread, and the supervisor that it starts, to two cores.

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Terminal {
-    /// The user's end of the terminal, which reads the screen and types keys.
+    /// The user's end of the terminal, for reading the screen and typing keys.
     outer: File,
     /// The program's end of the terminal. It stays open so that the test can read the modes after
     /// the program has exited.

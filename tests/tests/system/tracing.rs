@@ -385,7 +385,7 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
 
 #[tokio::test]
 async fn a_collector_that_never_answers_delays_no_request_and_the_stop_only_briefly() {
-    // This collector accepts connections, but never answers.
+    // The kernel accepts connections to this listener, but no process answers them.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = traced(1.0, "100%", listener.local_addr().unwrap(), SETTINGS).await.unwrap();
     for n in 0..50 {

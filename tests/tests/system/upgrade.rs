@@ -76,7 +76,7 @@ async fn a_next_supervisor_that_cannot_serve_changes_nothing() {
         ("models: nonsense".to_owned(), "must be a list"),
         (format!("run_dir: /tmp/elsewhere\n{config}"), "an upgrade cannot change run_dir"),
         (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
-        // At this point, the next supervisor already has the other sockets.
+        // When this error occurs, the next supervisor already has the other sockets.
         (config.replace("metrics: []", &format!("metrics: [\"{taken}\"]")), "cannot listen on"),
     ] {
         server.home().write("config.yaml", &written).unwrap();
@@ -171,7 +171,8 @@ async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
-        // When its first worker is running, the next supervisor has everything that it needs.
+        // The next supervisor starts its first worker after it has received everything from the
+        // previous supervisor.
         let has_begun = async {
             while descendants(next.pid).is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;

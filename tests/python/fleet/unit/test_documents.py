@@ -188,7 +188,7 @@ class ConfigFile(unittest.TestCase):
         self.assertEqual(json.loads(after.partition("\n")[2])["models"][0]["gpu"], 1)
         self.assertEqual(
             assignment(old, "m").digest, assignment(new, "m").digest
-        )  # copies are the fleet's alone
+        )  # the digest excludes `copies`
         self.assertNotEqual(assignment(old, "m").digest, assignment(old, "m", 1).digest)
 
     def test_paths_lie_in_the_fetched_files(self) -> None:

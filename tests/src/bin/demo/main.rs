@@ -95,8 +95,8 @@ async fn run(span: Duration) -> Result<bool, Box<dyn Error>> {
     Ok(passed)
 }
 
-/// Sends load to all models, and resizes the models meanwhile. Returns the resizes of each model,
-/// in the order of the models.
+/// Sends load to all models, and resizes the models under this load. Returns the resizes of each
+/// model, in the order of the models.
 async fn under_load(server: &ServerUnderTest, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
     let start = Instant::now();
     let loads = (1..).zip(workloads).map(|(seed, workload)| workload.load(server, span, seed));

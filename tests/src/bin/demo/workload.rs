@@ -15,8 +15,7 @@ const CONNECTIONS: usize = 4;
 /// A model under load.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
-    /// The shares that the model gets one after the other, in percent. The first share follows the
-    /// last.
+    /// The shares that the demo sets in rotation, in percent.
     pub(crate) shares: &'static [u32],
     /// The tally of the requests so far.
     pub(crate) tally: Arc<Mutex<LoadTally>>,

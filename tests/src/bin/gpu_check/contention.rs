@@ -18,7 +18,7 @@ use crate::serving::{RunningServer, ServingOptions};
 use crate::tools::CheckSettings;
 use crate::traffic::{Saturation, TestedModel};
 
-/// The pairs of models. The stage measures the first model, while the second model slows it down.
+/// The pairs of models. The stage measures the first model while the second model is saturated.
 const PAIRS: [[&str; 2]; 4] =
     [["resnet50", "vgg19"], ["resnet50", "bert-base"], ["mobilenet-v2", "vgg19"], ["bert-base", "resnet50"]];
 
@@ -79,7 +79,8 @@ async fn pair(
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
         for (subject, share) in [(&one, own), (&other, others)] {
-            // The supervisor refuses a share that is already set, so the error is ignored.
+            // `resize` returns an error if the model already has this share, so the error is
+            // ignored.
             serving.server.resize(&subject.model, share).await.ok();
         }
         for &rows in rows {

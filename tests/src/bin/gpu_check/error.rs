@@ -16,13 +16,10 @@ pub(crate) enum StageError {
     /// A failed operation on a file or a process.
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
-    /// A text that is not valid JSON.
     #[error("{what} is not valid JSON")]
     Json { what: String, source: serde_json::Error },
-    /// A program that exited with an error.
     #[error("`{program}` exited with {status}: {output}")]
     Program { program: String, status: ExitStatus, output: String },
-    /// A program that did not exit in time.
     #[error("`{program}` timed out after {within:?}")]
     Timeout { program: String, within: Duration },
     /// A request without a usable answer.

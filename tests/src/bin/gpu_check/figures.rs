@@ -45,12 +45,12 @@ impl FigureStore {
         Ok(figures)
     }
 
-    /// Returns the value at a path.
+    /// Returns the value at a path of keys, or `None` if the value is missing or null.
     pub(crate) fn get(&self, path: &[&str]) -> Option<&Value> {
         path.iter().try_fold(&self.tree, |tree, key| tree.get(key)).filter(|value| !value.is_null())
     }
 
-    /// Sets the value at a path, and creates missing maps along the path.
+    /// Sets the value at a path of keys, and creates missing maps along the path.
     pub(crate) fn set(&mut self, path: &[&str], value: impl Into<Value>) {
         let mut tree = &mut self.tree;
         for key in path {
@@ -71,8 +71,8 @@ impl FigureStore {
         }
     }
 
-    /// Returns true if all figures of a stage exist and come from these binaries. If a full run is
-    /// required, figures from a quick run do not count.
+    /// Returns true if all figures of a stage exist and come from the binaries under test. If
+    /// `quick` is false, figures from a quick run do not count.
     pub(crate) fn has(&self, stage: CheckStage, quick: bool) -> bool {
         let stages = ["stages", stage.name()];
         let at = |key| self.get(&[stages[0], stages[1], key]);
@@ -81,8 +81,8 @@ impl FigureStore {
             && (quick || at("quick").and_then(Value::as_bool) == Some(false))
     }
 
-    /// Returns true if an unfinished stage has a model's figures from these binaries. If a full run
-    /// is required, figures from a quick run do not count.
+    /// Returns true if an unfinished stage has a model's figures from the binaries under test. If
+    /// `quick` is false, figures from a quick run do not count.
     pub(crate) fn has_model(&self, stage: CheckStage, model: &str, quick: bool) -> bool {
         let taken = self.get(&["progress", stage.name(), model]);
         let quickly = taken.and_then(|taken| taken["quick"].as_bool());

@@ -69,7 +69,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     verdict
 }
 
-/// A GPU, as an element of the configuration key `gpus`. A real GPU also has a UUID.
+/// A GPU, with its entry in the configuration key `gpus`, and the UUID of a real GPU.
 struct CheckedGpu {
     device: String,
     uuid: Option<String>,
@@ -144,8 +144,8 @@ async fn capacities(
     Ok(())
 }
 
-/// The periods in which the second GPU is calm, performs hand-overs, and recovers from the kill of
-/// its MPS server.
+/// The periods before the hand-overs on the second GPU, during these hand-overs, and after the kill
+/// of that GPU's MPS server.
 struct Disturbance {
     calm: TimeWindow,
     handovers: TimeWindow,
@@ -159,7 +159,7 @@ async fn disturb(
     uuid: Option<&str>,
 ) -> Result<Disturbance, StageError> {
     let begun = Instant::now();
-    // No event marks the end of the calm period, so the stage sleeps for its fixed length.
+    // The period without hand-overs has a fixed length.
     sleep(CALM).await;
     let calm = (begun, Instant::now());
     for (model, n) in models.iter().flat_map(|model| (0..HANDOVERS).map(move |n| (model, n))) {

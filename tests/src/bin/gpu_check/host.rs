@@ -40,7 +40,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
             );
         }
     }
-    // The program is missing on a host without MPS. The supervisor then does not divide the GPU.
+    // The program is missing on a host without MPS, so a failure is recorded as null.
     let mps = ask("nvidia-cuda-mps-control", &["-v"]).await.ok();
     figures.set(&["mps"], mps.map_or(Value::Null, |version| version.trim().into()));
     figures

@@ -40,10 +40,10 @@ const SATURATE: Duration = Duration::from_secs(3);
 /// The number of requests in flight per model while the capacity is measured.
 const IN_FLIGHT: usize = 16;
 
-/// The maximum number of parts of the load that the twin run repeats.
+/// The maximum number of parts of the load in the twin run.
 const TWIN_PARTS: u64 = 15;
 
-/// The maximum duration of the twin run, which has the same load without hand-overs.
+/// The time that the stage reserves for the twin run.
 const TWIN: Duration = Duration::from_secs(45);
 
 /// The models under load, and their rates.
@@ -77,7 +77,7 @@ impl ModelLoads {
     }
 }
 
-/// Waits until all loads have ended.
+/// Waits until all loads have ended. If `at_once` is true, the loads end after their current part.
 pub(crate) async fn finish_all(
     loads: Vec<BackgroundLoad>,
     at_once: bool,
@@ -123,9 +123,9 @@ fn p99(tally: &LoadTally) -> f64 {
 }
 
 /// Writes two files next to the log. The first file contains the arrival and latency of each
-/// request. The second file contains the start and end of each hand-over, with the phases of its
-/// worker's start. Together, the files show which requests were slow, and when. Times are those of
-/// the system clock, in microseconds.
+/// request. The second file contains the start and end of each hand-over, with the start phases of
+/// its worker. Together, the files show which requests were slow, and when. Times are those of the
+/// system clock, in microseconds.
 fn record(
     settings: &CheckSettings,
     loads: &ModelLoads,

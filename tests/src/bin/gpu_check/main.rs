@@ -1,6 +1,6 @@
 //! The program behind `make gpu-check`, which tests shadowslice on a GPU host. It runs in stages
-//! that can be resumed, and writes its figures as JSON and as a page. It uses the real binaries
-//! over their sockets.
+//! that can be resumed, and writes its figures as JSON and Markdown. It runs the real binaries and
+//! communicates with them over their sockets.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it writes to its user's terminal")]
 
 mod contention;

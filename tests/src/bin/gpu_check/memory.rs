@@ -106,8 +106,8 @@ async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), 
         status.state == "ready" && other
     };
     let status = serving.server.wait_status(&model.name, "a worker after the kill", fresh).await?;
-    // The supervisor blames a request that is in flight at several worker deaths. The stage
-    // therefore waits until new requests have been answered.
+    // A request fails if it is in flight at several worker deaths. The stage therefore waits until
+    // new requests have been answered.
     let enough = status.requests.succeeded + BETWEEN_KILLS;
     let served = |status: &ModelStatus| status.requests.succeeded > enough;
     serving.server.wait_status(&model.name, "answers after the kill", served).await?;
@@ -119,8 +119,8 @@ async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(
     let server = serving.server.status().await?.gpus.first().and_then(|gpu| gpu.mps_server_pid);
     let Some(process) = server.and_then(ProcessHandle::of) else { return Ok(()) };
     let before = serving.wait_single_worker(&model.name).await?.pid;
-    // If the server has already exited on its own, the workers are replaced as well, so the error
-    // is ignored.
+    // The signal fails only if the server has already exited. The supervisor then replaces the
+    // workers too, so the error is ignored.
     process.signal(Signal::SIGKILL).ok();
     let fresh = |status: &ModelStatus| {
         status.state == "ready" && status.workers.iter().all(|worker| worker.pid != before)

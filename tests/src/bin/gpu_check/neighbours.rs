@@ -42,7 +42,7 @@ pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> 
     let loads = ModelLoads::half(&serving, &settings.names()).await?;
     let running = loads.start(None);
     let begun = Instant::now();
-    // No event marks the end of the calm period, so the stage sleeps for its fixed length.
+    // The period without hand-overs has a fixed length.
     sleep(if settings.quick { CALM / 4 } else { CALM }).await;
     let calm = (begun, Instant::now());
     let mut warming = Vec::new();

@@ -17,7 +17,7 @@ use crate::traffic::{Saturation, TestedModel};
 /// The share of each model, in percent.
 const SHARE: u32 = 50;
 
-/// The number of rows of each request, which fills a batch.
+/// The number of rows in each request. A single request fills a batch.
 const ROWS: u32 = 8;
 
 /// The number of requests in flight per model: one executes, one is queued, and one is in transit.

@@ -1,8 +1,8 @@
 //! The stage `partitions`, which tests shares that change inside the workers.
 //!
 //! Under load, no request may be lost or answered wrongly. The stage measures when changes take
-//! effect, what they cost, and how well two models are isolated. It also checks that a
-//! half-precision model with a share by percentage is refused with a reason.
+//! effect, how much they increase latencies, and how well two models are isolated. It also checks
+//! that a half-precision model with a share by percentage is refused with a reason.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ const CHANGES: usize = 500;
 /// partitions of all these shares ready.
 const ANNOUNCED: &[u32] = &[30, 36];
 
-/// The alternating shares of the changes of kind `unannounced`, in percent. There are more of these
-/// shares than a worker keeps partitions ready.
+/// The alternating shares of the changes of kind `unannounced`, in percent. A worker cannot keep
+/// the partitions of all these shares ready.
 const UNANNOUNCED: &[u32] = &[30, 36, 42, 48, 55, 61];
 
 /// The interval between two changes of a model.
@@ -106,14 +106,13 @@ async fn changes(
     if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
-/// Sets the share of all models. The supervisor refuses a share that is already set, so errors are
-/// ignored.
+/// Sets the share of all models. Ignores the errors of models that already have this share.
 async fn settle(serving: &RunningServer, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
-/// Records the start times and the groups of the workers. Returns the models whose share changes
-/// inside the worker.
+/// Records the durations of the workers' starts, and the groups of the workers. Returns the models
+/// whose share changes inside the worker.
 async fn record_starts(
     serving: &RunningServer,
     figures: &mut FigureStore,
@@ -240,7 +239,8 @@ async fn isolation(
     latencies(figures, "alone", &quiet_load().await?, None);
     for (what, shares) in [("apart", [20, 75]), ("together", [100, 100])] {
         for (model, share) in [quiet, hog].into_iter().zip(shares) {
-            // The supervisor refuses a share that is already set, so the error is ignored.
+            // `resize` returns an error if the model already has this share, so the error is
+            // ignored.
             serving.server.resize(&model.name, share).await.ok();
         }
         let span = Duration::from_secs(2 * QUIET_PARTS + 1);

@@ -36,7 +36,7 @@ pub(crate) enum CheckStage {
     Sweep,
     /// The mutual slowdown of two models that run at the same time, for all pairs of models.
     Pairs,
-    /// The profile of each model by `shadowslice profile`.
+    /// The profile of each model, measured with `shadowslice profile`.
     Profiles,
     /// A comparison of policies with the measured profiles.
     Policies,
@@ -106,7 +106,7 @@ impl CheckStage {
     }
 }
 
-/// The minimum remaining time with which a stage may start.
+/// The minimum remaining time for the start of a stage.
 const MIN_STAGE_TIME: Duration = Duration::from_secs(5);
 
 /// The time that a stage with a deadline reserves to stop its processes.

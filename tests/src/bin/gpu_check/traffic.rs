@@ -30,8 +30,8 @@ const TOLERANCE_UNKNOWN: f32 = 0.1;
 /// The number of different inputs that the requests of a model contain.
 const INPUTS: u64 = 8;
 
-/// The number of connections that all loads of a model share. Only in [`TestedModel::saturate`],
-/// each client has its own connection.
+/// The number of connections that all loads of a model share. The clients of
+/// [`TestedModel::saturate`] have their own connections instead.
 const CONNECTIONS: usize = 24;
 
 /// The length of each part of a load. Each part has its own random arrivals.
@@ -121,8 +121,8 @@ impl TestedModel {
         }
     }
 
-    /// Runs a closed-loop load for a while. Returns two tallies: one of the time up to `split`, and
-    /// one of the remaining time.
+    /// Runs a closed-loop load for the time `span`. Returns two tallies: one for the time up to
+    /// `split`, and one for the remaining time.
     pub(crate) async fn load_closed_loop(
         self: &Arc<Self>,
         clients: usize,
@@ -130,7 +130,7 @@ impl TestedModel {
         split: Duration,
     ) -> [LoadTally; 2] {
         let (tallies, subject) = (SplitTally::after(split), Arc::clone(self));
-        // No event marks the end of the load, so the task sleeps for its fixed length.
+        // The load has a fixed length.
         let work = sleep(span);
         load::run_closed_split(clients, &tallies, move |n| Arc::clone(&subject).send_owned(n), work).await;
         tallies.take()
@@ -148,7 +148,7 @@ impl TestedModel {
         self.send(n).await
     }
 
-    /// Keeps several requests in flight for a while, each on its own connection.
+    /// Keeps several requests in flight for the time `span`, each on its own connection.
     pub(crate) async fn saturate(
         self: &Arc<Self>,
         server: &ServerUnderTest,

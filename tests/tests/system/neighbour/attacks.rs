@@ -21,7 +21,7 @@ use crate::hostile::{
     AnyResult, MIB, absent, bomb, called, connect, endless_call, exchange, has_answer, large, post,
 };
 
-/// The attacked server, and the number of rounds so far.
+/// The attacked server, and the number of completed rounds of the attack.
 pub(super) struct Target {
     pub(super) server: Arc<ServerUnderTest>,
     pub(super) rounds: Arc<AtomicU64>,
@@ -146,7 +146,7 @@ pub(super) async fn many_calls(target: &Target) -> AnyResult<()> {
     pending().await
 }
 
-/// Opens more connections than the limit, and closes the oldest ones.
+/// Opens more connections than the server allows, and closes the oldest connections.
 pub(super) async fn idle_connections(target: &Target) -> AnyResult<()> {
     let mut open = VecDeque::new();
     loop {

@@ -114,7 +114,7 @@ pub(super) async fn lies(target: &Target) -> AnyResult<()> {
     }
 }
 
-/// Replaces the configuration file by a pipe to which no process writes, and reloads the
+/// Replaces the configuration file with a pipe to which no process writes, and reloads the
 /// configuration.
 pub(super) async fn fifo(target: &Target) -> AnyResult<()> {
     let home = target.server.home();

@@ -1,4 +1,4 @@
-//! The attacked servers. Each has a model of the neighbour and a model of the attacker.
+//! The attacked servers. Each server has one model for the neighbour and one for the attacker.
 
 use std::fs::{File, Permissions, set_permissions};
 use std::io::{PipeReader, Read, Write, pipe};
@@ -33,7 +33,7 @@ pub(super) enum AttackSetting {
     Strings,
     /// A server with at most [`CONNECTIONS`] connections.
     Crowded,
-    /// A server that accepts requests larger than the system's memory.
+    /// A server with a limited address space, which accepts requests that exceed it.
     Confined,
     /// A server whose attacker's model is slow.
     Slow,

@@ -21,7 +21,7 @@ const fn if_named(name: &'static str, policy: &'static str, handover: &'static s
     Contestant { by_default: false, ..by_default(name, policy, handover) }
 }
 
-/// The policy that keeps the shares that the mix sets for its models.
+/// The policy with fixed shares, which the mix sets for each model.
 const BY_HAND: Contestant = by_default("by hand+admission", "static+admission", "auto");
 
 const CONTESTANTS: [Contestant; 14] = [

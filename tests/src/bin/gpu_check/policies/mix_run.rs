@@ -45,7 +45,7 @@ pub(super) struct MixRun<'a> {
     pub(super) mix: &'a ModelMix,
     pub(super) settings: &'a CheckSettings,
     pub(super) serving: &'a RunningServer,
-    /// The prefix of the names of the files to which the policy's plans are written.
+    /// The prefix of the file names for the policy's plans.
     pub(super) log: &'a str,
 }
 

@@ -104,11 +104,13 @@ fn host_s() -> f64 {
     std::fs::read_to_string("/proc/stat").map_or(0.0, |text| busy_ticks(&text) / TICKS_PER_S)
 }
 
-/// Returns the sum of a host's CPU times, without idle time and without waits for disks.
+/// Returns the CPU time of a host in ticks, without idle time and I/O wait. `stat` is the content
+/// of /proc/stat.
 fn busy_ticks(stat: &str) -> f64 {
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
     let ticks: Vec<f64> = fields.map_while(|field| field.parse().ok()).collect();
-    // The last two fields are the time of guests, which the user time already includes.
+    // The last two fields are the CPU time of virtual machines, which the user time already
+    // includes.
     ticks.iter().take(8).enumerate().filter(|(n, _)| !matches!(n, 3 | 4)).map(|(_, ticks)| ticks).sum()
 }
 
