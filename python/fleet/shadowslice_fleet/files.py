@@ -1,4 +1,4 @@
-"""Fetches models' files to a host, once each, into a folder whose name is the files' digest."""
+"""Fetches each model's files to a host once, into a folder with the name `Files.key`."""
 
 import hashlib
 import os

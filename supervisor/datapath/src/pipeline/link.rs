@@ -49,7 +49,7 @@ pub struct LaneWorker {
     pub occupancy: Arc<Occupancy>,
 }
 
-/// The largest number of commands that may wait until the worker's socket accepts them. These are
+/// The largest number of commands that can wait until the worker's socket accepts them. These are
 /// commands about partitions and about ends of streams.
 const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
