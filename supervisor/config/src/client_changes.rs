@@ -114,8 +114,8 @@ fn check_files(warmup: &Value<'_>) {
 /// Merges the client's changes into the model's configuration.
 ///
 /// A scalar `share` is the initial share, and a scalar `slo` is the latency. If the changes set a
-/// new `batch.max` without `sizes`, the old sizes are removed. If they set new values of an input,
-/// the input's file is removed.
+/// new `batch.max` without `sizes`, the old sizes are removed. If the changes set new values of an
+/// input, the input's file is removed.
 fn change(model: &mut YamlNode, changes: &YamlNode) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {

@@ -90,7 +90,7 @@ pub struct GpuStatus {
     pub no_partitions: Option<String>,
     /// The process id of the MPS server. `None` if the server does not accept clients.
     pub mps_server_pid: Option<i32>,
-    /// The reason why the GPU accepts no workers at present.
+    /// The reason why the GPU currently accepts no workers.
     pub why: Option<String>,
     /// The readings from NVML. `None` for an emulated GPU, and for a GPU that NVML does not know.
     pub nvml: Option<NvmlStatus>,

@@ -186,7 +186,7 @@ impl WorkerLink {
         Some(self.occupancy.time_left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
-    /// Sends a batch. Returns false if the socket accepts nothing at present. If the worker has
+    /// Sends a batch. Returns false if the socket currently accepts no data. If the worker has
     /// ended, the lane's reader reports this. An error means that the batch is too large for a
     /// message.
     pub(crate) fn send(&mut self, sending: &PipelineBatch) -> Result<bool, String> {

@@ -39,7 +39,7 @@ pub async fn is_responding(socket: &Path, within: Duration) -> bool {
 pub struct Relay {
     model: String,
     socket: Arc<Path>,
-    /// The connections that carry no request at present.
+    /// The connections that currently carry no request.
     idle: Mutex<Vec<UnixStream>>,
     /// The route to this supervisor's own workers. It is set if the model returns to this
     /// supervisor.
