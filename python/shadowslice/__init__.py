@@ -69,8 +69,8 @@ class Model(Protocol):
     * ``load(context)``, called once before all other methods, and ``unload()``, called at the end.
     * ``warmup()``, which returns an array for each input, with one row if there is a batch axis.
       The worker runs these arrays as its warm-up, instead of generated values.
-    * ``reference(batch)``, which returns the correct outputs for a batch. The proof compares these
-      outputs with the outputs of ``infer``.
+    * ``reference(batch)``, which returns the correct outputs for a batch. Before a worker
+      serves requests, its proof compares these outputs with the outputs of ``infer``.
 
     With ``deterministic = False``, outputs for the same input may differ, and the proof does not
     compare them. With ``cuda_graph = True``, a batch consists of PyTorch tensors on the model's

@@ -11,7 +11,7 @@ import numpy as np
 from . import Tensor, _tensors
 
 Recording: TypeAlias = tuple[int, list[int], list[tuple[list[int], int, int]]]
-"""The graph, the inputs' addresses, and each output's row shape, address and row bytes."""
+"""The graph, the inputs' addresses, and each output's row shape, address and bytes per row."""
 
 WARMUP_RUNS = 3
 """The number of runs before a recording. Libraries choose their kernels in these runs."""
@@ -59,7 +59,7 @@ class Recorder:
         torch._C._cuda_clearCublasWorkspaces()
         rows = [shapes[0][0]] if batched else None
         for name, value in whole.items():
-            # The worker does not check the outputs of replays before it sends them to clients.
+            # The worker does not check the outputs of replays, so the outputs are checked here.
             _tensors.check("output", name, outputs[name], value, rows)
         self.kept.append((graph, batch, whole))
         return (

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def redirect_to(cache: Path | None, on_gpu: bool) -> None:
-    """Sets the folder of temporary files, caches and the home folder to `cache`.
+    """Makes `cache` the home folder and the folder of temporary files and caches.
 
-    Call this before libraries are imported. Most libraries derive their folders from these: numba,
-    Matplotlib, Hugging Face, PyTorch's compiler, Triton.
+    Call this before libraries are imported. Most libraries derive their folders from these, for
+    example numba, Matplotlib, Hugging Face, PyTorch's compiler and Triton.
 
-    Variables of single libraries keep the values that the operator passed on.
+    Variables that only one library reads keep the operator's values.
     """
     # The sandbox has no network. Without this setting, each file lookup would wait for a timeout.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -189,7 +189,7 @@ class Runner:
         generator.close()
 
     def left(self) -> None:
-        """Frees the memory that PyTorch keeps for CUDA streams that the worker left."""
+        """Frees the memory that PyTorch keeps for CUDA streams that the worker no longer uses."""
         if found := torch():
             found._C._cuda_clearCublasWorkspaces()
             found.cuda.empty_cache()
@@ -235,7 +235,7 @@ class Runner:
             with on(cuda):
                 outputs = self._outputs(next(generator), None)
         except StopIteration:
-            # A stream without responses may also be caused by the values of the inputs.
+            # The values of the inputs may also be the reason why a stream has no responses.
             self.may_be_values = True
             return ([], [], False), False, ""
         except BaseException as error:

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # Ctrl-C must not end a worker. It ends when the supervisor closes the socket.
+    # Ctrl-C must not end a worker. A worker ends when the supervisor closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Inputs are intentionally read-only, so a model that only reads its inputs needs no warning.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

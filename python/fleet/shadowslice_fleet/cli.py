@@ -20,8 +20,8 @@ OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
 REPLY_TIMEOUT = 20.0  # seconds within which the Fleet actor must reply
 WAIT_TIMEOUT = 600.0  # seconds, the default of --within
 POLL_INTERVAL = 0.5  # seconds
-# These settings reduce the time for which Ray tries to reach a head that does not reply from
-# 15 minutes to 15 s.
+# By default, Ray tries for 15 minutes to reach a head that does not reply. These settings reduce
+# this time to 15 s.
 RAY_TIMEOUTS = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_py_gcs_connect_timeout_s": "3",

@@ -1,4 +1,4 @@
-"""Renders a supervisor's configuration from the host's base configuration and its models.
+"""Renders a supervisor's configuration from the base configuration and the host's assignments.
 
 The first line is a comment with the digest of each assignment. The file therefore contains both the
 assignments and the configuration, and one atomic replacement updates both.
@@ -37,7 +37,7 @@ def _entries(text: str) -> dict[str, Document]:
 
 
 def model_names(text: str) -> list[str]:
-    """Returns the models' names in the order of the file, because faults contain indexes."""
+    """Returns the models' names in the order of the file, because faults refer to indexes."""
     return list(_entries(text))
 
 

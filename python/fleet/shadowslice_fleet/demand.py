@@ -1,4 +1,4 @@
-"""The demand of each model: the number of copies, and the resources of each.
+"""The demand of each model: the number of copies, and the resources of each copy.
 
 This module does no I/O.
 """
@@ -72,7 +72,7 @@ def max_copies(model: Model, view: View) -> int:
 
 
 def unplaceable(spec: Spec, hosts: dict[str, ObservedHost]) -> list[str]:
-    """Returns the models whose required resources neither the spec nor a running copy reports."""
+    """Returns the models whose required resources are neither in the spec nor measured."""
     return [
         name
         for name, model in spec.models.items()

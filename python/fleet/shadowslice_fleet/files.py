@@ -1,4 +1,4 @@
-"""Fetches models' files to a host, once each, into a folder whose name is the files' digest."""
+"""Fetches each model's files to a host once, into a folder with the name `Files.key`."""
 
 import hashlib
 import os
@@ -53,8 +53,8 @@ def fetched(folder: Path) -> frozenset[str]:
 def mark_used(path: Path) -> None:
     """Sets the modification time, which records the last use even if the actor dies.
 
-    The time of read-only files is unchanged. Another party provides these files, and the fleet
-    cannot remove them.
+    Ignores read-only files, because another program provides these files and the fleet cannot
+    remove them.
     """
     with suppress(OSError):
         os.utime(path)

@@ -32,7 +32,7 @@ from shadowslice_fleet.reconcile import decide
 from shadowslice_fleet.spec import Spec
 
 ROUND_INTERVAL = 0.5  # seconds
-POLL_TIMEOUT = 0.4  # seconds of each round
+POLL_TIMEOUT = 0.4  # seconds for which each round waits for the hosts' replies
 # The time, in seconds, for which Envoy's files stay unchanged after the actor started. In this
 # time, the raylets of the other nodes notice the head's death, exit and join again.
 ADOPTION_TIMEOUT = 30.0

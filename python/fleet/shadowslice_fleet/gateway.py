@@ -115,7 +115,7 @@ def _both(by_cluster: dict[str, dict[str, bool]], name: str) -> dict[str, bool]:
 
 
 def _healthy(status: dict[str, Any]) -> bool:
-    """Checks whether the EDS health is good and no health check failed (a failure is True)."""
+    """Checks whether the EDS health is good and no failure flag is set."""
     return status.get("eds_health_status") == "HEALTHY" and not any(
         value is True for value in status.values()
     )

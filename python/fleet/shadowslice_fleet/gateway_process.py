@@ -32,7 +32,7 @@ class EnvoyMissing(Exception):
 
 
 class Envoys:
-    """The running Envoy processes. Each process has the next epoch, starting with 0."""
+    """The running Envoy processes. Each new process gets the next epoch, starting with 0."""
 
     def __init__(self, folder: Path) -> None:
         """Finds the program `envoy`. Raises EnvoyMissing."""

@@ -15,8 +15,8 @@ EXPIRE_AFTER = 86400.0  # seconds from the last use to the removal
 def find_unused(folder: Path, configuration: str, now: float) -> set[Path]:
     """Returns files and profiles that the configuration has not named for `EXPIRE_AFTER`.
 
-    The returned files include partial fetches. Marks the files that the configuration names as
-    used. `now` is the wall-clock time in seconds.
+    The returned files include partial fetches. Updates the last use of the files that the
+    configuration names. `now` is the wall-clock time in seconds.
     """
     ours = [path for path in _in(folder) if SHA256.fullmatch(path.name) or _is_partial(path)]
     found = set()

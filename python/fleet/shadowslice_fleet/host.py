@@ -27,8 +27,8 @@ from shadowslice_fleet.supervisor import CommandFailed, Supervisor
 
 MAX_FETCHES = 2  # concurrent fetches
 FETCH_TIMEOUT = 3600.0  # seconds; the thread of a fetch that hangs does not end
-# The seconds between two garbage collections. In this time, every command ends that was sent before
-# the first of the two.
+# The seconds between two garbage collections. Every command that was sent before the first of them
+# ends before the second.
 GC_INTERVAL = 600.0
 REPEAT_AFTER = 60.0  # seconds after which a failed removal of models is repeated
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Host:
         self.address = self.settings.address or address
         self.config = Path(self.settings.config)
         self.pending = self.config.with_name(f".{self.config.name}.pending")  # until the reload
-        # This file exists while the supervisor has not applied all of the configuration file. Some
+        # This file exists while the supervisor has not applied the whole configuration file. Some
         # models may then run with an earlier configuration.
         self.mixed = self.config.with_name(f".{self.config.name}.mixed")
         self.files = Path(self.settings.files)

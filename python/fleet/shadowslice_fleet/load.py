@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shadowslice_fleet.loop_state import Placement
     from shadowslice_fleet.observed import ObservedHost
 
-MIN_SMS = 8  # the assumed need of a copy without batches; equals the supervisor's value
+MIN_SMS = 8  # the assumed need of a copy that ran no batch; equals the supervisor's value
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Load:
     sms: int | None  # the minimum that meets the SLO; None: unknown or above a whole GPU
     overloaded: bool  # the rate exceeds the capacity of one copy
     rate: float  # rows per second that are offered to the copy
-    busy: float  # the fraction of the time in which the copy would execute on `sms`
+    busy: float  # the fraction of the time in which the copy would execute on `sms` SMs
     memory_mib: int  # with weights; 0 if the driver does not report the memory
     shadow_mib: int
     bandwidth: float  # the required fraction of the GPU's memory bandwidth

@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Memory:
-    """The state that one round passes to the next round. Times are in s of the caller's clock."""
+    """The state that one round passes to the next. Times are in seconds of the caller's clock."""
 
     placement: Placement
     published: Published

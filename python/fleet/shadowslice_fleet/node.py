@@ -109,7 +109,7 @@ def controller(address: str, spec_file: Path | None) -> NoReturn:
 
 
 def _apply_spec(file: Path, applied: str | None) -> str | None:
-    """Applies the spec if the file has changed. Returns the last applied or faulty text."""
+    """Applies the spec if the file has changed. Returns the last text, applied or faulty."""
     try:
         text = file.read_text()
         if text == applied:

@@ -159,7 +159,7 @@ class HostRecord:
 def current_hosts(
     records: dict[str, HostRecord], serving: set[str], now: float
 ) -> dict[str, ObservedHost]:
-    """Returns the hosts that are not lost. Hosts in `serving`, which Envoy reaches, have longer."""
+    """Returns the hosts that are not lost. Hosts in `serving` get `LOST_AFTER_SERVING`."""
     return {
         name: each.observed
         for name, each in records.items()

@@ -55,7 +55,7 @@ def usable(hosts: dict[str, ObservedHost], drained: frozenset[str]) -> frozenset
 
 
 def current_slots(view: View) -> Placement:
-    """Returns each model's usable slots. If the placement has none, uses the GPUs of its copies."""
+    """Returns each model's usable slots. Models without a placement use their copies' slots."""
     running: Placement = {
         model: tuple(
             Slot(name, host.copies[model].gpu)

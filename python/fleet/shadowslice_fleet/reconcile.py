@@ -138,7 +138,7 @@ def _revert_failed(
 def _serving_slot(
     key: CopyKey, assignment: Assignment, observation: Observation, placed_on: set[str]
 ) -> Slot | None:
-    """Returns a slot that is not placed and serves the model. Prefers the same host."""
+    """Returns a slot outside the placement that serves the model. Prefers the same host."""
     name = key.model
     for host in [key.host, *sorted(observation.hosts.keys() - placed_on)]:
         observed = observation.hosts.get(host)

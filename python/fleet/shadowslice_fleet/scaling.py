@@ -32,7 +32,7 @@ class History:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the number of copies of one model, and the placement with it."""
+    """A change of the number of copies of one model, and the resulting placement."""
 
     model: str
     found: PlacementResult
@@ -196,7 +196,7 @@ def remove_copy(view: View, model: Model, place: Place) -> Change | None:
 
 
 def _has_headroom(view: View, model: Model) -> bool:
-    """Checks for a model without a profile whether its other copies can serve `HEADROOM`.
+    """Checks whether the other copies of a model without a profile have enough headroom.
 
     The estimate assumes that a batch takes the same number of SM-seconds on every GPU. It also
     assumes that the removed copy is on the GPU with the most free SMs.

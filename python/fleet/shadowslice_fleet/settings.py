@@ -37,7 +37,8 @@ class HostSettings:
     """The settings of a host."""
 
     name: str = socket.gethostname()
-    # The address at which the gateway reaches the supervisor. If empty, the node's address in Ray.
+    # The address at which the gateway reaches the supervisor. If it is empty, the gateway uses the
+    # node's address in Ray.
     address: str = ""
     http_port: int = 8000
     grpc_port: int = 8001
@@ -80,7 +81,7 @@ def _file(variable: str, name: str) -> Path:
 
 
 def _ip_address(value: object) -> str:
-    """Parses an IP address. If one endpoint has a host name, Envoy rejects all of the model's."""
+    """Parses an IP address. Envoy rejects a model's endpoints if one of them is a host name."""
     try:
         return str(ipaddress.ip_address(values.text(value)))
     except ValueError as error:

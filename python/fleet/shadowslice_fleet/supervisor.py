@@ -10,7 +10,7 @@ from shadowslice_fleet.spec import Document
 STATUS_TIMEOUT = 2.0  # seconds
 DRAIN_TIMEOUT = 5.0
 CHECK_TIMEOUT = 20.0
-# A reload returns after all changes are applied. Loading a model and its proof may take 5 minutes.
+# A reload returns after all changes are applied. Loading and proving a model may take 5 minutes.
 RELOAD_TIMEOUT = 900.0
 
 EXIT_REFUSED, EXIT_FAULTY = 1, 78  # exit codes

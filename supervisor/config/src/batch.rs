@@ -12,8 +12,9 @@ use super::{Context, units};
 /// The largest value of `queue.memory` in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// Reads the batching settings. If `max` is missing, a model of the emulated engine gets the
-/// default, because that engine can always batch.
+/// Reads the batching settings. If neither `max` nor `sizes` is set, a model of the emulated engine
+/// gets the default of `max`, because that engine can always batch. For other engines, `max` stays
+/// `None`.
 pub(super) fn batch(
     model: &Fields<'_>,
     is_emulated: bool,

@@ -37,7 +37,8 @@ pub fn apply_client_changes(
     }
     let log = FaultLog::new(Path::new("config"));
     let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
-    // The parser still returns a document if a key occurs twice, so the faults are checked too.
+    // If a key occurs twice, the parser records a fault but still returns a document. The faults
+    // are therefore checked too.
     let faults = log.into_sorted();
     let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
     let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
@@ -66,7 +67,8 @@ pub fn apply_client_changes(
         return Err(listed(faults));
     }
     let mut model = read.models.swap_remove(place);
-    // A client cannot change the GPU. For `gpu: auto` the reader returns 0, not the current GPU.
+    // A client cannot change the GPU. For `gpu: auto`, the reader returns 0, so the index of the
+    // current GPU is restored here.
     model.gpu = config.models[place].gpu;
     if !names_initial(&changes) {
         // Without this assignment, a model without `share.initial` would get an equal part of the
@@ -97,8 +99,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// Rejects files for the warm-up. The supervisor would read the file, although the client may not
-/// have the permission to read it.
+/// Records a fault for each file that the client names for the warm-up. The supervisor would read
+/// the file even if the client does not have the permission to read it.
 fn check_files(warmup: &Value<'_>) {
     const WHY: &str = "a client cannot name a file; give `values` or a `range`";
     if warmup.is_scalar() {
@@ -112,8 +114,8 @@ fn check_files(warmup: &Value<'_>) {
 /// Merges the client's changes into the model's configuration.
 ///
 /// A scalar `share` is the initial share, and a scalar `slo` is the latency. If the changes set a
-/// new `batch.max` without `sizes`, the old sizes are removed. If they set new values of an input,
-/// the input's file is removed.
+/// new `batch.max` without `sizes`, the old sizes are removed. If the changes set new values of an
+/// input, the input's file is removed.
 fn change(model: &mut YamlNode, changes: &YamlNode) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {

@@ -19,7 +19,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The position that is used for faults of the whole file.
+    /// The position of a fault that concerns the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 

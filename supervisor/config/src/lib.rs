@@ -70,7 +70,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Returns the path of a file. The configuration names the file relative to its own folder.
+    /// Resolves a path relative to the configuration file's folder.
     fn resolve(&self, path: &str) -> PathBuf {
         self.dir.join(path)
     }

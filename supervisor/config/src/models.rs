@@ -15,7 +15,7 @@ use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
 const MAX_MODELS: usize = 256;
 
-/// The largest number of CPU cores: the number of bits in the kernel's default CPU set.
+/// The limit on the index of a CPU core in `cpus`: the number of bits in glibc's `cpu_set_t`.
 const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
@@ -153,7 +153,7 @@ fn name(fields: &Fields<'_>) -> String {
 /// exists.
 const LAST_GPU: usize = 1023;
 
-/// Returns whether `gpu` is `auto`. If it is, records a fault unless all GPUs are of one kind,
+/// Returns whether `gpu` is `auto`. If it is and the GPUs are of different kinds, records a fault,
 /// because the model's other settings must be valid on each GPU.
 fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };

@@ -45,8 +45,8 @@ pub(super) struct OnnxInput {
     pub(super) datatype: Option<Datatype>,
     /// The shape, with -1 for each free axis. `None` if the number of axes is unknown.
     pub(super) shape: Option<Vec<i64>>,
-    /// True if the file has a default value for the input. Older files list all constants as
-    /// inputs.
+    /// True if the file has a default value for the input. In older versions of the format, every
+    /// constant is also an input with a default value.
     pub(super) has_default: bool,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
     walk.external_files(graph)
 }
 
-/// Recognises files that users often have instead of a model, and returns a message for the user.
+/// Recognises files that users often give instead of a model, and returns a message for the user.
 fn instead(head: &[u8]) -> Option<&'static str> {
     let text = head.trim_ascii_start();
     let is = |start: &str| text.get(..start.len()).is_some_and(|s| s.eq_ignore_ascii_case(start.as_bytes()));
@@ -259,7 +259,8 @@ impl Walk {
         Ok(files)
     }
 
-    /// Returns the value of an external tensor's property if the property is `location`.
+    /// Reads a property of an external tensor. Returns its value if the property's name is
+    /// `location`.
     fn location(&mut self, end: u64) -> io::Result<Option<String>> {
         let (mut is_location, mut value) = (false, None);
         while self.at < end {
@@ -421,7 +422,7 @@ mod tests {
     fn incomplete_and_other_files_are_recognised() {
         let whole = model();
         for end in 1..whole.len() {
-            // If a model is cut off between two fields, the check cannot see that the end is
+            // If a file is cut off between two fields, the check cannot detect that the rest is
             // missing.
             let cut = found(&whole[..end]);
             let between = [2, 11, whole.len() - 2].contains(&end);

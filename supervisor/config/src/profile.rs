@@ -18,10 +18,10 @@ const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "kernels", "sh
 
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
-/// The largest amount of memory in a profile, in bytes.
+/// The largest amount of memory that a profile can state, in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// The largest number of kernels per batch in a profile.
+/// The largest number of kernels per batch that a profile can state.
 const MAX_KERNELS: u32 = 1_000_000;
 
 /// Reads the profile of a model. Records the profile's faults as faults of the model's files.

@@ -164,8 +164,8 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// Returns a number that passes `test`. Otherwise records a fault that the value must be
-    /// `kind`.
+    /// Returns the number if it passes `test`. Otherwise records a fault. `kind` describes the
+    /// valid numbers in the fault's message.
     pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
         let number =
             self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
@@ -272,7 +272,7 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|value| read(&value)).unwrap_or(default)
     }
 
-    /// Returns the entries of a map. Returns no entries if the key is missing.
+    /// Returns the entries of the map with this key. Returns no entries if the key is missing.
     pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
         match self.get(key) {
             Some(value) => value.fields(known),

@@ -141,8 +141,8 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         None => writeln!(f, "    # profile: none")?,
     }
     let ShareConfig { initial, given, min, max } = model.share;
-    // The initial share is only written if the configuration gives it. Otherwise a policy is
-    // allowed to choose another initial share.
+    // The initial share is only written if the configuration gives it, because a written initial
+    // share prevents the policy from choosing another one.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {

@@ -186,7 +186,7 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
 }
 
 /// Reads the path of the access log. The file's folder must exist, because the supervisor creates
-/// only files.
+/// the file but not the folder.
 pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<PathBuf> {
     let value = root.get("access_log")?;
     let path = absolute(&context.resolve(value.text()?));

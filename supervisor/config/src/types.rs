@@ -83,9 +83,9 @@ impl Config {
 pub enum ReadyConfig {
     /// All models must be ready.
     All,
-    /// Any one model must be ready. After a start, the host becomes ready only when no model is
-    /// still loading. A model stops loading when it is ready, when its start has failed
-    /// permanently, or when one of its workers was killed.
+    /// One or more models must be ready. After a start, the host also waits until no model counts
+    /// as loading. A model counts as loading until it is ready, until its start has failed
+    /// permanently, or until one of its workers was killed.
     #[default]
     Any,
     /// All models with these names must be ready.
@@ -111,7 +111,7 @@ pub const SOCKET_MODE: u32 = 0o660;
 pub enum Listener {
     /// A Unix socket.
     Unix {
-        /// The absolute path. It is short enough for the address of a socket.
+        /// The absolute path. It is short enough for a socket address.
         path: PathBuf,
         /// The file mode, or `None` for [`SOCKET_MODE`].
         mode: Option<u32>,
@@ -198,7 +198,7 @@ pub struct ControllerConfig {
     /// True if the supervisor applies the policy's decisions. If false, the supervisor only reports
     /// the decisions.
     pub act: bool,
-    /// The limit on the GPU memory of all warm standbys on a GPU together, in bytes. `None` means
+    /// The limit on the total GPU memory of the warm standbys on each GPU, in bytes. `None` means
     /// half of the memory of a real GPU, and no limit on an emulated GPU.
     pub standby_memory: Option<u64>,
 }
@@ -271,8 +271,8 @@ pub struct OnnxRuntimeConfig {
 pub struct TracingConfig {
     /// The address of a collector that accepts OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
-    /// The fraction of requests that start a new trace, among the requests that do not belong to a
-    /// trace yet.
+    /// The fraction of requests that are traced, among the requests whose client did not start a
+    /// trace.
     pub sample: SampleRate,
     /// The service name that the traces show.
     pub service: String,

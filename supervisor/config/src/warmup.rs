@@ -148,8 +148,8 @@ fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Option<Arrays>
     }
 }
 
-/// Reads an input: a shape, one value for all elements, or a map. The map has `shape` and `values`
-/// or `range`, or has `file`.
+/// Reads an input: a shape, one value for all elements, or a map. A map with `file` has no other
+/// key. Any other map has `shape`, or one of `values` and `range`, or both.
 fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<WarmupInput> {
     if value.is_list() {
         return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });

@@ -46,7 +46,7 @@ pub fn shape_fits(shape: &[i64], open: &[i64]) -> bool {
         && shape.iter().zip(open).all(|(&axis, &open)| axis > 0 && (open < 0 || axis == open))
 }
 
-/// Returns the reason why the given shape or values do not fit this input. The check only knows the
+/// Returns the reason why the given shape or values do not fit this input. This check uses only the
 /// model's file. A worker checks the values again after it has loaded the model.
 pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String> {
     if input.has_default {

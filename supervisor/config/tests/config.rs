@@ -112,9 +112,9 @@ fn every_configuration_in_the_tree_is_valid() {
         let faults: Vec<_> =
             config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
         assert!(faults.is_empty(), "{faults:?}");
-        // Two kinds of notes are expected. Priorities have no effect here, because they are for
-        // other policies, which are simulated with the same file. The profile of BERT was measured
-        // with other shapes.
+        // Two kinds of notes are expected. First, the policy in the file ignores the priorities,
+        // because they are for simulations of other policies. Second, the profile of BERT was
+        // measured with other shapes.
         let measured = |note: &ConfigFault| note.file.ends_with("bert-base.yaml");
         let meant = |note: &&ConfigFault| !note.path.ends_with("].priority") && !measured(note);
         let notes: Vec<_> = config.notes.iter().filter(meant).collect();

@@ -1,6 +1,6 @@
 //! Records each request for the access log. A request is logged when the last holder of its entry
-//! drops the entry. The last holder is the response, after its last byte was written. If the client
-//! disconnects, the last holder is the task of the request.
+//! drops the entry. Usually the last holder is the response, which drops the entry after its last
+//! byte was written. If the client disconnects, the last holder is the task of the request.
 //!
 //! This module does not write to a file. It passes each record to a function that never blocks. If
 //! the log has no room, this function drops and counts the record.

@@ -1,7 +1,8 @@
 //! Counts all responses of the host, and the requests that were refused because of a limit of the
 //! host.
 //!
-//! Such a request may never reach a model, so the models' counters do not include it.
+//! A limit may refuse a request before its model is known, so the models' counters do not include
+//! all of these requests.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -31,9 +31,9 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// Returns whether no model has been loading since the start of the host. A model stops loading
-    /// when it is ready, when its start has failed permanently, or when one of its workers was
-    /// killed. Call this function before `models` changes, because models that are added later do
+    /// Returns whether the host's start is complete. The start is complete as soon as no model is
+    /// loading (see [`Pipeline::is_loading`](crate::pipeline::Pipeline::is_loading)), and stays
+    /// complete. Call this function before `models` changes, because models that are added later do
     /// not count.
     pub(crate) fn is_started(&self, models: &HashMap<String, Route>) -> bool {
         if !models.is_empty() && !models.values().any(|model| model.is_loading()) {

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::peer::{Guard, Peer};
 
 /// The longest time for which a command waits until the registry accepts it. The registry may be
-/// busy with another command, which starts models.
+/// busy with another command that starts models.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client's command to load or unload a model.
@@ -41,7 +41,7 @@ pub struct QueuedCommand {
     pub reply_tx: oneshot::Sender<Result<(), ModelCommandError>>,
 }
 
-/// The reason why a command was not executed.
+/// The reason why a command was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelCommandError {
     #[error(

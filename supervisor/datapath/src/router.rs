@@ -36,7 +36,8 @@ struct Hosted {
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
-    /// The relay. `None` if this supervisor has the model's workers.
+    /// The relay to the supervisor that has the model's workers. `None` if this supervisor has
+    /// them.
     relay: Option<Arc<Relay>>,
     /// A sender that sends nothing. [`RouteHolds`] is notified when all clones of the sender are
     /// dropped.
@@ -44,7 +45,8 @@ pub struct Route {
     streams_tx: RouteHold,
 }
 
-/// A hold on a model. A request or a stream keeps it while it uses the model.
+/// A handle that keeps a model in use. Each request or stream has a clone for as long as it uses
+/// the model.
 pub(crate) type RouteHold = mpsc::Sender<Infallible>;
 
 /// The receivers that are notified when no request and no stream uses a model any more.

@@ -106,8 +106,9 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), identity: identity(path)?, is_released: AtomicBool::new(false) })
     }
 
-    /// Returns the file of a socket on which the previous supervisor still listens. Dropping it
-    /// does not remove the file unless the file is [retained](PassableSocket::retain).
+    /// Returns the file of a socket on which the previous supervisor still listens. Dropping the
+    /// returned value does not remove the file unless the file is
+    /// [retained](PassableSocket::retain).
     pub fn inherited(path: &Path) -> io::Result<Self> {
         let file = Self::new(path)?;
         file.is_released.store(true, Ordering::Relaxed);

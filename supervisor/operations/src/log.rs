@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 /// The largest number of lines in the queue.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// The time within which the reader must accept the last lines when the log ends.
+/// The time within which the reader of standard error must accept the last lines when the log ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the log filter that RUST_LOG specifies. Audit messages pass the filter at every level,
@@ -35,8 +35,8 @@ pub fn fail(why: &str, code: u8) -> u8 {
     }
     let form = tracing_subscriber::fmt().json().with_target(false).with_writer(io::stderr).finish();
     tracing::subscriber::with_default(form, || {
-        // Each line is logged separately, because the text of a faulty configuration has one line
-        // per fault.
+        // Each line is logged separately, because the error text of a faulty configuration has one
+        // line per fault.
         why.lines().for_each(|line| tracing::error!("{line}"));
     });
     code

@@ -68,8 +68,8 @@ impl MachineMonitor {
     }
 }
 
-/// Reads the CPU times. Waiting for I/O counts as idle. The time of guests is part of the user
-/// time.
+/// Reads the CPU times. Waiting for I/O counts as idle. The time of guests (virtual machines) is
+/// part of the user time.
 fn cpu_times() -> Option<CpuTimes> {
     let cpu = KernelStats::current().ok()?.total;
     let idle = cpu.idle + cpu.iowait.unwrap_or(0);

@@ -90,7 +90,7 @@ pub struct GpuStatus {
     pub no_partitions: Option<String>,
     /// The process id of the MPS server. `None` if the server does not accept clients.
     pub mps_server_pid: Option<i32>,
-    /// The reason why the GPU accepts no workers at present.
+    /// The reason why the GPU currently accepts no workers.
     pub why: Option<String>,
     /// The readings from NVML. `None` for an emulated GPU, and for a GPU that NVML does not know.
     pub nvml: Option<NvmlStatus>,
@@ -148,7 +148,7 @@ pub struct ModelStatus {
     pub workers: Vec<WorkerStatus>,
     /// The number of workers that died since the start while they served or prepared to serve.
     pub worker_deaths: u64,
-    /// The cause of the last death of a worker.
+    /// The cause of the most recent worker death.
     #[serde(default)]
     pub last_death: Option<String>,
     /// The number of workers that were started to replace a dead worker because no standby was
@@ -189,7 +189,7 @@ pub struct ModelStatus {
     /// The description of a batch that has executed for longer than expected.
     #[serde(default)]
     pub stalled: Option<String>,
-    /// The reason why a standby is missing although the configuration asks for one.
+    /// The reason why a standby is missing although the configuration requires one.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
 }
@@ -269,10 +269,10 @@ pub struct Latency {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SloStatus {
     pub latency_ms: f64,
-    /// The percentage of requests that must be answered within the latency.
+    /// The percentage of requests that must be answered within the SLO's latency.
     pub percentile: f64,
-    /// The fraction of offered requests that were answered within the latency in the last minute or
-    /// two. `None` while the model accepts no requests.
+    /// The fraction of offered requests that were answered within the SLO's latency in the last
+    /// minute or two. `None` while the model accepts no requests.
     pub attainment: Option<f64>,
     /// The unused fraction of the SLO's latency, measured at the SLO's percentile over the same
     /// period. It is negative if the model violates its SLO. `None` while the model accepts no

@@ -1,4 +1,4 @@
-"""Renders Envoy's listeners: one for HTTP and one for gRPC. Each accepts both protocols."""
+"""Renders Envoy's listeners: one for HTTP and one for gRPC. Both accept either protocol."""
 
 import base64
 from importlib import resources

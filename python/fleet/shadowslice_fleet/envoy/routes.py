@@ -19,7 +19,7 @@ LOADS: tuple[Config, ...] = (
 
 
 def routes(models: list[Model]) -> str:
-    """Renders the routes. Any host gets requests for unknown models, and returns the error."""
+    """Renders the routes. Requests for unknown models go to any host, which returns the error."""
     grpc = {"prefix": "/inference.GRPCInferenceService/"}
     health = {"prefix": "/grpc.health.v1.Health/"}
     table = [_refused(match) for match in LOADS]
@@ -63,7 +63,7 @@ def _route(match: Config, cluster: str, model: Model | None) -> Config:
     again = NOT_RUN + (",reset" if model and model.retry else "")
     target = {
         "cluster": cluster,
-        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy rejects exponents.
+        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy rejects `1e-05`.
         "retry_policy": {
             "retry_on": again,
             "num_retries": MAX_RETRIES,

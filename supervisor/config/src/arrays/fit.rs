@@ -8,8 +8,8 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_s
 
 use super::{Array, ArrayFile, Elements};
 
-/// The largest number of rows that the warm-up uses from an array. It is the number of rows in the
-/// largest batch that a configuration can set.
+/// The maximum number of rows that the warm-up takes from an array. No configuration can set a
+/// larger batch.
 const MAX_ROWS: usize = 1024;
 
 /// The reason why an array cannot supply the values of an input.
@@ -41,8 +41,8 @@ pub enum ArrayMismatch {
     Value {
         /// The datatype of the input.
         expected: Datatype,
-        /// The value in the form that the message shows. A text may be a secret, so the message
-        /// shows only the word "text".
+        /// The value as the message shows it. A text may be a secret, so this field contains only
+        /// the word "text" instead.
         value: String,
     },
     /// The file that should contain the array cannot be used.
@@ -101,7 +101,7 @@ impl Array {
     }
 }
 
-/// An element in the form that error messages show.
+/// An element that error messages show.
 struct Shown<'v>(&'v ElementValue);
 
 impl fmt::Display for Shown<'_> {
@@ -154,7 +154,7 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
     Some(())
 }
 
-/// Splits a tensor into its rows, and drops the rows after the first [`MAX_ROWS`].
+/// Splits a tensor into rows, and returns at most the first [`MAX_ROWS`] rows.
 fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<RowBytes> {
     let used = rows.min(MAX_ROWS);
     if datatype.size().is_some() {

@@ -62,10 +62,10 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
     arrays.collect::<Result<_, _>>().map(Arrays::Named)
 }
 
-/// Values in nested lists. All lists at the same depth have the same length.
+/// An array that is written as nested lists. All lists at the same depth have the same length.
 #[derive(Debug, Default)]
 struct Nested {
-    /// The length of each axis, or `None` until the first list at that depth has ended.
+    /// The length of each axis. A length is `None` until the first list at that depth has ended.
     axes: Vec<Option<i64>>,
     values: Vec<ElementValue>,
 }

@@ -22,9 +22,9 @@ use shadowslice_shared::tensor::{self, Datatype, elements};
 
 pub use fit::ArrayMismatch;
 
-/// The limit on the size of one array file, of its decompressed arrays, and of all arrays of a
-/// model, in bytes. The limit exists because the warm-up command contains the arrays
-/// ([`shadowslice_shared::boot::BootCommand`]).
+/// The limit in bytes on each of three sizes: one array file, its decompressed arrays, and all
+/// arrays of a model. The warm-up command ([`shadowslice_shared::boot::BootCommand`]) contains the
+/// arrays, so their size must be limited.
 pub const MAX_BYTES: usize = 16 << 20;
 
 /// The largest JSON file, in bytes. In memory, a value takes up to 16 times the size of its text.
@@ -35,8 +35,8 @@ const MAX_JSON_BYTES: usize = 4 << 20;
 pub struct ArrayFile {
     /// The absolute path of the file.
     pub path: PathBuf,
-    /// The array, or `None` if the file cannot be used. In that case a fault of the model's files
-    /// has been recorded.
+    /// The array, or `None` if the file cannot be used. In that case the reader has already
+    /// recorded a fault.
     pub array: Option<Arc<Array>>,
 }
 

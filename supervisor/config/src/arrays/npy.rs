@@ -1,8 +1,8 @@
 //! Reads files of `numpy.save`: a header that is a Python literal, followed by the elements.
 //!
 //! numpy always writes the header in the same form, with only a few kinds of tokens. This parser
-//! accepts only these tokens. No crate is used, because the existing crates parse all Python
-//! literals, at any depth.
+//! accepts only these tokens. The existing crates accept all Python literals at any nesting depth,
+//! so this module does not use them.
 
 use shadowslice_shared::tensor::Datatype;
 
@@ -41,9 +41,9 @@ pub(super) fn read(file: &[u8]) -> Result<Array, ArrayError> {
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Numbers(Datatype, usize),
-    /// Byte strings of this number of bytes, padded with zero bytes.
+    /// Byte strings of this length in bytes, padded with zero bytes.
     Bytes(usize),
-    /// Texts of this number of characters, padded with zeros. A character takes 4 bytes.
+    /// Texts of this length in characters, padded with zeros. A character takes 4 bytes.
     Characters(usize),
 }
 

@@ -20,7 +20,7 @@ pub struct ModelConfig {
     pub engine: EngineConfig,
     /// The index of the GPU in [`Config::gpus`](super::Config::gpus).
     pub gpu: usize,
-    /// True if the supervisor chooses the GPU. Until the supervisor has chosen, `gpu` is 0.
+    /// True if the supervisor chooses the GPU. `gpu` is 0 until the supervisor has chosen a GPU.
     pub gpu_auto: bool,
     /// The profile, or `None` if the configuration has no profile or the profile has a fault.
     pub profile: Option<Profile>,
@@ -81,7 +81,7 @@ pub enum EngineConfig {
 }
 
 impl EngineConfig {
-    /// Returns whether the model may run on TensorRT.
+    /// Returns whether TensorRT is one of the model's execution providers.
     pub fn has_tensorrt(&self) -> bool {
         matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&ProviderKind::TensorRt))
     }
@@ -144,7 +144,7 @@ impl WarmupConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub struct WarmupInput {
     /// The shape without the batch axis. If `None`, the worker uses the shape that the model
-    /// declares, and chooses a working length for each free axis.
+    /// declares. For each free axis, the worker uses the first length that works.
     pub shape: Option<Vec<i64>>,
     /// The values, or `None` if the worker generates values.
     pub values: Option<WarmupValues>,
@@ -178,9 +178,10 @@ pub struct BatchConfig {
     /// [`BatchConfig::resolve`] chooses a value when it is known whether the model has a batch
     /// axis.
     pub max: Option<u32>,
-    /// The batch sizes to warm up, in ascending order up to `max`. `None` means powers of two.
+    /// The batch sizes to warm up, in ascending order up to `max`. `None` means the sizes that
+    /// [`batch_sizes`] returns.
     pub sizes: Option<Vec<u32>>,
-    /// The time for which a batch that could run waits for more requests.
+    /// The maximum time for which a batch that could run waits for more requests.
     pub max_delay: Duration,
 }
 
@@ -205,10 +206,11 @@ pub fn batch_sizes(max: u32) -> Vec<u32> {
 /// The settings of a model's request queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// The largest number of requests that wait or run. The supervisor rejects further requests.
+    /// The largest number of the model's requests that wait or run at the same time. The supervisor
+    /// rejects further requests.
     pub max_requests: usize,
-    /// The size of the model's request slab in bytes. The slab holds at least one request of the
-    /// largest size.
+    /// The size of the model's request slab in bytes. The slab is the shared memory for the inputs
+    /// of requests. It holds at least one request of the largest size.
     pub memory: u64,
     /// The treatment of late requests.
     pub on_late: OnLate,

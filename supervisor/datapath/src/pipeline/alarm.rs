@@ -16,8 +16,8 @@ use tokio::io::unix::AsyncFd;
 use super::socket::adopt;
 use crate::clock::Clock;
 
-/// The longest wait. It exists because kernel timers have a limit. For a longer wait, the alarm
-/// returns early, and the waiting task sets the alarm again.
+/// The longest wait. Kernel timers have a limit, so a longer wait returns early, and the waiting
+/// task sets the alarm again.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// An alarm that waits for one point in time.
@@ -30,7 +30,7 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// Creates an alarm. Call this function within the reactor.
+    /// Creates an alarm. Call this function from a task of the async reactor.
     pub(crate) fn new(clock: Clock) -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);

@@ -9,8 +9,8 @@ use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 use super::pending::WaitingRequest;
 use super::request::{Metadata, RequestFailure, RequestOutput};
 
-/// Returns the outputs of each request, or a failure if there is not enough memory for the outputs.
-/// An error says why the answer is invalid.
+/// Returns, for each request, either its outputs or a failure because there is not enough memory
+/// for the outputs. An error says why the answer is invalid.
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,

@@ -154,8 +154,8 @@ impl Pipeline {
         }
     }
 
-    /// Takes the requests of `worker` back, so that another worker serves them. Does not count this
-    /// as a death that the requests caused.
+    /// Takes the requests of `worker` back, so that another worker serves them. Unlike
+    /// [`Self::condemn`], does not count the requests as possible causes of a death.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {

@@ -41,15 +41,15 @@ pub struct RequestCounts {
     pub failed: u64,
     /// The number of requests that were refused, either on arrival or in the queue.
     pub rejected: u64,
-    /// The number of invalid requests: the engine rejected the input, or the request is larger than
-    /// the model's request memory.
+    /// The number of invalid requests, for example malformed requests, requests whose input the
+    /// engine rejected, and requests that are larger than the model's request memory.
     #[serde(default)]
     pub invalid: u64,
     /// The number of refused requests for each reason.
     pub refused: RefusalCounts,
-    /// The number of times that requests were put back into the queue. This happens after a
-    /// worker's death, after the timeout of a hand-over, and to run each request of a failed batch
-    /// alone.
+    /// The number of times that requests were put back into the queue. Requests are put back when
+    /// their worker dies, when a hand-over times out, and when their batch fails and each of them
+    /// must run alone.
     pub retried: u64,
     /// The number of requests that clients cancelled before they were answered.
     pub cancelled: u64,

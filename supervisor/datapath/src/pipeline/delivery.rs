@@ -1,7 +1,7 @@
 //! Tracks the delivery of an answer from the worker to the client's socket.
 //!
-//! A request counts as answered when the last byte of its answer has been written. Its latency also
-//! ends at this moment. If the client disconnects earlier, the request counts as cancelled.
+//! A request counts as answered when the last byte of its answer has been written. Its latency ends
+//! at the same moment. If the client disconnects earlier, the request counts as cancelled.
 //!
 //! "Written" means that the socket accepted the byte. The latency does not include:
 //!
@@ -21,8 +21,8 @@ use super::Pipeline;
 use super::durations::RequestTimes;
 use super::state::PipelineState;
 
-/// The largest number of recorded ends that have not been counted. If it is reached, the pipeline's
-/// lock is taken and all recorded ends are counted.
+/// The number of uncounted ends at which the next recorder of an end takes the pipeline's lock and
+/// counts all of them.
 const ENDINGS_LIMIT: usize = 64;
 
 /// An answer that has not been fully delivered. If it is dropped, its request counts as cancelled.

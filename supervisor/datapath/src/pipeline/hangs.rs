@@ -52,9 +52,9 @@ impl PipelineState {
         links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
     }
 
-    /// Refuses requests past their deadline if a suspect executes. A suspect is a request that was
-    /// executing when a worker died or hung. Its time limit doubles with each such death, so the
-    /// requests behind the suspect could wait long.
+    /// Refuses requests past their deadline if a suspect is executing. A suspect is a request that
+    /// was executing when a worker died or hung. Its time limit doubles with each of these deaths,
+    /// so the requests behind the suspect could wait long.
     pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
         let is_suspect = |request: &WaitingRequest| request.item.deaths > 0;
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
@@ -76,7 +76,8 @@ impl PipelineState {
         Some(StalledBatch { requests: front.requests.len(), executes, left })
     }
 
-    /// Reports each hung worker, but only once. The worker's batch no longer counts as executing.
+    /// Reports each hung worker once. After the report, the worker's batch no longer counts as
+    /// executing.
     pub(crate) fn report_hangs(&mut self, now: Timestamp) {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {

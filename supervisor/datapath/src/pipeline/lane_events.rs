@@ -4,7 +4,7 @@ use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-/// The largest number of events that may wait for the controller. In a hand-over, a lane causes
+/// The largest number of events that can wait for the controller. In a hand-over, a lane causes
 /// only a few events, and the controller reads them before the next hand-over.
 pub const EVENT_QUEUE_SIZE: usize = 256;
 
@@ -13,7 +13,8 @@ pub const EVENT_QUEUE_SIZE: usize = 256;
 pub enum LaneEvent {
     /// The lane was draining, and its last request in flight has ended.
     Drained(WorkerId),
-    /// The worker completed its first batch since requests were routed to this worker.
+    /// The worker completed its first batch on its current SMs since requests were routed to this
+    /// worker.
     FirstAnswer(WorkerId, Timestamp),
     /// The worker has prepared a partition, or failed to prepare it.
     Prepared(WorkerId, PartitionReply),

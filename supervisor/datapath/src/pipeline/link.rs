@@ -49,7 +49,7 @@ pub struct LaneWorker {
     pub occupancy: Arc<Occupancy>,
 }
 
-/// The largest number of commands that may wait until the worker's socket accepts them. These are
+/// The largest number of commands that can wait until the worker's socket accepts them. These are
 /// commands about partitions and about ends of streams.
 const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
@@ -186,7 +186,7 @@ impl WorkerLink {
         Some(self.occupancy.time_left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
-    /// Sends a batch. Returns false if the socket accepts nothing at present. If the worker has
+    /// Sends a batch. Returns false if the socket currently accepts no data. If the worker has
     /// ended, the lane's reader reports this. An error means that the batch is too large for a
     /// message.
     pub(crate) fn send(&mut self, sending: &PipelineBatch) -> Result<bool, String> {

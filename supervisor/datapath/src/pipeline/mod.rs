@@ -97,7 +97,7 @@ use streams::WorkerAnswer;
 pub struct PipelineSettings {
     pub name: String,
     pub live: LiveSettings,
-    /// The largest number of requests that may wait.
+    /// The largest number of requests that can wait.
     pub max_requests: usize,
     /// The size of the request slab, in bytes.
     pub memory: u64,
@@ -182,8 +182,8 @@ impl Pipeline {
         self.metadata.get().cloned()
     }
 
-    /// Returns the model's description, which is needed to check a request. If there is none yet,
-    /// counts a refused request.
+    /// Returns the model's description, which is needed to check a request. If no worker has loaded
+    /// the model yet, counts a refused request.
     pub fn metadata_or_refuse(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
         self.metadata().ok_or_else(|| {
             let now = self.clock.now();
@@ -216,8 +216,9 @@ impl Pipeline {
         self.state.lock().gate.open().map_err(str::to_owned)
     }
 
-    /// Returns whether the model is still loading. This is false as soon as the model is ready, its
-    /// start has failed permanently, or one of its workers was killed.
+    /// Returns whether the host's readiness waits for this model. It waits until the model is
+    /// ready, its start has failed permanently, or one of its workers was killed. After a kill,
+    /// clients still receive the error that the model is being loaded.
     pub fn is_loading(&self) -> bool {
         self.state.lock().gate == Gate::Loading
     }
@@ -240,12 +241,14 @@ impl Pipeline {
     /// Runs a request and returns its outputs in the order of the model's metadata.
     ///
     /// The caller must have checked `inputs` against this metadata. `inputs` must be in the order
-    /// of the metadata. If the request has any optional input, the list contains all optional
-    /// inputs, after the required inputs.
+    /// of the metadata. If the request has any optional input, all optional inputs follow the
+    /// required inputs. [`RequestInput::left_out`] stands for each optional input that the request
+    /// omits.
     ///
-    /// Dropping the future cancels the request, so that a waiting request does not run. An expired
-    /// timeout of the request has the same effect. The deadline is the SLO or the timeout,
-    /// whichever is shorter. The request is counted when the delivery of its answer ends.
+    /// Dropping the future cancels the request, so that a waiting request does not run. The
+    /// pipeline also cancels a request when the request's timeout expires. The deadline is the SLO
+    /// or the timeout, whichever is shorter. The request is counted when the delivery of its answer
+    /// ends.
     pub async fn infer(
         &self,
         inputs: Vec<RequestInput>,
@@ -295,7 +298,7 @@ impl Pipeline {
         };
         drop(inputs);
         self.change(|state| {
-            // The SLO may have changed since the request arrived.
+            // The SLO may have changed since the request arrived, so the deadline is computed here.
             let slo = state.scheduler.slo();
             entry.deadline = arrived + options.timeout.map_or(slo, |timeout| timeout.min(slo));
             state.stats.totals.receiving.add(elapsed.saturating_sub(waited));
@@ -363,8 +366,8 @@ impl Pipeline {
         result
     }
 
-    /// Sends batches when they are due, refuses requests whose time is over, and reports workers that
-    /// hang. Never returns.
+    /// Sends batches when they are due, refuses requests that have become too late, and reports
+    /// workers that hang. Never returns.
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {

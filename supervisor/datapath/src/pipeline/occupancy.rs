@@ -1,5 +1,5 @@
 //! The occupancy of a GPU by all models that share it. A batch may take longer if other batches
-//! execute at the same time. The time after which the batch counts as hung is then longer too.
+//! execute at the same time. In that case, more time passes before the batch counts as hung.
 
 use std::sync::Arc;
 use std::time::Duration;

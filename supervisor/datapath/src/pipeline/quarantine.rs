@@ -39,7 +39,7 @@ struct QuarantinedInputs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     Free,
-    /// The request is a trial. If its worker dies, the quarantine is renewed.
+    /// The request is a trial. If its worker dies, the quarantine starts again with a longer pause.
     OnTrial,
     /// The request is refused. The value is the time until the quarantine ends.
     Refused(Duration),

@@ -133,10 +133,10 @@ impl LaneReader {
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {
-        // The time that the worker reports is limited to the time that the supervisor measured. The
-        // worker may have begun this batch before the supervisor read the answer to the previous
-        // batch. `execution`, which is used for predictions, does not include that part of the
-        // time.
+        // `reported` is limited to the time since the batch was sent. The worker may have begun
+        // this batch before the supervisor read the answer to the previous batch. `execution`,
+        // which is used for predictions, only includes the time after the supervisor read that
+        // answer.
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);
@@ -165,8 +165,8 @@ impl LaneReader {
                 state.scheduler.open_stream(self.worker);
             }
             for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
-                // The client cancelled the request while it ran, so the request has been counted as
-                // cancelled.
+                // The client cancelled the request while it ran, so the request has already been
+                // counted as cancelled.
                 if delivery.is_none() {
                     continue;
                 }

@@ -14,8 +14,8 @@ use crate::trace::Journal;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metadata {
     pub name: String,
-    /// The software that runs the model, for example `onnxruntime_onnx`, which is Triton's name, or
-    /// `emulated`.
+    /// The software that runs the model, for example `emulated`, or `onnxruntime_onnx` (Triton's
+    /// name for ONNX Runtime).
     pub platform: &'static str,
     /// The largest batch in rows, or 0 for a model without a batch axis.
     pub max_batch: u32,
@@ -93,8 +93,8 @@ pub struct RequestArrival {
     /// the request arrives. If the connection was busy, the time for which the kernel buffered this
     /// part is not measured.
     pub began: Instant,
-    /// The part of the time since `began` for which the request waited in this process during an
-    /// outage.
+    /// The time for which this supervisor held the request during an outage of the supervisor to
+    /// which it relays requests. This time does not count as receiving time.
     pub waited: Duration,
     pub journal: Option<Journal>,
 }
@@ -139,19 +139,21 @@ pub struct ModelContent {
 /// The reason why a request got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum RequestFailure {
-    /// The model cannot serve the request now, but a retry may succeed. UNAVAILABLE, 503.
+    /// The model cannot serve the request now, but a retry may succeed (gRPC UNAVAILABLE, HTTP
+    /// 503).
     #[error("{0}")]
     Unavailable(String),
-    /// There is currently not enough memory for the request. RESOURCE_EXHAUSTED, 503.
+    /// There is currently not enough memory for the request (gRPC RESOURCE_EXHAUSTED, HTTP 503).
     #[error("{0}")]
     Exhausted(String),
-    /// The request is not valid for this model. INVALID_ARGUMENT, 400.
+    /// The request is not valid for this model (gRPC INVALID_ARGUMENT, HTTP 400).
     #[error("{0}")]
     Invalid(String),
-    /// The request's own timeout expired before the answer was ready. DEADLINE_EXCEEDED, 504.
+    /// The request's own timeout expired before the answer was ready (gRPC DEADLINE_EXCEEDED, HTTP
+    /// 504).
     #[error("{0}")]
     TimedOut(String),
-    /// The model failed to execute the request. INTERNAL, 500.
+    /// The model failed to execute the request (gRPC INTERNAL, HTTP 500).
     #[error("{0}")]
     Internal(String),
 }

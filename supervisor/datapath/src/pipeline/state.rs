@@ -1,8 +1,8 @@
 //! The state of a pipeline, protected by one lock: the queue, the lanes, and the lane that serves.
 //!
 //! All functions in this module are short and never block. If a slot is free, the client's task
-//! sends the request to the worker before the task releases the lock. No other task must wake up
-//! for this.
+//! sends the request to the worker before the task releases the lock. No other task needs to wake
+//! up for this.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use super::trace_event;
 use crate::trace::{LostReason, RouteChange};
 
-/// The largest number of ended workers that are remembered. A model has fewer workers than this at
-/// the same time, but several workers may end together.
+/// The largest number of ended workers that are remembered. Several workers of a model may end
+/// together, but a model always has fewer workers than this number.
 const MAX_IDLE_ENDED: usize = 8;
 
 /// The delay after which a batch is sent again to an idle worker whose socket did not accept it.
@@ -200,15 +200,15 @@ impl PipelineState {
         self.scheduler.give_up();
     }
 
-    /// Counts a waiting request that its client cancelled. `waited` is the time since the request's
-    /// arrival. The request counts as a miss if the SLO has passed.
+    /// Counts a cancelled request that has no answer yet, and makes room in the queue. `waited` is
+    /// the time since the request's arrival.
     pub(crate) fn cancel_waiting(&mut self, waited: Duration, now: Timestamp) {
         self.count_cancellation(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a cancelled request that no longer waits. `waited` is the time since the request's
-    /// arrival.
+    /// Counts a cancelled request. If the SLO has passed, the request also counts as a miss.
+    /// `waited` is the time since the request's arrival.
     pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
             self.scheduler.record_miss();
@@ -354,8 +354,8 @@ impl PipelineState {
         }
     }
 
-    /// Queues the requests of a failed batch so that each runs alone. Then only the faulty request
-    /// fails.
+    /// Queues the requests of a failed batch so that each request runs alone, and only the faulty
+    /// request fails.
     pub(crate) fn try_alone(&mut self, mut requests: Vec<WaitingRequest>, now: Timestamp) {
         for request in &mut requests {
             request.alone = true;

@@ -36,7 +36,8 @@ pub struct Latencies {
     pub rate: f64,
 }
 
-/// The latencies of the requests that were answered since the previous call, in ms.
+/// The latencies of the requests that were answered since the previous call of
+/// `take_recent_latencies`, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RecentLatencies {
     pub p50_ms: f64,

@@ -35,7 +35,7 @@ use self::delivery::written;
 use super::*;
 use crate::pipeline::BatchSocket;
 
-/// The time since the start of the supervisor.
+/// The time for which the supervisor appears to have run when a test starts.
 const UPTIME: Duration = Duration::from_secs(30);
 
 const SLAB_BYTES: u64 = 4096;

@@ -34,7 +34,8 @@ pub struct BatchStageTotals {
 /// The histograms and sums of a model. They never decrease.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// The time from the head to the end of each request that reached the model.
+    /// The receiving time of each request that reached the model, from the request's head to its
+    /// last byte.
     pub receiving: Total,
     /// The latency of each answered request, from the request's first byte to the answer's last
     /// byte.

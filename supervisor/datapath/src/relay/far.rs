@@ -1,4 +1,4 @@
-//! The side of a relay with the workers: the new supervisor.
+//! The side of a relay that has the workers: the new supervisor.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! The side of a relay with the clients: the old supervisor.
+//! The side of a relay that has the clients: the old supervisor.
 
 use std::io;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub async fn is_responding(socket: &Path, within: Duration) -> bool {
 pub struct Relay {
     model: String,
     socket: Arc<Path>,
-    /// The connections that carry no request at present.
+    /// The connections that currently carry no request.
     idle: Mutex<Vec<UnixStream>>,
     /// The route to this supervisor's own workers. It is set if the model returns to this
     /// supervisor.
@@ -94,7 +94,8 @@ impl Relay {
         elapsed: Duration,
     ) -> io::Result<Result<(Vec<RequestOutput>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
-        // If a request is cancelled, its connection is closed, because an answer may still arrive.
+        // An idle connection has no answer in transit, because a cancelled request closes its
+        // connection.
         let mut stream = match idle {
             Some(stream) => stream,
             None => UnixStream::connect(&self.socket).await?,

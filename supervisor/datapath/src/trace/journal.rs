@@ -25,7 +25,7 @@ pub struct RequestTrace {
     /// The size of the request along the batch axis.
     pub rows: Option<u32>,
     pub copy_in: Duration,
-    /// The attempts: each is a wait in the queue and the run that followed.
+    /// The attempts. Each attempt is a wait in the queue and the run that followed.
     pub attempts: Vec<RequestAttempt>,
     /// The number of times that the request was put back into the queue.
     pub retries: u32,

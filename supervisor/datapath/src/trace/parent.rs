@@ -6,8 +6,8 @@ use http::header::HeaderName;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The length of a header of version 00, in bytes. Headers of later versions begin with the same
-/// fields.
+/// The length of a `traceparent` header of version 00, in bytes. Headers of later versions begin
+/// with the same fields.
 const LENGTH: usize = 55;
 
 /// The only flag that level 1 defines: the caller traces the request.

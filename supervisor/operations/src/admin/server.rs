@@ -165,9 +165,9 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so an existing socket
-    /// is `inherited` or belongs to a dead supervisor. Root, this user and `others` have the
-    /// permission to send commands.
+    /// Binds the socket in `run_dir`. The caller must hold the lock of `run_dir`. An existing
+    /// socket file therefore belongs to `inherited` or to a supervisor that has died. Root, this
+    /// user and `others` have the permission to send commands.
     pub fn bind(
         run_dir: &Path,
         others: Option<&Peers>,

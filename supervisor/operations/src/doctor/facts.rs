@@ -80,7 +80,8 @@ pub(super) struct MpsFacts {
     pub(super) server: bool,
     /// The MPS processes that no supervisor started.
     pub(super) foreign: Vec<MpsProcess>,
-    /// The existing directories in which CUDA looks for a daemon by default.
+    /// The existing pipe directories in which CUDA looks for an MPS daemon: the directory that the
+    /// environment names, and the default directories.
     pub(super) pipes: Vec<PipeDirectory>,
 }
 

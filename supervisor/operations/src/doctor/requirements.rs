@@ -8,7 +8,7 @@ use shadowslice_config::{
 /// the number depends on the limit on connections.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
-/// The required parts of a host. A part that is missing is a fault only if it is required.
+/// The required parts of a host. A missing part is a fault only if it is required.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Requirements {
     /// The required real GPUs, or `None` for all GPUs of the host.

@@ -39,7 +39,7 @@ pub(super) struct HistoryEvent {
 }
 
 impl HistoryEvent {
-    /// Returns the event that this supervisor has started.
+    /// Returns an event that reports the start of this supervisor.
     pub(super) fn begin() -> Self {
         let text =
             format!("supervisor {}, version {}, started", std::process::id(), env!("CARGO_PKG_VERSION"));

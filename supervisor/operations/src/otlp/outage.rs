@@ -1,5 +1,5 @@
-//! Decides when to log that spans were dropped, at most once a minute, and when this has ended.
-//! This module does no I/O.
+//! Decides when to log dropped spans: at most once a minute during an outage of the collector, and
+//! at the end of the outage. This module does no I/O.
 
 use std::time::Duration;
 

@@ -415,8 +415,8 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
     Ok(answer.execution_us)
 }
 
-/// Generates `count` elements that any model accepts: floats with different values, and ones for
-/// all other types.
+/// Generates `count` elements that any model accepts: different values for FP32 and FP64, and ones
+/// for all other types.
 fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
     // The values only need to differ from each other, so they need not be random.
     let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;

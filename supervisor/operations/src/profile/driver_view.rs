@@ -45,9 +45,9 @@ impl DriverView {
     }
 }
 
-/// Returns the UTC date that is `days` days after 1970-01-01, in ISO 8601 format. The calculation
-/// starts years in March, so that a leap day is the last day of its year (Howard Hinnant,
-/// chrono-Compatible Low-Level Date Algorithms).
+/// Returns the UTC date that is `days` days after 1970-01-01, in ISO 8601 format. In the
+/// calculation, years begin in March, so that a leap day is the last day of its year (Howard
+/// Hinnant, chrono-Compatible Low-Level Date Algorithms).
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

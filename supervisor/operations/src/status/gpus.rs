@@ -53,9 +53,9 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
 }
 
 /// Returns a message if the GPU has too little memory for another worker of a model with these
-/// workers. The new worker is assumed to need the memory of the serving worker without weights. If
-/// this amount is unknown, `need` bytes are assumed. A standby's memory counts as free, because the
-/// standby would be stopped.
+/// workers. The new worker is assumed to need as much memory as the serving worker uses without its
+/// weights. If this amount is unknown, the new worker is assumed to need `need` bytes. A standby's
+/// memory counts as free, because the standby would be stopped.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);

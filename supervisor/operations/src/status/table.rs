@@ -20,7 +20,7 @@ pub(crate) struct TableColumn<R> {
     pub(crate) cell: fn(&R) -> String,
 }
 
-/// The treatment of a first cell that is too long.
+/// The treatment of a row whose first cell is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LongCell {
     Cut,

@@ -109,7 +109,7 @@ fn power(gpu: &GpuStatus) -> Option<String> {
 }
 
 /// Describes the GPU's memory by kind. All workers of a model share one copy of its weights.
-/// `other` includes contexts, kernels, recordings, and the memory of other programs.
+/// `other` includes CUDA contexts, kernels, CUDA graphs, and the memory of other programs.
 fn memory(snapshot: &TopSnapshot, gpu: &GpuStatus) -> String {
     let of_model = |model: &TopModel| {
         let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);

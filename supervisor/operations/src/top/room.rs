@@ -39,7 +39,8 @@ pub(super) fn distribute(lines: usize, needs: LineNeeds) -> LineBudget {
     let details = needs.details.min(lines - models - gpus);
     let spare = lines - models - gpus - details;
     let models = needs.models.min(models + spare);
-    // After the first `FIRST_DETAILS` lines of details, further rows of models take precedence.
+    // After the first `FIRST_DETAILS` lines of details, further rows of models take precedence over
+    // further details.
     let more = (needs.models - models).min(details.saturating_sub(FIRST_DETAILS));
     LineBudget { models: models + more, gpus, full_gpus, details: details - more }
 }

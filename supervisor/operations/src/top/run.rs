@@ -119,9 +119,9 @@ struct Screen(DefaultTerminal);
 impl Screen {
     fn take() -> io::Result<Self> {
         let screen = ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore());
-        // ratatui's panic hook restores the terminal and prints the message. A panic in another
-        // thread arrives as an event. The panic's message is printed after the terminal has been
-        // restored.
+        // If this thread panics, ratatui's hook restores the terminal and prints the message. A
+        // panic in another thread arrives as an event, and its message is printed after the
+        // terminal has been restored.
         let restoring_hook = panic::take_hook();
         let drawing = thread::current().id();
         panic::set_hook(Box::new(move |info| {

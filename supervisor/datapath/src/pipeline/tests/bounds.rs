@@ -1,4 +1,5 @@
-//! Tests the limits of the queue and of the request memory, and that cancelled requests free space.
+//! Tests the limits of the queue and of the request memory. Cancelled requests must free queue
+//! places and memory.
 
 use super::*;
 

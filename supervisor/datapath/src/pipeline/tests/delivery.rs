@@ -14,7 +14,7 @@ pub(super) fn written((outputs, mut delivery): (Vec<RequestOutput>, Delivery)) -
     outputs
 }
 
-/// Sends a request whose first byte was read earlier, by the time `took`.
+/// Sends a request whose first byte was read at the time `took` before now.
 fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
     let arrival =
@@ -129,7 +129,8 @@ async fn a_client_that_disconnects_as_its_answer_arrives_is_counted_once() {
     let reply = request(&stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
     reply.abort();
-    // The task may end with or without an answer, because the order of the two events is random.
+    // The task may end with or without an answer, because the answer and the abort may arrive in
+    // any order.
     if let Ok(answered) = reply.await {
         drop(answered);
     }

@@ -50,7 +50,7 @@ async fn lower_priorities_are_served_first_and_share_no_batch_with_others() {
         stage.until((count + 1, 2)).await;
     }
     // The two requests in flight are answered first. The next batches have the priorities 1 and 1,
-    // then 0 and 100 (which are equal), then 300, then the maximum.
+    // then 0 and 100 (0 means 100), then 300, then the maximum.
     let mut sizes = Vec::new();
     for _ in 0..6 {
         sizes.push(batch.requests.len());

@@ -38,7 +38,7 @@ fn control(path: PathBuf) -> MpsControlProgram {
     MpsControlProgram { version, path }
 }
 
-/// Returns the number in a line that ends with, for example, `Binary version: 13000`.
+/// Returns the version in the program's output, for example 13000 for `… Binary version: 13000`.
 fn version(output: &str) -> Option<u32> {
     // The years in a copyright notice look like versions, so the search starts after the word
     // "version".

@@ -70,8 +70,8 @@ fn provider(loaded: &Result<Option<u32>, String>, driver: &DriverFacts) -> Check
     }
 }
 
-/// Returns whether the provider itself is broken, absent or not included in the build. Otherwise a
-/// library that the provider needs is the cause.
+/// Returns whether the provider itself is broken, absent or not included in the build. If it is
+/// none of these, the cause is a library that the provider needs.
 fn is_of_the_build(why: &str) -> bool {
     let is_at_fault = |word: &str| word.contains("libonnxruntime_providers_") && word.ends_with(".so:");
     why.contains("not enabled in this build") || why.split_whitespace().any(is_at_fault)
