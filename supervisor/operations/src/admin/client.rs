@@ -13,7 +13,9 @@ pub enum ControlClientError {
         "cannot reach a supervisor at {0}; start one, or give its run directory with --run-dir or SHADOWSLICE_RUN_DIR"
     )]
     Connect(PathBuf, #[source] io::Error),
-    #[error("the connection to the supervisor failed; see the supervisor's log")]
+    #[error(
+        "the connection to the supervisor failed; check that `control` admits this user, and see the supervisor's log"
+    )]
     Exchange(#[source] io::Error),
     #[error("the supervisor did not answer within {} s; check whether the supervisor or its host hangs", REPLY_TIMEOUT.as_secs())]
     Timeout,
