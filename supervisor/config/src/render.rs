@@ -146,7 +146,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {
-        writeln!(f, "    # share.initial: not set; {initial} unless the policy chooses another")?;
+        writeln!(f, "    # share.initial: not set; a policy chooses it, and without one it is {initial}")?;
     }
     let latency = show_duration(model.slo.latency);
     writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
