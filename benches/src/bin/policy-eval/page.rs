@@ -37,21 +37,20 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          page.\n\n\
          State: {state}.\n\n\
          {}\n\n\
-         Each run simulates {seconds} s. Seeds start at {first_seed}. [Internals](internals.md#loads) explains loads.\n\
-         Execution and start times differ from the profiles (`--truth {WORLD}`). A mix\n\
-         is *easy* if `{BASE}` answers 99 % of each model's requests in time. The tables omit\n\
-         easy mixes.\n\n\
+         Each run simulates {seconds} s. Seeds start at {first_seed}. Execution and start times differ from the\n\
+         profiles (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 %\n\
+         of each model's requests in time. The tables omit easy mixes.\n\n\
          * **Weighted**: the mean of the percentages in time of all priorities, each with \
          {PRIORITY_WEIGHT} times the weight\n  \
          of the next lower priority. `{EVALUATED}` maximises this mean.\n\
          * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
          `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
-         percentage points by which a policy's weighted result is below the best layout's.\n\
+         best layout's weighted result minus the policy's, in percentage points.\n\
          * **Bound**: the requests in time of a fluid model with full batches and no queue\n  \
          (`benches/simulator/src/bound.rs`). No policy reaches this bound.\n\
-         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 percentage points fewer requests in time\n  \
-         than `{BASE}`, refuses requests, or exceeds a limit on a model's median latency: 1.1\n  \
-         times its median under `{BASE}`, plus 0.5 ms.\n\n\
+         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 points fewer requests in time\n  \
+         than `{BASE}`, refuses requests, or exceeds a model's limit for the median latency:\n  \
+         1.1 times its median under `{BASE}`, plus 0.5 ms.\n\n\
          Targets are bold. The lists show the worst mixes (load at utilisation), with the weighted\n\
          percentages of `{EVALUATED}` and of the best layout (highest priority in brackets). To repeat a run\n\
          (KIND is in the section's title):\n\n\
@@ -151,7 +150,7 @@ fn no_harm(evidence: &Evidence) -> String {
             .map(|(model, ms)| format!(", median latency of `{model}` {ms:.1} ms above the limit"));
         writeln!(
             text,
-            "{}* {}: {:.2} percentage points fewer requests in time,\n  {} requests refused{}",
+            "{}* {}: {:.2} points fewer requests in time,\n  {} requests refused{}",
             if at == 0 { "\n" } else { "" },
             harm.mix,
             harm.loss * 100.0,
