@@ -87,8 +87,8 @@ pub(crate) fn description() -> String {
         "The GPU has {SMS} SMs. Each model has a measured profile from `configs/profiles`. Its SLO is\n\
          {tightest} to {loosest} times the time of one request (at least {LEAST_SLO_MS} ms). The SLO's percentile\n\
          ({}) and the maximum batch size ({}) are random.\n\n\
-         * *Seven models* have the priorities {}. The loads are {}\n  \
-         at a utilisation of {}.\n\
+         * *Seven models* have the priorities {}. The [loads](internals.md#loads) are\n  \
+         {} at a utilisation of {}.\n\
          * *Mixes* have {fewest} to {most} models with random priorities ({}). The loads are\n  \
          {} at a utilisation of\n  \
          {}.",

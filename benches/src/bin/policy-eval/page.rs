@@ -45,14 +45,15 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          of the next lower priority. `{EVALUATED}` maximises this mean.\n\
          * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
          `{EVALUATED}` may try. Each layout stays for a whole run, with admission control. **Gap**: the\n  \
-         points by which a policy is behind the best layout (weighted).\n\
+         best layout's weighted result minus the policy's, in percentage points.\n\
          * **Bound**: the requests in time of a fluid model with full batches and no queue\n  \
          (`benches/simulator/src/bound.rs`). No policy reaches this bound.\n\
-         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 points fewer requests in time than\n  \
-         `{BASE}`, refuses requests, or has a model whose median latency exceeds 1.1 times\n  \
-         its median under `{BASE}` plus 0.5 ms.\n\n\
-         Targets are bold. The lists show the worst mixes, with the weighted percentages of `{EVALUATED}` and of\n\
-         the best layout (highest priority in brackets). To repeat a run (KIND is in the section's title):\n\n\
+         * **Harm**: in an easy mix, `{EVALUATED}` answers over 0.3 points fewer requests in time\n  \
+         than `{BASE}`, refuses requests, or exceeds a model's limit for the median latency:\n  \
+         1.1 times its median under `{BASE}`, plus 0.5 ms.\n\n\
+         Targets are bold. The lists show the worst mixes (load at utilisation), with the weighted\n\
+         percentages of `{EVALUATED}` and of the best layout (highest priority in brackets). To repeat a run\n\
+         (KIND is in the section's title):\n\n\
          ```sh\n\
          shadowslice-simulate {runs}/KIND-SEED.yaml --load LOAD --seed SEED \\\n  \
          --utilisation PART --seconds {seconds} --truth {WORLD} --no-interference \\\n  \
@@ -144,11 +145,12 @@ fn no_harm(evidence: &Evidence) -> String {
         evidence.easy.len(),
     );
     for (at, harm) in harmed.into_iter().take(LISTED).enumerate() {
-        let slower =
-            harm.slower.map(|(model, ms)| format!(",\n  median of {model} {ms:.1} ms above the limit"));
+        let slower = harm
+            .slower
+            .map(|(model, ms)| format!(", median latency of `{model}` {ms:.1} ms above the limit"));
         writeln!(
             text,
-            "{}* {}: {:.2} points fewer in time, {} requests refused{}",
+            "{}* {}: {:.2} points fewer requests in time,\n  {} requests refused{}",
             if at == 0 { "\n" } else { "" },
             harm.mix,
             harm.loss * 100.0,
