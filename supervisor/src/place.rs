@@ -315,7 +315,9 @@ mod tests {
         let in_time = with(r#""slo_ms": 16, "rate": 10"#).unwrap();
         assert_eq!((&in_time["need"]["sms"], &in_time["need"]["batch"]), (&16.into(), &1.into()));
         let late = with(r#""slo_ms": 7, "rate": 10"#).unwrap();
-        assert_eq!(late["why"], "the SLO cannot be met: two batches of one row take 8 ms on the whole GPU");
+        let expected = "the SLO cannot be met: a request may wait for one batch and run in the next, which takes \
+                        8.0 ms on the whole GPU; raise the SLO";
+        assert_eq!(late["why"], expected);
         assert_eq!((&late["missing"], &late["on"]), (&1.into(), &serde_json::json!([])));
         assert!(matches!(with(r#""slo_ms": 7"#), Err(PlaceError::Model { .. })));
         std::fs::write(&path, "{source: {kind: illustrative}}").unwrap();
