@@ -181,7 +181,8 @@ async fn measure(options: &EchoOptions) -> Result<(), MeasureError> {
 }
 
 /// Runs all rounds of each setting. Every second round runs the settings in the reverse order. Then
-/// repeats disturbed rounds until the repetitions have taken the time `patience`.
+/// repeats disturbed rounds until every setting has enough quiet rounds, or until the repetitions
+/// have taken the time `patience`.
 async fn all_rounds(
     options: &EchoOptions,
     settings: &[EchoSetting],

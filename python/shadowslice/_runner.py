@@ -335,7 +335,7 @@ def failure(error: BaseException) -> Reply:
 def may_depend_on_values(error: BaseException, has_output: bool) -> bool:
     """Checks whether the values of the inputs may have caused the exception."""
     if has_output:
-        # The shape of an output may depend on the inputs' values. Its name and datatype do not.
+        # A ValueError means a wrong shape, which may depend on the inputs' values.
         return isinstance(error, ValueError)
     return not isinstance(error, INDEPENDENT_OF_VALUES) and _sandbox_errors.reason(error) is None
 

@@ -110,7 +110,7 @@ class Tarball(unittest.TestCase):
             self.assertIn(f"shadowslice {command}", text)
         if not shutil.which("mandoc"):
             self.skipTest("mandoc not found")
-        # The test ignores two warnings about clap's pages: a missing date, and an extra break above possible values.
+        # The test ignores two warnings about clap's man pages: a missing date, and a line break before "Possible values".
         faults = [subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page], text=True, stdout=subprocess.PIPE).stdout
                   for page in sorted(pages.iterdir())]
         faults = [line for text in faults for line in text.splitlines()

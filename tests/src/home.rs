@@ -20,7 +20,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of lines from the end of the supervisor's log that an error shows.
 const LOG_LINES: usize = 30;
 
-/// The errors of a supervisor under test.
+/// The reasons why the test harness cannot start, control or stop a supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
     /// A failed operation on a file or process of the harness itself.

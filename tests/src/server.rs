@@ -39,8 +39,8 @@ impl ServerUnderTest {
         Self::start_with_stderr(home, config, stderr.into())
     }
 
-    /// Starts `shadowslice serve` with this standard error. The log file of the folder is not
-    /// created.
+    /// Starts `shadowslice serve`, and sends its standard error to `stderr` instead of the home's log
+    /// file.
     pub fn start_with_stderr(home: Home, config: Option<&Path>, stderr: Stdio) -> Result<Self, HarnessError> {
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();

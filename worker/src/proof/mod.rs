@@ -40,7 +40,7 @@ use shadowslice_shared::errors::chain;
 const MAX_PROVEN_ANSWERS: usize = 4;
 
 /// The lengths to try for axes whose length neither the model nor the operator fixes. Deep networks
-/// with convolutions and pooling need lengths of some hundreds.
+/// with convolutions and pooling need lengths of a few hundred.
 const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
 /// The state of a proof. The model runs in the same way as when the worker serves.

@@ -176,7 +176,7 @@ impl WorkerLink {
     pub(crate) fn time_until_hung(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
-            // A generator may pause between two answers, so each step has a fixed limit.
+            // A generator may pause between two answers, so the time of a step cannot be predicted.
             return Some((running.since + BLIND_HANG_LIMIT).since(now));
         }
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);

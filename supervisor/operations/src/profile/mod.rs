@@ -133,8 +133,8 @@ async fn unless_interrupted(
     }
 }
 
-/// Runs the measurement. If the first worker found that the model must be loaded in another form,
-/// runs it again.
+/// Runs the measurement. If the first worker found that the model must be loaded differently, for
+/// example without channels-last convolutions, runs the measurement again.
 async fn measure_with_retry<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
     match measure().await {
         Err(BenchError::OtherForm(why)) => {

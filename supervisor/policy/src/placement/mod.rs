@@ -42,9 +42,9 @@ pub enum Objective {
 pub struct GpuCapacity {
     /// The index of the host, which is the same for all GPUs of a host.
     pub host: usize,
-    /// The number of SMs.
+    /// The SMs that the copy needs on this GPU.
     pub sms: Sms,
-    /// The memory, in bytes.
+    /// The memory that the copy needs, in bytes.
     pub memory: u64,
     /// The resources that models outside this placement use.
     pub taken: Share,

@@ -16,7 +16,7 @@ const MAX_TRIALS: u32 = 200_000;
 /// depend on the order of the addends.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
-/// Returns the placement of the models with the lowest cost.
+/// Returns the cheapest placement of the models that a bounded search finds.
 pub fn place(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Placement {
     let copies = order(gpus, models);
     let levels = copies.last().map_or(0, |copy| copy.level + 1);

@@ -10,7 +10,7 @@ use shadowslice_tests::status::{HandoverJson, StatusJson};
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
-/// The longest sending delay of the client that the demo ignores, in ms.
+/// The delay, in ms, up to which the demo ignores that a client sent a request late.
 const LATE_MS: f64 = 10.0;
 
 /// Prints a line of progress.

@@ -1,5 +1,6 @@
-//! A model's large tensors on the GPU. The sessions of a worker share them. Workers that load the
-//! same forms in the same order share them too. The supervisor keeps the shared memory alive.
+//! A model's large tensors on the GPU, which all sessions of a worker share. Workers share them too
+//! if they load the same optimised forms (see `optimised.rs`) in the same order. The supervisor
+//! keeps the shared memory alive.
 #![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
 
 use std::collections::BTreeMap;

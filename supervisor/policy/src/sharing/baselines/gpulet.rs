@@ -144,8 +144,8 @@ struct PartitionNeed {
 }
 
 impl PartitionNeed {
-    /// Returns the partition time that a model needs with its best batch size. This is the batch size
-    /// with the highest throughput among all sizes whose batches take at most half of the SLO.
+    /// Returns the fraction of a partition's time that a model needs with its best batch size. The best
+    /// size has the highest throughput among all sizes whose batches take at most half of the SLO.
     fn of(spec: &ModelSpec, rate: f64, percent: u32, gpu: Sms) -> Self {
         let limit = MAX_BATCH.min(spec.max_batch);
         let (Some(profile), Ok(percent)) = (&spec.profile, Percent::new(percent)) else {
