@@ -34,7 +34,7 @@ pub enum Probe {
 pub enum ProbeError {
     #[error(transparent)]
     Refused(#[from] BootRefusal),
-    #[error("cannot probe the GPU")]
+    #[error("cannot probe the GPU; check `nvidia-smi`, and look for Xid errors in `dmesg`")]
     Gpu(#[from] CudaError),
     #[error(transparent)]
     Isolation(#[from] isolation::IsolationError),

@@ -67,7 +67,9 @@ pub enum HostError {
         "cannot find out which libraries the worker can load; install both programs from one build, or run `shadowslice-worker --probe libraries` to see why"
     )]
     Libraries(#[source] ProbeError),
-    #[error("cannot run the Python interpreter of a Python model")]
+    #[error(
+        "cannot check a Python model with its interpreter; correct the interpreter's path, or, after a timeout, the import of the model"
+    )]
     Interpreter(#[source] CommandError),
     #[error("cannot create a temporary folder; set TMPDIR to a writable folder")]
     Temporary(#[source] io::Error),

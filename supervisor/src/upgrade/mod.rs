@@ -235,9 +235,10 @@ impl Succession<'_> {
                                 why = next.lost() => return Err(why),
                             }
                         }
-                        (Some(_), _) => {
+                        (Some(_), why) => {
                             tracing::info!(
                                 model,
+                                why,
                                 "the model differs or is not ready in the next supervisor; this supervisor keeps the model's workers for its connected clients"
                             );
                         }

@@ -53,7 +53,9 @@ pub enum ServeError {
     #[error("cannot wait for the next batch; this worker exits, and the supervisor starts another one")]
     Wait(#[source] rustix::io::Errno),
     /// The GPU is unusable for this process; another process may still use it.
-    #[error("this process has lost its GPU")]
+    #[error(
+        "a CUDA error made the GPU unusable for this worker; this worker exits, and the supervisor starts another one"
+    )]
     Gpu(#[source] CudaError),
 }
 

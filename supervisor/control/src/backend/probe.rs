@@ -82,7 +82,7 @@ impl Isolation {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("cannot run `shadowslice-worker --probe`")]
+    #[error("cannot run `shadowslice-worker --probe`; after a timeout, check `nvidia-smi` and `dmesg`")]
     Run(#[source] CommandError),
     #[error("`shadowslice-worker --probe` failed: {0}")]
     Refused(String),

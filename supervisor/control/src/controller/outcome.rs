@@ -120,6 +120,8 @@ impl Controller {
                     model = self.model.name,
                     outcome,
                     cause,
+                    from = %change.from,
+                    to = %change.request.share,
                     why = reason.to_string(),
                     "hand-over failed; the model keeps its previous share"
                 );

@@ -101,7 +101,7 @@ impl Watch {
                 let error = errors::chain(&error);
                 tracing::warn!(
                     error,
-                    "cannot load NVML, a library of the NVIDIA driver; `status` and the metrics do not show the GPUs' memory, load and errors, and no warm standbys start"
+                    "cannot load NVML, a library of the NVIDIA driver; `status` and the metrics do not show the GPUs' memory, load and errors, and no warm standbys start; correct the cause, and restart or upgrade the supervisor"
                 );
                 Self::of_nothing(gpus)
             }

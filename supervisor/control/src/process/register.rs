@@ -52,7 +52,7 @@ pub fn end_those_left(folder: &Path) {
             tracing::warn!(
                 pid = pid.as_raw_nonzero(),
                 %error,
-                "cannot kill a worker that a killed supervisor left behind and that may use GPU memory; kill the worker manually"
+                "cannot end a worker that a killed supervisor left behind and that may use GPU memory; run `kill -9 PID` as root; if the process stays, look for Xid errors in `dmesg`, and reboot the host"
             );
         }
         fs::remove_file(entry.path()).ok();

@@ -419,9 +419,7 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     let pinned = launch.cpus.iter().try_for_each(|&cpu| set.set(cpu));
     if let Err(error) = pinned.and_then(|()| sched_setaffinity(Pid::from_raw(pid), &set)) {
         tracing::warn!(
-            pid,
-            cpus = ?launch.cpus,
-            %error,
+            model = launch.assignment.model, pid, cpus = ?launch.cpus, %error,
             "cannot pin a worker to its CPU cores; the worker can run on any core; correct the model's `cpus`"
         );
     }

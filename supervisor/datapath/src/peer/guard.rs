@@ -49,7 +49,7 @@ enum Permitted {
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{kind} {name:?} in the configuration does not exist on this host; use an existing {kind}, or a number"
+    "{kind} {name:?} in the configuration does not exist on this host; correct the name, or give a number"
 )]
 pub struct UnknownAccount {
     kind: &'static str,

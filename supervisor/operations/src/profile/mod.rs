@@ -48,7 +48,7 @@ enum ProfileError {
     Runtime(#[source] std::io::Error),
     #[error("{0}")]
     FreeAxes(String),
-    #[error("cannot measure the model at {0}")]
+    #[error("cannot measure the model at a share of {0}")]
     Bench(Percent, #[source] BenchError),
     #[error("cannot handle SIGINT and SIGTERM, so nothing was measured; raise the limit on open files")]
     Signals(#[source] std::io::Error),
