@@ -327,7 +327,10 @@ impl PipelineState {
                     again.push(request);
                 }
                 blame::Blame::Fail => {
-                    let why = format!("{} workers died executing this request", request.item.deaths);
+                    let why = format!(
+                        "{} workers died or hung while they executed this request",
+                        request.item.deaths
+                    );
                     self.report(LaneEvent::PoisonConfirmed);
                     self.quarantine(&request.item.memory, now);
                     self.fail(request, RequestFailure::Internal(why), now);
@@ -422,7 +425,7 @@ impl PipelineState {
 
 fn quarantined(pause: Duration) -> RequestFailure {
     RequestFailure::Internal(format!(
-        "workers died executing these inputs, so the server refuses them; try again after {} s at the earliest",
+        "workers died or hung while they executed these inputs, so the server refuses them; try again after {} s at the earliest",
         pause.as_secs() + 1
     ))
 }
