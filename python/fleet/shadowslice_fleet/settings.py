@@ -60,8 +60,8 @@ class GatewaySettings:
     binary: str = "shadowslice"  # the program that runs `place`
     run_dir: str = "/run/shadowslice-fleet"  # the folder of Envoy's files and admin socket
     state: str = "/var/lib/shadowslice-fleet"  # the folder of the spec, placement and drained hosts
-    # The minimum time between two changes of a model's number of copies, in seconds. A copy is removed
-    # only after the same time without an SLO violation.
+    # The minimum time between two changes of a model's number of copies, in seconds. A copy is
+    # removed only after the same time without an SLO violation.
     settle: float = 120.0
 
 
