@@ -6,11 +6,11 @@
 //! time slices, as without MPS.
 //!
 //! **Bandwidth**: shares do not divide the memory bandwidth. A batch takes `t` at its share and
-//! `t_whole` on the whole GPU. It moves the same bytes in both cases, so it needs the fraction `d =
-//! bandwidth · t_whole / t` of the memory bandwidth. If the fractions of all batches sum to `D >
-//! 1`, the memory-bound part `d` of the time takes `D` times as long. The batch then takes `t · (1
-//! + d·(D − 1))`. The emulated device does not model bandwidth, so the simulator can turn this
-//! effect off.
+//! `t_whole` on the whole GPU. It moves the same bytes in both cases, so it needs this fraction of
+//! the memory bandwidth: `d = bandwidth · t_whole / t`. If the fractions of all batches sum to
+//! `D > 1`, the memory-bound part `d` of the time takes `D` times as long. The batch then takes
+//! `t · (1 + d·(D − 1))`. The emulated device does not model bandwidth, so the simulator can turn
+//! this effect off.
 
 use std::time::Duration;
 
