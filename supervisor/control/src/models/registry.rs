@@ -442,7 +442,7 @@ impl Registry {
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
             Err(why) => {
-                super::reload::log_unchanged(name, &why);
+                super::reload::log_unchanged(name, why);
                 next.retire("the model's new workers did not become ready");
             }
         }
