@@ -94,7 +94,7 @@ impl HostCounters {
     }
 
     /// Counts a connection that is closed to make room for a new one. Logs at most one message per
-    /// [`LOG_INTERVAL`].
+    /// `LOG_INTERVAL`.
     pub fn count_closed(&self) {
         let closed = self.connections_closed.fetch_add(1, Relaxed) + 1;
         if self.may_log(HostLimit::Connections) {
@@ -107,7 +107,7 @@ impl HostCounters {
         }
     }
 
-    /// Counts a refused request. Logs at most one message per [`LOG_INTERVAL`] and limit.
+    /// Counts a refused request. Logs at most one message per `LOG_INTERVAL` and limit.
     pub fn count_refusal(&self, limit: HostLimit) {
         let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
         if self.may_log(limit) {
@@ -119,7 +119,7 @@ impl HostCounters {
         }
     }
 
-    /// Returns whether the last message about this limit was logged at least [`LOG_INTERVAL`] ago.
+    /// Returns whether the last message about this limit was logged at least `LOG_INTERVAL` ago.
     fn may_log(&self, limit: HostLimit) -> bool {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
         let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
