@@ -200,7 +200,7 @@ async fn requests_that_kill_their_workers_do_not_stop_the_model() {
     assert_eq!(model.more["worker_deaths"], 9);
     let equal = ask(server.client(), "echo", &echo_case(3), 0.0).await;
     assert!(
-        matches!(&equal, RequestOutcome::Failed(why) if why.contains("died executing these inputs")),
+        matches!(&equal, RequestOutcome::Failed(why) if why.contains("died or hung while they executed these inputs")),
         "{equal:?}"
     );
     assert_eq!(ask(server.client(), "echo", &echo_case(4), 0.0).await, RequestOutcome::Right);
@@ -231,7 +231,7 @@ async fn requests_of_rising_priority_that_kill_their_workers_are_identified_one_
     let why = first.await.unwrap().unwrap_err().message().to_owned();
     assert!(why.contains("3 workers died"), "{why}");
     let why = equal.await.unwrap().unwrap_err().message().to_owned();
-    assert!(why.contains("died executing these inputs"), "{why}");
+    assert!(why.contains("died or hung while they executed these inputs"), "{why}");
     for other in others {
         other.await.unwrap().unwrap();
     }
