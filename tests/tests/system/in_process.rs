@@ -58,9 +58,7 @@ async fn a_share_changes_in_the_same_process_and_batches_take_the_time_of_the_pr
 
 #[tokio::test]
 async fn ten_thousand_changes_under_load_lose_nothing_and_stall_no_request() {
-    // On a busy host, requests may wait for a CPU past their SLO, which must not refuse them.
-    let more = "handover: auto, share: {initial: 50%}, queue: {on_late: serve}";
-    let server = one_echo(2.0, more).await.unwrap();
+    let server = one_echo(2.0, "handover: auto, share: {initial: 50%}").await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
     let some_load = || load(&server, "echo", 300.0, Duration::from_secs(10));
     let (mut loading, mut longest) = (some_load(), 0.0_f64);
