@@ -61,8 +61,7 @@ ALONE = ["whole", "half0", "third0", "fifth0", "quarter0", "two_thirds0", "three
 # quarter of the GPU as on the whole GPU.
 BOUNDED = 1.3
 START_TIMEOUT_S, PREPARE_TIMEOUT_S, REPLY_TIMEOUT_S, MPS_TIMEOUT_S = 110, 60, 15, 20
-# The maximum time, in seconds, by which a process extends its measurement if batches are slower
-# than expected.
+# The longest extension of a measurement, in seconds. Processes extend it for slow batches.
 PATIENCE_S = 3
 DRIVER_QUERY = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
 # The values of CU_GREEN_CTX_DEFAULT_STREAM and CU_STREAM_NON_BLOCKING.

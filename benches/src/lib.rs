@@ -45,7 +45,7 @@ pub type MeasureError = Box<dyn Error + Send + Sync>;
 /// Each connection sends a request, waits for its answer, compares every byte, and sends the next
 /// one (a closed loop). The settings take turns, so that noise of the machine affects all of them
 /// equally. The table shows the median and the range over quiet rounds, in which other programs
-/// used at most 10 % of the machine. If there are no quiet rounds, the table covers all rounds.
+/// used at most 10 % of the machine. Without quiet rounds, the table covers all rounds.
 /// Bare HTTP and gRPC servers that only echo run in the same rounds as a baseline.
 ///
 /// CPU time is user and system time of the processes, as the kernel counts it. One thread of this

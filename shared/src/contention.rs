@@ -16,7 +16,7 @@
 //! * A batch takes the lesser of `t(b, s) + k · c · Σ p · turn` and `t(b, f)`. `f` is the number of
 //!   free SMs. `p` is the fraction of the worker's own SMs that the other worker can also use. `Σ p` is
 //!   therefore the mean number of other workers on each of these SMs. `c` is 1, plus `CROWD` times the
-//!   amount by which `Σ p` exceeds 1.
+//!   excess of `Σ p` over 1.
 //! * MPS has two client priorities. A kernel of normal priority waits for a kernel below normal only
 //!   until the running thread blocks end, for at most `BLOCK_S`. A worker below normal gets the time
 //!   that workers of normal priority do not use. Its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))`
@@ -60,7 +60,7 @@ const BLOCK_S: f64 = 5e-6;
 /// The value is fitted to the measurements that the module's documentation describes.
 const LEADS: f64 = 0.93;
 
-/// The maximum factor by which workers of normal priority prolong a batch of a worker below normal. In
+/// The maximum slowdown of a batch of a worker below normal, caused by workers of normal priority. In
 /// the measurements, no batch starved.
 const LONGEST_STRETCH: f64 = 10.0;
 

@@ -41,7 +41,7 @@ const NOISE: f64 = 0.1;
 /// The maximum relative change that `scale` makes to execution times.
 const SCALE: f64 = 0.3;
 
-/// The maximum factor by which `starts` changes start times.
+/// The largest factor that `starts` applies to start times.
 const STARTS: f64 = 2.0;
 
 /// A set of differences from the configured profiles.

@@ -7,8 +7,8 @@ use shadowslice_simulator::results::SimulationRun;
 
 use crate::simulate::{EVALUATED, LAYOUT, MixRuns, OPEN};
 
-/// The maximum difference by which the best fixed layout may beat the evaluated policy, as a
-/// [weighted] fraction of requests in time.
+/// The largest allowed lead of the best fixed layout over the evaluated policy, as a [weighted]
+/// fraction of requests in time.
 pub(crate) const MAX_GAP: f64 = 0.01;
 
 /// The weight of a priority divided by the weight of the next lower priority. The objective

@@ -196,8 +196,8 @@ async fn send(
             let receiver = Arc::clone(&models[model]);
             SentRequest { model, late, answer: reactor.spawn(async move { receiver.send(due).await }) }
         };
-        // This send fails only if an interrupt has dropped the receiver. In that case, the requests
-        // are no longer needed.
+        // This send fails only if an interrupt has dropped the receiver. In that case, nobody
+        // waits for the requests.
         sent_tx.send(due.into_iter().map(one).collect()).ok();
     });
     let sent = sent_rx.await;

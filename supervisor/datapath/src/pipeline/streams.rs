@@ -83,7 +83,7 @@ pub struct Answers {
 /// The source of the answers after the first answer.
 #[derive(Debug)]
 enum FurtherAnswers {
-    /// There are no further answers.
+    /// The stream has ended.
     None,
     /// The answers come from a worker of this supervisor.
     Here(OpenStream, RequestOptions),
