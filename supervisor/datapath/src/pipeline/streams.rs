@@ -83,7 +83,7 @@ pub struct Answers {
 /// The source of the answers after the first answer.
 #[derive(Debug)]
 enum FurtherAnswers {
-    /// The stream has ended.
+    /// The request has only one answer, or its stream has ended.
     None,
     /// The answers come from a worker of this supervisor.
     Here(OpenStream, RequestOptions),
