@@ -11,6 +11,7 @@ pub mod blame;
 pub mod groups;
 pub mod latency;
 pub mod placement;
+pub mod reconcile;
 pub mod restart;
 pub mod scheduler;
 pub mod sharing;
