@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use shadowslice_config::{Choice, Config, ControllerConfig};
 use shadowslice_control::controller::{Context, ControlThread, Served};
-use shadowslice_control::models::patience;
+use shadowslice_control::models::start_timeout;
 use shadowslice_operations::figures;
 use shadowslice_policy::sharing::PolicyName;
 use shadowslice_shared::exit::{self, fail};
@@ -85,7 +85,7 @@ async fn one(
     signals: &mut Signals,
 ) -> Result<Result<String, String>, Failed> {
     let (_moving, still) = watch::channel(false);
-    // Nothing is known of a model that never ran.
+    // No state is persisted of a model that never ran.
     let nowhere = config.run_dir.join("none");
     let Running { registry: _registry, mut control, models, router: _router, .. } =
         run_models((&nowhere, &nowhere), config, context, None, still).await?;
@@ -93,7 +93,7 @@ async fn one(
     let Some(served) = served else {
         return Ok(Err("the supervisor created no workers for the model; please report this".to_owned()));
     };
-    let (begun, limit) = (Instant::now(), patience(&config.timeouts));
+    let (begun, limit) = (Instant::now(), start_timeout(&config.timeouts));
     let outcome = tokio::select! {
         outcome = timeout(limit, settled(&served)) => Some(outcome),
         _ = signals.next() => None,

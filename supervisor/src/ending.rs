@@ -59,7 +59,7 @@ pub(crate) async fn until_ended(
     };
     systemd::stopping();
     router.stop();
-    succession.stay().await;
+    succession.registry.stay_moved();
     // Who ends it at a terminal does not wait for load balancers.
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::serve::{Failed, NO_THREADS, unavailable};
-use crate::upgrade::Turnstile;
 use shadowslice_config::Config;
 use shadowslice_control::controller::{Context, ControlThread, ModelState, Planned, Planner};
-use shadowslice_control::models::{COMMANDS, Known, ModelFactory, ModelSet, Registry, Served, Shown};
+use shadowslice_control::models::{ModelFactory, ModelSet, PersistedState, Registry, Served, Views};
 use shadowslice_datapath::heartbeat::Heartbeat;
 use shadowslice_datapath::peer::Guard;
 use shadowslice_datapath::repository::{QueuedCommand, Repository};
@@ -24,14 +23,14 @@ pub(crate) struct Running {
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) planned: Option<watch::Receiver<Planned>>,
     pub(crate) pulse: Heartbeat,
-    /// Lets the models' workers start, one model after the other.
-    pub(crate) turns: Turnstile,
+    /// The state that the previous supervisor left.
+    pub(crate) state: PersistedState,
 }
 
-/// Returns once the models are made; their workers begin to start, or wait for their turn if there is
-/// a predecessor, from which models are moving.
+/// Creates the models. Their workers begin to start. If there is a predecessor, they start when it hands
+/// the models over, one after the other.
 pub(crate) async fn run_models(
-    (file, known_at): (&Path, &Path),
+    (file, state_file): (&Path, &Path),
     config: &Config,
     context: &Context,
     tracer: Option<Arc<Tracer>>,
@@ -44,17 +43,13 @@ pub(crate) async fn run_models(
     let (planner, planned) = planner.unzip();
     let started = ControlThread::start(planner, pulse.clone());
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
-    let (turns, hire) = Turnstile::before(hire, config.models.len() + COMMANDS);
-    if !succeeds {
-        turns.open();
-    }
     let (router, (models, seen)) = (Arc::new(Router::new(pulse.clone())), watch::channel(Arc::default()));
-    let factory = ModelFactory { context: context.clone(), hire, next: 0 };
-    let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
-    let known = Known::read(known_at);
-    let registry = Registry::start(file, config, factory, shown, (&known, !succeeds)).await;
-    let registry = registry.map_err(|error| unavailable("cannot set up a model", &error))?;
-    Ok(Running { registry, control, router, models: seen, planned, pulse, turns })
+    let factory = ModelFactory::new(context.clone(), hire);
+    let views = Views { router: Arc::clone(&router), models, for_planner, tracer };
+    let state = PersistedState::read(state_file);
+    let registry = Registry::start(file, config, factory, views, (&state, !succeeds)).await;
+    let registry = registry.map_err(|error| unavailable("cannot set up the models", &error))?;
+    Ok(Running { registry, control, router, models: seen, planned, pulse, state })
 }
 
 pub(crate) fn repository(

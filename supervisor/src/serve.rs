@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::ground::Ground;
-use crate::known;
+use crate::persist;
 use crate::running::{Running, all_ready, repository, run_models};
 use crate::shown;
 use crate::systemd;
-use crate::upgrade::{self, Conversation, Go, Predecessor, Succession, Turnstile};
+use crate::upgrade::{self, Conversation, Go, Predecessor, Succession};
 
 use tokio::signal::unix::{Signal, SignalKind};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use shadowslice_config as config;
 use shadowslice_config::{Config, LimitsConfig, ListenConfig};
 use shadowslice_control::controller::Context;
 use shadowslice_control::host::{self, RunDir};
-use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
+use shadowslice_control::models::{MAX_COMMANDS, PersistedState, Registry, start_timeout};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::relay::RelayServer;
@@ -166,20 +166,18 @@ async fn serve(
     let access_log = config.access_log.as_deref().map(AccessLogWriter::start).transpose();
     let access_log = access_log.map_err(|error| unavailable("cannot start the access log", &error))?;
     let (rising, risen) = watch::channel(predecessor.is_some());
-    let (to_read, known_at) = ((file, &*run_dir.known()), run_dir.known());
-    let Running { registry, mut control, router, models, planned, pulse, turns } =
+    let (to_read, state_file) = ((file, &*run_dir.state()), run_dir.state());
+    let Running { registry, mut control, router, models, planned, pulse, state } =
         run_models(to_read, config, &context, tracer.clone(), risen.clone()).await?;
-    let (commands, commanded) = mpsc::channel(COMMANDS);
     let (upgrade, upgrades) = mpsc::channel(1);
-    let (wishes, wished) = mpsc::channel(COMMANDS);
-    let (moves, to_move) = mpsc::channel(COMMANDS);
-    let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
+    let (client_commands, client_commands_rx) = mpsc::channel(MAX_COMMANDS);
+    let repository = repository(&models, &router, model_control, (client_commands, risen.clone()));
     let reach = Arc::new(AdminContext {
         since: Instant::now(),
         config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
         models: models.clone(),
-        commands: commands.clone(),
+        registry: registry.clone(),
         upgrades: upgrade,
         upgrading: risen.clone(),
         gpus: context.gpus.clone(),
@@ -199,10 +197,10 @@ async fn serve(
         models: models.clone(),
         router: &router,
         history: &history,
-        moves: moves.clone(),
+        registry: registry.clone(),
         rising: rising.clone(),
         gpus: &gpus,
-        within: patience(&config.timeouts) + STOP_GRACE,
+        within: start_timeout(&config.timeouts) + STOP_GRACE,
     };
     // Goes with the supervisor before this one, if there is one.
     let (before_lives, before) = watch::channel(());
@@ -247,14 +245,12 @@ async fn serve(
     let begun = Cell::new(false);
     let served = async {
         let ready = async {
-            let models = Arc::clone(&models.borrow());
             match predecessor.take() {
                 Some(before) => {
-                    let before = before.converse(before_lives, moves).map_err(|error| {
+                    let before = before.converse(before_lives, registry.clone()).map_err(|error| {
                         unavailable("cannot communicate with the previous supervisor", &error)
                     })?;
-                    let starting = (&*models, &turns, patience(&config.timeouts));
-                    succeed(before, starting, &router, &ingress.shared_memory()).await;
+                    succeed(before, &state, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     if let Err(error) = history.take(&run_dir.history()) {
                         tracing::warn!(
@@ -264,7 +260,10 @@ async fn serve(
                     }
                     Ok(())
                 }
-                None if config.strict_start => all_ready(&models.served).await,
+                None if config.strict_start => {
+                    let models = Arc::clone(&models.borrow());
+                    all_ready(&models.served).await
+                }
                 None => Ok(()),
             }
         };
@@ -292,7 +291,7 @@ async fn serve(
         once(opened).await;
         tokio::select! {
             () = admin.run(reach) => {}
-            () = known::keep(known_at, models.clone(), Arc::clone(&router), risen.clone()) => {}
+            () = persist::keep(state_file, models.clone(), Arc::clone(&router), risen.clone()) => {}
             () = left(course.subscribe()) => {}
         }
         std::future::pending().await
@@ -311,8 +310,9 @@ async fn serve(
             served = served => served,
             () = while_it_serves => Ok(()),
             () = relayed => Ok(()),
-            () = registry.run(commanded, wished, to_move) => Ok(()),
-            () = reload_on(hangup, commands, (risen.clone(), reopen)) => Ok(()),
+            () = registry.watch() => Ok(()),
+            () = registry.serve_clients(client_commands_rx) => Ok(()),
+            () = reload_on(hangup, registry.clone(), (risen.clone(), reopen)) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
@@ -375,11 +375,11 @@ async fn left(mut course: watch::Receiver<Course>) {
 /// Serves from the moment at which the supervisor before this one leaves that to it.
 async fn succeed(
     mut before: Conversation,
-    (models, turns, patience): (&ModelSet, &Turnstile, Duration),
+    state: &PersistedState,
     router: &Router,
     memory: &SharedMemory,
 ) {
-    let Some(Go { drained, drained_models, regions }) = before.take_over(models, turns, patience).await
+    let Some(Go { drained, drained_models, regions }) = before.take_over(state).await
     else {
         return;
     };
@@ -399,7 +399,7 @@ fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporte
 /// Has the access log open its file again and asks for a reload at each SIGHUP, for ever.
 async fn reload_on(
     mut hangup: Signal,
-    commands: mpsc::Sender<Command>,
+    registry: Registry,
     (rising, reopen): (watch::Receiver<bool>, Option<impl Fn()>),
 ) {
     while hangup.recv().await.is_some() {
@@ -412,9 +412,9 @@ async fn reload_on(
             );
             continue;
         }
-        // The log says how the reload went. A full queue is no loss: the last reload in it reads
-        // the same file.
-        commands.try_send(Command::Reload { reply: oneshot::channel().0 }).ok();
+        let registry = registry.clone();
+        // The log contains the outcome.
+        tokio::spawn(async move { registry.reload().await.ok() });
     }
     std::future::pending().await
 }

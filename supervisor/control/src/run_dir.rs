@@ -73,9 +73,9 @@ impl RunDir {
         self.lock.as_fd()
     }
 
-    /// The file with what is known beyond the configuration.
-    pub fn known(&self) -> PathBuf {
-        self.private().join("known.json")
+    /// Returns the path of the file with the state that the configuration does not contain.
+    pub fn state(&self) -> PathBuf {
+        self.private().join("state.json")
     }
 
     /// The file in which samples for the page go to the next supervisor.

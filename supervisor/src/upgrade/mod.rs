@@ -17,11 +17,9 @@
 
 mod predecessor;
 mod successor;
-mod turns;
 
 pub(crate) use predecessor::{Conversation, Predecessor};
 pub(crate) use successor::{Successor, program};
-pub(crate) use turns::Turnstile;
 
 use std::io;
 use std::os::fd::RawFd;
@@ -37,7 +35,7 @@ use tokio::time::timeout;
 use shadowslice_control::backend::{Gpus, MpsEstate};
 use shadowslice_control::controller;
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::{Known, ModelSet, Move, Served};
+use shadowslice_control::models::{ModelSet, PersistedState, Registry, Served};
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::PassableSocket;
@@ -113,7 +111,7 @@ pub(crate) struct Succession<'a> {
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) router: &'a Router,
     pub(crate) history: &'a Arc<History>,
-    pub(crate) moves: mpsc::Sender<Move>,
+    pub(crate) registry: Registry,
     /// Tells whether the next one is being started: nothing but what it will know may change then.
     pub(crate) rising: watch::Sender<bool>,
     /// How long a model of the next one may take until it serves.
@@ -142,11 +140,13 @@ impl Succession<'_> {
     }
 
     async fn hand_over(&self) -> Result<Successor, String> {
+        // A model that is loaded, reloaded or moved now would change behind the next supervisor's back.
+        let _no_commands = self.registry.pause_commands(self.within).await?;
         self.settled().await?;
         tracing::info!(program = %self.program.display(), "starting the next supervisor");
         let models = Arc::clone(&self.models.borrow());
-        let (known, path) = (Known::of(&models, self.router), self.run_dir.known());
-        let written = tokio::task::spawn_blocking(move || known.write(&path)).await;
+        let (state, path) = (PersistedState::of(&models, self.router), self.run_dir.state());
+        let written = tokio::task::spawn_blocking(move || state.write(&path)).await;
         written
             .unwrap_or_else(|error| Err(io::Error::other(error)))
             .map_err(|error| format!("cannot write the models' state for the next supervisor: {error}"))?;
@@ -161,15 +161,14 @@ impl Succession<'_> {
             self.take_back(next, moved).await;
             return Err(why);
         }
-        self.stay().await;
+        self.registry.stay_moved();
         self.gpus.iter().for_each(|gpu| gpu.pass());
         self.sockets.iter().for_each(PassableSocket::release);
         Ok(next)
     }
 
-    /// Returns when nothing is under way that the next one would not know: loads, changes of shares.
+    /// Waits until no change of a share is in progress, which the next supervisor would not know.
     async fn settled(&self) -> Result<(), String> {
-        self.order(|done| Move::Nothing { done }).await;
         let models = Arc::clone(&self.models.borrow());
         for served in &models.served {
             // The report may be older than a change that has just begun.
@@ -231,7 +230,7 @@ impl Succession<'_> {
                             moved.push(model.clone());
                             let socket = next.relay();
                             tokio::select! {
-                                () = self.order(|ended| Move::Away { model, socket, ended }) => {}
+                                () = self.registry.relay(&model, socket) => {}
                                 why = next.lost() => return Err(why),
                             }
                         }
@@ -255,31 +254,16 @@ impl Succession<'_> {
         }
     }
 
-    /// One model after the other, while the next supervisor serves the others; all at once if it
-    /// has ended.
+    /// Takes the models back: one after the other while the next supervisor serves the others, and all
+    /// together if it has exited.
     async fn take_back(&self, mut next: Successor, mut moved: Vec<String>) {
         while next.lives()
             && let Some(model) = moved.pop()
         {
-            let models = vec![model.clone()];
-            self.order(|serve| Move::Back { models, outage: false, serve }).await;
+            self.registry.take_back(std::slice::from_ref(&model), false).await;
             next.say(&Order::Drop { model }).await.ok();
         }
-        if !moved.is_empty() {
-            self.order(|serve| Move::Back { models: moved, outage: true, serve }).await;
-        }
+        self.registry.take_back(&moved, true).await;
         next.end().await;
-    }
-
-    /// Models that have moved are not to come back.
-    pub(crate) async fn stay(&self) {
-        // The registry ends only with this supervisor.
-        self.moves.send(Move::Stay).await.ok();
-    }
-
-    async fn order(&self, order: impl FnOnce(oneshot::Sender<()>) -> Move) {
-        let (done, is_done) = oneshot::channel();
-        self.moves.send(order(done)).await.ok();
-        is_done.await.ok();
     }
 }

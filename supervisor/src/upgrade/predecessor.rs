@@ -12,9 +12,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 
-use super::{Estate, Go, MAX_LINE, Order, Turnstile, VARIABLE, Word, described};
+use super::{Estate, Go, MAX_LINE, Order, VARIABLE, Word, described};
 use shadowslice_control::backend::MpsEstate;
-use shadowslice_control::models::{ModelSet, Move, serving};
+use shadowslice_control::models::{PersistedState, Registry};
 use shadowslice_datapath::sockets::Inherited;
 
 /// How long the estate may take to come.
@@ -65,7 +65,7 @@ impl Predecessor {
     pub(crate) fn converse(
         self,
         lives: Option<watch::Sender<()>>,
-        moves: mpsc::Sender<Move>,
+        registry: Registry,
     ) -> io::Result<Conversation> {
         self.channel.set_nonblocking(true)?;
         let (orders, words) = tokio::net::UnixStream::from_std(self.channel)?.into_split();
@@ -78,7 +78,7 @@ impl Predecessor {
             }
             drop(lives);
         });
-        Ok(Conversation { words, heard, moves })
+        Ok(Conversation { words, heard, registry })
     }
 }
 
@@ -99,53 +99,48 @@ async fn read(orders: &mut BufReader<OwnedReadHalf>) -> Option<Order> {
 pub(crate) struct Conversation {
     words: OwnedWriteHalf,
     heard: mpsc::Receiver<Order>,
-    moves: mpsc::Sender<Move>,
+    registry: Registry,
 }
 
 impl Conversation {
-    /// Takes over model by model. Returns when this supervisor is to accept connections, with
-    /// nothing if its predecessor has died meanwhile.
-    pub(crate) async fn take_over(
-        &mut self,
-        models: &ModelSet,
-        turns: &Turnstile,
-        patience: Duration,
-    ) -> Option<Go> {
-        // What is known to fail is said before anything moves.
-        for served in models.served.iter().filter(|served| served.model.broken.is_some()) {
-            let (model, why) = (served.model.name.clone(), served.model.broken.clone());
-            self.say(&Word::Serves { model, described: Value::Null, why }).await.ok();
+    /// Takes over the models one by one. Returns when this supervisor should accept connections, with
+    /// `None` if its predecessor has died.
+    pub(crate) async fn take_over(&mut self, state: &PersistedState) -> Option<Go> {
+        let (broken, whole): (Vec<_>, Vec<_>) =
+            self.registry.not_started().into_iter().partition(|model| model.broken.is_some());
+        // The predecessor hears of models that cannot start before any model moves.
+        for model in &broken {
+            let (name, why) = (model.name.clone(), model.broken.clone());
+            self.say(&Word::Serves { model: name, described: Value::Null, why }).await.ok();
             if !matches!(self.order().await, Some(Order::Next)) {
-                return self.alone(turns);
+                return self.alone();
             }
         }
-        for served in &models.served {
-            turns.next();
-            if served.model.broken.is_some() {
-                continue;
-            }
-            let why = tokio::select! {
-                outcome = serving(served.report.clone(), patience) => outcome.err(),
-                // It does not speak before it is told, but of what it takes back.
-                _ = self.order() => return self.alone(turns),
+        for name in state.upgrade_order(whole.iter().map(|model| &*model.name)) {
+            let registry = self.registry.clone();
+            let (served, outcome) = tokio::select! {
+                begun = registry.begin(name) => begun,
+                // The predecessor only speaks now if it takes models back.
+                _ = self.order() => return self.alone(),
             };
-            let (model, described) = (served.model.name.clone(), described(served));
+            let described = served.as_ref().map(described).unwrap_or_default();
+            let (model, why) = (name.to_owned(), outcome.err());
             // If nobody hears it, nobody answers.
             self.say(&Word::Serves { model, described, why }).await.ok();
             if !matches!(self.order().await, Some(Order::Next)) {
-                return self.alone(turns);
+                return self.alone();
             }
         }
-        turns.open();
+        self.registry.begin_all();
         self.say(&Word::Started).await.ok();
         match self.order().await {
             Some(Order::Go(go)) => Some(go),
-            _ => self.alone(turns),
+            _ => self.alone(),
         }
     }
 
-    fn alone(&self, turns: &Turnstile) -> Option<Go> {
-        turns.open();
+    fn alone(&self) -> Option<Go> {
+        self.registry.begin_all();
         tracing::warn!(
             "the previous supervisor exited without notice during the upgrade; this supervisor serves all models now"
         );
@@ -158,13 +153,15 @@ impl Conversation {
         self.words.write_all(&line).await
     }
 
-    /// The next one that is not for the registry; `None` if the predecessor has ended. Cancel-safe.
+    /// Returns the next order, or `None` if the predecessor has exited. Executes the orders to drop a
+    /// model. Is cancel-safe.
     async fn order(&mut self) -> Option<Order> {
         loop {
             match self.heard.recv().await? {
                 Order::Drop { model } => {
-                    // The registry ends only with this supervisor.
-                    self.moves.send(Move::Drop { model }).await.ok();
+                    let registry = self.registry.clone();
+                    // A model that is not in the configuration has nothing to give back.
+                    tokio::spawn(async move { registry.give_back(&model).await.ok() });
                 }
                 order => return Some(order),
             }

@@ -33,7 +33,7 @@ async fn the_persisted_state_survives_upgrades_and_a_kill() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.resize("a", 20).await.unwrap();
     server.command_output(&["drain", "b"]).await.unwrap();
-    let known = server.home().run_dir().join("private/known.json");
+    let known = server.home().run_dir().join("private/state.json");
     let before = server.upgrade().await.unwrap();
     server.wait_gone(before).await.unwrap();
     let a = server.model("a").await.unwrap();
@@ -217,7 +217,7 @@ async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhil
     assert!(refused.0.contains("is taking over") && refused.1.contains("is taking over"), "{refused:?}");
     server.wait_gone(before).await.unwrap();
     assert_eq!(slo(&server).await, 88.0);
-    let known = std::fs::read_to_string(server.home().run_dir().join("private/known.json")).unwrap();
+    let known = std::fs::read_to_string(server.home().run_dir().join("private/state.json")).unwrap();
     assert!(known.contains("batch"), "the other key is kept as well: {known}");
     server.stop().await.unwrap();
 }

@@ -28,15 +28,17 @@ fn home() -> Home {
     let home = Home::with_config("").unwrap();
     home.write("profile.yaml", profile(1.0)).unwrap();
     home.write("slow.yaml", profile(1.0).replace("load: 50ms", "load: 2s")).unwrap();
+    home.write("slower.yaml", profile(1.0).replace("load: 50ms", "load: 3s")).unwrap();
     home.write("broken.onnx", NO_OPERATORS).unwrap();
     home
 }
 
-/// Writes a configuration that has these models between `a` and `b`.
+/// Writes a configuration that has these models between `a` and `b`. The model `b` starts slowly, so `a`
+/// moves first during an upgrade.
 fn configure(home: &Home, between: &[String]) {
-    let fast = |name| echo(name, "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
-    let models: Vec<String> = [&[fast("a")][..], between, &[fast("b")]].concat();
-    configure_with(home, &models);
+    let model = |name, keys| echo(name, &format!("profile: {keys}, slo: 20s, share: {{initial: 30%}}"));
+    let (a, b) = (model("a", "profile.yaml"), model("b", "slow.yaml"));
+    configure_with(home, &[&[a][..], between, &[b]].concat());
 }
 
 fn configure_with(home: &Home, models: &[String]) {
@@ -45,8 +47,7 @@ fn configure_with(home: &Home, models: &[String]) {
     home.write("config.yaml", format!("{host}models:\n{models}")).unwrap();
 }
 
-/// Returns a model that takes more than 2 s to start. During that time, `a` has moved and `b` has
-/// not.
+/// Returns a model that takes more than 2 s to start.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 10%}")
 }
@@ -136,8 +137,12 @@ async fn nothing_is_lost_and_at_most_one_model_has_two_sets_of_workers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_return_if_a_later_model_cannot_move() {
-    let server = serving().await;
+    let home = home();
     let a = echo("a", "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
+    let b = echo("b", "profile: slower.yaml, slo: 20s, share: {initial: 30%}");
+    configure_with(&home, &[a.clone(), slow(), b]);
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
+    server.wait_model_ready("b").await.unwrap();
     configure_with(server.home(), &[a, slow(), broken("b")]);
     let loads = loads(&server, Duration::from_secs(5));
     let (output, ()) = tokio::join!(server.home().run(&["upgrade"]), a_has_moved(&server));
@@ -150,7 +155,7 @@ async fn models_return_if_a_later_model_cannot_move() {
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }
-    assert_eq!(server.children().len(), 2);
+    assert_eq!(server.children().len(), 3);
     server.stop().await.unwrap();
 }
 
@@ -177,9 +182,10 @@ async fn a_stop_during_an_upgrade_answers_accepted_requests_and_leaves_nothing()
     let home = home();
     home.write("long.yaml", profile(500.0)).unwrap();
     let long = echo("a", "profile: long.yaml, slo: 20s, share: {initial: 100%}");
-    configure_with(&home, &[long.clone(), echo("b", "share: {initial: 10%}")]);
+    let b = echo("b", "profile: slow.yaml, share: {initial: 10%}");
+    configure_with(&home, &[long.clone(), b.clone()]);
     let mut server = ServerUnderTest::start_ready(home).await.unwrap();
-    configure_with(server.home(), &[long, slow(), echo("b", "share: {initial: 10%}")]);
+    configure_with(server.home(), &[long, slow(), b]);
     let (client, case) = (server.client(), echo_case(1));
     assert_eq!(ask(client.clone(), "a", &case, 0.0).await, RequestOutcome::Right);
     let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
@@ -206,7 +212,7 @@ async fn the_next_supervisor_serves_all_models_if_the_first_is_killed_during_the
         next
     });
     server.follow(&next.pid.to_string()).unwrap();
-    server.wait_ready().await.unwrap();
+    server.wait_model_ready("b").await.unwrap();
     for model in ["a", "b"] {
         assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, RequestOutcome::Right);
     }

@@ -143,6 +143,14 @@ pub struct Warming {
 }
 
 impl ModelReport {
+    /// Returns the time that the serving worker took to start, in ms.
+    pub(crate) fn start_ms(&self) -> Option<u64> {
+        let serving = self.workers.iter().find(|worker| worker.phase == "serving")?;
+        let BootMs { spawn, libraries, context, session, warmup, proof } = serving.boot_ms;
+        // Rounded to whole milliseconds.
+        Some((spawn + libraries + context + session + warmup + proof) as u64)
+    }
+
     /// The SMs that a share of its GPU comes to, by the means by which its share is changed.
     pub(super) fn sms_of(&self, gpu: &dyn GpuBackend, share: Percent) -> Sms {
         self.partition.as_ref().map_or_else(|| gpu.sms(share), |(division, _)| division.sms_of(share))

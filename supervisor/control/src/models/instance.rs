@@ -1,35 +1,37 @@
-//! A model as it runs: made, given to the control thread, and ended when it is not needed any more.
+//! An instance of a model: its queue, its controller and its workers.
 
-use shadowslice_shared::rounding;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use shadowslice_config::{Config, ModelConfig, OnLate, Timeouts};
+use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, PipelineSettings};
+use shadowslice_datapath::router::{Route, RouteHolds};
+use shadowslice_policy::reconcile::Health;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Percent;
+use shadowslice_shared::{errors, rounding};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::mended::{FoundFiles, WatchedFiles};
+use super::desired::{DesiredModel, FirstShare, InstanceSpec};
+use super::file_watch::{FoundFiles, Stamps};
 use crate::controller::{
-    Cause, Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, ResizeRefused, Served,
-    WaitReason,
+    Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, Served, WaitReason,
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
-use shadowslice_config::{Config, ModelConfig, OnLate, Timeouts};
-use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, PipelineSettings};
-use shadowslice_datapath::router::{Route, RouteHolds};
-use shadowslice_shared::errors;
 
-/// How long a model that goes may take to answer what it accepted.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// The time for which a retired instance may answer the requests that it has accepted.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long an order may wait for a place in its controller's queue.
-const ORDER_WITHIN: Duration = Duration::from_secs(5);
+/// The time for which an order may wait for a place in its controller's queue.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
-pub enum MakeError {
+pub(super) enum MakeError {
     #[error("cannot create the shared memory for the model's requests")]
     Memory(#[source] SlabError),
     #[error("cannot store the model's reference answers")]
@@ -38,84 +40,122 @@ pub enum MakeError {
     Stopping,
 }
 
+/// Creates instances.
 #[derive(Debug)]
 pub struct ModelFactory {
     pub context: Context,
-    pub hire: mpsc::Sender<ControllerTask>,
-    pub next: usize,
+    hire: mpsc::Sender<ControllerTask>,
+    /// The library of ONNX Runtime, if a reload was the first to need it.
+    library: OnceLock<PathBuf>,
+    made: AtomicUsize,
 }
 
+/// An instance of a model. Dropping it does not end its workers. See [`Instance::retire`].
 #[derive(Debug)]
 pub(super) struct Instance {
-    /// Without its successor, which the registry knows.
+    /// The parts that the rest of the supervisor uses, without the successor.
     pub(super) served: Served,
-    pub(super) files: WatchedFiles,
+    pub(super) spec: InstanceSpec,
+    /// The specification that was last confirmed, to which a refused change returns.
+    pub(super) confirmed: InstanceSpec,
+    pub(super) stamps: Arc<Stamps>,
     pub(super) route: Route,
-    guests: RouteHolds,
+    /// The report, for a reader that marks it as seen.
+    pub(super) report_rx: watch::Receiver<ModelReport>,
+    start: Start,
+    holds: RouteHolds,
     watching: AbortHandle,
-    /// How long streams may go on when the model goes.
+    /// The time for which streams may continue when the instance is retired.
     drain: Duration,
 }
 
+/// The first start of an instance.
+#[derive(Debug, Clone, Copy)]
+enum Start {
+    /// A worker must serve within `limit`, until `deadline`.
+    Pending { deadline: Instant, limit: Duration },
+    /// A worker has served.
+    Done,
+}
+
 impl ModelFactory {
-    /// Makes a model; its controller begins to start its workers.
+    pub fn new(context: Context, hire: mpsc::Sender<ControllerTask>) -> Self {
+        Self { context, hire, library: OnceLock::new(), made: AtomicUsize::new(0) }
+    }
+
+    /// Creates an instance. Its controller starts the workers.
     pub(super) async fn make(
-        &mut self,
-        model: Arc<ModelConfig>,
-        share: Percent,
-        held: bool,
+        &self,
+        spec: InstanceSpec,
+        FirstShare { share, held }: FirstShare,
         found: FoundFiles,
     ) -> Result<Instance, MakeError> {
-        let id = self.next;
-        self.next += 1;
+        let model = Arc::clone(&spec.model);
         let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
+        let FoundFiles { stamps, loaded: files } = found;
         let settings = PipelineSettings {
             name: model.name.clone(),
             live: live(&model),
             max_requests: model.queue.max_requests,
             memory: model.queue.memory,
             profile: model.profile.clone(),
-            content: Arc::clone(&found.loaded.content),
+            content: Arc::clone(&files.content),
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);
         let reference = ReferenceFile::create(&model.name).map_err(MakeError::Reference)?;
-        let FoundFiles { stamps, loaded: files } = found;
         let parts = ModelParts {
             pipeline: Arc::clone(&pipeline),
             reference,
             files: Arc::clone(&files),
             facts: heard,
         };
-        let (context, of) = (self.context.clone(), Arc::clone(&model));
-        let (hired, report) = ControllerTask::new(context, of, share, held, parts);
-        let orders = hired.orders.clone();
-        self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
-        let (route, guests) = Route::to(Arc::clone(&pipeline));
+        let (task, report) = ControllerTask::new(self.context(), Arc::clone(&model), share, held, parts);
+        let orders = task.orders.clone();
+        self.hire.send(task).await.map_err(|_| MakeError::Stopping)?;
+        let (route, holds) = Route::to(Arc::clone(&pipeline));
         let watched = Arc::clone(&pipeline);
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
+        let id = self.made.fetch_add(1, Ordering::Relaxed);
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
+        let report_rx = report.clone();
         let served = Served { id, model, gpu, pipeline, report, orders, successor: None, files };
-        let drain = self.context.timeouts.drain;
-        Ok(Instance { served, files: WatchedFiles::new(stamps), route, guests, watching, drain })
+        let limit = start_timeout(&self.context.timeouts);
+        Ok(Instance {
+            served,
+            confirmed: spec.clone(),
+            spec,
+            stamps: Arc::new(stamps),
+            route,
+            report_rx,
+            start: Start::Pending { deadline: Instant::now() + limit, limit },
+            holds,
+            watching,
+            drain: self.context.timeouts.drain,
+        })
     }
 
-    /// Finds ONNX Runtime's library, where a new configuration is the first that needs it.
-    pub(super) fn learn_library(&mut self, config: &Config) -> Result<(), String> {
-        if self.context.library.as_os_str().is_empty() {
-            self.context.library = onnxruntime_library(config).map_err(|error| errors::chain(&error))?;
+    fn context(&self) -> Context {
+        let library = self.library.get().unwrap_or(&self.context.library).clone();
+        Context { library, ..self.context.clone() }
+    }
+
+    /// Finds the library of ONNX Runtime if a new configuration is the first that needs it.
+    pub(super) fn find_library(&self, config: &Config) -> Result<(), String> {
+        if self.context.library.as_os_str().is_empty() && self.library.get().is_none() {
+            let library = onnxruntime_library(config).map_err(|error| errors::chain(&error))?;
+            if !library.as_os_str().is_empty() {
+                // If another reload has found the library meanwhile, it is the same one.
+                self.library.set(library).ok();
+            }
         }
         Ok(())
     }
-
-    pub(super) fn patience(&self) -> Duration {
-        patience(&self.context.timeouts)
-    }
 }
 
-/// How long a model may take until it serves: twice the limit for one start, for the reference
-/// worker and the first that serves. Deaths and waits for memory count.
-pub fn patience(timeouts: &Timeouts) -> Duration {
+/// Returns the time within which a model must serve: twice the limit for one start, as the reference
+/// worker starts first. Deaths and waits for memory count.
+pub fn start_timeout(timeouts: &Timeouts) -> Duration {
     (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
 }
 
@@ -128,34 +168,85 @@ fn live(model: &ModelConfig) -> LiveSettings {
 }
 
 impl Instance {
-    /// Goes by another configuration, which differs only in what needs no new workers.
-    pub(super) async fn configure(&mut self, model: Arc<ModelConfig>) -> Result<(), String> {
-        let order = Order::Configure { model: Arc::clone(&model) };
-        give(&self.served.orders, order).await?;
+    /// Gives the instance another specification, which needs no new workers.
+    pub(super) async fn configure(&mut self, spec: &InstanceSpec) -> Result<(), String> {
+        let model = Arc::clone(&spec.model);
+        send_order(&self.served.orders, Order::Configure { model: Arc::clone(&model) }).await?;
         self.served.pipeline.set_live_settings(live(&model));
         self.served.model = model;
+        self.spec = spec.clone();
         Ok(())
     }
 
-    /// Has the model answer the requests that it has, and then end, in the background. No router
-    /// has it any more. Requests that are left after `ANSWER_WITHIN` are refused with `why`; streams
-    /// that are left after `drain` break off.
+    pub(super) fn confirm(&mut self) {
+        self.confirmed = self.spec.clone();
+    }
+
+    /// Returns the progress of the first start, and marks the report as seen.
+    pub(super) fn health(&mut self, now: Instant) -> Health {
+        let report = self.report_rx.borrow_and_update();
+        match (&report.state, self.start) {
+            (ModelState::Unready { why, .. }, _) => Health::Failed(why.clone()),
+            (ModelState::Ready, _) => {
+                self.start = Start::Done;
+                Health::Serving
+            }
+            (_, Start::Done) => Health::Serving,
+            (_, Start::Pending { deadline, limit }) if now >= deadline => {
+                Health::Failed(start_timed_out(&report, limit))
+            }
+            (_, Start::Pending { .. }) => Health::Starting,
+        }
+    }
+
+    /// Returns the time at which the start times out, if it has not timed out at `now`.
+    pub(super) fn deadline_after(&self, now: Instant) -> Option<Instant> {
+        match self.start {
+            Start::Pending { deadline, .. } => Some(deadline).filter(|deadline| *deadline > now),
+            Start::Done => None,
+        }
+    }
+
+    /// Returns the share that is in force when the change in progress has ended.
+    pub(super) fn coming_share(&self) -> Percent {
+        let report = self.served.report.borrow();
+        report.coming.unwrap_or(report.share)
+    }
+
+    /// Returns the share with which a successor starts.
+    pub(super) fn successors_share(&self, desired: &DesiredModel) -> FirstShare {
+        let held = self.served.report.borrow().held;
+        FirstShare { share: desired.share_instead_of(self.coming_share()), held }
+    }
+
+    /// Holds the share, or releases it.
+    pub(super) async fn hold(&self, held: bool) {
+        if self.served.report.borrow().held != held {
+            let (reply, _) = oneshot::channel();
+            // Without a controller, there is no share to hold.
+            send_order(&self.served.orders, Order::Hold { held, reply }).await.ok();
+        }
+    }
+
+    /// Ends the instance in the background, after it has answered its requests. The router no longer
+    /// has a route to it. Requests that are left after [`ANSWER_TIMEOUT`] are refused with `why`, and
+    /// streams that are left after `timeouts.drain` are cut.
     pub(super) fn retire(self, why: &'static str) {
-        let Self { served, route, mut guests, watching, drain, files: _ } = self;
+        let Self { served, route, mut holds, watching, drain, .. } = self;
         let Served { model, pipeline, orders, .. } = served;
         drop(route);
         let streams_until = Instant::now() + drain;
         tokio::spawn(async move {
-            if tokio::time::timeout(ANSWER_WITHIN, guests.released()).await.is_err() {
+            if tokio::time::timeout(ANSWER_TIMEOUT, holds.released()).await.is_err() {
                 tracing::warn!(
                     model = model.name,
                     why,
-                    waited_ms = rounding::ms(ANSWER_WITHIN),
+                    waited_ms = rounding::ms(ANSWER_TIMEOUT),
                     "outgoing workers of the model did not answer all requests in time; refusing the remaining requests"
                 );
                 pipeline.shut(why);
             }
-            if tokio::time::timeout_at(streams_until, guests.streams_ended()).await.is_err() {
+            if tokio::time::timeout_at(streams_until, holds.streams_ended()).await.is_err() {
                 let model = &model.name;
                 tracing::warn!(
                     model,
@@ -164,9 +255,9 @@ impl Instance {
                     "response streams of outgoing workers did not end within timeouts.drain; cutting these streams"
                 );
             }
-            // An error means that the controller has ended already.
+            // An error means that the controller has ended.
             orders.send(Order::Stop).await.ok();
-            // The controller kills workers that do not end.
+            // The controller kills workers that do not exit.
             orders.closed().await;
             watching.abort();
             tracing::info!(model = model.name, why, "the model's outgoing workers have exited");
@@ -174,115 +265,20 @@ impl Instance {
     }
 }
 
-pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(), String> {
-    let given = tokio::time::timeout(ORDER_WITHIN, orders.send(order)).await;
-    match given {
+pub(super) async fn send_order(orders: &mpsc::Sender<Order>, order: Order) -> Result<(), String> {
+    let sent = tokio::time::timeout(ORDER_TIMEOUT, orders.send(order)).await;
+    match sent {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) => Err("the model's controller has stopped; see the log".to_owned()),
         Err(_) => Err("too many orders are queued for the model; try again later".to_owned()),
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Aim {
-    At(Percent),
-    Within(Percent, Percent),
-}
-
-impl Aim {
-    /// The nearest share that will do.
-    pub(super) fn from(self, in_force: Percent) -> Percent {
-        match self {
-            Self::At(share) => share,
-            Self::Within(min, max) => in_force.clamp(min, max),
-        }
-    }
-}
-
-/// Brings a share into force, once no other change is under way. Does not change whether it is
-/// held.
-pub(super) async fn resize(
-    orders: mpsc::Sender<Order>,
-    mut report: watch::Receiver<ModelReport>,
-    aim: Aim,
-) -> Result<(), String> {
-    loop {
-        // A policy may have changed the share meanwhile.
-        let share = aim.from(report.borrow_and_update().share);
-        let (reply, outcome) = oneshot::channel();
-        give(&orders, Order::Resize { share, groups: None, cause: Cause::Hand, hold: false, reply }).await?;
-        match outcome.await {
-            Ok(Ok(report)) => return report.why.map_or(Ok(()), Err),
-            Ok(Err(ResizeRefused::InForce { .. })) => return Ok(()),
-            // Asked again when something has changed.
-            Ok(Err(ResizeRefused::Busy(_))) => {}
-            Ok(Err(ResizeRefused::NotServing { .. })) if is_coming(&report.borrow().state) => {}
-            Ok(Err(refused)) => return Err(refused.to_string()),
-            Err(_) => return Err(ResizeRefused::Stopping.to_string()),
-        }
-        if report.changed().await.is_err() {
-            return Err(ResizeRefused::Stopping.to_string());
-        }
-    }
-}
-
-/// The same, for `patience` at most.
-pub(super) async fn resized(
-    orders: mpsc::Sender<Order>,
-    report: watch::Receiver<ModelReport>,
-    aim: Aim,
-    patience: Duration,
-) -> Result<(), String> {
-    let resized = tokio::time::timeout(patience, resize(orders, report, aim)).await;
-    resized.unwrap_or_else(|_| Err(format!("the share change timed out after {patience:?}")))
-}
-
-/// Gives the successor what an operator changed about the share while it booted. What a policy
-/// changed, the policy will change again. A new successor's queue of orders has room.
-pub(super) fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bool) {
-    let (held, share) = {
-        let is = next.report.borrow();
-        (is.held, is.share)
+fn start_timed_out(report: &ModelReport, limit: Duration) -> String {
+    let waits = match &report.state {
+        ModelState::Waiting(why) => format!(": {why}"),
+        _ if report.waits.contains(&WaitReason::Turn) => ": other workers start first".to_owned(),
+        _ => String::new(),
     };
-    if was.held != held {
-        let (reply, _nobody) = oneshot::channel();
-        next.orders.try_send(Order::Hold { held: was.held, reply }).ok();
-    }
-    let by_hand = was.held || !policy_acts && was.share != beside;
-    if by_hand && was.share != share {
-        let (reply, _nobody) = oneshot::channel();
-        let (share, hold) = (was.share, was.held);
-        let order = Order::Resize { share, groups: None, cause: Cause::Hand, hold, reply };
-        next.orders.try_send(order).ok();
-    }
-}
-
-fn is_coming(state: &ModelState) -> bool {
-    matches!(state, ModelState::Loading | ModelState::Restarting | ModelState::Waiting(_))
-}
-
-/// Waits until a model serves, for `patience` at most; else says why it does not.
-pub async fn serving(mut report: watch::Receiver<ModelReport>, patience: Duration) -> Result<(), String> {
-    let settled = |report: &ModelReport| {
-        matches!(report.state, ModelState::Ready | ModelState::Unready { .. } | ModelState::Stopping)
-    };
-    let state = async { report.wait_for(settled).await.map(|seen| seen.state.clone()) };
-    let Ok(state) = tokio::time::timeout(patience, state).await else {
-        let waits = match &report.borrow().state {
-            ModelState::Waiting(why) => format!(": {why}"),
-            _ if report.borrow().waits.contains(&WaitReason::Turn) => {
-                ": other workers start first".to_owned()
-            }
-            _ => String::new(),
-        };
-        return Err(format!(
-            "the model was not ready within {patience:?} (timeouts.spawn, timeouts.warm){waits}"
-        ));
-    };
-    // An error means that its controller has ended.
-    match state.unwrap_or(ModelState::Stopping) {
-        ModelState::Ready => Ok(()),
-        ModelState::Unready { why, .. } => Err(why),
-        _ => Err("the supervisor is stopping".to_owned()),
-    }
+    format!("the model was not ready within {limit:?} (timeouts.spawn, timeouts.warm){waits}")
 }

@@ -1,88 +1,160 @@
-//! Clients' wishes for one model: to load it or to unload it.
+//! Commands of clients to load and unload models.
 
-use super::plan::{self, Change};
-use super::registry::{Registry, Waits};
-use super::{ChangeKind, ModelChange};
-use shadowslice_config as config;
-use shadowslice_datapath::peer::{self, Peer};
-use shadowslice_datapath::repository::{ModelCommand, ModelCommandError};
+use std::sync::Arc;
+
+use shadowslice_config::{self as config, ModelConfig};
+use shadowslice_datapath::peer;
+use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, QueuedCommand};
+use tokio::sync::mpsc;
+
+use super::config_diff;
+use super::desired::{DesiredPresence, Ticket};
+use super::file_watch::Stamps;
+use super::registry::{Entry, Registry};
 
 pub(super) const UNLOADED: &str = "unloaded by a client";
 
+const NOT_READY: &str = "the model was loaded, but did not become ready";
+
+/// A load that waits for its outcome.
+struct Load {
+    ticket: Ticket,
+    /// The configuration before the load, if the model was not loaded.
+    unloaded_before: Option<Arc<ModelConfig>>,
+}
+
 impl Registry {
-    /// The client may have gone when it is done, so that the audit's line is written here.
-    pub(super) async fn grant(&mut self, wish: ModelCommand, by: &Peer) -> Result<(), ModelCommandError> {
-        let outcome = match &wish {
+    /// Executes the commands of clients, each in a task of its own. Never returns.
+    pub async fn serve_clients(&self, mut commands_rx: mpsc::Receiver<QueuedCommand>) {
+        while let Some(queued) = commands_rx.recv().await {
+            let registry = self.clone();
+            tokio::spawn(async move { registry.execute(queued).await });
+        }
+        std::future::pending().await
+    }
+
+    /// Executes a command and writes its audit message. The client may have disconnected before the
+    /// outcome is known.
+    async fn execute(&self, QueuedCommand { command, by, reply_tx }: QueuedCommand) {
+        let outcome = match &command {
             ModelCommand::Load { model, config } => {
                 tracing::info!(model, config, "a client loads a model");
-                self.load_again(model, config.as_deref()).await
+                self.load(model, config.as_deref()).await
             }
-            ModelCommand::Unload { model } => self.unload_by_client(model),
+            ModelCommand::Unload { model } => self.unload(model, UNLOADED).await,
         };
-        let (action, model) = wish.action_and_model();
-        let told = outcome.clone().map_err(|why| why.to_string());
-        peer::audit(by, action, model, (&told).into());
-        outcome
+        let (action, model) = command.action_and_model();
+        let audited = outcome.clone().map_err(|why| why.to_string());
+        peer::audit(&by, action, model, (&audited).into());
+        // The receiver may be gone.
+        reply_tx.send(outcome).ok();
     }
 
-    fn unload_by_client(&mut self, model: &str) -> Result<(), ModelCommandError> {
-        if self.model(model).is_none() {
-            return Err(ModelCommandError::Unknown("unload", model.to_owned()));
-        }
-        self.unload(model, UNLOADED);
-        self.publish();
-        Ok(())
+    /// Unloads a model. Returns when the router has no route to the model.
+    pub async fn unload(&self, name: &str, why: &'static str) -> Result<(), ModelCommandError> {
+        let _permit = self.begin_command().map_err(|_| ModelCommandError::Busy)?;
+        let ticket = {
+            let table = self.table();
+            let Some(entry) = table.entry(name) else {
+                return Err(ModelCommandError::Unknown("unload", name.to_owned()));
+            };
+            Ticket::change(&entry.goal, |desired| {
+                desired.presence = DesiredPresence::Unloaded { why, is_removed: false };
+            })
+        };
+        ticket.outcome().await.map_err(|why| ModelCommandError::Failed(name.to_owned(), why))
     }
 
-    /// Loads a model, or loads it again: its files are read, and `json` changes its configuration.
-    pub(super) async fn load_again(
-        &mut self,
-        name: &str,
-        json: Option<&str>,
-    ) -> Result<(), ModelCommandError> {
-        let (Some(old), Some(written)) = (self.model(name), self.written(name).cloned()) else {
-            return Err(ModelCommandError::Unknown("load", name.to_owned()));
-        };
+    /// Loads a model, or loads it again. Its files are read, and `json` overrides its configuration.
+    pub(super) async fn load(&self, name: &str, json: Option<&str>) -> Result<(), ModelCommandError> {
+        let _permit = self.begin_command().map_err(|_| ModelCommandError::Busy)?;
+        let Load { ticket, unloaded_before } = self.begin_load(name, json).await?;
         let failed = |why: String| ModelCommandError::Failed(name.to_owned(), why);
-        let whole = self.config();
+        match ticket.outcome().await {
+            Ok(()) if self.table().entry(name).is_some_and(Entry::is_to_be_served) => {
+                self.undrain(name);
+                if let Some(json) = json {
+                    let mut table = self.table();
+                    if let Some(entry) = table.entry_mut(name) {
+                        entry.overrides.add(json);
+                    }
+                    self.publish(&table);
+                }
+                Ok(())
+            }
+            Ok(()) => Err(failed("another command unloaded the model".to_owned())),
+            Err(why) => {
+                if let Some(before) = unloaded_before {
+                    self.give_up_load(name, &before).await;
+                }
+                Err(failed(why))
+            }
+        }
+    }
+
+    /// Changes the desired state so that the model is loaded with its files as they are now.
+    async fn begin_load(&self, name: &str, json: Option<&str>) -> Result<Load, ModelCommandError> {
+        let _turn = self.0.reading.lock().await;
+        let failed = |why: String| ModelCommandError::Failed(name.to_owned(), why);
+        let unknown = || ModelCommandError::Unknown("load", name.to_owned());
+        let (config, written) = {
+            let table = self.table();
+            (table.desired_config(), table.written(name).cloned().ok_or_else(unknown)?)
+        };
         let changes = json.unwrap_or("{}").to_owned();
-        let read = self.files.read(move || config::apply_client_changes(&whole, &written, &changes)).await;
-        let new = read.map_err(failed)?.map_err(ModelCommandError::Invalid)?;
-        if let Some(why) = new.broken {
+        let read = move || {
+            let model = config::apply_client_changes(&config, &written, &changes)?;
+            let stamps = Stamps::of(&model);
+            Ok((model, stamps))
+        };
+        let read = self.0.files.lock().await.read(read).await.map_err(failed)?;
+        let (model, stamps): (ModelConfig, Stamps) = read.map_err(ModelCommandError::Invalid)?;
+        if let Some(why) = model.broken {
             return Err(failed(why));
         }
-        let (mut waits, loaded) = (Waits::new(), self.is_loaded(name));
-        let change = plan::change(&old, &new);
-        let (kind, begun) = if loaded {
-            // Even if no key differs, a load reads the model's files again.
-            self.change(&change.unwrap_or_else(|| Change::again(&new)), 0, &mut waits).await
-        } else {
-            (ChangeKind::Added, self.load(new, 0, &mut waits).await)
-        };
-        if begun.is_err() && !loaded {
-            self.go_by(name, &old);
-            self.publish();
-        }
-        begun.map_err(failed)?;
-        self.publish();
-        let row = ModelChange { name: name.to_owned(), change: kind, keys: Vec::new(), why: None };
-        let mut rows = [row];
-        self.settle_all(&mut rows, waits).await;
-        let [ModelChange { why, .. }] = rows;
-        let Some(why) = why else {
-            self.undrain(name);
-            if let Some(json) = json {
-                self.changed_by_client(name, json);
-                self.publish();
+        let table = self.table();
+        let first = self.first_share(&table, &model);
+        let entry = table.entry(name).ok_or_else(unknown)?;
+        let is_starting = entry.is_starting_with(&model, &stamps);
+        let unloaded_before = (!entry.is_to_be_served()).then(|| entry.model());
+        let is_settled = entry.goal.borrow().is_settled();
+        let policy_acts = table.config.controller.acting_policy().is_some();
+        let ticket = Ticket::change(&entry.goal, |desired| {
+            desired.reconfigure(model, policy_acts, is_settled);
+            // Even if no key differs, a load reads the model's files again. If workers are already
+            // starting with these files, the load waits for them.
+            desired.spec.load += u64::from(!is_starting);
+            if !matches!(desired.presence, DesiredPresence::Served { .. }) {
+                desired.presence = DesiredPresence::Served { first, relay_is_lost: false };
             }
-            return Ok(());
-        };
-        // The requested configuration failed, so the next load starts from the old one.
-        if !loaded {
-            self.unload(name, "the model was loaded, but did not become ready");
-            self.go_by(name, &old);
-            self.publish();
+        });
+        Ok(Load { ticket, unloaded_before })
+    }
+
+    /// Unloads a model that a client has loaded without success. The next load starts from the
+    /// configuration `before`.
+    async fn give_up_load(&self, name: &str, before: &Arc<ModelConfig>) {
+        let ticket = self.table().entry(name).map(|entry| {
+            Ticket::change(&entry.goal, |desired| {
+                desired.spec.model = Arc::clone(before);
+                desired.presence = DesiredPresence::Unloaded { why: NOT_READY, is_removed: false };
+            })
+        });
+        if let Some(ticket) = ticket {
+            // Nothing can fail about ending workers.
+            ticket.outcome().await.ok();
         }
-        Err(failed(why))
+    }
+}
+
+impl Entry {
+    /// Returns true if workers are starting with this configuration and these files.
+    fn is_starting_with(&self, model: &ModelConfig, stamps: &Stamps) -> bool {
+        let goal = self.goal.borrow();
+        let desired = goal.desired();
+        !goal.is_settled()
+            && matches!(desired.presence, DesiredPresence::Served { .. })
+            && config_diff::change(&desired.spec.model, model).is_none()
+            && self.row.newest_files.as_deref().is_none_or(|files| files == stamps)
     }
 }

@@ -1,29 +1,36 @@
-//! The models: which there are now, and how that changes while they serve.
+//! The models: their desired state, and the reconcilers that bring it about.
 //!
 //! ```text
-//! SIGHUP, `reload` ──┐                        ┌─▶ router: what requests reach
-//! load, unload ──────┼─▶ Registry ─ publishes ─┼─▶ the models: what status, metrics and orders reach
-//! start, `move` ─────┘    │                   └─▶ the planner: what it decides about
-//!                         └─ hires controllers, tells them to stop when their last request is answered
+//! reload, load, unload, move, changed files,      ┌─▶ router: the models that requests reach
+//! placement, upgrade                              ├─▶ status, metrics
+//!    │ change the desired state                   ├─▶ planner: the models to decide about
+//!    ▼                                            │ publish
+//! Registry ── goal of a model ─▶ Reconciler ── observed state ─▶ Registry
+//!    ▲                             │   ▲
+//!    └── ticket: outcome ──────────┘   └─ report of the model's controller
 //! ```
 //!
-//! What cannot change in place takes a new `instance::Instance`, which is started beside the old
-//! one and takes its place on the router when it is ready; the old one answers what it was given,
-//! and goes. So requests of the old form meet workers of the old form, and nothing that is queued
-//! moves.
+//! A command never starts a worker itself, and no model waits for another model. If a change needs new
+//! workers, the reconciler starts a second instance with a queue of its own, sends the requests to it
+//! when it is ready, and retires the first one. So requests that were checked against the former
+//! configuration are answered by workers with that configuration.
 
-mod by_clients;
-mod files;
+mod client_overrides;
+mod config_diff;
+mod desired;
+mod file_reader;
+mod file_watch;
 mod instance;
-mod known;
 mod load;
-mod mended;
-mod moves;
 mod needs;
-mod placing;
-mod plan;
+mod persisted_state;
+mod placement;
+mod reconciler;
 mod registry;
 mod reload;
+mod row;
+mod share_change;
+mod succession;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,40 +38,29 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::controller::{ModelState, Order};
 use shadowslice_config::ModelConfig;
 use shadowslice_datapath::repository::ModelListing;
 
-use by_clients::ByClients;
+use client_overrides::ClientOverrides;
 
 pub use crate::controller::Served;
-pub use instance::{MakeError, ModelFactory, patience, serving};
-pub use known::{Known, KnownModel};
-pub use moves::Move;
+pub use instance::{ModelFactory, start_timeout};
 pub use needs::Needs;
-pub use registry::{Registry, Shown};
+pub use persisted_state::{PersistedModel, PersistedState};
+pub use registry::{MAX_COMMANDS, Registry, StartError, Views};
 
-/// How many commands, and how many wishes of clients, may wait for the registry.
-pub const COMMANDS: usize = 16;
+const MOVED: &str = "the next supervisor serves the model";
 
-/// What an operator has the registry do.
-#[derive(Debug)]
-pub enum Command {
-    /// Go by the configuration's file, as it is when the registry comes to the command.
-    Reload { reply: oneshot::Sender<Result<ReloadReport, ReloadRefused>> },
-    /// Have a model that may be anywhere on this GPU. `reply` hears whether that is news.
-    Place { model: String, gpu: usize, reply: oneshot::Sender<Result<bool, String>> },
-}
-
-/// Why a configuration is not taken over. Then nothing has changed.
+/// The reason why a reload has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadRefused {
-    /// It has faults; each is a line.
+    /// The configuration has faults. Each line describes one of them.
     #[error("{0}")]
     Faulty(String),
-    /// It asks for a change that is not possible while the supervisor runs.
+    /// The reload is not possible now, or a changed key needs a restart.
     #[error("{0}")]
     Impossible(String),
 }
@@ -74,7 +70,7 @@ pub struct ReloadReport {
     pub file: PathBuf,
     pub models: Vec<ModelChange>,
     pub unchanged: usize,
-    /// Keys besides the models' that changed.
+    /// The changed keys that belong to no model.
     #[serde(default)]
     pub settings: Vec<String>,
 }
@@ -84,7 +80,8 @@ pub struct ModelChange {
     pub name: String,
     pub change: ChangeKind,
     pub keys: Vec<String>,
-    /// Why the change is not in force: a model keeps its earlier state, an added one is unready.
+    /// The reason why the change is not in force. The model keeps its earlier state, or is unready if it
+    /// was added.
     pub why: Option<String>,
 }
 
@@ -92,9 +89,9 @@ pub struct ModelChange {
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
     Added,
-    /// It goes, when it has answered what it accepted.
+    /// The model's workers exit when they have answered all accepted requests.
     Removed,
-    /// It is configured otherwise; its worker stays, or hands over to one with another share.
+    /// The model's workers continue, or hand over to a worker with another share.
     Changed,
     /// New workers with a queue of their own take over.
     Replaced,
@@ -113,19 +110,19 @@ impl ChangeKind {
 
 #[derive(Debug, Default)]
 pub struct ModelSet {
-    /// As the configuration orders them.
+    /// The models with workers, in the order of the configuration.
     pub served: Vec<Served>,
     pub unloaded: Vec<Unloaded>,
-    /// What clients have changed, by the model's name.
-    by_clients: BTreeMap<String, ByClients>,
+    /// The changes by clients, by the model's name.
+    overrides: BTreeMap<String, ClientOverrides>,
     pub last_reload: Option<LastReload>,
 }
 
-/// How the last reload of the configuration went; the start counts as one.
+/// The outcome of the last reload. The start of the supervisor counts as a reload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastReload {
     pub at: SystemTime,
-    /// All changes are in force.
+    /// True if all changes are in force.
     pub succeeded: bool,
 }
 
@@ -151,14 +148,14 @@ pub struct Unloaded {
 
 #[derive(Debug)]
 enum Absence {
-    /// Its last controller may still answer what it accepted.
+    /// The last controller may still answer accepted requests.
     Unloaded { last: Option<mpsc::Sender<Order>> },
-    /// The next supervisor answers.
+    /// The next supervisor serves the model.
     Moved,
 }
 
 impl Unloaded {
-    /// As `status` calls it: `unloading` if it still answers requests that it accepted.
+    /// Returns the state as shown in `status`: `unloading` while accepted requests are still answered.
     pub fn state(&self) -> &'static str {
         match &self.absence {
             Absence::Unloaded { last: Some(orders) } if !orders.is_closed() => "unloading",
@@ -169,12 +166,12 @@ impl Unloaded {
 }
 
 impl ModelSet {
-    /// The models that clients can load and unload, in Triton's words.
+    /// Returns the models that clients can load and unload, in Triton's terms.
     pub fn listed(&self, is_drained: impl Fn(&str) -> bool) -> Vec<ModelListing> {
         let served = self.served.iter().map(|served| {
             let (state, reason) = match &served.report.borrow().state {
                 ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
-                // Requests wait, if a worker has served before.
+                // Requests wait if a worker has served before.
                 ModelState::Waiting(why) if served.pipeline.ready().is_ok() => ("READY", why.clone()),
                 ModelState::Waiting(why) => ("LOADING", why.clone()),
                 ModelState::Loading => ("LOADING", String::new()),

@@ -32,9 +32,9 @@ pub struct Needs {
 
 impl Needs {
     /// Of a model that has not run: without requests.
-    pub(super) fn told(model: &ModelConfig, gpu: &dyn GpuBackend) -> Self {
+    pub(super) fn from_profile(model: &ModelConfig, gpu: &dyn GpuBackend) -> Self {
         let execution = model.profile.as_ref().map(|profile| &profile.execution);
-        let (shadow, memory) = told_memory(model).unzip();
+        let (shadow, memory) = profile_memory(model).unzip();
         Self::with(model, gpu, execution, 0.0, (memory, shadow))
     }
 
@@ -50,8 +50,8 @@ impl Needs {
         let (rows, answered) = (pipeline.totals().rows, seen.counts.succeeded);
         let rows = (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
         let rate = seen.latencies.rate * rows;
-        let seen_memory = seen_memory(&report, gpus.get(model.gpu));
-        let (shadow, memory) = seen_memory.or_else(|| told_memory(model)).unzip();
+        let observed_memory = observed_memory(&report, gpus.get(model.gpu));
+        let (shadow, memory) = observed_memory.or_else(|| profile_memory(model)).unzip();
         let needs = Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow));
         Self { capacity: needs.capacity.map(|most| most / rows), ..needs }
     }
@@ -118,14 +118,14 @@ fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> 
 }
 
 /// A worker's beside its weights, and with them; in bytes.
-fn told_memory(model: &ModelConfig) -> Option<(u64, u64)> {
+fn profile_memory(model: &ModelConfig) -> Option<(u64, u64)> {
     let memory = model.profile.as_ref()?.memory;
     let shadow = memory.context.saturating_add(memory.activations);
     Some((shadow, shadow.saturating_add(memory.weights)))
 }
 
 /// The same, as the driver says.
-fn seen_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
+fn observed_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
     let worker = report.workers.iter().find(|worker| worker.role == "incumbent")?;
     let memory = worker.memory?;
     let own = gpu?.reading.as_ref()?.usage.as_ref()?.bytes_of(worker.pid)?;

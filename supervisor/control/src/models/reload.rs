@@ -1,109 +1,179 @@
-//! A reload: the file is read and checked whole, compared with what is in force, and carried out.
+//! A reload of the configuration. The file is read and checked as a whole and compared with the
+//! desired state of the models, which it then replaces.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use super::plan::{self, Change, Plan};
-use super::registry::{Registry, Waits};
-use super::{ChangeKind, ModelChange, ReloadRefused, ReloadReport};
 use shadowslice_config as config;
 use shadowslice_config::{Config, ConfigError, FaultList, ModelConfig};
 use shadowslice_shared::errors;
 
+use super::client_overrides::ClientOverrides;
+use super::config_diff::{self, ConfigDiff, ModelDiff};
+use super::desired::{DesiredModel, DesiredPresence, InstanceSpec, Ticket};
+use super::registry::{Registry, Table};
+use super::{ChangeKind, LastReload, ModelChange, ReloadRefused, ReloadReport};
+
+/// A change of one model that waits for its outcome.
+pub(super) struct PendingChange {
+    change: ModelChange,
+    ticket: Option<Ticket>,
+}
+
+/// A reload that waits for the outcomes of its changes.
+struct PendingReload {
+    models: Vec<PendingChange>,
+    unchanged: usize,
+    settings: Vec<String>,
+}
+
 impl Registry {
-    /// A file with faults, or with a change that needs a restart, changes nothing.
-    pub(super) async fn reload(&mut self) -> Result<ReloadReport, ReloadRefused> {
-        let outcome = match self.read().await {
-            Ok((config, plan)) => Ok(self.carry_out(&config, plan).await),
+    /// Reads the configuration file, and changes the models accordingly. A file with faults, or with a
+    /// change that needs a restart, changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why nothing was changed.
+    pub async fn reload(&self) -> Result<ReloadReport, ReloadRefused> {
+        let _permit = self.begin_command().map_err(ReloadRefused::Impossible)?;
+        let outcome = match self.begin_reload().await {
+            Ok(PendingReload { models, unchanged, settings }) => {
+                let models = outcomes(models).await;
+                Ok(ReloadReport { file: self.0.file.clone(), models, unchanged, settings })
+            }
             Err(refused) => Err(refused),
         };
-        tell(&outcome);
+        log(&outcome);
+        let succeeded = outcome.as_ref().is_ok_and(ReloadReport::is_in_force);
+        let mut table = self.table();
+        table.last_reload = LastReload::now(succeeded);
+        self.publish(&table);
         outcome
     }
 
-    async fn read(&mut self) -> Result<(Config, Plan), ReloadRefused> {
-        let file = self.file.clone();
-        let read = self.files.read(move || config::load_here(&file)).await;
-        let read = read.map_err(ReloadRefused::Impossible)?;
-        let config = read.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
+    async fn begin_reload(&self) -> Result<PendingReload, ReloadRefused> {
+        let _turn = self.0.reading.lock().await;
+        let (config, changed_files) = self.read_config().await?;
+        let mut table = self.table();
+        let config = self.placed(&table, config, |name| table.entry(name).map(|entry| entry.model().gpu));
+        let diff = diff(&table, &config, &changed_files)?;
+        self.0.factory.find_library(&config).map_err(ReloadRefused::Impossible)?;
+        for note in &config.notes {
+            tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
+        }
+        Ok(self.apply(&mut table, &config, diff))
+    }
+
+    /// Reads the file. Also returns the names of models whose files are not those that were loaded.
+    async fn read_config(&self) -> Result<(Config, HashSet<String>), ReloadRefused> {
+        let (file, loaded) = (self.0.file.clone(), self.loaded_stamps());
+        let read = move || {
+            let changed = loaded.iter().filter(|(_, stamps)| stamps.differ_now());
+            let changed = changed.map(|(name, _)| name.clone()).collect();
+            (config::load_here(&file), changed)
+        };
+        let read = self.0.files.lock().await.read(read).await;
+        let (config, changed) = read.map_err(ReloadRefused::Impossible)?;
+        let config = config.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
         let faults = [&config.file_faults[..], &config.host_faults].concat();
         if !faults.is_empty() {
             return Err(ReloadRefused::Faulty(FaultList(&faults).to_string()));
         }
-        let config = self.placed(config, |name| self.model(name).map(|model| model.gpu));
-        let mut plan = plan::plan(&self.config(), &config)
-            .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
-        // The reason why a model is unready may lie outside the file, so such a model is tried
-        // again though its keys are the same.
-        let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
-        let unready = self.unready();
-        let changed = self.changed_on_disk().await;
-        for change in plan.changed.iter_mut().filter(|change| changed.contains(&change.model.name)) {
-            change.reads_files();
-        }
-        let is_again = |model: &&ModelConfig| {
-            changed.contains(&model.name) || unready.iter().any(|other| other.name == model.name)
-        };
-        let again = config.models.iter().filter(is_again);
-        plan.changed.extend(again.filter(|model| !differs.contains(&model.name)).map(Change::again));
-        self.factory.learn_library(&config).map_err(ReloadRefused::Impossible)?;
-        Ok((config, plan))
+        Ok((config, changed))
     }
 
-    async fn carry_out(&mut self, config: &Config, plan: Plan) -> ReloadReport {
-        for note in &config.notes {
-            tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
-        }
-        let sampled = plan.sample.map(|sample| self.sample(sample)).map(|()| "tracing.sample");
-        let ready = plan.ready.map(|rule| self.ready_by(rule)).map(|()| "ready");
+    /// Changes the desired states.
+    fn apply(&self, table: &mut Table, config: &Config, diff: ConfigDiff) -> PendingReload {
+        let sampled = diff.sample.map(|sample| self.set_sample(table, sample)).map(|()| "tracing.sample");
+        let ready = diff.ready.map(|rule| self.set_ready_rule(table, rule)).map(|()| "ready");
         let settings = [sampled, ready].into_iter().flatten().map(str::to_owned).collect();
-        let (mut rows, mut waits) = (Vec::new(), Waits::new());
-        for name in plan.removed {
-            self.remove(&name);
-            rows.push(row(&name, ChangeKind::Removed, &[], Ok(())));
+        let mut models = Vec::new();
+        for name in diff.removed {
+            self.remove(table, &name);
+            models.push(PendingChange::new(&name, ChangeKind::Removed, &[], None));
         }
-        for change in &plan.changed {
-            let (kind, begun) = self.change(change, rows.len(), &mut waits).await;
-            rows.push(row(&change.model.name, kind, &change.keys(), begun));
+        for change in &diff.changed {
+            models.extend(self.change(table, change));
         }
-        for model in plan.added {
+        for model in diff.added {
             let name = model.name.clone();
-            let begun = self.load(model, rows.len(), &mut waits).await;
-            rows.push(row(&name, ChangeKind::Added, &[], begun));
+            let ticket = self.add_from_file(table, model);
+            models.push(PendingChange::new(&name, ChangeKind::Added, &[], Some(ticket)));
         }
-        self.as_written(&config.models);
-        self.publish();
-        self.settle_all(&mut rows, waits).await;
-        let touched = rows.iter().filter(|row| row.change != ChangeKind::Removed).count();
-        let unchanged = config.models.len().saturating_sub(touched);
-        ReloadReport { file: self.file.clone(), models: rows, unchanged, settings }
+        table.set_written(&config.models);
+        self.publish(table);
+        let removed = models.iter().filter(|model| model.change.change == ChangeKind::Removed).count();
+        let unchanged = config.models.len().saturating_sub(models.len() - removed);
+        PendingReload { models, unchanged, settings }
+    }
+
+    fn add_from_file(&self, table: &mut Table, model: ModelConfig) -> Ticket {
+        let first = self.first_share(table, &model);
+        let presence = DesiredPresence::Served { first, relay_is_lost: false };
+        let spec = InstanceSpec { model: Arc::new(model), load: 0 };
+        let desired = DesiredModel { spec, presence, share: None };
+        let reconciler = self.add(table, desired, ClientOverrides::default());
+        let ticket = reconciler.ticket();
+        tokio::spawn(reconciler.run());
+        ticket
+    }
+
+    /// Changes the desired state of one model. Its workers continue if the change allows that and the
+    /// model is not unready. Otherwise, new workers replace them.
+    pub(super) fn change(&self, table: &Table, diff: &ModelDiff) -> Option<PendingChange> {
+        let policy_acts = table.config.controller.acting_policy().is_some();
+        let entry = table.entry(&diff.model.name)?;
+        let is_served = entry.is_to_be_served();
+        let loads_again = is_served && (diff.reads_its_files() || entry.is_failing());
+        let needs_workers = loads_again || is_served && !diff.anew.is_empty();
+        let is_settled = entry.goal.borrow().is_settled();
+        let ticket = Ticket::change(&entry.goal, |desired| {
+            desired.reconfigure(diff.model.clone(), policy_acts, is_settled);
+            desired.spec.load += u64::from(loads_again);
+        });
+        let kind = if needs_workers { ChangeKind::Replaced } else { ChangeKind::Changed };
+        Some(PendingChange::new(&diff.model.name, kind, &diff.keys(), Some(ticket)))
     }
 }
 
-fn row(name: &str, change: ChangeKind, keys: &[&str], begun: Result<(), String>) -> ModelChange {
-    let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-    ModelChange { name: name.to_owned(), change, keys, why: begun.err() }
+impl PendingChange {
+    fn new(name: &str, change: ChangeKind, keys: &[&str], ticket: Option<Ticket>) -> Self {
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        Self { change: ModelChange { name: name.to_owned(), change, keys, why: None }, ticket }
+    }
 }
 
-/// Logs that a model keeps its old workers, because the new ones did not become ready.
-pub(super) fn log_unchanged(model: &str, why: &str) {
-    tracing::error!(
-        model,
-        why,
-        "the model is unchanged, because its new workers are not ready; the old workers keep serving; correct the cause, and repeat the reload or load"
-    );
+/// Waits for the outcomes of all changes.
+pub(super) async fn outcomes(pending: Vec<PendingChange>) -> Vec<ModelChange> {
+    let mut changes = Vec::new();
+    for PendingChange { change, ticket } in pending {
+        let why = match ticket {
+            Some(ticket) => ticket.outcome().await.err(),
+            None => None,
+        };
+        changes.push(ModelChange { why, ..change });
+    }
+    changes
 }
 
-/// Logs that a model has its new configuration without the new share. Another reload would find
-/// no difference.
-pub(super) fn log_half_changed(model: &str, why: &str) {
-    tracing::error!(
-        model,
-        why,
-        "a change of the model failed and cannot be undone: the model has its new configuration, but not the new share; run `shadowslice resize MODEL SHARE`, or restart the supervisor"
-    );
+/// Compares a new configuration with the desired one. Models with changed files and models that fail
+/// also count as changed.
+fn diff(table: &Table, config: &Config, changed_files: &HashSet<String>) -> Result<ConfigDiff, ReloadRefused> {
+    let mut diff = config_diff::compare(&table.desired_config(), config)
+        .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
+    let differs: HashSet<_> = diff.changed.iter().map(|change| change.model.name.clone()).collect();
+    for change in diff.changed.iter_mut().filter(|change| changed_files.contains(&change.model.name)) {
+        change.reads_files();
+    }
+    let is_again = |model: &&ModelConfig| {
+        let is_failing = || table.entry(&model.name).is_some_and(|entry| entry.is_failing());
+        !differs.contains(&model.name) && (changed_files.contains(&model.name) || is_failing())
+    };
+    diff.changed.extend(config.models.iter().filter(is_again).map(ModelDiff::again));
+    Ok(diff)
 }
 
-/// Every line is a fault, as `check` says it.
+/// Returns the faults of a configuration file, one in each line, as `check` prints them.
 fn faults(error: &ConfigError) -> String {
     match error {
         ConfigError::Faults(_) => error.to_string(),
@@ -111,7 +181,7 @@ fn faults(error: &ConfigError) -> String {
     }
 }
 
-fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
+fn log(outcome: &Result<ReloadReport, ReloadRefused>) {
     match outcome {
         Ok(ReloadReport { models, unchanged, settings, .. }) => {
             for key in settings {

@@ -19,7 +19,7 @@ use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
 };
-use shadowslice_control::models::{Command, ModelSet, Needs, ReloadRefused, Served};
+use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::readiness::HostState;
@@ -52,7 +52,7 @@ pub struct AdminContext {
     pub config: PathBuf,
     pub router: Arc<Router>,
     pub models: watch::Receiver<Arc<ModelSet>>,
-    pub commands: mpsc::Sender<Command>,
+    pub registry: Registry,
     pub upgrades: mpsc::Sender<Upgrade>,
     /// True while the next supervisor starts. Commands that change something are refused during
     /// this time, because the next supervisor would not know about the change.
@@ -304,7 +304,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         ControlRequest::Hold { model, held } => hold(&model, held, context).await,
         ControlRequest::Plan => Ok(ControlReply::Plan(context.plan())),
         ControlRequest::Reload => reload(context).await,
-        ControlRequest::Move { model, gpu } => place(model, gpu, context).await,
+        ControlRequest::Move { model, gpu } => place(&model, gpu, context).await,
         ControlRequest::Upgrade => upgrade(context).await,
         ControlRequest::Drain { model, drained } => drain(model.as_deref(), drained, context),
     };
@@ -368,27 +368,16 @@ async fn resize(name: &str, share_percent: u32, context: &AdminContext) -> Resul
 }
 
 async fn reload(context: &AdminContext) -> Result<ControlReply, String> {
-    match command(context, |reply| Command::Reload { reply }).await? {
+    match context.registry.reload().await {
         Ok(report) => Ok(ControlReply::Reloaded(report)),
         Err(ReloadRefused::Faulty(faults)) => Ok(ControlReply::Faulty(faults)),
         Err(refused) => Err(refused.to_string()),
     }
 }
 
-async fn place(model: String, gpu: usize, context: &AdminContext) -> Result<ControlReply, String> {
-    let news = command(context, |reply| Command::Place { model, gpu, reply }).await??;
+async fn place(model: &str, gpu: usize, context: &AdminContext) -> Result<ControlReply, String> {
+    let news = context.registry.move_to_gpu(model, gpu).await?;
     Ok(ControlReply::Placed { gpu, news })
-}
-
-/// Sends a command to the registry and waits for the command's result.
-async fn command<T>(
-    context: &AdminContext,
-    command: impl FnOnce(oneshot::Sender<T>) -> Command,
-) -> Result<T, String> {
-    let (reply, outcome) = oneshot::channel();
-    let full = |_| "too many commands are queued, or the supervisor is stopping; try again later".to_owned();
-    context.commands.try_send(command(reply)).map_err(full)?;
-    outcome.await.map_err(|_| "the supervisor is stopping".to_owned())
 }
 
 async fn upgrade(context: &AdminContext) -> Result<ControlReply, String> {

@@ -1,4 +1,4 @@
-//! Keeps what is known of the models for the next supervisor.
+//! Writes the state that the configuration does not contain to a file, for the next supervisor.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -10,13 +10,13 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use shadowslice_control::models::{Known, ModelSet};
+use shadowslice_control::models::{ModelSet, PersistedState};
 use shadowslice_datapath::router::Router;
 
-/// The least time between two writes.
-const REST: Duration = Duration::from_secs(1);
+/// The minimum time between two writes.
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Writes it at each change, for ever, but while the next supervisor is `rising`.
+/// Writes the state at each change, forever, except while the next supervisor is `rising`.
 pub(crate) async fn keep(
     path: PathBuf,
     mut models: watch::Receiver<Arc<ModelSet>>,
@@ -31,9 +31,9 @@ pub(crate) async fn keep(
         let set = Arc::clone(&models.borrow_and_update());
         let mut reports: Vec<_> = set.served.iter().map(|served| served.report.clone()).collect();
         reports.iter_mut().for_each(watch::Receiver::mark_unchanged);
-        let known = Known::of(&set, &router);
-        if written.as_ref() != Some(&known) {
-            let (to, new) = (path.clone(), known.clone());
+        let state = PersistedState::of(&set, &router);
+        if written.as_ref() != Some(&state) {
+            let (to, new) = (path.clone(), state.clone());
             let outcome = spawn_blocking(move || new.write(&to)).await;
             if let Ok(Err(error)) = outcome
                 && !std::mem::replace(&mut told, true)
@@ -45,7 +45,7 @@ pub(crate) async fn keep(
                     "cannot save the models' state; after a restart, shares, drains, holds, unloaded models and clients' changes are lost; free disk space; the next change is saved again"
                 );
             }
-            written = Some(known);
+            written = Some(state);
         }
         let changes = reports.iter_mut().map(|report| -> Pin<Box<dyn Future<Output = bool> + Send>> {
             Box::pin(async { report.changed().await.is_ok() })
@@ -62,6 +62,6 @@ pub(crate) async fn keep(
             Ok(()) = models.changed() => {}
             Ok(()) = hosted.changed() => {}
         }
-        sleep(REST).await;
+        sleep(WRITE_INTERVAL).await;
     }
 }

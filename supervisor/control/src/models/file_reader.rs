@@ -14,20 +14,20 @@ use crate::process::LoadedFiles;
 const WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct FileReader {
     /// A read that took too long, and its thread with it.
     stuck: Option<JoinHandle<()>>,
     /// One model's files are digested at a time, so that serving keeps the other cores.
     digesting: Arc<Semaphore>,
 }
 
-impl Default for Files {
+impl Default for FileReader {
     fn default() -> Self {
         Self { stuck: None, digesting: Arc::new(Semaphore::new(1)) }
     }
 }
 
-impl Files {
+impl FileReader {
     /// Computes the files' digests in the background.
     pub(super) fn digest(&self, files: &Arc<LoadedFiles>) {
         let (turn, files) = (Arc::clone(&self.digesting), Arc::clone(files));
@@ -77,7 +77,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_read_may_be_left_behind_and_others_go_on_after_it() {
-        let mut files = Files::default();
+        let mut files = FileReader::default();
         assert_eq!(files.read(|| 1).await, Ok(1));
         let (end, ended) = sync_channel::<()>(1);
         let read = files.read(move || ended.recv().is_err());
@@ -94,6 +94,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_read_that_panics_is_told() {
-        assert!(Files::default().read(|| panic!("here")).await.is_err());
+        assert!(FileReader::default().read(|| panic!("here")).await.is_err());
     }
 }

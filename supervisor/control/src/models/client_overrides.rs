@@ -1,4 +1,4 @@
-//! What clients have changed of a model's configuration: the next supervisor changes it, too.
+//! The changes of a model's configuration by clients, which the next supervisor applies too.
 
 use std::collections::BTreeSet;
 
@@ -7,29 +7,29 @@ use serde_json::Value;
 
 use shadowslice_config::{self as config, Config, ModelConfig};
 
-/// The most changes of different keys; the oldest go.
-const MOST: usize = 32;
+/// The maximum number of changes of different keys. The oldest changes are dropped.
+const MAX_OVERRIDES: usize = 32;
 
-/// Changes as JSON, as clients gave them with a load, the first one first.
+/// The changes as JSON, in the order in which clients loaded the model with them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct ByClients(Vec<String>);
+pub(super) struct ClientOverrides(Vec<String>);
 
-impl ByClients {
+impl ClientOverrides {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A change of the same keys takes the place of an earlier one.
+    /// Adds a change. It replaces earlier changes of the same keys.
     pub(super) fn add(&mut self, json: &str) {
         let new = keys(json);
         self.0.retain(|earlier| !keys(earlier).is_subset(&new));
         self.0.push(json.to_owned());
-        let beyond = self.0.len().saturating_sub(MOST);
+        let beyond = self.0.len().saturating_sub(MAX_OVERRIDES);
         self.0.drain(..beyond);
     }
 
-    /// The model with the changes that are still possible, and these. Reads files.
+    /// Returns the model with the changes that are still possible, and these changes. Reads files.
     pub(super) fn applied(&self, config: &Config, written: &ModelConfig) -> (ModelConfig, Self) {
         let (mut config, mut applied) = (config.clone(), Self::default());
         for json in &self.0 {
@@ -58,7 +58,7 @@ impl ByClients {
     }
 }
 
-/// The places of all values in a document.
+/// Returns the places of all values in a document.
 fn keys(json: &str) -> BTreeSet<String> {
     fn collect(value: &Value, place: &str, keys: &mut BTreeSet<String>) {
         match value {
@@ -71,7 +71,7 @@ fn keys(json: &str) -> BTreeSet<String> {
         }
     }
     let mut all = BTreeSet::new();
-    // What cannot be read was refused, and has no keys.
+    // A document that cannot be parsed was refused, and has no keys.
     collect(&serde_json::from_str(json).unwrap_or(Value::Object(Default::default())), "", &mut all);
     all
 }
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_later_change_of_the_same_keys_is_the_one_that_counts() {
-        let mut changes = ByClients::default();
+        let mut changes = ClientOverrides::default();
         for json in [r#"{"slo": "5ms"}"#, r#"{"batch": {"max": 4}}"#, r#"{"slo": "9ms", "priority": 2}"#] {
             changes.add(json);
         }
@@ -90,6 +90,6 @@ mod tests {
         changes.add(r#"{"batch": {"sizes": [1]}}"#);
         assert_eq!(changes.0.len(), 3, "another key of the same group");
         (0..100).for_each(|n| changes.add(&format!(r#"{{"k{n}": 1}}"#)));
-        assert_eq!((changes.0.len(), changes.0.last().map(String::as_str)), (MOST, Some(r#"{"k99": 1}"#)));
+        assert_eq!((changes.0.len(), changes.0.last().map(String::as_str)), (MAX_OVERRIDES, Some(r#"{"k99": 1}"#)));
     }
 }

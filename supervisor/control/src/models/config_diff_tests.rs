@@ -24,26 +24,26 @@ fn config(models: &[(&str, &str)], more: &str) -> Config {
         .unwrap_or_else(|error| panic!("{yaml}: {error}"))
 }
 
-fn one(keys: &str) -> Config {
+pub(in crate::models) fn one(keys: &str) -> Config {
     config(&[("a", keys)], "")
 }
 
 /// How the keys of a model differ that had `old` and has `new`: in place, anew.
 fn differ(old: &str, new: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let plan = plan(&one(old), &one(new)).unwrap();
-    assert!(plan.added.is_empty() && plan.removed.is_empty());
-    plan.changed.into_iter().next().map(|change| (change.in_place, change.anew)).unwrap_or_default()
+    let diff = compare(&one(old), &one(new)).unwrap();
+    assert!(diff.added.is_empty() && diff.removed.is_empty());
+    diff.changed.into_iter().next().map(|change| (change.in_place, change.anew)).unwrap_or_default()
 }
 
 #[test]
 fn models_come_go_and_stay() {
     let old = config(&[("a", "share: {initial: 30%}"), ("b", "share: {initial: 30%}")], "");
     let new = config(&[("c", "share: {initial: 20%}"), ("a", "share: {initial: 30%}")], "");
-    let plan = plan(&old, &new).unwrap();
-    assert_eq!(plan.removed, ["b"]);
-    assert_eq!(plan.added.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["c"]);
-    assert_eq!(plan.changed, []);
-    assert_eq!(super::plan(&old, &old), Ok(Plan::default()));
+    let diff = compare(&old, &new).unwrap();
+    assert_eq!(diff.removed, ["b"]);
+    assert_eq!(diff.added.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["c"]);
+    assert_eq!(diff.changed, []);
+    assert_eq!(super::compare(&old, &old), Ok(ConfigDiff::default()));
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn default_shares_that_follow_from_the_number_of_models_change_nothing_where_a_p
     let two = |controller| config(&[("a", "priority: 1"), ("b", "priority: 1")], controller);
     let three =
         |controller| config(&[("a", "priority: 1"), ("b", "priority: 1"), ("c", "priority: 1")], controller);
-    let changed = |controller| plan(&two(controller), &three(controller)).unwrap().changed.len();
+    let changed = |controller| compare(&two(controller), &three(controller)).unwrap().changed.len();
     assert_eq!(["", "controller: {policy: static}"].map(changed), [0, 2]);
 }
 
@@ -71,24 +71,24 @@ fn what_takes_a_restart_is_refused_whole_with_every_key() {
         ("tracing: {otlp: \"http://c:1\"}", vec!["tracing"]),
         ("access_log: /tmp/access.jsonl", vec!["access_log"]),
     ] {
-        let refused = plan(&old, &config(&[("a", ""), ("b", "")], more)).unwrap_err();
-        assert_eq!(refused, Fixed(keys.clone()));
+        let refused = compare(&old, &config(&[("a", ""), ("b", "")], more)).unwrap_err();
+        assert_eq!(refused, FixedKeys(keys.clone()));
         assert!(keys.iter().all(|key| refused.to_string().contains(key)), "{refused}");
     }
-    assert_eq!(plan(&old, &config(&[("a", "")], "start: strict")), Ok(Plan::default()));
+    assert_eq!(compare(&old, &config(&[("a", "")], "start: strict")), Ok(ConfigDiff::default()));
 }
 
 #[test]
 fn of_tracing_the_sample_changes_in_place() {
     let of = |keys| config(&[("a", "")], &format!("tracing: {{{keys}}}"));
     let old = of("otlp: \"http://c:1\"");
-    assert_eq!(plan(&old, &old), Ok(Plan::default()));
-    let sampled = plan(&old, &of("otlp: \"http://c:1\", sample: 100%")).unwrap();
-    assert_eq!(sampled, Plan { sample: SampleRate::new(SampleRate::ALL), ..Plan::default() });
+    assert_eq!(compare(&old, &old), Ok(ConfigDiff::default()));
+    let sampled = compare(&old, &of("otlp: \"http://c:1\", sample: 100%")).unwrap();
+    assert_eq!(sampled, ConfigDiff { sample: SampleRate::new(SampleRate::ALL), ..ConfigDiff::default() });
     for keys in ["otlp: \"http://c:2\"", "otlp: \"http://c:1\", service: s"] {
-        assert_eq!(plan(&old, &of(keys)), Err(Fixed(vec!["tracing"])), "{keys}");
+        assert_eq!(compare(&old, &of(keys)), Err(FixedKeys(vec!["tracing"])), "{keys}");
     }
-    assert_eq!(plan(&old, &one("")), Err(Fixed(vec!["tracing"])));
+    assert_eq!(compare(&old, &one("")), Err(FixedKeys(vec!["tracing"])));
 }
 
 #[test]
@@ -138,30 +138,11 @@ fn a_share_that_may_not_be_handed_over_takes_new_workers() {
 }
 
 #[test]
-fn a_share_set_by_hand_stays_unless_the_file_says_another() {
-    let percent = |percent| Percent::new(percent).unwrap();
-    let share = |initial, min, max| {
-        let (initial, min, max) = (percent(initial), percent(min), percent(max));
-        ShareConfig { initial, given: true, min, max }
-    };
-    let old = share(30, 2, 100);
-    for (new, expected) in [
-        (share(30, 2, 100), 55),
-        (share(40, 2, 100), 40),
-        (share(30, 60, 100), 60),
-        (share(30, 2, 50), 50),
-        (share(40, 2, 45), 40),
-    ] {
-        assert_eq!(super::share(percent(55), &old, &new), percent(expected), "{new:?}");
-    }
-}
-
-#[test]
 fn what_makes_the_host_ready_changes_in_place() {
     let ready = |more| config(&[("a", ""), ("b", "")], more);
-    let plan = plan(&ready(""), &ready("ready: [b]")).unwrap();
-    assert_eq!(plan, Plan { ready: Some(ReadyConfig::Each(vec!["b".to_owned()])), ..Plan::default() });
-    assert_eq!(super::plan(&ready("ready: all"), &ready("ready: all")), Ok(Plan::default()));
+    let diff = compare(&ready(""), &ready("ready: [b]")).unwrap();
+    assert_eq!(diff, ConfigDiff { ready: Some(ReadyConfig::Each(vec!["b".to_owned()])), ..ConfigDiff::default() });
+    assert_eq!(super::compare(&ready("ready: all"), &ready("ready: all")), Ok(ConfigDiff::default()));
 }
 
 /// Files that say the same in two ways change nothing.
@@ -222,6 +203,6 @@ run_dir: /tmp/../tmp/x
 start: lenient
 ",
     );
-    assert_eq!(plan(&one, &other), Ok(Plan::default()));
-    assert_eq!(plan(&one, &read(&shadowslice_config::render(&one))), Ok(Plan::default()));
+    assert_eq!(compare(&one, &other), Ok(ConfigDiff::default()));
+    assert_eq!(compare(&one, &read(&shadowslice_config::render(&one))), Ok(ConfigDiff::default()));
 }

@@ -1,46 +1,52 @@
-//! What a new configuration changes. Pure.
+//! The changes between two configurations. Pure.
 
 use std::collections::HashMap;
 
-use shadowslice_shared::units::Percent;
-
 use shadowslice_config::{
     BatchConfig, Config, EngineConfig, HandoverMode, ModelConfig, QueueConfig, ReadyConfig, SampleRate,
-    ShareConfig, TracingConfig,
+    TracingConfig,
 };
 
+/// The name of a change that is not one of the configuration: the model's files must be read again.
+const FILES: &str = "its files";
+
+/// The changes from the configuration in force to a new one.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Plan {
+pub(super) struct ConfigDiff {
     pub(super) removed: Vec<String>,
     pub(super) added: Vec<ModelConfig>,
-    pub(super) changed: Vec<Change>,
-    /// The part of the requests that are traced, if that differs.
+    pub(super) changed: Vec<ModelDiff>,
+    /// The new fraction of requests that are traced, if it differs.
     pub(super) sample: Option<SampleRate>,
-    /// Which models make the host ready, if that differs.
+    /// The new rule for the readiness of the host, if it differs.
     pub(super) ready: Option<ReadyConfig>,
 }
 
-/// A model that stays and differs. Keys are named as the configuration has them.
+/// The changes of one model that stays. Keys have the names that the configuration uses.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Change {
+pub(super) struct ModelDiff {
     pub(super) model: ModelConfig,
-    /// What its controller and its pipeline take over as they are.
+    /// The keys that the controller and the pipeline apply while the workers continue.
     pub(super) in_place: Vec<&'static str>,
-    /// What takes new workers, and a new queue.
+    /// The keys that need new workers and a new queue.
     pub(super) anew: Vec<&'static str>,
 }
 
-impl Change {
-    /// No change of the configuration: only the model's files are read again.
+impl ModelDiff {
+    /// Returns the diff of a model whose configuration stays, and whose files must be read again.
     pub(super) fn again(model: &ModelConfig) -> Self {
-        Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
+        Self { model: model.clone(), in_place: Vec::new(), anew: vec![FILES] }
     }
 
-    /// The model's files have changed, so that workers in place would serve the former ones.
+    /// Adds that the model's files must be read again.
     pub(super) fn reads_files(&mut self) {
-        if !self.anew.contains(&"its files") {
-            self.anew.push("its files");
+        if !self.reads_its_files() {
+            self.anew.push(FILES);
         }
+    }
+
+    pub(super) fn reads_its_files(&self) -> bool {
+        self.anew.contains(&FILES)
     }
 
     pub(super) fn keys(&self) -> Vec<&'static str> {
@@ -50,29 +56,35 @@ impl Change {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a reload cannot change {}; run `shadowslice upgrade` (for run_dir, restart), or undo the change and reload again", .0.join(", "))]
-pub(super) struct Fixed(pub(super) Vec<&'static str>);
+pub(super) struct FixedKeys(pub(super) Vec<&'static str>);
 
-/// From the configuration in force to the new one. `start` says how to start, and may differ.
-pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
+/// Compares the configuration in force with a new one. The key `start` only matters for a start, so it
+/// may differ.
+///
+/// # Errors
+///
+/// Returns the keys that differ and that only a restart or an upgrade can change.
+pub(super) fn compare(old: &Config, new: &Config) -> Result<ConfigDiff, FixedKeys> {
     let fixed = fixed(old, new);
     if !fixed.is_empty() {
-        return Err(Fixed(fixed));
+        return Err(FixedKeys(fixed));
     }
     let mut before: HashMap<&str, &ModelConfig> = names(&old.models);
     let ready = (new.ready != old.ready).then(|| new.ready.clone());
-    let mut plan = Plan { sample: sample(old, new), ready, ..Plan::default() };
+    let mut diff = ConfigDiff { sample: sample(old, new), ready, ..ConfigDiff::default() };
     for model in &new.models {
         match before.remove(model.name.as_str()) {
-            None => plan.added.push(model.clone()),
-            Some(old) => plan.changed.extend(change(old, &with_share_of(old, model, new))),
+            None => diff.added.push(model.clone()),
+            Some(old) => diff.changed.extend(change(old, &with_share_of(old, model, new))),
         }
     }
     let gone = |model: &&ModelConfig| before.contains_key(model.name.as_str());
-    plan.removed = old.models.iter().filter(gone).map(|model| model.name.clone()).collect();
-    Ok(plan)
+    diff.removed = old.models.iter().filter(gone).map(|model| model.name.clone()).collect();
+    Ok(diff)
 }
 
-/// Where a policy sets shares, a default share that follows from the number of models changes nothing.
+/// Returns `model` without a changed default share, if a policy sets shares. The default share follows
+/// from the number of models.
 fn with_share_of(old: &ModelConfig, model: &ModelConfig, config: &Config) -> ModelConfig {
     let mut model = model.clone();
     if config.controller.acting_policy().is_some() && !old.share.given && !model.share.given {
@@ -85,7 +97,7 @@ fn names(models: &[ModelConfig]) -> HashMap<&str, &ModelConfig> {
     models.iter().map(|model| (model.name.as_str(), model)).collect()
 }
 
-/// The keys that differ and must not.
+/// Returns the keys that differ and must not.
 fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
     // Without `..`, so that a new key does not compile until it is listed here.
     let Config {
@@ -136,7 +148,8 @@ fn sample(old: &Config, new: &Config) -> Option<SampleRate> {
     of(new).filter(|_| of(old) != of(new))
 }
 
-pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<Change> {
+/// Returns the changes of a model, or `None` if no key differs.
+pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> {
     let ModelConfig {
         name: _,
         engine: _,
@@ -156,10 +169,10 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<Change> {
         warmup,
         broken,
     } = new;
-    // Under `handover: never` another share needs new workers.
+    // With `handover: never`, another share needs new workers.
     let moves = share.initial == old.share.initial || *handover != HandoverMode::Never;
-    // A worker is started with a partition or with a percentage, and keeps to that.
-    let same_means = handover.may_be_in_process() == old.handover.may_be_in_process();
+    // A worker starts either with a partition or with a percentage, and cannot change this.
+    let same_mechanism = handover.may_be_in_process() == old.handover.may_be_in_process();
     let in_place = [
         ("share.initial", share.initial == old.share.initial || !moves),
         ("share.min", share.min == old.share.min),
@@ -168,13 +181,13 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<Change> {
         ("batch.max_delay", *max_delay == old.batch.max_delay),
         ("queue.on_late", *on_late == old.queue.on_late),
         ("priority", *priority == old.priority),
-        ("handover", *handover == old.handover || !same_means),
+        ("handover", *handover == old.handover || !same_mechanism),
         ("standby", *standby == old.standby),
         ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
     ];
     let anew = [
         ("share.initial", moves),
-        ("handover", same_means),
+        ("handover", same_mechanism),
         ("gpu", *gpu == old.gpu),
         ("profile", *profile == old.profile),
         ("batch.max", *max == old.batch.max),
@@ -184,7 +197,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<Change> {
         ("cpus", *cpus == old.cpus),
         ("memory", *memory_limit == old.memory_limit),
         ("warmup", *warmup == old.warmup),
-        ("its files", *broken == old.broken),
+        (FILES, *broken == old.broken),
     ];
     let differ = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
         keys.iter().filter(|(_, same)| !same).map(|(key, _)| *key).collect()
@@ -192,8 +205,8 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<Change> {
     let mut anew = differ(&anew);
     anew.extend(engine(&old.engine, &new.engine));
     let in_place = differ(&in_place);
-    // Whether a share is given or the default, and where an equal profile lies, changes nothing.
-    (!in_place.is_empty() || !anew.is_empty()).then(|| Change { model: new.clone(), in_place, anew })
+    // A default share that equals a given one is no change, nor is another path of an equal profile.
+    (!in_place.is_empty() || !anew.is_empty()).then(|| ModelDiff { model: new.clone(), in_place, anew })
 }
 
 fn engine(old: &EngineConfig, new: &EngineConfig) -> Vec<&'static str> {
@@ -227,13 +240,6 @@ fn engine(old: &EngineConfig, new: &EngineConfig) -> Vec<&'static str> {
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// The share that a model has after its configuration changed, where no policy sets it: the new
-/// `initial` if it differs from the old one, else the share in force; within the new bounds.
-pub(super) fn share(in_force: Percent, old: &ShareConfig, new: &ShareConfig) -> Percent {
-    let wanted = if new.initial == old.initial { in_force } else { new.initial };
-    wanted.clamp(new.min, new.max)
-}
-
 #[cfg(test)]
-#[path = "plan_tests.rs"]
-mod tests;
+#[path = "config_diff_tests.rs"]
+pub(super) mod tests;
