@@ -373,14 +373,8 @@ async fn left(mut course: watch::Receiver<Course>) {
 }
 
 /// Serves from the moment at which the supervisor before this one leaves that to it.
-async fn succeed(
-    mut before: Conversation,
-    state: &PersistedState,
-    router: &Router,
-    memory: &SharedMemory,
-) {
-    let Some(Go { drained, drained_models, regions }) = before.take_over(state).await
-    else {
+async fn succeed(mut before: Conversation, state: &PersistedState, router: &Router, memory: &SharedMemory) {
+    let Some(Go { drained, drained_models, regions }) = before.take_over(state).await else {
         return;
     };
     router.drain(None, drained);

@@ -103,7 +103,7 @@ pub(crate) const ROWS: &[Row] = &[
     },
     // These parts compute results only from their arguments: the changes of a new configuration,
     // the missing parts of a host, and the texts of metrics and traces.
-    Row { part: "supervisor/control/src/models/plan.rs", may: ALL, never: PURE },
+    Row { part: "supervisor/control/src/models/config_diff.rs", may: ALL, never: PURE },
     Row {
         part: "supervisor/operations/src/doctor/judge",
         may: &[

@@ -90,6 +90,9 @@ mod tests {
         changes.add(r#"{"batch": {"sizes": [1]}}"#);
         assert_eq!(changes.0.len(), 3, "another key of the same group");
         (0..100).for_each(|n| changes.add(&format!(r#"{{"k{n}": 1}}"#)));
-        assert_eq!((changes.0.len(), changes.0.last().map(String::as_str)), (MAX_OVERRIDES, Some(r#"{"k99": 1}"#)));
+        assert_eq!(
+            (changes.0.len(), changes.0.last().map(String::as_str)),
+            (MAX_OVERRIDES, Some(r#"{"k99": 1}"#))
+        );
     }
 }

@@ -141,7 +141,10 @@ fn a_share_that_may_not_be_handed_over_takes_new_workers() {
 fn what_makes_the_host_ready_changes_in_place() {
     let ready = |more| config(&[("a", ""), ("b", "")], more);
     let diff = compare(&ready(""), &ready("ready: [b]")).unwrap();
-    assert_eq!(diff, ConfigDiff { ready: Some(ReadyConfig::Each(vec!["b".to_owned()])), ..ConfigDiff::default() });
+    assert_eq!(
+        diff,
+        ConfigDiff { ready: Some(ReadyConfig::Each(vec!["b".to_owned()])), ..ConfigDiff::default() }
+    );
     assert_eq!(super::compare(&ready("ready: all"), &ready("ready: all")), Ok(ConfigDiff::default()));
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shadowslice_config::ModelConfig;
-use shadowslice_policy::reconcile::{Difference, Goal, Presence};
+use shadowslice_policy::reconcile::{Goal, Presence, SpecDifference};
 use shadowslice_shared::units::Percent;
 use tokio::sync::watch;
 
@@ -78,14 +78,14 @@ impl DesiredModel {
 
 impl InstanceSpec {
     /// Returns the change that an instance with this specification needs to get the `desired` one.
-    pub(super) fn difference(&self, desired: &Self) -> Difference {
+    pub(super) fn difference(&self, desired: &Self) -> SpecDifference {
         if self.load != desired.load {
-            return Difference::NewWorkers;
+            return SpecDifference::NewWorkers;
         }
         match config_diff::change(&self.model, &desired.model) {
-            Some(change) if !change.anew.is_empty() => Difference::NewWorkers,
-            Some(_) => Difference::InPlace,
-            None => Difference::None,
+            Some(change) if !change.anew.is_empty() => SpecDifference::NewWorkers,
+            Some(_) => SpecDifference::InPlace,
+            None => SpecDifference::None,
         }
     }
 }

@@ -161,8 +161,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.json");
         assert_eq!(PersistedState::read(&path), PersistedState::default());
-        let model =
-            PersistedModel { initial_percent: 40, share_percent: 20, held: true, ..PersistedModel::default() };
+        let model = PersistedModel {
+            initial_percent: 40,
+            share_percent: 20,
+            held: true,
+            ..PersistedModel::default()
+        };
         let state = PersistedState { drained: true, models: BTreeMap::from([("m".to_owned(), model)]) };
         state.write(&path).unwrap();
         assert_eq!(PersistedState::read(&path), state);

@@ -69,8 +69,7 @@ impl Registry {
                 false => HostTenant::Fixed { on, share },
             }
         };
-        let assigned =
-            assign_gpus(&self.gpu_capacities(), &models.iter().map(tenant).collect::<Vec<_>>());
+        let assigned = assign_gpus(&self.gpu_capacities(), &models.iter().map(tenant).collect::<Vec<_>>());
         assigned.into_iter().map(|assigned| assigned.gpu).collect()
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use shadowslice_datapath::relay::Relay;
 use shadowslice_datapath::router::Route;
 use shadowslice_policy::reconcile::{
-    Current, Difference, Goal, InstanceView, Observed, ShareProgress, Step, plan,
+    Current, Goal, InstanceView, Observed, ShareProgress, SpecDifference, Step, plan,
 };
 use shadowslice_policy::workers::Cause;
 use shadowslice_shared::errors;
@@ -51,7 +51,10 @@ pub(super) struct Reconciler {
 enum Holder {
     /// Requests are refused, for this reason. The `last` controller may still answer accepted
     /// requests.
-    Nothing { why: String, last: Option<mpsc::Sender<Order>> },
+    Nothing {
+        why: String,
+        last: Option<mpsc::Sender<Order>>,
+    },
     /// Another supervisor serves.
     Relay(RelayedModel),
     Instance(Box<Instance>),
@@ -339,7 +342,7 @@ impl Reconciler {
             Holder::Relay(relayed) => fallback.presence = relayed.presence.clone(),
             Holder::Nothing { .. } => {}
         }
-        let returns = fallback.spec.difference(&goal.desired().spec) != Difference::None
+        let returns = fallback.spec.difference(&goal.desired().spec) != SpecDifference::None
             || fallback.presence() != goal.desired().presence();
         if returns {
             self.fault = None;

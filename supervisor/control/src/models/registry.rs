@@ -135,7 +135,10 @@ impl Registry {
             let desired = DesiredModel { spec, presence, share: None };
             let mut reconciler = registry.add(&mut registry.table(), desired, overrides);
             if starts {
-                reconciler.start_now().await.map_err(|why| StartError { model: written.name.clone(), why })?;
+                reconciler
+                    .start_now()
+                    .await
+                    .map_err(|why| StartError { model: written.name.clone(), why })?;
             }
             tokio::spawn(reconciler.run());
         }

@@ -158,7 +158,11 @@ pub(super) async fn outcomes(pending: Vec<PendingChange>) -> Vec<ModelChange> {
 
 /// Compares a new configuration with the desired one. Models with changed files and models that fail
 /// also count as changed.
-fn diff(table: &Table, config: &Config, changed_files: &HashSet<String>) -> Result<ConfigDiff, ReloadRefused> {
+fn diff(
+    table: &Table,
+    config: &Config,
+    changed_files: &HashSet<String>,
+) -> Result<ConfigDiff, ReloadRefused> {
     let mut diff = config_diff::compare(&table.desired_config(), config)
         .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
     let differs: HashSet<_> = diff.changed.iter().map(|change| change.model.name.clone()).collect();

@@ -22,9 +22,18 @@ pub(super) struct Row {
 #[derive(Debug)]
 pub(super) enum ServedBy {
     /// Requests are refused. The `last` controller may still answer accepted requests.
-    Nobody { why: String, last: Option<mpsc::Sender<Order>> },
-    Workers { served: Served, route: Route, files: Arc<Stamps> },
-    NextSupervisor { route: Route },
+    Nobody {
+        why: String,
+        last: Option<mpsc::Sender<Order>>,
+    },
+    Workers {
+        served: Served,
+        route: Route,
+        files: Arc<Stamps>,
+    },
+    NextSupervisor {
+        route: Route,
+    },
 }
 
 impl Row {

@@ -2,7 +2,7 @@
 //!
 //! Commands, reloads, changed files, the placement on GPUs and upgrades only change the desired state
 //! (see [`Goal`]). A driver observes the model, performs the step that [`plan`] returns, and observes
-//! again. It waits for an event if there is no step.
+//! again. If `plan` returns nothing, the driver waits for an event.
 //!
 //! ```text
 //!                       Start                          Start
@@ -25,7 +25,7 @@ mod goal;
 
 pub use goal::{Goal, Settled};
 
-/// Where a model should be served.
+/// The place where a model should be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     /// Workers of this supervisor serve the model.
@@ -72,14 +72,14 @@ pub enum Current {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceView {
     /// The difference between its specification and the desired one.
-    pub difference: Difference,
+    pub difference: SpecDifference,
     /// The progress of its first start.
     pub health: Health,
 }
 
 /// The change that an instance needs to become the desired one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Difference {
+pub enum SpecDifference {
     /// The instance is the desired one.
     None,
     /// Its settings change while its workers continue.
@@ -158,36 +158,36 @@ pub fn plan(desired: Presence, observed: &Observed) -> Option<Step> {
 fn serve(observed: &Observed) -> Option<Step> {
     let Some(successor) = &observed.successor else { return serve_with_current(observed) };
     let (is_superfluous, relay_is_lost) = match &observed.current {
-        Current::Instance(current) => (current.difference != Difference::NewWorkers, None),
+        Current::Instance(current) => (current.difference != SpecDifference::NewWorkers, None),
         Current::Relay { is_lost } => (false, Some(*is_lost)),
         Current::Nothing => (false, None),
     };
     match (successor.difference, &successor.health, relay_is_lost) {
-        (Difference::NewWorkers, _, _) => Some(Step::Discard),
+        (SpecDifference::NewWorkers, _, _) => Some(Step::Discard),
         _ if is_superfluous => Some(Step::Discard),
-        (Difference::InPlace, _, _) => Some(Step::ConfigureSuccessor),
-        (Difference::None, Health::Serving, _) => Some(Step::Promote),
+        (SpecDifference::InPlace, _, _) => Some(Step::ConfigureSuccessor),
+        (SpecDifference::None, Health::Serving, _) => Some(Step::Promote),
         // Without another supervisor, requests wait for the workers here. If these fail, the model's
         // state says why.
-        (Difference::None, Health::Failed(_), Some(_)) | (Difference::None, _, Some(true)) => {
+        (SpecDifference::None, Health::Failed(_), Some(_)) | (SpecDifference::None, _, Some(true)) => {
             Some(Step::Promote)
         }
-        (Difference::None, Health::Starting, _) => None,
-        (Difference::None, Health::Failed(why), None) => Some(Step::Refuse(why.clone())),
+        (SpecDifference::None, Health::Starting, _) => None,
+        (SpecDifference::None, Health::Failed(why), None) => Some(Step::Refuse(why.clone())),
     }
 }
 
 fn serve_with_current(observed: &Observed) -> Option<Step> {
     let Current::Instance(current) = &observed.current else { return Some(Step::Start) };
     match (current.difference, &current.health, observed.share) {
-        (Difference::NewWorkers, _, _) => Some(Step::Start),
-        (Difference::InPlace, _, _) => Some(Step::Configure),
-        (Difference::None, _, _) if observed.settled => None,
-        (Difference::None, Health::Failed(why), _) => Some(Step::Refuse(why.clone())),
-        (Difference::None, Health::Starting, _) => None,
-        (Difference::None, Health::Serving, ShareProgress::Differs) => Some(Step::Resize),
-        (Difference::None, Health::Serving, ShareProgress::Changing) => None,
-        (Difference::None, Health::Serving, ShareProgress::Reached) => Some(Step::Confirm),
+        (SpecDifference::NewWorkers, _, _) => Some(Step::Start),
+        (SpecDifference::InPlace, _, _) => Some(Step::Configure),
+        (SpecDifference::None, _, _) if observed.settled => None,
+        (SpecDifference::None, Health::Failed(why), _) => Some(Step::Refuse(why.clone())),
+        (SpecDifference::None, Health::Starting, _) => None,
+        (SpecDifference::None, Health::Serving, ShareProgress::Differs) => Some(Step::Resize),
+        (SpecDifference::None, Health::Serving, ShareProgress::Changing) => None,
+        (SpecDifference::None, Health::Serving, ShareProgress::Reached) => Some(Step::Confirm),
     }
 }
 
@@ -201,7 +201,8 @@ fn unload(observed: &Observed) -> Option<Step> {
     }
 }
 
-/// The model has moved when its workers here have exited, so that their memory is free.
+/// Returns the next step of a model that moves to another supervisor. The model has moved when its
+/// workers here have exited, so that their memory is free.
 fn relay(observed: &Observed) -> Option<Step> {
     if observed.successor.is_some() {
         return Some(Step::Discard);

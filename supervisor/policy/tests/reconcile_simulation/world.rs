@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shadowslice_policy::reconcile::{
-    Current, Difference, Goal, Health, InstanceView, Observed, Presence, ShareProgress, Step, plan,
+    Current, Goal, Health, InstanceView, Observed, Presence, ShareProgress, SpecDifference, Step, plan,
 };
 
 use super::random::Random;
@@ -116,9 +116,9 @@ impl World {
         let view = |instance: &Instance| {
             let difference = match (instance.spec.engine == desired.engine, instance.spec.slo == desired.slo)
             {
-                (false, _) => Difference::NewWorkers,
-                (true, false) => Difference::InPlace,
-                (true, true) => Difference::None,
+                (false, _) => SpecDifference::NewWorkers,
+                (true, false) => SpecDifference::InPlace,
+                (true, true) => SpecDifference::None,
             };
             InstanceView { difference, health: instance.health.clone() }
         };
@@ -432,7 +432,8 @@ impl World {
         rule(self.fault.is_some() || self.is_as_desired_or_refused(), "the model is as desired in the end")
     }
 
-    /// The share may differ after a refused command.
+    /// Returns true if the model is as desired, except for the share, which may differ after a refused
+    /// command.
     fn is_as_desired_or_refused(&self) -> bool {
         let desired = self.goal.desired();
         match &self.serving {
