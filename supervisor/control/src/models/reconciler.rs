@@ -354,15 +354,15 @@ impl Reconciler {
     /// Waits until the desired state or an observed one may have changed.
     async fn wait(&mut self, goal_rx: &mut watch::Receiver<Goal<DesiredModel>>) {
         let Self { current, successor, share, exiting, fault, observed_at, .. } = self;
-        let mut current = current.instance_mut();
-        let mut next = successor.as_mut().map(|next| &mut *next.instance);
+        let current = current.instance_mut();
+        let next = successor.as_mut().map(|next| &mut *next.instance);
         let deadlines = [current.as_deref(), next.as_deref()].into_iter().flatten();
         let deadline = deadlines.filter_map(|instance| instance.deadline_after(*observed_at)).min();
         tokio::select! {
             // The reconciler holds a sender itself, so this never fails.
             _ = goal_rx.changed() => {}
-            () = report_changed(current.as_deref_mut()) => share.retry(),
-            () = report_changed(next.as_deref_mut()) => {}
+            () = report_changed(current) => share.retry(),
+            () = report_changed(next) => {}
             outcome = share.outcome() => match outcome {
                 Ok(progress) => *share = progress,
                 Err(why) => (*share, *fault) = (ShareChange::Idle, Some(why)),

@@ -157,14 +157,12 @@ pub fn plan(desired: Presence, observed: &Observed) -> Option<Step> {
 
 fn serve(observed: &Observed) -> Option<Step> {
     let Some(successor) = &observed.successor else { return serve_with_current(observed) };
-    let (is_superfluous, relay_is_lost) = match &observed.current {
-        Current::Instance(current) => (current.difference != SpecDifference::NewWorkers, None),
-        Current::Relay { is_lost } => (false, Some(*is_lost)),
-        Current::Nothing => (false, None),
+    let relay_is_lost = match observed.current {
+        Current::Relay { is_lost } => Some(is_lost),
+        Current::Nothing | Current::Instance(_) => None,
     };
     match (successor.difference, &successor.health, relay_is_lost) {
         (SpecDifference::NewWorkers, _, _) => Some(Step::Discard),
-        _ if is_superfluous => Some(Step::Discard),
         (SpecDifference::InPlace, _, _) => Some(Step::ConfigureSuccessor),
         (SpecDifference::None, Health::Serving, _) => Some(Step::Promote),
         // Without another supervisor, requests wait for the workers here. If these fail, the model's

@@ -165,6 +165,8 @@ impl World {
 
     fn perform(&mut self, step: Step, desired: Spec) -> Result<(), String> {
         let generation = self.goal.generation();
+        let is_answer = matches!(step, Step::Confirm | Step::Refuse(_));
+        rule(is_answer || self.fault.is_none(), "a step that failed waits for another desired state")?;
         match step {
             Step::Start => self.start(desired),
             Step::Configure | Step::ConfigureSuccessor => {
