@@ -35,6 +35,7 @@ mod resize;
 mod rolling;
 mod slo_accounting;
 mod slow_clients;
+mod slow_model;
 mod soak;
 mod standby;
 mod standby_start;

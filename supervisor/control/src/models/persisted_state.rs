@@ -187,7 +187,7 @@ mod tests {
         let state = PersistedState::read(&path);
         assert!(state.models["m"].held);
         state.write(&path).unwrap();
-        assert!(!former.exists());
+        assert!(!former.try_exists().unwrap());
         assert_eq!(PersistedState::read(&path), state);
     }
 
