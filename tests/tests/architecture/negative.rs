@@ -35,7 +35,7 @@ fn forbidden_uses_are_found_in_every_notation() {
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::*;"),
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::{controller::Order, process};"),
         ("supervisor/control/src/controller/planner/mod.rs", "use shadowslice_policy::workers::Workers;"),
-        ("supervisor/control/src/models/plan.rs", "tokio::select! { _ = std::env::vars() => {} }"),
+        ("supervisor/control/src/models/config_diff.rs", "tokio::select! { _ = std::env::vars() => {} }"),
         ("supervisor/operations/src/doctor/judge/mps.rs", "fn f() { std::fs::read(\"/proc/stat\"); }"),
         ("tests/src/server.rs", "use shadowslice_shared::boot::BootCommand;"),
     ];
