@@ -78,7 +78,7 @@ needs_page       := npm (or CHROMIUM=FILE)
 needs_monitoring := promtool (or apt-get, or PROMTOOL=FILE)
 
 .PHONY: test
-test: lint doc clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
+test: lint deny doc clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
 	@$(foreach part,$(filter-out $(optional),page monitoring),echo "note: skipped $(part): $(needs_$(part)) is missing" >&2;) true
 
 .PHONY: lint
@@ -93,6 +93,15 @@ lint-python: $(linters) ## Check lints, formatting and types of the Python code 
 	$(TARGET)/linters/bin/ruff format --quiet --check --cache-dir $(TARGET)/linters/cache python tests/python/fleet
 	cd python && $(call mypy,package) shadowslice
 	cd python/fleet && $(call mypy,fleet) shadowslice_fleet
+
+.PHONY: deny
+deny: $(linters) | have-cargo ## Check the licences, versions and sources of the crates in Cargo.lock (part of test; seconds)
+	$(TARGET)/linters/bin/cargo-deny --locked check --deny warnings licenses bans sources
+
+# The database of vulnerabilities is on GitHub, so this check needs more than the package registries.
+.PHONY: advisories
+advisories: $(linters) | have-cargo ## Check the crates in Cargo.lock for published vulnerabilities (needs GitHub; not part of test)
+	$(TARGET)/linters/bin/cargo-deny --locked check advisories
 
 mypy = $(TARGET)/linters/bin/mypy --no-error-summary --cache-dir $(TARGET)/linters/cache/$(1)
 
