@@ -1,24 +1,25 @@
-//! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency
-//! and CPU time for each protocol with several numbers of connections, and compares these figures
-//! with those of a bare echo server. [`compare()`] measures two builds alternately.
-//! [`cost_profile()`] counts the system calls and instructions per request. [`scaling()`] varies
-//! the number of models, the number of connections and the size of tensors.
+//! Benchmarks of shadowslice. [`bench()`] has a subcommand for each benchmark that writes a page.
+//! [`echo()`] measures requests per second, latency and CPU time of echo requests for each protocol
+//! with several numbers of connections, and compares these figures with those of a bare echo server.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod bare;
-pub mod closed_loop;
+mod closed_loop;
 mod compare;
 mod cost_profile;
-pub mod exchange;
-pub mod grpc;
-pub mod http;
-pub mod machine;
+mod exchange;
+mod grpc;
+mod http;
+mod machine;
 mod plan;
+mod policy_eval;
 mod report;
 mod scaling;
 mod servers;
-pub mod spread;
+mod sim_vs_real;
+mod spread;
 mod system;
+mod vs_triton;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -26,19 +27,54 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use shadowslice_shared::errors;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::closed_loop::RoundResult;
+use crate::compare::CompareOptions;
+use crate::cost_profile::CostProfileOptions;
 use crate::machine::HostInfo;
 use crate::plan::EchoSetting;
+use crate::policy_eval::EvaluationOptions;
 use crate::report::EchoReport;
+use crate::scaling::ScalingOptions;
 use crate::servers::EchoServers;
-
-pub use crate::compare::compare;
-pub use crate::cost_profile::cost_profile;
-pub use crate::scaling::scaling;
+use crate::sim_vs_real::SimVsRealOptions;
+use crate::vs_triton::VsTritonOptions;
 
 /// An error that ends a benchmark.
-pub type MeasureError = Box<dyn Error + Send + Sync>;
+type MeasureError = Box<dyn Error + Send + Sync>;
+
+/// Run a benchmark, and write a page with its results.
+#[derive(Debug, Parser)]
+#[command(name = "shadowslice-bench")]
+struct BenchArguments {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+/// The benchmarks that write a page.
+#[derive(Debug, Subcommand)]
+enum Benchmark {
+    Compare(CompareOptions),
+    CostProfile(CostProfileOptions),
+    PolicyEval(EvaluationOptions),
+    Scaling(ScalingOptions),
+    SimVsReal(SimVsRealOptions),
+    VsTriton(VsTritonOptions),
+}
+
+/// Runs the benchmark of the command line.
+pub fn bench() -> ExitCode {
+    finish(match BenchArguments::parse().benchmark {
+        Benchmark::Compare(options) => until_interrupted(compare::run(&options)),
+        Benchmark::CostProfile(options) => until_interrupted(cost_profile::run(&options)),
+        Benchmark::PolicyEval(options) => policy_eval::run(&options),
+        Benchmark::Scaling(options) => until_interrupted(scaling::run(&options)),
+        Benchmark::SimVsReal(options) => sim_vs_real::run(&options),
+        Benchmark::VsTriton(options) => vs_triton::run(&options),
+    })
+}
 
 /// Measure requests per second, latency and CPU time of echo requests through the whole system.
 ///
@@ -116,45 +152,33 @@ pub fn echo() -> ExitCode {
     if !options.bench {
         (options.seconds, options.rounds, options.patience) = (TEST_ROUND, 1, Duration::ZERO);
     }
-    finish(|| match part {
+    finish(match part {
         Some(Role::Bare { folder }) => bare::run(&folder).map_err(MeasureError::from),
-        None => run(&options),
+        None => until_interrupted(measure(&options)),
     })
 }
 
-/// Runs a program. If the program fails, prints its error.
-fn finish(program: impl FnOnce() -> Result<(), MeasureError>) -> ExitCode {
-    match program() {
+/// Returns the exit status of a program. If the program failed, prints its error.
+fn finish(ended: Result<(), MeasureError>) -> ExitCode {
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", chain(&*error));
+            eprintln!("error: {}", errors::chain(&*error));
             ExitCode::FAILURE
         }
     }
 }
 
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-/// Returns a table in Markdown.
-pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
-    let rule = vec!["---".to_owned(); heads.len()];
-    let body: String = rows.map(|cells| line(&cells)).collect();
-    line(&heads) + &line(&rule) + &body
-}
-
-fn run(options: &EchoOptions) -> Result<(), MeasureError> {
-    // A single thread sends the complete load.
+/// Runs a measurement on this thread, which sends the complete load. A signal drops the future, and
+/// the drop stops its servers.
+fn until_interrupted<T>(measured: impl Future<Output = Result<T, MeasureError>>) -> Result<T, MeasureError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // An interrupt drops the future, which drops the servers. The drop stops the servers.
+        let mut terminated = signal(SignalKind::terminate())?;
         tokio::select! {
-            measured = measure(options) => measured,
+            measured = measured => measured,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+            _ = terminated.recv() => Err("terminated".into()),
         }
     })
 }
@@ -205,7 +229,7 @@ async fn all_rounds(
         for index in order {
             let setting = &settings[index];
             let measured = servers.round(setting, options.seconds).await;
-            rounds[index].push(measured.map_err(|error| format!("{setting}: {}", chain(&*error)))?);
+            rounds[index].push(measured.map_err(|error| format!("{setting}: {}", errors::chain(&*error)))?);
             spent += if is_extra { options.seconds } else { Duration::ZERO };
         }
     }

@@ -12,6 +12,15 @@ use crate::plan::{EchoSetting, ServerKind};
 use crate::spread::{Spread, counted};
 use crate::{EchoOptions, MeasureError};
 
+/// Returns a table in Markdown.
+pub(crate) fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
+    let rule = vec!["---".to_owned(); heads.len()];
+    let body: String = rows.map(|cells| line(&cells)).collect();
+    line(&heads) + &line(&rule) + &body
+}
+
 /// The figures of all settings.
 #[derive(Debug, Serialize)]
 pub(crate) struct EchoReport {

@@ -3,8 +3,8 @@
 use crate::closed_loop::RoundResult;
 use crate::compare::{CompareOptions, ComparedSetting};
 use crate::machine::HostInfo;
+use crate::report::table;
 use crate::spread::Spread;
-use crate::table;
 
 pub(super) fn of(rows: &[ComparedSetting], options: &CompareOptions) -> String {
     let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();

@@ -9,14 +9,13 @@ mod profile;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use clap::Parser;
+use shadowslice_shared::errors;
 
+use crate::MeasureError;
 use crate::closed_loop::send;
 use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
 use crate::system::{Build, RunningSupervisor, home};
-use crate::{MeasureError, chain, finish};
 
 use callgrind::CallgrindProfile;
 use context_switches::ContextSwitches;
@@ -39,9 +38,8 @@ const PROFILED_RATIO: u64 = 5;
 /// Valgrind's Callgrind counts instructions, allocations and copies. If a tool is missing, a note
 /// says so and its columns are left out. With the default options this takes about four minutes on
 /// two cores.
-#[derive(Debug, Parser)]
-#[command(name = "shadowslice-cost-profile")]
-struct CostProfileOptions {
+#[derive(Debug, clap::Args)]
+pub(crate) struct CostProfileOptions {
     /// A build to measure: its name on the page and its folder, for example `before=target/before`. Repeat
     /// the option for each build [default: the folder of this program]
     #[arg(long, value_name = "NAME=DIR")]
@@ -86,21 +84,7 @@ struct SettingCounts {
     profile: Option<(u64, CallgrindProfile)>,
 }
 
-/// Runs the cost profile with the options of the command line.
-pub fn cost_profile() -> ExitCode {
-    let options = CostProfileOptions::parse();
-    finish(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            tokio::select! {
-                counted = run(&options) => counted,
-                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
-            }
-        })
-    })
-}
-
-async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
+pub(crate) async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
     let own_build = || -> Result<Build, MeasureError> {
         let program = std::env::current_exe()?;
         let folder = program.parent().ok_or("cannot find the folder of this program; set --binaries")?;
@@ -120,7 +104,9 @@ async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
         for build in &builds {
             eprintln!("{setting}: {}", build.name);
             let counted = count(build, setting, options.requests, &missing).await;
-            counts.push(counted.map_err(|error| format!("{setting}, {}: {}", build.name, chain(&*error)))?);
+            counts.push(
+                counted.map_err(|error| format!("{setting}, {}: {}", build.name, errors::chain(&*error)))?,
+            );
         }
     }
     if counts.is_empty() {

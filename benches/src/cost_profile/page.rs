@@ -5,7 +5,7 @@ use crate::cost_profile::context_switches::ContextSwitches;
 use crate::cost_profile::kernel_counts::KernelCounts;
 use crate::cost_profile::{MissingTools, SettingCounts};
 use crate::machine::HostInfo;
-use crate::table;
+use crate::report::table;
 
 /// The maximum number of functions in each list of the page.
 const FUNCTIONS: usize = 30;

@@ -8,18 +8,14 @@ mod sweep;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
-
-use crate::{MeasureError, finish};
+use crate::MeasureError;
 
 /// Measure how costs scale with models, connections, tensor sizes and requests, and write a page.
 /// With the default options this takes about six minutes on two cores.
-#[derive(Debug, Parser)]
-#[command(name = "shadowslice-scaling")]
-struct ScalingOptions {
+#[derive(Debug, clap::Args)]
+pub(crate) struct ScalingOptions {
     /// The folder of the binaries to measure [default: the folder of this program]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
@@ -60,20 +56,6 @@ enum ScalingPart {
     Idle,
 }
 
-/// Runs the scaling benchmark with the options of the command line.
-pub fn scaling() -> ExitCode {
-    let options = ScalingOptions::parse();
-    finish(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            tokio::select! {
-                measured = run(&options) => measured,
-                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
-            }
-        })
-    })
-}
-
 /// The results of each part of the benchmark.
 #[derive(Default)]
 struct ScalingResults {
@@ -82,7 +64,7 @@ struct ScalingResults {
     idle: Vec<idle::IdleCost>,
 }
 
-async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
+pub(crate) async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
     let program = std::env::current_exe()?;
     let own_folder = || program.parent().map(PathBuf::from);
     let binaries = options

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::machine::HostInfo;
+use crate::report::table;
 use crate::scaling::ScalingResults;
 use crate::scaling::idle::IdleCost;
-use crate::table;
 
 pub(super) fn of(found: &ScalingResults, name: Option<String>) -> String {
     let HostInfo { cpu, cores, kernel, date, commit, .. } = HostInfo::here();
