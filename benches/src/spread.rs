@@ -20,16 +20,6 @@ impl Spread {
         let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
         Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
     }
-
-    /// Formats the spread as text without decimals.
-    pub(crate) fn whole(self) -> String {
-        format!("{:.0} ({:.0} .. {:.0})", self.median, self.min, self.max)
-    }
-
-    /// Formats the spread as text with one decimal.
-    pub(crate) fn tenths(self) -> String {
-        format!("{:.1} ({:.1} .. {:.1})", self.median, self.min, self.max)
-    }
 }
 
 /// Returns only the quiet rounds. If no round was quiet, returns all rounds.

@@ -3,7 +3,6 @@
 
 mod page;
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use shadowslice_shared::errors;
 
 use crate::MeasureError;
 use crate::closed_loop::RoundResult;
-use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport, matching};
 use crate::system::{Build, RunningSupervisor, over_tcp};
 
 /// Measure echo requests through two builds alternately, and write a page with their ratios. With
@@ -49,11 +48,8 @@ struct ComparedSetting {
 }
 
 pub(crate) async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
-    let settings: Vec<EchoSetting> =
-        settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
-    let Some(most) = settings.iter().map(|setting| setting.connections).max() else {
-        return Err(format!("no setting matches --only {:?}", options.only).into());
-    };
+    let settings = matching(settings(), &options.only)?;
+    let most = settings.iter().map(|setting| setting.connections).max().unwrap_or_default();
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut systems = Vec::new();
     for build in [&options.before, &options.after] {
@@ -72,13 +68,7 @@ pub(crate) async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
     for system in systems {
         system.stop().await?;
     }
-    println!("{}", page::tables(&rows, options));
-    if let Some(path) = &options.page {
-        fs::write(path, page::of(&rows, options))
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    page::report(&rows, options).publish(options.page.as_deref())
 }
 
 /// Returns the settings: some common loads, and one load for each kind of cost.

@@ -7,15 +7,14 @@ mod kernel_counts;
 mod page;
 mod profile;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use shadowslice_shared::errors;
 
 use crate::MeasureError;
 use crate::closed_loop::send;
-use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
-use crate::system::{Build, RunningSupervisor, home};
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport, matching};
+use crate::system::{Build, RunningSupervisor, home, own_folder};
 
 use callgrind::CallgrindProfile;
 use context_switches::ContextSwitches;
@@ -85,20 +84,17 @@ struct SettingCounts {
 }
 
 pub(crate) async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
-    let own_build = || -> Result<Build, MeasureError> {
-        let program = std::env::current_exe()?;
-        let folder = program.parent().ok_or("cannot find the folder of this program; set --binaries")?;
-        Ok(Build { name: "this build".into(), folder: folder.to_owned() })
-    };
-    let builds = if options.binaries.is_empty() { vec![own_build()?] } else { options.binaries.clone() };
+    let mut builds = options.binaries.clone();
+    if builds.is_empty() {
+        builds.push(Build { name: "this build".into(), folder: own_folder()? });
+    }
     let skipped = options.no_profile.then(|| "`--no-profile` is set".to_owned());
     let missing =
         MissingTools { calls: kernel_counts::missing().await, profile: skipped.or(profile::missing().await) };
     for reason in [&missing.calls, &missing.profile].into_iter().flatten() {
         eprintln!("note: leaving out some columns, because {reason}");
     }
-    let settings: Vec<EchoSetting> =
-        settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
+    let settings = matching(settings(), &options.only)?;
     let mut counts = Vec::new();
     for setting in &settings {
         for build in &builds {
@@ -109,16 +105,7 @@ pub(crate) async fn run(options: &CostProfileOptions) -> Result<(), MeasureError
             );
         }
     }
-    if counts.is_empty() {
-        return Err(format!("no setting matches --only {:?}", options.only).into());
-    }
-    println!("{}", page::tables(&counts));
-    if let Some(path) = &options.page {
-        fs::write(path, page::of(&counts, &missing))
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    page::report(&counts, &missing).publish(options.page.as_deref())
 }
 
 /// Returns the settings: each protocol and tensor size, with few and with many connections.

@@ -11,10 +11,10 @@ mod simulate;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::path::PathBuf;
 
 use crate::MeasureError;
+use crate::report::save;
 
 use evidence::Evidence;
 use page::PageSection;
@@ -49,8 +49,5 @@ pub(crate) fn run(options: &EvaluationOptions) -> Result<(), MeasureError> {
     ];
     let rest = [setup.rest(&sevens, "seven")?, setup.rest(&mixes, "mix")?].concat();
     let text = page::of(&sections, &rest, setup, &options.state);
-    let path = options.page.display();
-    fs::write(&options.page, text).map_err(|error| format!("cannot write {path}: {error}"))?;
-    eprintln!("wrote {path}");
-    Ok(())
+    save(&options.page, text)
 }

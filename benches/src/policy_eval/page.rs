@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::table;
+use crate::report::{number, table, verdict};
 
 use super::compare::{
     InTimeRates, LayoutGap, MAX_GAP, PRIORITY_WEIGHT, gaps, in_time, of_first_priority, ratios, weighted,
@@ -76,12 +76,8 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
     text
 }
 
-fn met(is_met: bool) -> &'static str {
-    if is_met { "met" } else { "**missed**" }
-}
-
 fn percent(part: f64) -> String {
-    format!("{:.1}", part * 100.0)
+    number(part * 100.0, 1)
 }
 
 fn compared(section: &PageSection) -> String {
@@ -111,7 +107,7 @@ fn compared(section: &PageSection) -> String {
         percent(ratios.best_layout),
         percent(ratios.bound),
         MAX_GAP * 100.0,
-        met(gaps.is_empty()),
+        verdict(gaps.is_empty()),
         gaps.len(),
     );
     for gap in gaps.iter().take(LISTED) {
@@ -140,7 +136,7 @@ fn no_harm(evidence: &Evidence) -> String {
     let harmed = evidence.harmed();
     let mut text = format!(
         "**No harm** ({}): `{EVALUATED}` harms {} of {} easy mixes.\n",
-        met(harmed.is_empty()),
+        verdict(harmed.is_empty()),
         harmed.len(),
         evidence.easy.len(),
     );
@@ -172,7 +168,7 @@ fn at_rest(trials: &[MixRuns]) -> String {
         "## Steady load\n\n\
          **Fewer than {MOVES_PER_MINUTE} share change a minute** ({}): under `{STEADY}`, from {AT_REST_FROM_S} s after the start,\n\
          {} of {} mixes exceed this rate. The mean is {mean:.2} changes a minute.\n",
-        met(most.is_empty()),
+        verdict(most.is_empty()),
         most.len(),
         trials.len(),
     );

@@ -6,11 +6,11 @@ mod memory;
 mod page;
 mod sweep;
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::MeasureError;
+use crate::system::own_folder;
 
 /// Measure how costs scale with models, connections, tensor sizes and requests, and write a page.
 /// With the default options this takes about six minutes on two cores.
@@ -65,13 +65,7 @@ struct ScalingResults {
 }
 
 pub(crate) async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
-    let program = std::env::current_exe()?;
-    let own_folder = || program.parent().map(PathBuf::from);
-    let binaries = options
-        .binaries
-        .clone()
-        .or_else(own_folder)
-        .ok_or("cannot find the folder of this program; set --binaries")?;
+    let binaries = options.binaries.clone().map_or_else(own_folder, Ok)?;
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut found = ScalingResults::default();
     if options.parts.contains(&ScalingPart::Sweep) {
@@ -88,11 +82,5 @@ pub(crate) async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
             found.idle.push(idle::idle(&binaries, policy, span).await?);
         }
     }
-    println!("{}", page::tables(&found));
-    if let Some(path) = &options.page {
-        fs::write(path, page::of(&found, options.name.clone()))
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    page::report(&found, options.name.as_deref()).publish(options.page.as_deref())
 }

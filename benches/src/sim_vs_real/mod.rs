@@ -12,10 +12,10 @@ mod simulated;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::path::PathBuf;
 
-use crate::machine::HostInfo;
+use crate::plan::matching;
+use crate::report::save_json;
 use crate::{MeasureError, until_interrupted};
 
 use agreement::Agreement;
@@ -72,15 +72,15 @@ struct ReplayedCase {
 pub(crate) fn run(options: &SimVsRealOptions) -> Result<(), MeasureError> {
     let simulator = Simulator::prepare(options)?;
     let mut trials = Vec::new();
-    for case in CASES.into_iter().filter(|case| case.to_string().contains(&options.only)) {
+    for case in matching(CASES, &options.only)? {
         let (arrivals, simulated) = simulator.trial(case)?;
         trials.push(ReplayedCase { case, arrivals, simulated, rounds: Vec::new() });
     }
-    if trials.is_empty() {
-        return Err(format!("no case matches --only {:?}", options.only).into());
-    }
     until_interrupted(replay(options, &simulator, &mut trials))?;
-    report(options, &trials)
+    let agreements: Vec<Agreement> =
+        trials.iter().map(|trial| Agreement::of(trial.case, &trial.simulated, &trial.rounds)).collect();
+    save_json(&options.keep.join("sim-vs-real.json"), &agreements)?;
+    page::report(&agreements, options).publish(options.page.as_deref())
 }
 
 /// Runs all rounds. Every second round runs the cases in the reverse order.
@@ -102,22 +102,6 @@ async fn replay(
             eprintln!("round {}: {case}: {round}", number + 1);
             rounds.push(round);
         }
-    }
-    Ok(())
-}
-
-fn report(options: &SimVsRealOptions, trials: &[ReplayedCase]) -> Result<(), MeasureError> {
-    let agreements: Vec<Agreement> =
-        trials.iter().map(|trial| Agreement::of(trial.case, &trial.simulated, &trial.rounds)).collect();
-    let json = options.keep.join("sim-vs-real.json");
-    fs::write(&json, serde_json::to_vec_pretty(&agreements)?)
-        .map_err(|error| format!("cannot write {}: {error}", json.display()))?;
-    println!("{}", page::tables(&agreements));
-    println!("wrote the same figures to {}", json.display());
-    if let Some(path) = &options.page {
-        let text = page::of(&agreements, options, &HostInfo::here());
-        fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
     }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! The page with the comparison of simulated and real runs.
 
-use crate::machine::HostInfo;
-use crate::report::table;
+use crate::report::{Report, number, spread, table, verdict};
 use crate::spread::Spread;
 
 use super::SimVsRealOptions;
@@ -9,20 +8,18 @@ use super::agreement::{Agreement, GOODPUT_TOLERANCE, P99_TOLERANCE, Pair, Pairs,
 use super::arrivals::{LEAD, PHASES_MS};
 use super::real::ReplayResult;
 
-pub(crate) fn of(agreements: &[Agreement], options: &SimVsRealOptions, machine: &HostInfo) -> String {
-    let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
+pub(crate) fn report(agreements: &[Agreement], options: &SimVsRealOptions) -> Report {
     let SimVsRealOptions { seconds, rounds, utilisation, seed, config, .. } = options;
     let (config, lead) = (config.display(), LEAD.as_secs_f64());
     let (phases, last_phase) = (PHASES_MS.len(), PHASES_MS.iter().max().unwrap_or(&0));
-    format!(
-        "# Simulator and supervisor compared
-
+    let about = format!(
+        "\
 The predictions of `shadowslice-simulate` and the results of `shadowslice serve` with the emulated device. Both use the configuration `{config}`,
 on which nothing was tuned or calibrated, and the same arrivals. Requests go over gRPC and a Unix socket in an open loop. Shares change
-by a shadow or in-process. `make sim-vs-real` and `make bench` write this page; do not edit it.
-
-{cpu}, {cores} cores shared by supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
-
+by a shadow or in-process. `make sim-vs-real` and `make bench` write this page; do not edit it."
+    );
+    let method = format!(
+        "\
 Each load is drawn once: seed {seed}, utilisation {utilisation}, {seconds} s. It begins after {lead} s in which the supervisor starts and its policy makes its first decisions.
 The load is simulated with `--no-interference`, and sent to {rounds} new supervisors; the cases take turns. Goodput counts requests answered within their SLO.
 Latency is the time from the scheduled arrival to the last byte.
@@ -32,13 +29,17 @@ Latency is the time from the scheduled arrival to the last byte.
 * **simulated**: the median and the range over {phases} phases. The time between the supervisor's intervals and the requests is known to about {last_phase} ms only, so
   each load is simulated with shifts of 0 to {last_phase} ms.
 
-The targets for the medians: goodput within {:.0} %, p99 of all answers within {:.0} %, repartitions within {REPARTITIONS_TOLERANCE:.0}.
-
-{}",
+The targets for the medians: goodput within {:.0} %, p99 of all answers within {:.0} %, repartitions within {REPARTITIONS_TOLERANCE:.0}.",
         GOODPUT_TOLERANCE * 100.0,
         P99_TOLERANCE * 100.0,
-        tables(agreements)
-    )
+    );
+    Report {
+        title: "Simulator and supervisor compared",
+        about,
+        processes: "supervisor, workers and client",
+        method,
+        results: tables(agreements),
+    }
 }
 
 pub(crate) fn tables(agreements: &[Agreement]) -> String {
@@ -62,25 +63,25 @@ fn summary(agreements: &[Agreement]) -> String {
 fn cases(agreements: &[Agreement]) -> String {
     let row = |agreement: &Agreement| {
         let Pairs { offered, in_time, p99_ms, repartitions, refused } = &agreement.all;
-        let [goodput_met, p99_met, moves_met] = agreement.all.met().map(verdict);
+        let [goodput_met, p99_met, moves_met] = agreement.all.met().map(|met| verdict(met).to_owned());
         vec![
             agreement.case.load.to_owned(),
             agreement.case.policy.to_owned(),
             agreement.case.handover.to_owned(),
             offered.to_string(),
-            whole(in_time.real),
-            whole(in_time.simulated),
+            spread(in_time.real, 0),
+            spread(in_time.simulated, 0),
             ratio(in_time),
             goodput_met,
-            tenths(p99_ms.real),
-            tenths(p99_ms.simulated),
+            spread(p99_ms.real, 1),
+            spread(p99_ms.simulated, 1),
             ratio(p99_ms),
             p99_met,
-            whole(repartitions.real),
-            whole(repartitions.simulated),
+            spread(repartitions.real, 0),
+            spread(repartitions.simulated, 0),
             moves_met,
-            whole(refused.real),
-            whole(refused.simulated),
+            spread(refused.real, 0),
+            spread(refused.simulated, 0),
         ]
     };
     let heads = [
@@ -112,13 +113,13 @@ fn models(agreements: &[Agreement]) -> String {
                 agreement.case.to_string(),
                 name.clone(),
                 pairs.offered.to_string(),
-                whole(pairs.in_time.real),
-                whole(pairs.in_time.simulated),
-                tenths(pairs.p99_ms.real),
-                tenths(pairs.p99_ms.simulated),
+                spread(pairs.in_time.real, 0),
+                spread(pairs.in_time.simulated, 0),
+                spread(pairs.p99_ms.real, 1),
+                spread(pairs.p99_ms.simulated, 1),
                 ratio(&pairs.p99_ms),
-                whole(pairs.repartitions.real),
-                whole(pairs.repartitions.simulated),
+                spread(pairs.repartitions.real, 0),
+                spread(pairs.repartitions.simulated, 0),
             ]
         })
     });
@@ -142,13 +143,13 @@ fn models(agreements: &[Agreement]) -> String {
 
 fn rounds(agreements: &[Agreement]) -> String {
     let row = |agreement: &Agreement| {
-        let spread = |figure: fn(&ReplayResult) -> f64| Spread::of(agreement.rounds.iter().map(figure));
+        let over = |figure: fn(&ReplayResult) -> f64| Spread::of(agreement.rounds.iter().map(figure));
         vec![
             agreement.case.to_string(),
             format!("{} of {}", agreement.quiet, agreement.rounds.len()),
-            whole(spread(|round| round.others_percent)),
-            tenths(spread(|round| round.sent_late_ms)),
-            tenths(spread(|round| round.load_average)),
+            spread(over(|round| round.others_percent), 0),
+            spread(over(|round| round.sent_late_ms), 1),
+            spread(over(|round| round.load_average), 1),
         ]
     };
     let heads = ["case", "quiet", "others %", "send delay ms (p99)", "load average before"];
@@ -159,17 +160,5 @@ fn rounds(agreements: &[Agreement]) -> String {
 }
 
 fn ratio(pair: &Pair) -> String {
-    format!("{:.3}", pair.ratio())
-}
-
-fn verdict(met: bool) -> String {
-    if met { "met" } else { "**missed**" }.to_owned()
-}
-
-fn whole(Spread { median, min, max }: Spread) -> String {
-    if min == max { format!("{median:.0}") } else { format!("{median:.0} ({min:.0} .. {max:.0})") }
-}
-
-fn tenths(Spread { median, min, max }: Spread) -> String {
-    if min == max { format!("{median:.1}") } else { format!("{median:.1} ({min:.1} .. {max:.1})") }
+    number(pair.ratio(), 3)
 }

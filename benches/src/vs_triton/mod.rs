@@ -14,13 +14,12 @@ mod shadowslice;
 mod tests;
 mod triton;
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use shadowslice_shared::errors;
 
-use crate::machine::HostInfo;
+use crate::report::save_json;
 use crate::{MeasureError, until_interrupted};
 
 use case::ServerCase;
@@ -83,7 +82,9 @@ pub(crate) fn run(options: &VsTritonOptions) -> Result<(), MeasureError> {
         return Err(format!("no comparison matches --only {:?}", options.only).into());
     }
     let (trials, versions) = until_interrupted(measure(options, &rows))?;
-    report(options, &rows, &trials, &versions)
+    let compared: Vec<_> = rows.iter().map(|row| row.compare(&trials)).collect::<Result<_, _>>()?;
+    save_json(&options.json, &page::figures(options, &versions, &compared, &trials))?;
+    page::report(options, &versions, &compared, &trials).publish(options.page.as_deref())
 }
 
 async fn measure(
@@ -113,26 +114,4 @@ async fn measure(
     let versions = servers.versions();
     servers.stop().await?;
     Ok((trials, versions))
-}
-
-fn report(
-    options: &VsTritonOptions,
-    rows: &[&Comparison],
-    trials: &[CaseRounds],
-    versions: &Versions,
-) -> Result<(), MeasureError> {
-    let machine = HostInfo::here();
-    let compared: Vec<_> = rows.iter().map(|row| row.compare(trials)).collect::<Result<_, _>>()?;
-    println!("{}", page::table(&compared));
-    write(&options.json, &page::json(options, &machine, versions, &compared, trials)?)?;
-    println!("wrote all rounds to {}", options.json.display());
-    if let Some(path) = &options.page {
-        write(path, &page::of(options, &machine, versions, &compared, trials))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
-}
-
-fn write(path: &PathBuf, text: &str) -> Result<(), MeasureError> {
-    fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::json;
 
-use crate::MeasureError;
 use crate::machine::HostInfo;
+use crate::report::{Report, number, spread, table, verdict};
 use crate::spread::Spread;
 
 use super::case::{CHANGE_CONNECTIONS, CaseWork, LiveChange, Side};
@@ -23,40 +23,46 @@ pub(crate) struct Versions {
     pub(crate) python: String,
 }
 
-/// Returns the figures of all rounds as JSON.
-pub(crate) fn json(
+/// Returns the figures of all rounds.
+pub(crate) fn figures(
     options: &VsTritonOptions,
-    machine: &HostInfo,
     versions: &Versions,
     compared: &[ComparisonResult],
     trials: &[CaseRounds],
-) -> Result<String, MeasureError> {
+) -> serde_json::Value {
     let trials: Vec<_> =
         trials.iter().map(|trial| json!({"case": trial.case, "rounds": trial.rounds})).collect();
-    let all = json!({
-        "machine": machine, "versions": versions, "seconds_per_round": options.seconds.as_secs_f64(),
+    json!({
+        "machine": HostInfo::here(), "versions": versions, "seconds_per_round": options.seconds.as_secs_f64(),
         "rounds": options.rounds, "compared": compared, "cases": trials,
-    });
-    Ok(serde_json::to_string_pretty(&all)? + "\n")
+    })
 }
 
-pub(crate) fn of(
+pub(crate) fn report(
     options: &VsTritonOptions,
-    machine: &HostInfo,
     versions: &Versions,
     compared: &[ComparisonResult],
     trials: &[CaseRounds],
-) -> String {
-    let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
+) -> Report {
+    let results = [("Summary", summary(compared)), ("Changes", changes(trials)), ("Rounds", quiet(trials))];
+    let results = results.map(|(title, table)| format!("## {title}\n\n{table}"));
+    Report {
+        title: "Comparison with NVIDIA Triton",
+        about: "`make vs-triton` starts shadowslice and Triton on one machine, sends the same requests to both in \
+                turn, and writes this page; do not\nedit it. The figures of all rounds are in \
+                [vs-triton.json](vs-triton.json)."
+            .to_owned(),
+        processes: "both servers and the load generator",
+        method: method(options, versions),
+        results: results.join("\n"),
+    }
+}
+
+fn method(options: &VsTritonOptions, versions: &Versions) -> String {
     let Versions { ours, triton, onnxruntime, triton_onnxruntime, python } = versions;
     let (rounds, seconds) = (options.rounds, options.seconds.as_secs_f64());
     format!(
-        "# Comparison with NVIDIA Triton
-
-`make vs-triton` starts shadowslice and Triton on one machine, sends the same requests to both in turn, and writes this page; do not
-edit it. The figures of all rounds are in [vs-triton.json](vs-triton.json).
-
-{cpu}, {cores} cores shared by both servers and the load generator, Linux {kernel}, no GPU. {date}, commit {commit}.
+        "\
 shadowslice {ours} with ONNX Runtime {onnxruntime}; Triton {triton} with ONNX Runtime {triton_onnxruntime}; {python}.
 
 **Triton runs its Python backend**, because PyPI offers no other one. Its `model.py` calls ONNX Runtime from Python, in one stub process
@@ -64,14 +70,9 @@ for each model. Results with Triton's C++ backend for ONNX Runtime would differ.
 its input, on one CPU thread, in batches of up to 32 rows without a delay (dynamic batching is on). The model costs almost nothing, so
 the figures show the cost of the servers.
 
-## Summary
-
-{}
 A figure is the median of {rounds} rounds of {seconds} s, with the smallest and the largest in brackets. `x` is shadowslice's median divided by
 Triton's. The cases take turns, in reverse order every other time. A round is quiet if other programs used at most 10 % of the machine.
 Only rounds that were quiet for both servers count, or all rounds if there are none (see *Rounds*).
-
-## Method
 
 * Clients are closed loops: each connection sends a request, waits for its answer, compares every byte, and sends the next. The
   load generator is that of `make bench`. It uses the same cores as the servers, so its CPU time also limits the requests per second.
@@ -82,31 +83,13 @@ Only rounds that were quiet for both servers count, or all rounds if there are n
   Triton ignores a load without changes, so each load changes a parameter. All requests count that ended between the start of the
   change and {seconds} s after its end.
 * *Killed worker*: the same, with a SIGKILL to shadowslice's worker or to the stub of Triton's Python backend, for {seconds} s. A client that fails
-  retries after 10 ms on a new connection. If the model doesn't answer at the end of the round, it is reloaded for the next one.
-
-## Changes
-
-{}
-## Rounds
-
-{}",
-        table(compared),
-        changes(trials),
-        quiet(trials)
+  retries after 10 ms on a new connection. If the model doesn't answer at the end of the round, it is reloaded for the next one."
     )
 }
 
-pub(crate) fn table(compared: &[ComparisonResult]) -> String {
+pub(crate) fn summary(compared: &[ComparisonResult]) -> String {
     let row = |it: &ComparisonResult| {
-        let met = match it.met {
-            Some(true) => "met",
-            Some(false) => "**missed**",
-            None => "",
-        };
-        let ratio = it.ratio.map_or("-".to_owned(), |ratio| {
-            let decimals = if ratio < 0.1 { 3 } else { 2 };
-            format!("{ratio:.decimals$}")
-        });
+        let ratio = it.ratio.map_or("-".to_owned(), |ratio| number(ratio, if ratio < 0.1 { 3 } else { 2 }));
         vec![
             it.what.to_owned(),
             it.figure.name().to_owned(),
@@ -114,10 +97,10 @@ pub(crate) fn table(compared: &[ComparisonResult]) -> String {
             shown(it.triton),
             ratio,
             it.target.clone(),
-            met.to_owned(),
+            it.met.map_or("", verdict).to_owned(),
         ]
     };
-    lines(&["", "figure", "shadowslice", "Triton", "x", "target", ""], compared.iter().map(row))
+    table(&["", "figure", "shadowslice", "Triton", "x", "target", ""], compared.iter().map(row))
 }
 
 /// Returns the table with the details of each change, such as its duration and its first failure.
@@ -146,7 +129,7 @@ fn changes(trials: &[CaseRounds]) -> String {
     });
     let heads =
         ["", "", "change took, ms", "answered requests", "answers at the end of the round", "first failure"];
-    lines(&heads, rows)
+    table(&heads, rows)
 }
 
 fn aftermath(measured: &CaseResult) -> Option<&ChangeResult> {
@@ -169,28 +152,14 @@ fn quiet(trials: &[CaseRounds]) -> String {
             .collect();
         let quiet = trial.rounds.iter().filter(|round| round.is_quiet()).count();
         (!others.is_empty()).then(|| {
-            let spread = Spread::of(others.iter().copied());
-            vec![trial.case.to_string(), format!("{quiet} of {}", others.len()), spread.whole()]
+            let others_percent = spread(Spread::of(others.iter().copied()), 0);
+            vec![trial.case.to_string(), format!("{quiet} of {}", others.len()), others_percent]
         })
     });
-    lines(&["case", "quiet", "others %"], rows)
+    table(&["case", "quiet", "others %"], rows)
 }
 
 /// Formats a spread as text. Uses one decimal if the median is below 100 and the values differ.
-fn shown(spread: Spread) -> String {
-    if spread.min == spread.max {
-        format!("{:.0}", spread.median)
-    } else if spread.median < 100.0 {
-        spread.tenths()
-    } else {
-        spread.whole()
-    }
-}
-
-fn lines(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
-    let rule = vec!["---".to_owned(); heads.len()];
-    let body: String = rows.map(|cells| line(&cells)).collect();
-    line(&heads) + &line(&rule) + &body
+fn shown(of: Spread) -> String {
+    spread(of, usize::from(of.median < 100.0 && of.min < of.max))
 }

@@ -80,7 +80,7 @@ fn every_row_has_its_figures_of_quiet_rounds_and_the_verdict_follows() {
     let slower = compared(2.0, 1.0);
     assert_eq!(slower[0].ratio, Some(2.0));
     assert_eq!(slower[0].met, Some(false));
-    let table = page::table(&slower);
+    let table = page::summary(&slower);
     assert!(table.contains("| 2.00 | at most 0.50 x | **missed** |"), "{table}");
     assert_eq!(table.lines().count(), COMPARISONS.len() + 2);
     assert_eq!(compared(1.0, 2.0)[0].met, Some(true));
