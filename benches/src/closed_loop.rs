@@ -29,32 +29,32 @@ const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The result of one round.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct RoundResult {
-    pub requests: u64,
+pub(crate) struct RoundResult {
+    pub(crate) requests: u64,
     /// The number of answered requests per second.
-    pub requests_per_second: f64,
+    pub(crate) requests_per_second: f64,
     /// The median latency, in µs.
     pub p50_us: f64,
     /// The 99th percentile of the latency, in µs.
     pub p99_us: f64,
     /// The CPU time of the supervisor, or of the bare server, per request, in µs.
-    pub supervisor_cpu_us: f64,
+    pub(crate) supervisor_cpu_us: f64,
     /// The CPU time of all workers per request, in µs.
-    pub worker_cpu_us: f64,
+    pub(crate) worker_cpu_us: f64,
     /// The CPU time of this program per request, in µs.
-    pub client_cpu_us: f64,
+    pub(crate) client_cpu_us: f64,
     /// The CPU time that other programs and virtual machines used, in percent of all cores.
-    pub others_percent: f64,
+    pub(crate) others_percent: f64,
 }
 
 impl RoundResult {
     /// Returns the CPU time of all the server's processes per request, in µs.
-    pub fn server_cpu_us(&self) -> f64 {
+    pub(crate) fn server_cpu_us(&self) -> f64 {
         self.supervisor_cpu_us + self.worker_cpu_us
     }
 
     /// Returns true if other programs used at most 10 % of the host's CPU time.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.others_percent <= DISTURBED_PERCENT
     }
 }
@@ -66,7 +66,7 @@ struct LoopState {
 }
 
 /// Runs all clients and measures them for `span`. Returns the result.
-pub async fn run(
+pub(crate) async fn run(
     clients: Vec<EchoClient>,
     span: Duration,
     clocks: &ServerClocks,

@@ -22,7 +22,7 @@ const CONNECT_BACKOFF: Duration = Duration::from_millis(1);
 
 /// The reason why an exchange of a request and its answer failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ExchangeError {
+pub(crate) enum ExchangeError {
     #[error("a connection failed")]
     Connection(#[source] std::io::Error),
     #[error("an HTTP/2 connection failed")]
@@ -42,7 +42,7 @@ pub enum ExchangeError {
 
 /// A connection to a server.
 #[derive(Debug)]
-pub enum ClientStream {
+pub(crate) enum ClientStream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
@@ -50,7 +50,7 @@ pub enum ClientStream {
 impl ClientStream {
     /// Connects to the socket at `path`. If the server's backlog is full, retries until the
     /// connection succeeds.
-    pub async fn unix(path: &Path) -> Result<Self, ExchangeError> {
+    pub(crate) async fn unix(path: &Path) -> Result<Self, ExchangeError> {
         loop {
             match UnixStream::connect(path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(CONNECT_BACKOFF).await,
@@ -60,7 +60,7 @@ impl ClientStream {
     }
 
     /// Connects to `address`, and disables Nagle's algorithm.
-    pub async fn tcp(address: SocketAddr) -> Result<Self, ExchangeError> {
+    pub(crate) async fn tcp(address: SocketAddr) -> Result<Self, ExchangeError> {
         let connected = async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
@@ -71,7 +71,7 @@ impl ClientStream {
 }
 
 /// A client with its own connection.
-pub enum EchoClient {
+pub(crate) enum EchoClient {
     Http(Box<HttpEchoClient>),
     Grpc(Box<GrpcEchoClient>),
 }
@@ -79,18 +79,22 @@ pub enum EchoClient {
 impl EchoClient {
     /// Returns an HTTP client that sends tensors of `bytes` bytes. `connection` is the client's
     /// number, which determines the values of its tensors.
-    pub fn http(stream: ClientStream, bytes: usize, connection: u16) -> Self {
+    pub(crate) fn http(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::Http(Box::new(HttpEchoClient::new(stream, bytes, connection)))
     }
 
     /// Returns a gRPC client that sends tensors of `bytes` bytes. `connection` is the client's
     /// number, which determines the values of its tensors.
-    pub async fn grpc(stream: ClientStream, bytes: usize, connection: u16) -> Result<Self, ExchangeError> {
+    pub(crate) async fn grpc(
+        stream: ClientStream,
+        bytes: usize,
+        connection: u16,
+    ) -> Result<Self, ExchangeError> {
         Ok(Self::Grpc(Box::new(GrpcEchoClient::new(stream, bytes, connection).await?)))
     }
 
     /// Sends the request with the number `turn` and checks the answer.
-    pub async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
+    pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         match self {
             Self::Http(client) => client.exchange(turn % TURNS).await,
             Self::Grpc(client) => client.exchange(turn % TURNS).await,
@@ -99,12 +103,12 @@ impl EchoClient {
 }
 
 /// Returns the name of the model that accepts a tensor of `bytes` bytes.
-pub fn model(bytes: usize) -> String {
+pub(crate) fn model(bytes: usize) -> String {
     format!("echo-{bytes}")
 }
 
 /// Returns the number of FP32 elements in a tensor of `bytes` bytes.
-pub fn elements(bytes: usize) -> i64 {
+pub(crate) fn elements(bytes: usize) -> i64 {
     i64::try_from(bytes / 4).expect("tensors are small")
 }
 

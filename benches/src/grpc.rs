@@ -18,7 +18,7 @@ use tower::Service;
 use crate::exchange::{ClientStream, ExchangeError, TURNS, elements, model, tensors};
 
 /// A gRPC client with one connection.
-pub struct GrpcEchoClient {
+pub(crate) struct GrpcEchoClient {
     client: GrpcInferenceServiceClient<Sender>,
     exchanges: [(ModelInferRequest, ModelInferResponse); TURNS],
 }

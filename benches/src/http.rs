@@ -18,7 +18,7 @@ const MAX_HEADERS: usize = 32;
 const READ_BYTES: usize = 16 * 1024;
 
 /// An HTTP/1.1 client with one connection.
-pub struct HttpEchoClient {
+pub(crate) struct HttpEchoClient {
     stream: ClientStream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],

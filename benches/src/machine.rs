@@ -10,23 +10,23 @@ use serde::Serialize;
 
 /// The host on which the figures were measured.
 #[derive(Debug, Serialize)]
-pub struct HostInfo {
+pub(crate) struct HostInfo {
     /// The name of the processor.
-    pub cpu: String,
-    pub cores: usize,
+    pub(crate) cpu: String,
+    pub(crate) cores: usize,
     /// The release of the Linux kernel.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// The GPU on which the figures were measured. In these benchmarks, it is always emulated.
-    pub device: &'static str,
+    pub(crate) device: &'static str,
     /// The date and time of the measurement, in UTC.
-    pub date: String,
+    pub(crate) date: String,
     /// The commit that is checked out. If files have changed since that commit, a note follows.
-    pub commit: String,
+    pub(crate) commit: String,
 }
 
 impl HostInfo {
     /// Returns the information about this host.
-    pub fn here() -> Self {
+    pub(crate) fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         let changed = output_of("git", &["status", "--porcelain"]).is_some_and(|files| !files.is_empty());
@@ -51,18 +51,18 @@ fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
 }
 
 /// Returns the number of cores that this program may use.
-pub fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The CPU-time clock of a process. It counts the user and system time of all threads of the
 /// process.
 #[derive(Debug, Clone, Copy)]
-pub struct CpuClock(ClockId);
+pub(crate) struct CpuClock(ClockId);
 
 impl CpuClock {
     /// Returns the CPU-time clock of a process.
-    pub fn of(process: Pid) -> nix::Result<Self> {
+    pub(crate) fn of(process: Pid) -> nix::Result<Self> {
         ClockId::pid_cpu_clock_id(process).map(Self)
     }
 
@@ -73,11 +73,11 @@ impl CpuClock {
 
 /// The clocks of a server's processes.
 #[derive(Debug)]
-pub struct ServerClocks {
+pub(crate) struct ServerClocks {
     /// The clock of the process that clients connect to.
-    pub server: CpuClock,
+    pub(crate) server: CpuClock,
     /// The clocks of the processes that the server started.
-    pub workers: Vec<CpuClock>,
+    pub(crate) workers: Vec<CpuClock>,
 }
 
 /// A reading of all clocks at one point in time.
@@ -137,7 +137,7 @@ impl CpuUsage {
 /// Returns the total time in which the host's cores were not idle since the host started. Includes
 /// the time that the hypervisor gave to other virtual machines. Returns zero if `/proc/stat` cannot
 /// be read.
-pub fn busy() -> Duration {
+pub(crate) fn busy() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     // The fields are user, nice, system, idle, iowait, irq, softirq and steal. Fields after these
     // are skipped, because user already includes the time of guests.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::MeasureError;
+
 /// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
@@ -56,6 +58,24 @@ impl EchoSetting {
     pub(crate) fn bare(self) -> Self {
         Self { server: ServerKind::Bare, transport: Transport::Unix, ..self }
     }
+
+    /// Returns the name of the setting without the server.
+    pub(crate) fn load(self) -> String {
+        self.to_string().trim_start_matches("shadowslice ").to_owned()
+    }
+}
+
+/// Returns the settings or cases whose names contain the text of the option `--only`. Fails if there
+/// are none.
+pub(crate) fn matching<T: fmt::Display>(
+    all: impl IntoIterator<Item = T>,
+    only: &str,
+) -> Result<Vec<T>, MeasureError> {
+    let found: Vec<T> = all.into_iter().filter(|one| one.to_string().contains(only)).collect();
+    if found.is_empty() {
+        return Err(format!("nothing matches --only {only:?}").into());
+    }
+    Ok(found)
 }
 
 impl fmt::Display for EchoSetting {

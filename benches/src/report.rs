@@ -1,155 +1,123 @@
-//! The figures of the echo benchmark, as a table and as JSON.
+//! The reports of benchmarks: pages in Markdown with tables, and files with the same figures.
 
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
 
-use crate::closed_loop::RoundResult;
+use crate::MeasureError;
 use crate::machine::HostInfo;
-use crate::plan::{EchoSetting, ServerKind};
-use crate::spread::{Spread, counted};
-use crate::{EchoOptions, MeasureError};
+use crate::spread::Spread;
 
-/// The figures of all settings.
-#[derive(Debug, Serialize)]
-pub(crate) struct EchoReport {
-    machine: HostInfo,
-    seconds_per_round: f64,
-    settings: Vec<SettingRow>,
+/// A page in Markdown. The page describes the benchmark and the host, and ends with the results.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) title: &'static str,
+    /// The paragraph before the description of the host.
+    pub(crate) about: String,
+    /// The measured processes, which share the cores of the host.
+    pub(crate) processes: &'static str,
+    /// The paragraphs about the method, after the description of the host. Can be empty.
+    pub(crate) method: String,
+    pub(crate) results: String,
 }
 
-/// The figures of one setting.
-#[derive(Debug, Serialize)]
-struct SettingRow {
-    #[serde(flatten)]
-    setting: EchoSetting,
-    requests_per_second: Spread,
-    p50_us: Spread,
-    p99_us: Spread,
-    supervisor_cpu_us: Spread,
-    worker_cpu_us: Spread,
-    server_cpu_us: Spread,
-    /// The median CPU time per request of this server divided by that of the bare server, or `None`
-    /// without a baseline.
-    times_bare: Option<f64>,
-    client_cpu_us: Spread,
-    others_percent: Spread,
-    /// The number of rounds that other programs did not disturb. If this number is not zero, the
-    /// figures above come only from these rounds.
-    quiet: usize,
-    rounds: Vec<RoundResult>,
-}
+impl Report {
+    /// Prints the results, and writes the page to the file `page` if there is one.
+    pub(crate) fn publish(&self, page: Option<&Path>) -> Result<(), MeasureError> {
+        println!("{}", self.results);
+        page.map_or(Ok(()), |path| save(path, self.page(&HostInfo::here())))
+    }
 
-impl SettingRow {
-    fn new(setting: EchoSetting, rounds: Vec<RoundResult>, bare: Option<&[RoundResult]>) -> Self {
-        let counted = counted(&rounds);
-        let spread = |figure: fn(&RoundResult) -> f64| Spread::of(counted.iter().map(figure));
-        let server_cpu_us = spread(RoundResult::server_cpu_us);
-        let bare_cpu_us = bare.map(|bare| {
-            Spread::of(crate::spread::counted(bare).iter().map(RoundResult::server_cpu_us)).median
-        });
-        Self {
-            setting,
-            requests_per_second: spread(|round| round.requests_per_second),
-            p50_us: spread(|round| round.p50_us),
-            p99_us: spread(|round| round.p99_us),
-            supervisor_cpu_us: spread(|round| round.supervisor_cpu_us),
-            worker_cpu_us: spread(|round| round.worker_cpu_us),
-            server_cpu_us,
-            times_bare: bare_cpu_us.map(|bare| server_cpu_us.median / bare),
-            client_cpu_us: spread(|round| round.client_cpu_us),
-            others_percent: spread(|round| round.others_percent),
-            quiet: rounds.iter().filter(|round| round.is_quiet()).count(),
-            rounds,
-        }
+    fn page(&self, host: &HostInfo) -> String {
+        let Self { title, about, processes, method, results } = self;
+        let HostInfo { cpu, cores, kernel, date, commit, .. } = host;
+        let host = format!(
+            "{cpu}, {cores} cores shared by {processes}, Linux {kernel}, no GPU. {date}, commit {commit}."
+        );
+        let parts = [&format!("# {title}"), about, &host, method, results];
+        let parts = parts.into_iter().map(|part| part.trim_end()).filter(|part| !part.is_empty());
+        parts.collect::<Vec<_>>().join("\n\n") + "\n"
     }
 }
 
-impl EchoReport {
-    /// Returns the report on the rounds of all settings. `rounds` is in the order of `settings`,
-    /// and contains at least one round for each setting.
-    pub(crate) fn new(
-        machine: HostInfo,
-        options: &EchoOptions,
-        settings: Vec<EchoSetting>,
-        rounds: Vec<Vec<RoundResult>>,
-    ) -> Self {
-        let row = |(index, &setting): (usize, &EchoSetting)| {
-            let bare = settings.iter().position(|other| *other == setting.bare());
-            let bare = bare.filter(|_| setting.server == ServerKind::Shadowslice);
-            SettingRow::new(setting, rounds[index].clone(), bare.map(|bare| &rounds[bare][..]))
+/// Writes a file, and prints its path.
+pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>) -> Result<(), MeasureError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(path, content))
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// Writes figures to a file as JSON, and prints its path.
+pub(crate) fn save_json(path: &Path, figures: &impl Serialize) -> Result<(), MeasureError> {
+    save(path, serde_json::to_string_pretty(figures)? + "\n")
+}
+
+/// Returns a table in Markdown.
+pub(crate) fn table(heads: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
+    let rule = vec!["---".to_owned(); heads.len()];
+    let body: String = rows.into_iter().map(|cells| line(&cells)).collect();
+    line(&heads) + &line(&rule) + &body
+}
+
+/// Returns the word for a target that is met or missed.
+pub(crate) fn verdict(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "**missed**" }
+}
+
+/// Formats a number as text with these decimals.
+pub(crate) fn number(value: f64, decimals: usize) -> String {
+    format!("{value:.decimals$}")
+}
+
+/// Formats a spread as its median, with the range in brackets unless all values are equal.
+pub(crate) fn spread(Spread { median, min, max }: Spread, decimals: usize) -> String {
+    if min == max {
+        return number(median, decimals);
+    }
+    format!("{median:.decimals$} ({min:.decimals$} .. {max:.decimals$})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_all_parts_that_are_not_empty() {
+        let host = HostInfo {
+            cpu: "CPU".to_owned(),
+            cores: 2,
+            kernel: "6.1".to_owned(),
+            device: "emulated",
+            date: "today".to_owned(),
+            commit: "1234".to_owned(),
         };
-        let rows = settings.iter().enumerate().map(row).collect();
-        Self { machine, seconds_per_round: options.seconds.as_secs_f64(), settings: rows }
+        let results = table(&["a", "b"], [vec!["1".to_owned(), verdict(false).to_owned()]]);
+        let report = Report {
+            title: "Title",
+            about: "About.".to_owned(),
+            processes: "both servers",
+            method: String::new(),
+            results,
+        };
+        assert_eq!(
+            report.page(&host),
+            "# Title\n\nAbout.\n\nCPU, 2 cores shared by both servers, Linux 6.1, no GPU. today, commit 1234.\n\n\
+             | a | b |\n| --- | --- |\n| 1 | **missed** |\n"
+        );
     }
 
-    pub(crate) fn write(&self, path: &Path) -> Result<(), MeasureError> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        Ok(fs::write(path, serde_json::to_vec_pretty(self)?)?)
-    }
-}
-
-const COLUMNS: [&str; 10] = [
-    "setting",
-    "requests/s",
-    "p50 us",
-    "p99 us",
-    "server CPU us",
-    "supervisor + worker",
-    "x bare",
-    "client CPU us",
-    "others %",
-    "quiet",
-];
-
-fn cells(row: &SettingRow) -> [String; COLUMNS.len()] {
-    let parts = match row.setting.server {
-        ServerKind::Shadowslice => {
-            format!("{:.1} + {:.1}", row.supervisor_cpu_us.median, row.worker_cpu_us.median)
-        }
-        ServerKind::Bare => "-".into(),
-    };
-    [
-        row.setting.to_string(),
-        row.requests_per_second.whole(),
-        row.p50_us.whole(),
-        row.p99_us.whole(),
-        row.server_cpu_us.tenths(),
-        parts,
-        row.times_bare.map_or("-".into(), |ratio| format!("{ratio:.2}")),
-        format!("{:.1}", row.client_cpu_us.median),
-        format!("{:.0}", row.others_percent.median),
-        format!("{} of {}", row.quiet, row.rounds.len()),
-    ]
-}
-
-impl fmt::Display for EchoReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HostInfo { cpu, cores, kernel, date, commit, .. } = &self.machine;
-        writeln!(
-            f,
-            "echo requests through the whole system, closed loop, every byte of the answers checked"
-        )?;
-        writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
-        writeln!(
-            f,
-            "rounds of {} s; median (min .. max) of the quiet rounds, or of all rounds if none was quiet; \
-             set SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY or _JSON to change it",
-            self.seconds_per_round
-        )?;
-        let mut lines = vec![COLUMNS.map(String::from)];
-        lines.push(std::array::from_fn(|_| "---".into()));
-        lines.extend(self.settings.iter().map(cells));
-        let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
-        let widths: [usize; COLUMNS.len()] = std::array::from_fn(width);
-        for line in &lines {
-            let padded = line.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-            writeln!(f, "| {} |", padded.collect::<Vec<_>>().join(" | "))?;
-        }
-        Ok(())
+    #[test]
+    fn a_range_is_shown_only_if_values_differ() {
+        let text = |values: &[f64]| spread(Spread::of(values.iter().copied()), 1);
+        assert_eq!(
+            (text(&[2.0, 2.0]).as_str(), text(&[1.0, 2.0, 4.0]).as_str()),
+            ("2.0", "2.0 (1.0 .. 4.0)")
+        );
     }
 }

@@ -6,34 +6,24 @@ use crate::closed_loop::RoundResult;
 
 /// The median and the range of a figure over several rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    pub median: f64,
-    pub min: f64,
-    pub max: f64,
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
 }
 
 impl Spread {
     /// Returns the spread of one or more values.
-    pub fn of(values: impl Iterator<Item = f64>) -> Self {
+    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
         let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
         Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
     }
-
-    /// Formats the spread as text without decimals.
-    pub fn whole(self) -> String {
-        format!("{:.0} ({:.0} .. {:.0})", self.median, self.min, self.max)
-    }
-
-    /// Formats the spread as text with one decimal.
-    pub fn tenths(self) -> String {
-        format!("{:.1} ({:.1} .. {:.1})", self.median, self.min, self.max)
-    }
 }
 
 /// Returns only the quiet rounds. If no round was quiet, returns all rounds.
-pub fn counted(rounds: &[RoundResult]) -> Vec<RoundResult> {
+pub(crate) fn counted(rounds: &[RoundResult]) -> Vec<RoundResult> {
     let quiet: Vec<RoundResult> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
     if quiet.is_empty() { rounds.to_vec() } else { quiet }
 }

@@ -47,6 +47,12 @@ impl FromStr for Build {
     }
 }
 
+/// Returns the folder of this program. `cargo` puts the programs of a build into one folder.
+pub(crate) fn own_folder() -> Result<PathBuf, MeasureError> {
+    let program = std::env::current_exe()?;
+    Ok(program.parent().ok_or("cannot find the folder of this program; set --binaries")?.to_owned())
+}
+
 /// The TCP addresses of a supervisor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TcpAddresses {

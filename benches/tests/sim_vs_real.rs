@@ -10,8 +10,9 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     let folder = tempfile::tempdir().unwrap();
     let (keep, page) = (folder.path().join("keep"), folder.path().join("page.md"));
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("configs").join("sim-vs-real.yaml");
-    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-sim-vs-real"))
+    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-bench"))
         .args([
+            "sim-vs-real",
             "--seconds",
             "1",
             "--rounds",

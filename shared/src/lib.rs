@@ -1,5 +1,5 @@
-//! The types that shadowslice's supervisor and its workers share: units, tensors, profiles, shared
-//! memory, and the messages between the two processes.
+//! The types that shadowslice's supervisor and its workers share: units, tensors, models' files,
+//! profiles, shared memory, and the messages between the two processes.
 //!
 //! This crate reads no clock, runs no async code and calls no GPU.
 #![warn(missing_docs)]
@@ -12,6 +12,7 @@ pub mod exit;
 pub mod frame;
 pub mod groups;
 pub mod ids;
+pub mod onnx;
 pub mod pool;
 pub mod profile;
 pub mod rounding;

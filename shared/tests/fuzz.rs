@@ -1,9 +1,13 @@
-//! Fuzz tests of the messages between the supervisor and a worker. The decoders must return a message
-//! or an error for any bytes. `cargo bolero test NAME` runs one test until you stop it.
+//! Fuzz tests of the messages between the supervisor and a worker, and of models' files. The decoders
+//! must return a message or an error for any bytes. `cargo bolero test NAME` runs one test until you stop it.
 
+use std::io::Cursor;
+
+use prost::Message;
 use shadowslice_shared::batch::{self, Command, WorkerMessage};
 use shadowslice_shared::boot::{BootCommand, BootReply};
 use shadowslice_shared::frame;
+use shadowslice_shared::onnx::{self, ModelHeader, ModelProto};
 
 #[test]
 fn boot() {
@@ -26,5 +30,15 @@ fn batches() {
             );
         }
         batch::decode::<WorkerMessage>(bytes).ok();
+    });
+}
+
+#[test]
+fn models() {
+    bolero::check!().for_each(|bytes: &[u8]| {
+        let header = onnx::decode::<ModelHeader>(Cursor::new(bytes), u64::MAX);
+        let model = onnx::decode::<ModelProto>(Cursor::new(bytes), u64::MAX);
+        assert_eq!(header.ok(), ModelHeader::decode(bytes).ok(), "the file is decoded like its bytes");
+        assert_eq!(model.ok(), ModelProto::decode(bytes).ok());
     });
 }

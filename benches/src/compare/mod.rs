@@ -3,17 +3,15 @@
 
 mod page;
 
-use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use shadowslice_shared::errors;
 
+use crate::MeasureError;
 use crate::closed_loop::RoundResult;
-use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport, matching};
 use crate::system::{Build, RunningSupervisor, over_tcp};
-use crate::{MeasureError, chain, finish};
 
 /// Measure echo requests through two builds alternately, and write a page with their ratios. With
 /// the default options this takes about two minutes.
@@ -21,9 +19,8 @@ use crate::{MeasureError, chain, finish};
 /// Both builds run all the time, each with its own sockets, but only one of them gets requests at a
 /// time. A ratio is the median over pairs of successive rounds. A slower build is not a failure,
 /// because the ratios depend on the machine.
-#[derive(Debug, Parser)]
-#[command(name = "shadowslice-compare")]
-struct CompareOptions {
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompareOptions {
     /// The baseline's name on the page and its folder, for example `0.1.0=target/baseline`
     #[arg(long, value_name = "NAME=DIR")]
     before: Build,
@@ -50,32 +47,15 @@ struct ComparedSetting {
     pairs: Vec<[RoundResult; 2]>,
 }
 
-/// Runs the comparison with the options of the command line.
-pub fn compare() -> ExitCode {
-    let options = CompareOptions::parse();
-    finish(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            tokio::select! {
-                compared = run(&options) => compared,
-                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
-            }
-        })
-    })
-}
-
-async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
-    let settings: Vec<EchoSetting> =
-        settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
-    let Some(most) = settings.iter().map(|setting| setting.connections).max() else {
-        return Err(format!("no setting matches --only {:?}", options.only).into());
-    };
+pub(crate) async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
+    let settings = matching(settings(), &options.only)?;
+    let most = settings.iter().map(|setting| setting.connections).max().unwrap_or_default();
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut systems = Vec::new();
     for build in [&options.before, &options.after] {
         let (home, addresses) = over_tcp(&build.folder, &[SMALL, LARGE], most)?;
         let started = RunningSupervisor::start_on(home, addresses).await;
-        systems.push(started.map_err(|error| format!("{}: {}", build.name, chain(&*error)))?);
+        systems.push(started.map_err(|error| format!("{}: {}", build.name, errors::chain(&*error)))?);
     }
     let mut rows: Vec<ComparedSetting> =
         settings.into_iter().map(|setting| ComparedSetting { setting, pairs: Vec::new() }).collect();
@@ -88,13 +68,7 @@ async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
     for system in systems {
         system.stop().await?;
     }
-    println!("{}", page::tables(&rows, options));
-    if let Some(path) = &options.page {
-        fs::write(path, page::of(&rows, options))
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    page::report(&rows, options).publish(options.page.as_deref())
 }
 
 /// Returns the settings: some common loads, and one load for each kind of cost.

@@ -2,22 +2,26 @@
 
 use crate::closed_loop::RoundResult;
 use crate::compare::{CompareOptions, ComparedSetting};
-use crate::machine::HostInfo;
+use crate::report::{Report, table};
 use crate::spread::Spread;
-use crate::table;
 
-pub(super) fn of(rows: &[ComparedSetting], options: &CompareOptions) -> String {
-    let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
+pub(super) fn report(rows: &[ComparedSetting], options: &CompareOptions) -> Report {
     let CompareOptions { before, after, seconds, rounds, .. } = options;
-    format!(
-        "# The data path, before and after
+    let about = format!(
+        "Echo requests through two builds, `{}` (before) and `{}` (after), in {rounds} pairs of rounds of {seconds} s.
+`make compare` and `make bench` write this page; do not edit it.",
+        before.name, after.name
+    );
+    Report {
+        title: "The data path, before and after",
+        about,
+        processes: "supervisors, workers and client",
+        method: METHOD.to_owned(),
+        results: tables(rows, options),
+    }
+}
 
-Echo requests through two builds, `{}` (before) and `{}` (after), in {rounds} pairs of rounds of {seconds} s.
-`make compare` and `make bench` write this page; do not edit it.
-
-{cpu}, {cores} cores shared by supervisors, workers and client, Linux {kernel}, no GPU, emulated engine.
-{date}.
-
+const METHOD: &str = "\
 Each connection sends a request over TCP, waits for its answer, checks every byte, and sends the next.
 The builds take turns, and the build that begins alternates from pair to pair. A ratio is the value
 after divided by the value before: the median over the pairs, with the smallest and the largest in
@@ -26,16 +30,9 @@ least a third of the pairs are quiet, only those count.
 
 * **CPU**: the supervisor's user and system time per request. Below 1, the second build uses less.
 * **requests/s**: Above 1, the second build is faster.
-* **p50**: the median latency. Below 1, the second build is faster.
+* **p50**: the median latency. Below 1, the second build is faster.";
 
-{}",
-        before.name,
-        after.name,
-        tables(rows, options)
-    )
-}
-
-pub(super) fn tables(rows: &[ComparedSetting], options: &CompareOptions) -> String {
+fn tables(rows: &[ComparedSetting], options: &CompareOptions) -> String {
     let cells = |row: &ComparedSetting| {
         let pairs = counted(&row.pairs);
         let ratio = |figure: fn(&RoundResult) -> f64| {
@@ -47,9 +44,8 @@ pub(super) fn tables(rows: &[ComparedSetting], options: &CompareOptions) -> Stri
             let median = |build: usize| Spread::of(pairs.iter().map(|pair| figure(&pair[build]))).median;
             format!("{:.decimals$}, {:.decimals$}", median(0), median(1))
         };
-        let setting = row.setting.to_string();
         vec![
-            setting.trim_start_matches("shadowslice ").to_owned(),
+            row.setting.load(),
             ratio(|round| round.supervisor_cpu_us),
             medians(|round| round.supervisor_cpu_us, 1),
             ratio(|round| round.requests_per_second),

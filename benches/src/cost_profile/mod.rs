@@ -7,16 +7,14 @@ mod kernel_counts;
 mod page;
 mod profile;
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use clap::Parser;
+use shadowslice_shared::errors;
 
+use crate::MeasureError;
 use crate::closed_loop::send;
-use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
-use crate::system::{Build, RunningSupervisor, home};
-use crate::{MeasureError, chain, finish};
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport, matching};
+use crate::system::{Build, RunningSupervisor, home, own_folder};
 
 use callgrind::CallgrindProfile;
 use context_switches::ContextSwitches;
@@ -39,9 +37,8 @@ const PROFILED_RATIO: u64 = 5;
 /// Valgrind's Callgrind counts instructions, allocations and copies. If a tool is missing, a note
 /// says so and its columns are left out. With the default options this takes about four minutes on
 /// two cores.
-#[derive(Debug, Parser)]
-#[command(name = "shadowslice-cost-profile")]
-struct CostProfileOptions {
+#[derive(Debug, clap::Args)]
+pub(crate) struct CostProfileOptions {
     /// A build to measure: its name on the page and its folder, for example `before=target/before`. Repeat
     /// the option for each build [default: the folder of this program]
     #[arg(long, value_name = "NAME=DIR")]
@@ -86,53 +83,29 @@ struct SettingCounts {
     profile: Option<(u64, CallgrindProfile)>,
 }
 
-/// Runs the cost profile with the options of the command line.
-pub fn cost_profile() -> ExitCode {
-    let options = CostProfileOptions::parse();
-    finish(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            tokio::select! {
-                counted = run(&options) => counted,
-                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
-            }
-        })
-    })
-}
-
-async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
-    let own_build = || -> Result<Build, MeasureError> {
-        let program = std::env::current_exe()?;
-        let folder = program.parent().ok_or("cannot find the folder of this program; set --binaries")?;
-        Ok(Build { name: "this build".into(), folder: folder.to_owned() })
-    };
-    let builds = if options.binaries.is_empty() { vec![own_build()?] } else { options.binaries.clone() };
+pub(crate) async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
+    let mut builds = options.binaries.clone();
+    if builds.is_empty() {
+        builds.push(Build { name: "this build".into(), folder: own_folder()? });
+    }
     let skipped = options.no_profile.then(|| "`--no-profile` is set".to_owned());
     let missing =
         MissingTools { calls: kernel_counts::missing().await, profile: skipped.or(profile::missing().await) };
     for reason in [&missing.calls, &missing.profile].into_iter().flatten() {
         eprintln!("note: leaving out some columns, because {reason}");
     }
-    let settings: Vec<EchoSetting> =
-        settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
+    let settings = matching(settings(), &options.only)?;
     let mut counts = Vec::new();
     for setting in &settings {
         for build in &builds {
             eprintln!("{setting}: {}", build.name);
             let counted = count(build, setting, options.requests, &missing).await;
-            counts.push(counted.map_err(|error| format!("{setting}, {}: {}", build.name, chain(&*error)))?);
+            counts.push(
+                counted.map_err(|error| format!("{setting}, {}: {}", build.name, errors::chain(&*error)))?,
+            );
         }
     }
-    if counts.is_empty() {
-        return Err(format!("no setting matches --only {:?}", options.only).into());
-    }
-    println!("{}", page::tables(&counts));
-    if let Some(path) = &options.page {
-        fs::write(path, page::of(&counts, &missing))
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    page::report(&counts, &missing).publish(options.page.as_deref())
 }
 
 /// Returns the settings: each protocol and tensor size, with few and with many connections.

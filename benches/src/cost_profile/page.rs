@@ -4,8 +4,7 @@ use crate::cost_profile::callgrind::{CallgrindProfile, FunctionCost};
 use crate::cost_profile::context_switches::ContextSwitches;
 use crate::cost_profile::kernel_counts::KernelCounts;
 use crate::cost_profile::{MissingTools, SettingCounts};
-use crate::machine::HostInfo;
-use crate::table;
+use crate::report::{Report, number, table};
 
 /// The maximum number of functions in each list of the page.
 const FUNCTIONS: usize = 30;
@@ -13,24 +12,19 @@ const FUNCTIONS: usize = 30;
 /// The settings for which the page lists functions.
 const LISTED: [&str; 2] = ["http unix 64 B x8", "http unix 600000 B x8"];
 
-pub(super) fn of(counts: &[SettingCounts], missing: &MissingTools) -> String {
-    let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
-    let left_out: String = [&missing.calls, &missing.profile]
-        .into_iter()
-        .flatten()
-        .map(|reason| format!("\nLeft out, because {reason}.\n"))
-        .collect();
-    format!(
-        "# Cost profile of a request
-
-The work of supervisor and worker for one echo request, in counts instead of times, so that other load on the machine matters little.
-`make cost-profile` writes this page; do not edit it. {METHODS}
-
-{cpu}, {cores} cores shared by supervisor, worker and client, Linux {kernel}, no GPU, emulated engine. {date}.
-{left_out}
-{}",
-        tables(counts)
-    )
+pub(super) fn report(counts: &[SettingCounts], missing: &MissingTools) -> Report {
+    let missing = [&missing.calls, &missing.profile].into_iter().flatten();
+    let left_out: Vec<String> = missing.map(|reason| format!("Left out, because {reason}.")).collect();
+    Report {
+        title: "Cost profile of a request",
+        about: format!(
+            "The work of supervisor and worker for one echo request, in counts instead of times, so that other load on the machine matters little.
+`make cost-profile` writes this page; do not edit it. {METHODS}"
+        ),
+        processes: "supervisor, worker and client",
+        method: left_out.join("\n\n"),
+        results: tables(counts),
+    }
 }
 
 const METHODS: &str = "The load is the echo load of `make bench`: each connection sends a request, waits for its answer, checks every byte, and sends the next. Each setting \
@@ -50,7 +44,7 @@ copies with `rep movsb`, which counts as one instruction a byte. So for a large 
 * **slow locks** are calls of `lock_slow`. An uncontended lock of the pipeline's mutex is one inlined instruction that no counter sees. A contended lock ends in `futex` when its thread sleeps, \
 and so do tokio's idle threads.";
 
-pub(super) fn tables(counts: &[SettingCounts]) -> String {
+fn tables(counts: &[SettingCounts]) -> String {
     let mut text = format!("## Per request\n\n{}", summary(counts));
     if counts.iter().any(|count| count.calls.is_some()) {
         text += &format!("\n## System calls by name, per request\n\n{}", by_name(counts));
@@ -110,14 +104,13 @@ fn summary(counts: &[SettingCounts]) -> String {
             rows.extend(setting.iter().map(|count| row(count, &parts(count)[process])));
         }
     }
-    table(&heads, rows.into_iter())
+    table(&heads, rows)
 }
 
 fn row(count: &SettingCounts, part: &ProcessCounts<'_>) -> Vec<String> {
     let each = |number: u64| hundredths(number, count.requests);
-    let name = count.setting.to_string();
     let mut cells = vec![
-        name.trim_start_matches("shadowslice ").to_owned(),
+        count.setting.load(),
         part.process.to_owned(),
         count.build.clone(),
         each(part.switches.voluntary),
@@ -160,12 +153,10 @@ fn by_name(counts: &[SettingCounts]) -> String {
             let text: Vec<String> = names
                 .map(|(name, number)| format!("{name} {}", hundredths(number, count.requests)))
                 .collect();
-            let setting = count.setting.to_string();
-            let setting = setting.trim_start_matches("shadowslice ").to_owned();
-            rows.push(vec![setting, process.to_owned(), count.build.clone(), text.join(", ")]);
+            rows.push(vec![count.setting.load(), process.to_owned(), count.build.clone(), text.join(", ")]);
         }
     }
-    table(&["setting", "process", "build", "system calls"], rows.into_iter())
+    table(&["setting", "process", "build", "system calls"], rows)
 }
 
 /// Returns lists of the functions with the most instructions and with the most allocations.
@@ -179,18 +170,17 @@ fn functions(count: &SettingCounts, requests: u64, profile: &CallgrindProfile) -
                 whole(function.itself, requests),
             ]
         };
-        profile.top(FUNCTIONS, key).into_iter().map(of).collect::<Vec<_>>().into_iter()
+        profile.top(FUNCTIONS, key).into_iter().map(of).collect::<Vec<_>>()
     };
     let heads = ["function", "calls", "instructions with callees", "own instructions"];
     let callers = profile
         .top_allocating(FUNCTIONS)
         .into_iter()
         .map(|(name, calls)| vec![format!("`{name}`"), hundredths(calls, requests)]);
-    let setting = count.setting.to_string();
     format!(
         "\n## {}, {}: the supervisor's functions\n\nPer request, by instructions with called functions:\n\n{}\nBy their own instructions:\n\n{}\n\
          Functions that allocate memory (an inlined function appears as its caller):\n\n{}",
-        setting.trim_start_matches("shadowslice "),
+        count.setting.load(),
         count.build,
         table(&heads, rows(|function| function.inclusive)),
         table(&heads, rows(|function| function.itself)),
@@ -198,10 +188,10 @@ fn functions(count: &SettingCounts, requests: u64, profile: &CallgrindProfile) -
     )
 }
 
-fn hundredths(number: u64, requests: u64) -> String {
-    format!("{:.2}", number as f64 / requests as f64)
+fn hundredths(count: u64, requests: u64) -> String {
+    number(count as f64 / requests as f64, 2)
 }
 
-fn whole(number: u64, requests: u64) -> String {
-    format!("{:.0}", number as f64 / requests as f64)
+fn whole(count: u64, requests: u64) -> String {
+    number(count as f64 / requests as f64, 0)
 }

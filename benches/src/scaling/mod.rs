@@ -6,20 +6,16 @@ mod memory;
 mod page;
 mod sweep;
 
-use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
-
-use crate::{MeasureError, finish};
+use crate::MeasureError;
+use crate::system::own_folder;
 
 /// Measure how costs scale with models, connections, tensor sizes and requests, and write a page.
 /// With the default options this takes about six minutes on two cores.
-#[derive(Debug, Parser)]
-#[command(name = "shadowslice-scaling")]
-struct ScalingOptions {
+#[derive(Debug, clap::Args)]
+pub(crate) struct ScalingOptions {
     /// The folder of the binaries to measure [default: the folder of this program]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
@@ -60,20 +56,6 @@ enum ScalingPart {
     Idle,
 }
 
-/// Runs the scaling benchmark with the options of the command line.
-pub fn scaling() -> ExitCode {
-    let options = ScalingOptions::parse();
-    finish(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            tokio::select! {
-                measured = run(&options) => measured,
-                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
-            }
-        })
-    })
-}
-
 /// The results of each part of the benchmark.
 #[derive(Default)]
 struct ScalingResults {
@@ -82,14 +64,8 @@ struct ScalingResults {
     idle: Vec<idle::IdleCost>,
 }
 
-async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
-    let program = std::env::current_exe()?;
-    let own_folder = || program.parent().map(PathBuf::from);
-    let binaries = options
-        .binaries
-        .clone()
-        .or_else(own_folder)
-        .ok_or("cannot find the folder of this program; set --binaries")?;
+pub(crate) async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
+    let binaries = options.binaries.clone().map_or_else(own_folder, Ok)?;
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut found = ScalingResults::default();
     if options.parts.contains(&ScalingPart::Sweep) {
@@ -106,11 +82,5 @@ async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
             found.idle.push(idle::idle(&binaries, policy, span).await?);
         }
     }
-    println!("{}", page::tables(&found));
-    if let Some(path) = &options.page {
-        fs::write(path, page::of(&found, options.name.clone()))
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("wrote {}", path.display());
-    }
-    Ok(())
+    page::report(&found, options.name.as_deref()).publish(options.page.as_deref())
 }

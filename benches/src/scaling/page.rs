@@ -2,59 +2,46 @@
 
 use std::time::Duration;
 
-use crate::machine::HostInfo;
+use crate::report::{Report, number, table};
 use crate::scaling::ScalingResults;
 use crate::scaling::idle::IdleCost;
-use crate::table;
 
-pub(super) fn of(found: &ScalingResults, name: Option<String>) -> String {
-    let HostInfo { cpu, cores, kernel, date, commit, .. } = HostInfo::here();
-    let build = name.unwrap_or_else(|| format!("commit {commit}"));
-    format!(
-        "# Scaling
+pub(super) fn report(found: &ScalingResults, name: Option<&str>) -> Report {
+    let parts = [
+        (!found.sweep.is_empty()).then(|| sweep(found)),
+        (!found.memory.is_empty()).then(|| memory(found)),
+        (!found.idle.is_empty()).then(|| idle(&found.idle)),
+    ];
+    Report {
+        title: "Scaling",
+        about: ABOUT.to_owned(),
+        processes: "supervisor, workers and client",
+        method: name.map(|name| format!("The measured build is {name}.")).unwrap_or_default(),
+        results: parts.into_iter().flatten().collect::<Vec<_>>().join("\n"),
+    }
+}
 
+const ABOUT: &str = "\
 How costs grow with the numbers of models, connections and requests and the size of tensors. `make scaling` writes this page; do not edit it. \
 The load is the echo load of `make bench`, over Unix sockets, with models that answer at once. For large tensors the limits are raised \
-(`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
-
-{cpu}, {cores} cores shared by supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, {build}.
-
-{}",
-        tables(found)
-    )
-}
-
-pub(super) fn tables(found: &ScalingResults) -> String {
-    let mut text = String::new();
-    if !found.sweep.is_empty() {
-        text += &sweep(found);
-    }
-    if !found.memory.is_empty() {
-        text += &memory(found);
-    }
-    if !found.idle.is_empty() {
-        text += &idle(&found.idle);
-    }
-    text
-}
+(`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).";
 
 fn sweep(found: &ScalingResults) -> String {
     let rows = found.sweep.iter().map(|row| {
         let round = &row.round;
-        let setting = row.setting.to_string();
         vec![
             row.variable.to_owned(),
-            setting.trim_start_matches("shadowslice ").to_owned(),
+            row.setting.load(),
             row.models.to_string(),
-            format!("{:.0}", round.requests_per_second),
-            format!("{:.0}", round.p50_us),
-            format!("{:.0}", round.p99_us),
-            format!("{:.1}", round.server_cpu_us()),
+            number(round.requests_per_second, 0),
+            number(round.p50_us, 0),
+            number(round.p99_us, 0),
+            number(round.server_cpu_us(), 1),
             format!("{:.1} + {:.1}", round.supervisor_cpu_us, round.worker_cpu_us),
-            format!("{:.1}", round.client_cpu_us),
+            number(round.client_cpu_us, 1),
             mib(row.memory.rss),
             mib(row.memory.anonymous),
-            format!("{:.0}", round.others_percent),
+            number(round.others_percent, 0),
         ]
     });
     let heads = [
@@ -89,7 +76,7 @@ fn memory(found: &ScalingResults) -> String {
     });
     let heads = ["load over HTTP", "after", "RSS MiB", "PSS MiB", "anonymous MiB", "open files"];
     format!(
-        "\n## Memory of the supervisor over many requests\n\nThe figures come from `/proc/PID/smaps_rollup`.\n\n{}",
+        "## Memory of the supervisor over many requests\n\nThe figures come from `/proc/PID/smaps_rollup`.\n\n{}",
         table(&heads, rows)
     )
 }
@@ -102,10 +89,10 @@ fn idle(found: &[IdleCost]) -> String {
             vec![
                 idle.policy.to_owned(),
                 process.to_owned(),
-                format!("{per_mille:.2}"),
-                format!("{:.3}", per_mille / 10.0),
-                format!("{:.1}", switches as f64 / seconds),
-                format!("{:.0}", idle.others_percent),
+                number(per_mille, 2),
+                number(per_mille / 10.0, 3),
+                number(switches as f64 / seconds, 1),
+                number(idle.others_percent, 0),
             ]
         };
         let IdleCost { cpu, switches, .. } = idle;
@@ -116,9 +103,9 @@ fn idle(found: &[IdleCost]) -> String {
     });
     let heads = ["policy", "process", "CPU ms/s", "% of a core", "voluntary context switches/s", "others %"];
     let (models, seconds) = found.first().map_or((0, 0.0), |idle| (idle.models, idle.span.as_secs_f64()));
-    format!("\n## Idle\n\n{models} models without requests, over {seconds:.0} s.\n\n{}", table(&heads, rows))
+    format!("## Idle\n\n{models} models without requests, over {seconds:.0} s.\n\n{}", table(&heads, rows))
 }
 
 fn mib(kib: u64) -> String {
-    format!("{:.1}", kib as f64 / 1024.0)
+    number(kib as f64 / 1024.0, 1)
 }

@@ -4,12 +4,14 @@
 use std::path::Path;
 use std::time::Duration;
 
+use shadowslice_shared::errors;
+
+use crate::MeasureError;
 use crate::closed_loop::RoundResult;
 use crate::exchange::EchoClient;
 use crate::plan::{EchoProtocol, EchoSetting, SMALL, ServerKind, Transport};
 use crate::scaling::memory::MemoryReading;
 use crate::system::{RunningSupervisor, home};
-use crate::{MeasureError, chain};
 
 const MODELS: [usize; 3] = [1, 10, 50];
 const CONNECTIONS: [u16; 4] = [1, 100, 1000, 5000];
@@ -56,7 +58,9 @@ pub(super) async fn all(
         let SweepPoint { setting, models, .. } = point;
         eprintln!("{setting}, {models} models");
         let measured = row(binaries, span, rounds, point).await;
-        rows.push(measured.map_err(|error| format!("{setting}, {models} models: {}", chain(&*error)))?);
+        rows.push(
+            measured.map_err(|error| format!("{setting}, {models} models: {}", errors::chain(&*error)))?,
+        );
     }
     Ok(rows)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
-use super::onnx::OnnxInput;
+use super::onnx::{OnnxFile, OnnxInput};
 use super::reader::{Fields, Value};
 use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
@@ -172,7 +172,7 @@ pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     match engine {
         EngineConfig::OnnxRuntime { path, .. } => {
             let folder = path.parent().unwrap_or(Path::new("."));
-            let external = onnx::external_files(path).unwrap_or_default();
+            let external = onnx::read(path).unwrap_or_default().external_files;
             std::iter::once(path.clone()).chain(external.iter().map(|file| folder.join(file))).collect()
         }
         EngineConfig::Python { path, .. } => {
@@ -190,25 +190,22 @@ pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
 /// Returns the absolute path and the inputs of an ONNX model. If the file cannot be used, records a
 /// fault of the model's files.
 fn model_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
-    let inputs = usable(path).and_then(|()| onnx::inputs(path));
+    let model = usable(path).and_then(|()| onnx::read(path)).unwrap_or_else(|error| {
+        let message =
+            format!("cannot use {}: {error}; put the model there or correct the path", path.display());
+        context.file_faults.borrow_mut().push(value.describe(message));
+        OnnxFile::default()
+    });
     let folder = path.parent().unwrap_or(Path::new("."));
-    let external = inputs.as_ref().ok().and_then(|_| onnx::external_files(path).ok()).unwrap_or_default();
-    if let Some((file, error)) =
-        external.iter().find_map(|file| Some((file, usable(&folder.join(file)).err()?)))
-    {
-        let file = folder.join(file);
+    let unusable = |file: &PathBuf| Some((folder.join(file), usable(&folder.join(file)).err()?));
+    if let Some((file, error)) = model.external_files.iter().find_map(unusable) {
         let message = format!(
             "cannot use {}, which has tensors of the model: {error}; put the file there",
             file.display()
         );
         context.file_faults.borrow_mut().push(value.describe(message));
     }
-    if let Err(error) = &inputs {
-        let message =
-            format!("cannot use {}: {error}; put the model there or correct the path", path.display());
-        context.file_faults.borrow_mut().push(value.describe(message));
-    }
-    (absolute(path), inputs.unwrap_or_default())
+    (absolute(path), model.inputs)
 }
 
 pub(super) fn stem(path: &str) -> Option<String> {

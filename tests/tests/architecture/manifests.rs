@@ -20,7 +20,10 @@ pub(crate) enum Dependencies {
 ///   simulator ─▶ config, policy, shared               worker/python ─▶ worker ─▶ shared
 /// ```
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
-    ("shared", Dependencies::Only(&["nix", "postcard", "rustix", "serde", "serde_bytes", "thiserror"])),
+    (
+        "shared",
+        Dependencies::Only(&["nix", "postcard", "prost", "rustix", "serde", "serde_bytes", "thiserror"]),
+    ),
     ("worker", Dependencies::Without(&[OWN, &["tokio", "tracing"]], &["shadowslice-shared"])),
     ("worker/python", Dependencies::Only(&["pyo3", "shadowslice-shared", "shadowslice-worker"])),
     ("supervisor/policy", Dependencies::Only(&["hdrhistogram", "shadowslice-shared", "thiserror"])),

@@ -137,19 +137,24 @@ pub(crate) const ROWS: &[Row] = &[
     // The policy evaluation is pure. The files that simulate, read profiles and write results are
     // exceptions.
     Row {
-        part: "benches/src/bin/policy-eval",
-        may: &["crate", "shadowslice_benches::table", "shadowslice_simulator::results"],
+        part: "benches/src/policy_eval",
+        may: &[
+            "crate::report::number",
+            "crate::report::table",
+            "crate::report::verdict",
+            "shadowslice_simulator::results",
+        ],
         never: PURE,
     },
-    Row { part: "benches/src/bin/policy-eval/main.rs", may: &["crate"], never: NO_CLOCK },
+    Row { part: "benches/src/policy_eval/mod.rs", may: &["crate"], never: NO_CLOCK },
     Row {
-        part: "benches/src/bin/policy-eval/profiles.rs",
-        may: &["crate::mixes", "shadowslice_config"],
+        part: "benches/src/policy_eval/profiles.rs",
+        may: &["crate::policy_eval::mixes", "shadowslice_config"],
         never: NO_CLOCK,
     },
     Row {
-        part: "benches/src/bin/policy-eval/simulate.rs",
-        may: &["crate::mixes", "crate::profiles", "shadowslice_simulator::results"],
+        part: "benches/src/policy_eval/simulate.rs",
+        may: &["crate::policy_eval::mixes", "crate::policy_eval::profiles", "shadowslice_simulator::results"],
         never: NO_CLOCK,
     },
 ];

@@ -16,7 +16,9 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::encoding::{encode_key, encode_varint, int64, string};
 
-use super::model_file::{ExternalTensor, NodeProto, read};
+use shadowslice_shared::onnx::NodeProto;
+
+use super::model_file::{ExternalTensor, external_tensors, read};
 
 /// The domain of the operators whose activations ONNX Runtime has transposed.
 const NHWC_DOMAIN: &str = "com.ms.internal.nhwc";
@@ -37,7 +39,7 @@ const TENSOR_SHAPE: u32 = 1;
 /// of these convolutions in the file `model`.
 pub(super) fn transpose(model: &Path, weights: &Path) -> io::Result<()> {
     let found = read(model)?;
-    let tensors = found.external_tensors();
+    let tensors = external_tensors(&found);
     let transposed = convolved_only(found.nodes(), tensors.iter().filter(|tensor| tensor.shape.len() == 4));
     if transposed.is_empty() {
         return Ok(());
@@ -190,7 +192,9 @@ fn put(number: u32, content: &[u8], message: &mut Vec<u8>) {
 mod tests {
     use prost::Message;
 
-    use super::super::model_file::{ModelProto, external, node};
+    use shadowslice_shared::onnx::ModelProto;
+
+    use super::super::model_file::{external, model_of, node};
     use super::*;
 
     /// The shape of weights: 2 outputs × 3 inputs × height 1 × width 2.
@@ -212,7 +216,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
-            let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
+            let mut bytes = model_of(nodes, tensors).encode_to_vec();
             // This field is the version of the format. The module does not interpret this field,
             // and must keep it.
             prost::encoding::int64::encode(1, &8, &mut bytes);
@@ -241,7 +245,7 @@ mod tests {
         let renamed = (OPERATOR, DOMAIN);
         assert_eq!(operators.collect::<Vec<_>>(), [renamed, renamed, ("Conv", "")]);
         assert_eq!(model.nodes()[0].inputs, ["x", "w", "b"]);
-        let shapes: Vec<_> = model.external_tensors().into_iter().map(|tensor| tensor.shape).collect();
+        let shapes: Vec<_> = external_tensors(&model).into_iter().map(|tensor| tensor.shape).collect();
         assert_eq!(shapes, [vec![2, 1, 2, 3], SHAPE.to_vec()]);
         assert_eq!(weights[..12], [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
         assert_eq!(weights[12..], (0..12).collect::<Vec<_>>());

@@ -1,53 +1,14 @@
 //! The operators and large tensors in a model's file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use prost::Message;
-
-/// The fields of a model's file that this module needs, with ONNX's field numbers.
-#[derive(Message)]
-pub(super) struct ModelProto {
-    #[prost(message, optional, tag = "7")]
-    graph: Option<GraphProto>,
-    #[prost(message, repeated, tag = "25")]
-    functions: Vec<FunctionProto>,
-}
-
-#[derive(Message)]
-struct FunctionProto {
-    #[prost(message, repeated, tag = "7")]
-    nodes: Vec<NodeProto>,
-}
-
-#[derive(Message)]
-struct GraphProto {
-    #[prost(message, repeated, tag = "1")]
-    nodes: Vec<NodeProto>,
-    #[prost(message, repeated, tag = "5")]
-    initializers: Vec<TensorProto>,
-}
-
-#[derive(Clone, Message)]
-pub(super) struct TensorProto {
-    #[prost(int64, repeated, tag = "1")]
-    shape: Vec<i64>,
-    #[prost(int32, tag = "2")]
-    element: i32,
-    #[prost(string, tag = "8")]
-    name: String,
-    #[prost(message, repeated, tag = "13")]
-    external: Vec<ExternalEntry>,
-}
-
-#[derive(Clone, Message)]
-struct ExternalEntry {
-    #[prost(string, tag = "1")]
-    key: String,
-    #[prost(string, tag = "2")]
-    value: String,
-}
+use shadowslice_shared::onnx::{
+    self, AttributeProto, ModelHeader, ModelProto, NodeProto, TensorProto, ValueInfoProto,
+};
 
 /// A tensor of the model whose bytes are stored in another file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,112 +17,59 @@ pub(super) struct ExternalTensor {
     /// ONNX's number for the datatype of the elements.
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
-    /// The path of the file, relative to the model's folder.
-    pub(super) file: PathBuf,
     pub(super) offset: u64,
     /// The length in bytes, or `None` if the tensor extends to the end of the file.
     pub(super) bytes: Option<u64>,
 }
 
-/// The fields of a model's file that show which inputs have a shape.
-#[derive(Message)]
-struct ModelInputs {
-    #[prost(message, optional, tag = "7")]
-    graph: Option<GraphInputs>,
-}
-
-#[derive(Message)]
-struct GraphInputs {
-    #[prost(message, repeated, tag = "11")]
-    inputs: Vec<Input>,
-}
-
-#[derive(Message)]
-struct Input {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(message, optional, tag = "2")]
-    kind: Option<InputType>,
-}
-
-#[derive(Message)]
-struct InputType {
-    #[prost(message, optional, tag = "1")]
-    tensor: Option<TensorType>,
-}
-
-#[derive(Message)]
-struct TensorType {
-    #[prost(message, optional, tag = "2")]
-    shape: Option<Axes>,
-}
-
-/// A shape. Its axes are not decoded, because only the presence of the shape matters.
-#[derive(Message)]
-struct Axes {}
-
 /// Returns the name of the first of these inputs that is a tensor without a shape, and therefore of
 /// unknown rank. Also returns `None` if the file cannot be read.
 pub(super) fn input_without_rank(model: &Path, names: &[&str]) -> Option<String> {
-    let model = ModelInputs::decode(std::fs::read(model).ok()?.as_slice()).ok()?;
+    let model: ModelHeader = decode(model).ok()?;
     let without_shape =
-        |input: &Input| input.kind.as_ref()?.tensor.as_ref().map(|tensor| tensor.shape.is_none());
+        |input: &ValueInfoProto| input.kind.as_ref()?.tensor.as_ref().map(|tensor| tensor.shape.is_none());
     let mut inputs = model.graph?.inputs.into_iter().filter(|input| names.contains(&input.name.as_str()));
     inputs.find(|input| without_shape(input) == Some(true)).map(|input| input.name)
 }
 
 pub(super) fn read(model: &Path) -> io::Result<ModelProto> {
-    ModelProto::decode(std::fs::read(model)?.as_slice()).map_err(io::Error::other)
+    decode(model)
 }
 
-impl ModelProto {
-    /// Returns the nodes of the main graph.
-    pub(super) fn nodes(&self) -> &[NodeProto] {
-        self.graph.as_ref().map_or(&[], |graph| &graph.nodes)
-    }
-
-    fn tensors(&self) -> &[TensorProto] {
-        self.graph.as_ref().map_or(&[], |graph| &graph.initializers)
-    }
-
-    /// Returns the external tensors of the main graph.
-    pub(super) fn external_tensors(&self) -> Vec<ExternalTensor> {
-        self.tensors().iter().filter_map(placed).collect()
-    }
-
-    /// Returns the model's other files, which are stored next to its main file.
-    pub(super) fn further_files(&self) -> BTreeSet<PathBuf> {
-        self.external_tensors().into_iter().map(|tensor| tensor.file).collect()
-    }
-
-    /// Returns true if the model should use channels last. It must have more two-dimensional
-    /// convolutions than matrix products, and all its other operators must be in
-    /// [`TESTED_OPERATORS`]. That list excludes operators that cannot be recorded with channels
-    /// last. Grouped convolutions are not allowed, because cuDNN would have to compile kernels for
-    /// them at run time.
-    pub(super) fn is_convolutional(&self) -> bool {
-        let nodes = self.nodes();
-        let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);
-        if !self.functions.is_empty() || nodes.iter().any(nested) {
-            return false;
-        }
-        let weights: BTreeMap<&str, &TensorProto> =
-            self.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let plain = |node: &&NodeProto| {
-            let weights = node.inputs.get(1).and_then(|name| weights.get(name.as_str()));
-            let grouped = |held: &AttributeProto| held.name == "group" && held.number > 1;
-            node.operator == "Conv"
-                && weights
-                    .is_some_and(|weights| weights.shape.len() == 4 && [1, 10].contains(&weights.element))
-                && !node.attributes.iter().any(grouped)
-        };
-        let of = |names: &[&str]| nodes.iter().filter(|node| names.contains(&node.operator.as_str())).count();
-        let convolutions = nodes.iter().filter(plain).count();
-        convolutions > of(&MATRIX_PRODUCTS)
-            && convolutions + of(&MATRIX_PRODUCTS) + of(&TESTED_OPERATORS) == nodes.len()
-    }
+fn decode<M: Message + Default>(model: &Path) -> io::Result<M> {
+    onnx::decode(File::open(model)?, u64::MAX)
 }
 
+/// Returns the external tensors of the main graph.
+pub(super) fn external_tensors(model: &ModelProto) -> Vec<ExternalTensor> {
+    model.tensors().iter().filter_map(placed).collect()
+}
+
+/// Returns true if the model should use channels last. It must have more two-dimensional
+/// convolutions than matrix products, and all its other operators must be in
+/// [`TESTED_OPERATORS`]. That list excludes operators that cannot be recorded with channels
+/// last. Grouped convolutions are not allowed, because cuDNN would have to compile kernels for
+/// them at run time.
+pub(super) fn is_convolutional(model: &ModelProto) -> bool {
+    let nodes = model.nodes();
+    let nested = |node: &NodeProto| node.attributes.iter().any(has_graph);
+    if !model.functions.is_empty() || nodes.iter().any(nested) {
+        return false;
+    }
+    let weights: BTreeMap<&str, &TensorProto> =
+        model.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let plain = |node: &&NodeProto| {
+        let weights = node.inputs.get(1).and_then(|name| weights.get(name.as_str()));
+        let grouped = |held: &AttributeProto| held.name == "group" && held.number > 1;
+        node.operator == "Conv"
+            && weights.is_some_and(|weights| weights.shape.len() == 4 && [1, 10].contains(&weights.element))
+            && !node.attributes.iter().any(grouped)
+    };
+    let of = |names: &[&str]| nodes.iter().filter(|node| names.contains(&node.operator.as_str())).count();
+    let convolutions = nodes.iter().filter(plain).count();
+    convolutions > of(&MATRIX_PRODUCTS)
+        && convolutions + of(&MATRIX_PRODUCTS) + of(&TESTED_OPERATORS) == nodes.len()
+}
 /// The operators that multiply matrices.
 const MATRIX_PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
 
@@ -194,46 +102,16 @@ pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
     TensorProto::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
 }
 
+fn has_graph(attribute: &AttributeProto) -> bool {
+    attribute.graph.is_some() || !attribute.graphs.is_empty()
+}
+
 fn placed(tensor: &TensorProto) -> Option<ExternalTensor> {
-    let property = |key: &str| {
-        tensor.external.iter().find(|property| property.key == key).map(|property| property.value.as_str())
-    };
-    let file = PathBuf::from(property("location")?);
-    let offset = property("offset").map_or(Some(0), |offset| offset.parse().ok())?;
-    let bytes = property("length").and_then(|length| length.parse().ok());
+    tensor.external("location")?;
+    let offset = tensor.external("offset").map_or(Some(0), |offset| offset.parse().ok())?;
+    let bytes = tensor.external("length").and_then(|length| length.parse().ok());
     let TensorProto { shape, element, name, .. } = tensor.clone();
-    Some(ExternalTensor { name, element, shape, file, offset, bytes })
-}
-
-#[derive(Message)]
-pub(super) struct NodeProto {
-    #[prost(string, repeated, tag = "1")]
-    pub(super) inputs: Vec<String>,
-    #[prost(string, tag = "4")]
-    pub(super) operator: String,
-    #[prost(message, repeated, tag = "5")]
-    attributes: Vec<AttributeProto>,
-    #[prost(string, tag = "7")]
-    pub(super) domain: String,
-}
-
-/// An attribute of a node. Its graphs are the branches of an `If` node or the body of a loop.
-#[derive(Message)]
-struct AttributeProto {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(int64, tag = "3")]
-    number: i64,
-    #[prost(message, optional, tag = "6")]
-    graph: Option<GraphProto>,
-    #[prost(message, repeated, tag = "11")]
-    graphs: Vec<GraphProto>,
-}
-
-impl AttributeProto {
-    fn has_graph(&self) -> bool {
-        self.graph.is_some() || !self.graphs.is_empty()
-    }
+    Some(ExternalTensor { name, element, shape, offset, bytes })
 }
 
 /// Returns true if ONNX Runtime's CUDA provider may store data for the last shape that an operator
@@ -262,7 +140,7 @@ fn remembers(operator: &str) -> bool {
 /// length of the tensor in that file, in bytes.
 #[cfg(test)]
 pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> TensorProto {
-    let property = |key: &str, value: String| ExternalEntry { key: key.to_owned(), value };
+    let property = |key: &str, value: String| onnx::ExternalEntry { key: key.to_owned(), value };
     TensorProto {
         shape: shape.to_vec(),
         element: 1,
@@ -282,14 +160,14 @@ pub(super) fn node(operator: &str, domain: &str, inputs: &[&str]) -> NodeProto {
 }
 
 #[cfg(test)]
-impl ModelProto {
-    pub(super) fn of(nodes: Vec<NodeProto>, initializers: Vec<TensorProto>) -> Self {
-        Self { graph: Some(GraphProto { nodes, initializers }), functions: Vec::new() }
-    }
+pub(super) fn model_of(nodes: Vec<NodeProto>, initializers: Vec<TensorProto>) -> ModelProto {
+    ModelProto { graph: Some(onnx::GraphProto { nodes, initializers }), functions: Vec::new() }
 }
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_shared::onnx::GraphProto;
+
     use super::*;
 
     #[test]
@@ -303,7 +181,7 @@ mod tests {
             let weights = [external("w", &[8, 3, 3, 3], (0, 864)), external("line", &[8, 3, 3], (0, 288))];
             let half = TensorProto { element: 10, name: "half".to_owned(), ..weights[0].clone() };
             let double = TensorProto { element: 11, name: "double".to_owned(), ..weights[0].clone() };
-            ModelProto::of(nodes, [weights.to_vec(), vec![half, double]].concat()).is_convolutional()
+            is_convolutional(&model_of(nodes, [weights.to_vec(), vec![half, double]].concat()))
         };
         let product = || node("Gemm", "", &["x", "m"]);
         assert!(is(vec![convolution("w"), node("Relu", "", &["x"])]));

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use shadowslice_shared::onnx::external_files;
 
 use super::model_file;
 
@@ -205,7 +206,7 @@ fn describe(draft: &Path) -> io::Result<()> {
     // file.
     let weights = File::options().read(true).append(true).create(true).open(path)?;
     let mut tensors = Vec::new();
-    for tensor in model_file::read(&model)?.external_tensors() {
+    for tensor in model_file::external_tensors(&model_file::read(&model)?) {
         let model_file::ExternalTensor { name, element, shape, offset, bytes, .. } = tensor;
         let bytes = bytes.ok_or_else(|| io::Error::other("a tensor of the optimised model has no length"))?;
         let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
@@ -231,7 +232,7 @@ fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     }
     let beside = model.parent().unwrap_or(Path::new("."));
     let read = model_file::read(model)?;
-    let further = read.further_files().into_iter().map(|file| beside.join(file));
+    let further = external_files(read.tensors()).into_iter().map(|file| beside.join(file));
     let paths: Vec<PathBuf> = Some(model.to_owned()).into_iter().chain(further).collect();
     // The attributes are read before the content. If a file changes between these two reads, the
     // attributes differ at the next start, and the file is read again.
@@ -242,7 +243,7 @@ fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     }
     let content = whole.finalize().into();
     entries.retain(|entry| !of_model(entry));
-    entries.push(IndexEntry { files, content, convolutional: read.is_convolutional() });
+    entries.push(IndexEntry { files, content, convolutional: model_file::is_convolutional(&read) });
     let draft = cache.join(format!("index.{}", std::process::id()));
     fs::write(&draft, serde_json::to_vec(&entries)?)?;
     fs::rename(draft, index)?;
@@ -330,7 +331,7 @@ mod tests {
         let tensor = |&(name, offset, bytes): &(&str, u64, u64)| {
             model_file::external(name, &[(bytes / 4) as i64], (offset, bytes))
         };
-        model_file::ModelProto::of(Vec::new(), tensors.iter().map(tensor).collect()).encode_to_vec()
+        model_file::model_of(Vec::new(), tensors.iter().map(tensor).collect()).encode_to_vec()
     }
 
     /// Writes the files of a form, as ONNX Runtime does.
@@ -399,7 +400,7 @@ mod tests {
         let files = Files::new();
         let weights = model_file::external("w", &[1, 1, 4, 4], (0, 64));
         let convolution = model_file::node("Conv", "", &["x", "w"]);
-        let model = model_file::ModelProto::of(vec![convolution], vec![weights]);
+        let model = model_file::model_of(vec![convolution], vec![weights]);
         fs::write(&files.model, model.encode_to_vec()).unwrap();
         assert!(files.optimised().channels_last);
         assert!(files.optimised().use_channels_first("it fits on no partition"));
