@@ -135,7 +135,7 @@ async fn changes_of_every_kind_lose_nothing() {
         ),
         ("share: {initial: 40%}, cpus: [0]", "replaced", vec!["cpus"]),
         ("share: {initial: 60%}, handover: never, cpus: [0]", "replaced", vec!["share.initial"]),
-        ("share: {initial: 60%}, handover: restart, cpus: [0]", "changed", vec!["handover"]),
+        ("share: {initial: 60%}, handover: shadow, cpus: [0]", "changed", vec!["handover"]),
     ];
     for (keys, kind, named) in steps {
         rewrite(&server, &[quick("m", keys), quick("n", "share: {initial: 30%}")]).unwrap();

@@ -476,7 +476,6 @@ fn division_for(model: &ModelConfig, gpu: &dyn GpuBackend) -> Result<Division, S
             Err(why) => Err(why.to_owned()),
         },
         HandoverMode::Shadow => by_configuration("shadow"),
-        HandoverMode::Restart => by_configuration("restart"),
         HandoverMode::Never => by_configuration("never"),
     }
 }

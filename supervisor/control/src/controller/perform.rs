@@ -24,10 +24,9 @@ impl Controller {
                     brought: process.memory.unwrap_or_default().brought,
                 });
                 self.ledger.serves(&self.model.name, serving);
-                self.pipeline.route(Some(worker));
+                self.pipeline.route(worker);
                 self.pipeline.open();
             }
-            Action::Unroute => self.pipeline.route(None),
             Action::Shut(why) => self.pipeline.shut(&why),
             Action::Drain(worker) => self.pipeline.drain(worker),
             Action::Requeue(worker) => self.pipeline.requeue(worker),

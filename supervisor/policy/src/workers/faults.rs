@@ -5,18 +5,14 @@ use shadowslice_shared::ids::WorkerId;
 use super::Workers;
 use super::change::{HandoverFailure, HandoverOutcome};
 use super::messages::Action;
-use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
+use super::slot::{ExitReason, Phase, Role, StartPurpose};
 
 impl Workers {
     pub(super) fn on_timeout(&mut self, worker: WorkerId) {
         let Some(role) = self.role(worker).cloned() else { return };
         match role {
             Role::Starting { purpose, phase, .. } => self.starts_too_long(worker, purpose, phase),
-            Role::Draining { then: AfterDrain::Park, .. } => self.drains_too_long(worker),
-            Role::Draining { then: AfterDrain::Restart, .. } => {
-                self.act(Action::Requeue(worker));
-                self.dismiss(worker, ExitReason::Replaced);
-            }
+            Role::Draining { .. } => self.drains_too_long(worker),
             Role::Parked { .. } => self.retire(worker),
             Role::Exiting { reason, killed, .. } => self.leaves_too_long(worker, reason, killed),
             Role::Serving { .. } | Role::Standby { .. } => {}
@@ -79,12 +75,11 @@ impl Workers {
                 self.standby_exited(cooldown, true);
             }
             Role::Serving { since } => self.lost(since, idle, status),
-            Role::Draining { then: AfterDrain::Park, .. } => {
+            Role::Draining { .. } => {
                 self.act(Action::Requeue(worker));
                 self.complete();
                 self.finish(HandoverOutcome::Completed);
             }
-            Role::Draining { then: AfterDrain::Restart, .. } => self.replace(),
             Role::Parked { .. } => self.finish(HandoverOutcome::Completed),
             Role::Exiting { reason, .. } => self.left(reason, status, idle),
         }
@@ -98,7 +93,6 @@ impl Workers {
                 }
                 self.died(why.unwrap_or(status));
             }
-            ExitReason::Replaced => self.replace(),
             ExitReason::Handover(outcome) => self.finish(outcome),
             ExitReason::Standby { cooldown, failed } => self.standby_exited(cooldown, failed),
             ExitReason::Unneeded => {}
@@ -118,10 +112,10 @@ impl Workers {
                     self.ends(worker, ExitReason::Primary { why: None, since: None });
                 }
             }
-            Some(Role::Draining { then, .. }) => {
+            Some(Role::Draining { .. }) => {
                 self.act(Action::Requeue(worker));
-                let reason = self.cannot_drain(then);
-                self.ends(worker, reason);
+                self.complete();
+                self.ends(worker, ExitReason::Handover(HandoverOutcome::Completed));
             }
             Some(Role::Parked { .. }) => {
                 self.ends(worker, ExitReason::Unneeded);
@@ -132,17 +126,6 @@ impl Workers {
                 self.dismiss(worker, ExitReason::Standby { cooldown, failed: true });
             }
             _ => {}
-        }
-    }
-
-    /// Treats a worker that was draining as dead. Returns the reason for its exit.
-    fn cannot_drain(&mut self, then: AfterDrain) -> ExitReason {
-        match then {
-            AfterDrain::Park => {
-                self.complete();
-                ExitReason::Handover(HandoverOutcome::Completed)
-            }
-            AfterDrain::Restart => ExitReason::Replaced,
         }
     }
 
@@ -172,10 +155,10 @@ impl Workers {
             }
             Some(Role::Serving { since }) => self.kill(worker, primary(Some(since)), why),
             // Traffic must not return to a misbehaving incumbent.
-            Some(Role::Draining { then, .. }) => {
+            Some(Role::Draining { .. }) => {
                 self.act(Action::Condemn(worker));
-                let reason = self.cannot_drain(then);
-                self.kill(worker, reason, why);
+                self.complete();
+                self.kill(worker, ExitReason::Handover(HandoverOutcome::Completed), why);
             }
             Some(Role::Parked { .. }) => {
                 self.kill(worker, ExitReason::Handover(HandoverOutcome::Completed), why)

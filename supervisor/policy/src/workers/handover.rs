@@ -22,7 +22,7 @@ use super::change::{
     ChangeMechanism, ChangeReport, HandoverFailure, HandoverOutcome, MemoryRetry, OngoingChange,
 };
 use super::messages::{Action, LifecycleReport, ResizeRequest, StartFailure};
-use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
+use super::slot::{ExitReason, Role, StartPurpose};
 
 /// The time between two attempts to start a shadow, while other workers free memory for the shadow.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -96,7 +96,7 @@ impl Workers {
         let (serving, before) = (self.serving(), self.primary.worker());
         if let Some(incumbent) = serving {
             let until = self.now + self.settings.timeouts.drain;
-            self.becomes(incumbent, Role::Draining { then: AfterDrain::Park, until });
+            self.becomes(incumbent, Role::Draining { until });
             self.serve_with(shadow);
             self.act(Action::Drain(incumbent));
             return;
@@ -127,7 +127,7 @@ impl Workers {
 
     /// Returns the incumbent, if it can take the traffic back.
     pub(super) fn fallback(&self) -> Option<WorkerId> {
-        self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: AfterDrain::Park, .. }))
+        self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { .. }))
     }
 
     /// Returns true if the new share was in force, and the failed shadow has not exited yet.

@@ -13,7 +13,7 @@ use super::change::{
     Failover, HandoverFailure, HandoverOutcome, OngoingChange, ResizeRefused, WRONG_AT_A_SHARE,
 };
 use super::messages::{Action, LifecycleReport, StartFailure};
-use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
+use super::slot::{ExitReason, Role, StartPurpose};
 
 /// The time between two attempts to start a worker on a GPU that accepts no worker at present.
 const GPU_RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -117,7 +117,7 @@ impl Workers {
             StartPurpose::Reference => {}
             StartPurpose::Serve => {
                 self.serve_with(worker);
-                self.restarted();
+                self.revived();
             }
             StartPurpose::Shadow => self.cut_over(worker),
             StartPurpose::Standby => self.becomes_standby(worker),
@@ -242,7 +242,7 @@ impl Workers {
             self.restarted += 1;
             return self.down_until(Some(again), why);
         }
-        if !self.fail_over(&why) && !self.await_standby(again, &why) && !self.go_back(&why) {
+        if !self.fail_over(&why) && !self.await_standby(again, &why) {
             self.restart_at(again);
         }
     }
@@ -272,7 +272,6 @@ impl Workers {
             shares,
             sms,
         })));
-        self.restart_failed("the worker died, and the standby took over");
         true
     }
 
@@ -317,67 +316,25 @@ impl Workers {
         self.dismiss_standby(Duration::ZERO);
         self.act(Action::Shut(why.clone()));
         self.primary = Primary::Down { why: why.clone(), again };
-        if let Some(&OngoingChange::Restart { from, .. }) = self.change.as_ref() {
-            self.set_share(from);
-        }
-        self.restart_failed(&why);
         let refused = ResizeRefused::NotServing { model: self.settings.model.clone(), why };
+        self.revive_failed(&refused);
         self.repartition_failed(&refused);
     }
 
-    /// Starts a restart (`handover: restart`). The worker finishes its batches and exits. Requests wait
-    /// until the next worker is warm.
-    pub(super) fn begin_restart(&mut self, worker: WorkerId) {
-        let until = self.now + self.settings.timeouts.drain;
-        self.becomes(worker, Role::Draining { then: AfterDrain::Restart, until });
-        self.act(Action::Unroute);
-        self.act(Action::Drain(worker));
-    }
-
     pub(super) fn drained(&mut self, worker: WorkerId) {
-        let Some(&Role::Draining { then, .. }) = self.role(worker) else { return };
-        match then {
-            AfterDrain::Park => {
-                let until = self.now + self.settings.timeouts.dwell;
-                self.becomes(worker, Role::Parked { until });
-                self.complete();
-            }
-            AfterDrain::Restart => self.dismiss(worker, ExitReason::Replaced),
+        if let Some(Role::Draining { .. }) = self.role(worker) {
+            let until = self.now + self.settings.timeouts.dwell;
+            self.becomes(worker, Role::Parked { until });
+            self.complete();
         }
     }
 
-    /// Starts the next worker with the requested share.
-    pub(super) fn replace(&mut self) {
-        if let Some(change) = &self.change {
-            self.share = change.request().share;
-        }
-        self.boot();
-    }
-
-    /// Restores the former share, because no worker could start with the new share. Returns false if no
-    /// worker had served with the former share.
-    fn go_back(&mut self, why: &str) -> bool {
-        let Some(&OngoingChange::Restart { request, from, served: true }) = self.change.as_ref() else {
-            return false;
-        };
-        self.change = None;
-        let (model, why) = (self.settings.model.clone(), why.to_owned());
-        self.act(Action::Report(LifecycleReport::Aborted(request, ResizeRefused::NoWorker { model, why })));
+    /// Restores the former share, because the model could not start with the new share.
+    fn revive_failed(&mut self, refused: &ResizeRefused) {
+        let Some(&OngoingChange::Revive { request, from }) = self.change.as_ref() else { return };
         self.set_share(from);
-        self.restarts.reset();
-        self.boot();
-        true
-    }
-
-    fn restart_failed(&mut self, why: &str) {
-        if let Some(&OngoingChange::Restart { request, .. }) = self.change.as_ref() {
-            self.change = None;
-            let (model, why) = (self.settings.model.clone(), why.to_owned());
-            self.act(Action::Report(LifecycleReport::Aborted(
-                request,
-                ResizeRefused::NotServing { model, why },
-            )));
-        }
+        self.change = None;
+        self.act(Action::Report(LifecycleReport::Aborted(request, refused.clone())));
     }
 
     /// Moves the traffic back to the incumbent, because the shadow failed while it was serving.

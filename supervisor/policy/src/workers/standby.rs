@@ -11,7 +11,7 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::Workers;
-use super::messages::{Action, HandoverMode, StartFailure};
+use super::messages::{Action, StartFailure};
 use super::slot::{ExitReason, Role, StartPurpose};
 use crate::restart::STABLE_AFTER;
 
@@ -55,10 +55,9 @@ impl Workers {
     }
 
     /// Returns the share that the standby should have. Returns `None` if the model should have no
-    /// standby. A model with `handover: restart` never has two workers.
+    /// standby.
     pub(super) fn standby_wanted(&self) -> Option<Percent> {
-        let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
-        wanted.then_some(self.share)
+        self.settings.standby.then_some(self.share)
     }
 
     pub(super) fn wants_standby(&self, worker: WorkerId) -> bool {

@@ -9,7 +9,7 @@ use super::Workers;
 use super::change::{HandoverOutcome, OngoingChange};
 use super::messages::HandoverMode;
 use super::primary::Primary;
-use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
+use super::slot::{ExitReason, Phase, Role, StartPurpose};
 
 /// The state of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,6 @@ impl Workers {
     pub fn mechanism(&self) -> (&'static str, Option<&str>) {
         match (&self.partition, self.settings.handover) {
             (Ok(_), _) => ("in-process", None),
-            (Err(why), HandoverMode::Restart) => ("restart", Some(why)),
             (Err(why), HandoverMode::Never) => ("never", Some(why)),
             (Err(why), _) => ("shadow", Some(why)),
         }
@@ -181,7 +180,7 @@ impl Workers {
             Role::Starting { purpose: StartPurpose::Shadow, phase: Phase::Warming, .. } => {
                 Some(HandoverPhase::Warming)
             }
-            Role::Draining { then: AfterDrain::Park, .. } => Some(HandoverPhase::Draining),
+            Role::Draining { .. } => Some(HandoverPhase::Draining),
             Role::Parked { .. } => Some(HandoverPhase::Probation),
             Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. } => {
                 Some(HandoverPhase::Retiring)
@@ -207,7 +206,7 @@ impl Workers {
                 ("shadow", "serving")
             }
             Some(Role::Serving { .. }) => ("incumbent", "serving"),
-            Some(Role::Draining { then: AfterDrain::Park, .. }) => ("incumbent", "draining"),
+            Some(Role::Draining { .. }) => ("incumbent", "draining"),
             Some(Role::Parked { .. }) => ("parked", "standing"),
             Some(Role::Standby { .. }) => ("standby", "standing"),
             Some(Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. }) => {
@@ -215,9 +214,7 @@ impl Workers {
             }
             Some(Role::Exiting { reason: ExitReason::Handover(_), .. }) => ("shadow", "stopping"),
             Some(Role::Exiting { reason: ExitReason::Standby { .. }, .. }) => ("standby", "stopping"),
-            Some(Role::Exiting { .. } | Role::Draining { then: AfterDrain::Restart, .. }) | None => {
-                ("leaving", "stopping")
-            }
+            Some(Role::Exiting { .. }) | None => ("leaving", "stopping"),
         }
     }
 }
