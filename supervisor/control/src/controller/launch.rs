@@ -66,7 +66,7 @@ impl Controller {
         if launch.standby
             && let Err(no_room) = self.room_to_stand(false)
         {
-            self.ledger.call_in_lower(&self.model.name, &no_room);
+            self.account.make_room_for_standby(&no_room);
             self.waits.standby = Some(WaitReason::Memory);
             let failure = StartFailure::NoRoomForStandby(no_room.to_string());
             return Some(LifecycleEvent::NotStarted { worker, failure });

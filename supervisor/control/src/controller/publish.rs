@@ -66,7 +66,7 @@ impl Controller {
             since,
             coming: workers.coming(),
             ready: workers.ready_share(),
-            memory_need: self.ledger.need(&self.model.name),
+            memory_need: self.account.need(),
             warming: self.warming(),
             batch_limit: self.batch_limit.clone(),
             no_standby,
