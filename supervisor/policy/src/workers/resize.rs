@@ -15,7 +15,7 @@ impl Workers {
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
         // A share that an operator sets is held until the operator releases it. If no worker serves, a
         // request for the share in force starts the model again and does not hold the share.
-        let again = self.serving().is_none() && self.sms(request.share) == self.sms(self.share);
+        let again = self.processes.serving().is_none() && self.sms(request.share) == self.sms(self.share);
         self.held |= as_asked && hold && !again && self.settings.policy_acts;
         match refusal {
             Some(refused) => self.refuse(request, refused),
@@ -54,7 +54,7 @@ impl Workers {
         if !(min..=max).contains(&share) {
             return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
         }
-        let down = matches!(self.primary, Primary::Down { .. });
+        let down = matches!(self.processes.primary, Primary::Down { .. });
         let (wanted, now) = (self.sms(share), self.sms(self.share));
         // `handover: never` forbids another share, but not a new start with the current share.
         if self.settings.handover == HandoverMode::Never && !(down && wanted == now) {
@@ -63,8 +63,8 @@ impl Workers {
         if self.is_busy() {
             return Some(ResizeRefused::Busy(model()));
         }
-        if self.reference.is_some() {
-            let why = match &self.primary {
+        if self.processes.reference.is_some() {
+            let why = match &self.processes.primary {
                 Primary::Down { why, .. } => why.clone(),
                 _ => "the model is loading".to_owned(),
             };
@@ -73,7 +73,7 @@ impl Workers {
         if self.is_wrong_at(share) {
             return Some(ResizeRefused::Wrong { model: model(), share });
         }
-        let serves = self.serving().is_some();
+        let serves = self.processes.serving().is_some();
         (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0, serves })
     }
 
@@ -86,14 +86,14 @@ impl Workers {
     /// 5. a start of the model, if it is down
     /// 6. a hand-over to a new shadow
     fn change_share(&mut self, request: ResizeRequest) {
-        let down = matches!(self.primary, Primary::Down { .. });
-        if self.partition.is_ok() && !down && self.change.is_none() {
+        let down = matches!(self.processes.primary, Primary::Down { .. });
+        if self.relocator.is_ok() && !down && self.change.is_none() {
             return self.repartition(request);
         }
         let fits = |worker: &_| self.fits(*worker, request.share);
-        let ready = self.ready().filter(fits).or(self.parked().filter(fits));
-        let ready = ready.filter(|_| self.serving().is_some());
-        let starting = self.starting_standby().filter(fits);
+        let ready = self.processes.ready().filter(fits).or(self.processes.parked().filter(fits));
+        let ready = ready.filter(|_| self.processes.serving().is_some());
+        let starting = self.processes.starting_standby().filter(fits);
         match (self.change.is_some(), ready, starting) {
             (true, None, None) => {
                 self.next = Some(request);
@@ -119,7 +119,7 @@ impl Workers {
 
     /// Starts a model that is down again. Requests wait until the next worker is warm.
     fn revive(&mut self, request: ResizeRequest) {
-        self.restarts.reset();
+        self.processes.restarts.reset();
         let from = self.share;
         self.set_share(request.share);
         self.act(Action::MeasureStall { outage: false });
@@ -154,7 +154,7 @@ impl Workers {
         }
         let answered =
             matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
-                || self.is_rolling_back();
+                || self.processes.is_rolling_back();
         if let Some(change) = self.change.take().filter(|_| !answered) {
             self.act(Action::Report(LifecycleReport::Aborted(*change.request(), refused.clone())));
         }
