@@ -15,7 +15,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use super::context::Context;
 use super::groups::Tenancy;
 use super::loaded::{self, BatchLimit};
-use super::memory::MemoryAccount;
+use super::memory::{MemoryAccount, MemoryOwner};
 use super::outcome::Records;
 use super::reports::{ModelReport, WaitReason, Waits};
 use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
@@ -102,7 +102,10 @@ impl ControllerTask {
         let tenancy = division.as_ref().ok();
         let tenancy = tenancy.map(|division| Tenancy::of(groups, division.groups_of(share), model.priority));
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
-        let account = MemoryAccount::open(&context.memory[model.gpu], &model, workers.needs_shadows());
+        let account = MemoryAccount::open(
+            &context.memory[model.gpu],
+            MemoryOwner::new(&model, workers.needs_shadows()),
+        );
         let (report, seen) = watch::channel(ModelReport::of(&workers));
         let (yields, moves) = (account.yields(), groups.moves());
         let place = context.starts.enter();
@@ -225,7 +228,7 @@ impl Controller {
             Order::Configure { model } => {
                 self.model = model;
                 self.tell(LifecycleEvent::Configured(settings(&self.model, &self.context, &*self.gpu)));
-                self.account.configure(&self.model, self.workers.needs_shadows());
+                self.account.update(MemoryOwner::new(&self.model, self.workers.needs_shadows()));
             }
             Order::Hold { held, reply } => {
                 // The receiver may be gone.

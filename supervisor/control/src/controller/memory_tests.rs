@@ -2,8 +2,9 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn owner(model: &str, gib: Option<u64>, has_shadows: bool) -> Owner {
-    Owner { model: model.to_owned(), profile: gib.map(|gib| gib * GIB), has_shadows, ..Owner::default() }
+fn owner(model: &str, gib: Option<u64>, has_shadows: bool) -> MemoryOwner {
+    let profile = gib.map(|gib| gib * GIB);
+    MemoryOwner { model: model.to_owned(), profile, has_shadows, ..MemoryOwner::default() }
 }
 
 /// Returns a ledger with a limit in GiB.
@@ -15,11 +16,11 @@ fn ledger(limit: Option<u64>) -> Arc<MemoryLedger> {
 /// whose memory is unknown.
 fn accounts(ledger: &Arc<MemoryLedger>) -> [MemoryAccount; 4] {
     [owner("a", Some(2), true), owner("b", Some(3), true), owner("c", Some(9), false), owner("d", None, true)]
-        .map(|owner| ledger.enter(owner))
+        .map(|owner| MemoryAccount::open(ledger, owner))
 }
 
 fn with_priority(ledger: &Arc<MemoryLedger>, model: &str, gib: u64, priority: u32) -> MemoryAccount {
-    ledger.enter(Owner { priority, ..owner(model, Some(gib), true) })
+    MemoryAccount::open(ledger, MemoryOwner { priority, ..owner(model, Some(gib), true) })
 }
 
 fn real(free: u64, total: u64) -> Memory {
@@ -78,14 +79,14 @@ fn room_is_kept_for_a_model_until_its_last_controller_ends() {
     let ledger = ledger(None);
     let [a, b, ..] = accounts(&ledger);
     b.serves(Some(Serving { pid: 7, brought: 0 }));
-    b.measure(|_| Some(4 * GIB));
-    let successor = ledger.enter(owner("b", Some(3), true));
+    b.measure(|pid| (pid == 7).then_some(4 * GIB));
+    let successor = MemoryAccount::open(&ledger, owner("b", Some(3), true));
     drop(b);
     assert_eq!(successor.need(), Some(4 * GIB), "the measurement of the model stays known");
     assert!(a.may_stand(real(5, 20), false, at(0)).is_err(), "2 for it, and 4 for the largest shadow");
     drop(successor);
     assert_eq!(a.may_stand(real(4, 20), false, at(0)), Ok(()), "its own shadow is the largest now");
-    assert_eq!(ledger.enter(owner("b", Some(3), true)).need(), Some(3 * GIB));
+    assert_eq!(MemoryAccount::open(&ledger, owner("b", Some(3), true)).need(), Some(3 * GIB));
 }
 
 #[test]
@@ -93,15 +94,18 @@ fn standbys_yield_until_there_is_enough() {
     let ledger = ledger(None);
     let [high, low, young, other] = [("a", 2, 1), ("b", 3, 2), ("c", 9, 2), ("d", 1, 1)]
         .map(|(model, gib, priority)| with_priority(&ledger, model, gib, priority));
-    assert!(!other.make_room(GIB), "there is no standby");
+    assert!(!other.make_room(GIB, Beneficiary::Worker), "there is no standby");
     let mut yields = other.yields();
     [&high, &low, &young].into_iter().for_each(|account| account.stands(true, at(0)));
     let yielding = || [&high, &low, &young].map(MemoryAccount::must_yield);
-    assert!(other.make_room(9 * GIB) && yields.has_changed().unwrap());
+    assert!(other.make_room(9 * GIB, Beneficiary::Worker) && yields.has_changed().unwrap());
     assert_eq!(yielding(), [false, false, true], "the youngest of the lowest priority");
     yields.mark_unchanged();
-    assert!(other.make_room(GIB) && !yields.has_changed().unwrap(), "its memory is awaited");
-    assert!(other.make_room(11 * GIB));
+    assert!(
+        other.make_room(GIB, Beneficiary::Worker) && !yields.has_changed().unwrap(),
+        "its memory is awaited"
+    );
+    assert!(other.make_room(11 * GIB, Beneficiary::Worker));
     assert_eq!(yielding(), [false, true, true]);
     low.stands(false, at(0));
     low.stands(true, at(0));
@@ -118,7 +122,8 @@ fn higher_priorities_get_standbys_first() {
     [&a, &b].into_iter().for_each(|account| account.stands(true, at(0)));
     let asks = |account: &MemoryAccount| {
         let no_room = account.may_stand(Memory::Emulated, false, at(0)).unwrap_err();
-        account.make_room_for_standby(&no_room);
+        let priority = account.ledger.book.lock().owners[&account.id].priority;
+        account.make_room(no_room.excess(), Beneficiary::Standby { priority });
         [&a, &b].map(MemoryAccount::must_yield)
     };
     assert_eq!(asks(&large), [false; 2], "9 GiB are more than the limit");
@@ -138,15 +143,15 @@ fn higher_priorities_get_standbys_first() {
 #[test]
 fn a_controller_and_its_successor_each_have_a_standby() {
     let ledger = ledger(Some(5));
-    let [old, new] = [(); 2].map(|()| ledger.enter(owner("a", Some(2), true)));
-    let other = ledger.enter(owner("b", Some(3), true));
+    let [old, new] = [(); 2].map(|()| MemoryAccount::open(&ledger, owner("a", Some(2), true)));
+    let other = MemoryAccount::open(&ledger, owner("b", Some(3), true));
     old.stands(true, at(0));
     assert_eq!(old.may_stand(Memory::Emulated, false, at(0)), Ok(()), "its own is replaced");
     assert_eq!(new.may_stand(Memory::Emulated, false, at(0)), Ok(()));
     new.stands(true, at(0));
     let both = NoRoom::Limit { needed: 3 * GIB, limit: 5 * GIB, taken: 4 * GIB };
     assert_eq!(other.may_stand(Memory::Emulated, false, at(0)), Err(both));
-    assert!(other.make_room(4 * GIB));
+    assert!(other.make_room(4 * GIB, Beneficiary::Worker));
     assert!(old.must_yield() && new.must_yield());
     drop(old);
     assert!(new.must_yield(), "the other one has gone");
@@ -158,6 +163,6 @@ fn a_standby_has_the_priority_of_the_latest_configuration() {
     let ledger = ledger(None);
     let [a, b] = [("a", 1), ("b", 2)].map(|(model, priority)| with_priority(&ledger, model, 2, priority));
     [&a, &b].into_iter().for_each(|account| account.stands(true, at(0)));
-    a.update(Owner { priority: 3, ..owner("a", Some(2), true) });
-    assert!(a.make_room(GIB) && a.must_yield() && !b.must_yield());
+    a.update(MemoryOwner { priority: 3, ..owner("a", Some(2), true) });
+    assert!(a.make_room(GIB, Beneficiary::Worker) && a.must_yield() && !b.must_yield());
 }

@@ -5,7 +5,7 @@ use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 
 use super::events::Controller;
-use super::memory::Serving;
+use super::memory::{MemoryOwner, Serving};
 use super::reports::WaitReason;
 use crate::process::Worker;
 
@@ -54,7 +54,7 @@ impl Controller {
             Action::Keep(worker) => return self.keep(worker),
             Action::NeedsShadows => {
                 self.tenancy = None;
-                self.account.configure(&self.model, self.workers.needs_shadows());
+                self.account.update(MemoryOwner::new(&self.model, self.workers.needs_shadows()));
             }
             Action::MeasureStall { outage: false } => self.pipeline.begin_stall(),
             Action::MeasureStall { outage: true } => self.pipeline.begin_stall_at_outage(),

@@ -2,32 +2,35 @@
 
 use super::events::Controller;
 use super::launch::LaunchError;
-use super::memory::Memory;
-use super::standbys::NoRoom;
+use super::standbys::{Beneficiary, Memory, NoRoom};
 use crate::backend::{GrantError, Room};
-use shadowslice_config::GpuConfig;
+use crate::nvml;
 
 impl Controller {
-    fn memory(&self) -> Memory {
+    /// Reads the GPU's memory, and records how much of it the workers use. Returns `None` if the driver
+    /// does not report the memory.
+    fn reading(&self) -> Option<nvml::Memory> {
         let readings = self.context.readings.look();
-        let Some(watched) = readings.get(self.model.gpu) else { return Memory::Unknown };
-        if matches!(watched.gpu, GpuConfig::Emulated { .. }) {
-            return Memory::Emulated;
-        }
-        let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());
-        let Some(usage) = usage else { return Memory::Unknown };
+        let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
         self.account.measure(|pid| usage.bytes_of(pid));
-        let free = self.gpu.usage().unreserved(usage.memory.free);
-        Memory::Real { free, total: usage.memory.total }
+        Some(usage.memory)
+    }
+
+    fn memory(&self) -> Memory {
+        match self.reading() {
+            _ if self.gpu.status().uuid.is_none() => Memory::Emulated,
+            None => Memory::Unknown,
+            Some(nvml::Memory { free, total, .. }) => {
+                Memory::Real { free: self.gpu.usage().unreserved(free), total }
+            }
+        }
     }
 
     /// Returns the memory that a worker needs and finds. Returns `None` if one of them is unknown, as
     /// on an emulated GPU.
     pub(super) fn room(&self) -> Option<Room> {
-        let readings = self.context.readings.look();
-        let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
-        self.account.measure(|pid| usage.bytes_of(pid));
-        Some(Room { needed: self.account.need()?, free: usage.memory.free })
+        let free = self.reading()?.free;
+        Some(Room { needed: self.account.need()?, free })
     }
 
     /// Checks that there is memory for a standby. `is_running` is true if a running worker is to become
@@ -40,6 +43,6 @@ impl Controller {
     /// free.
     pub(super) fn make_room(&self, error: &LaunchError) -> bool {
         let LaunchError::Grant(GrantError::NoMemory { needed, free }) = error else { return false };
-        self.account.make_room(needed.saturating_sub(*free))
+        self.account.make_room(needed.saturating_sub(*free), Beneficiary::Worker)
     }
 }
