@@ -59,7 +59,7 @@ pub struct ModelStatusJson {
     pub share_percent: u32,
     /// The number of SMs of the current share.
     pub sms: u32,
-    /// The way in which the share changes: `in-process`, `shadow`, `restart` or `never`.
+    /// The way in which the share changes: `in-process`, `shadow` or `never`.
     #[serde(default)]
     pub mechanism: String,
     /// The groups of SMs in the model's partition, if its share changes inside the worker.

@@ -2,8 +2,9 @@
 //!
 //! The queue, the batcher and the sharing policies come from the `policy` crate, which the
 //! supervisor also uses. This crate adds the environment of a policy: arrivals, execution and
-//! hand-overs.
+//! hand-overs. It also adds the policies with which evaluations compare the supervisor's policies.
 
+pub mod baselines;
 pub mod bound;
 pub mod loads;
 pub mod perturb;

@@ -15,16 +15,22 @@ use crate::MeasureError;
 
 use super::SimVsRealOptions;
 use super::arrivals::{self, INTERVAL, LEAD, PHASES_MS, ReplayArrival};
-use super::cases::{CASES, ReplayCase};
+use super::cases::{CASES, ReplayCase, ReplayShares};
 use super::outcomes::RunOutcome;
 
-/// Returns the configuration without `share.initial`. If no shares are configured, the policy
+/// Returns the configuration with these initial shares. If no shares are configured, the policy
 /// `adaptive` chooses the initial shares, both in a simulation and in a supervisor.
-fn without_shares(mix: &str) -> String {
-    mix.lines()
-        .filter(|line| !line.trim_start().starts_with("share:"))
-        .map(|line| format!("{line}\n"))
-        .collect()
+fn with_shares(mix: &str, shares: ReplayShares) -> String {
+    let mut percent = match shares {
+        ReplayShares::OfFile => return mix.to_owned(),
+        ReplayShares::OfPolicy => [].iter(),
+        ReplayShares::Percent(ref shares) => shares.iter(),
+    };
+    let line = |line: &str| match line.trim_start().starts_with("share:") {
+        true => percent.next().map(|share| format!("    share: {{initial: {share}%}}\n")).unwrap_or_default(),
+        false => format!("{line}\n"),
+    };
+    mix.lines().map(line).collect()
 }
 
 /// The simulator that runs the cases.
@@ -65,8 +71,8 @@ impl Simulator {
         for case in CASES {
             let path = simulator.config(case);
             let controller =
-                format!("controller: {{policy: {}, interval: {}ms}}", case.policy, INTERVAL.as_millis());
-            let mix = if case.policy == "adaptive" { without_shares(&mix) } else { mix.clone() };
+                format!("controller: {{policy: {}, interval: {}ms}}", case.configured, INTERVAL.as_millis());
+            let mix = with_shares(&mix, case.shares);
             let mix = mix.replace("handover: shadow", &format!("handover: {}", case.handover));
             fs::write(&path, format!("{mix}\n{controller}\n")).map_err(about("write", &path))?;
         }
@@ -113,7 +119,7 @@ impl Simulator {
     fn simulate(&self, case: ReplayCase, load: &Path, more: &[&str]) -> Result<SimulationRun, MeasureError> {
         let mut command = Command::new(&self.program);
         command.arg(self.config(case)).arg("--load").arg(load);
-        command.args(["--policy", case.policy, "--no-interference", "--json"]).args(more);
+        command.args(["--policy", case.configured, "--no-interference", "--json"]).args(more);
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
             return Err(format!("{command:?} failed ({}); see its output above", output.status).into());

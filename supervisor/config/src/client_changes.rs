@@ -226,11 +226,11 @@ mod tests {
         let changed = apply_client_changes(
             &config,
             "a",
-            r#"{"share": "40%", "batch": {"max": 8}, "handover": "restart", "slo": "5ms"}"#,
+            r#"{"share": "40%", "batch": {"max": 8}, "handover": "never", "slo": "5ms"}"#,
         );
         let changed = changed.unwrap();
         assert_eq!((changed.share.initial.get(), changed.share.min.get()), (40, 10));
-        assert_eq!((changed.batch.max, changed.handover), (Some(8), HandoverMode::Restart));
+        assert_eq!((changed.batch.max, changed.handover), (Some(8), HandoverMode::Never));
         assert_eq!(changed.slo.latency, std::time::Duration::from_millis(5));
         assert_eq!(changed.queue, config.models[0].queue);
     }

@@ -81,7 +81,6 @@ fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) ->
     let profile =
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.resolve(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
-    let handover = handover(fields);
     let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
     let slo = slo(fields);
     let warmed = warmup::WarmupModel { engine: &engine, limits, inputs: &inputs };
@@ -101,8 +100,8 @@ fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) ->
         batch: batch::batch(fields, is_emulated, &slo, context),
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpus.get(gpu), controller, context),
-        handover,
-        standby: standby(fields, handover, context),
+        handover: handover(fields),
+        standby: standby(fields),
         cpus: fields.or("cpus", Vec::new(), |value| cpus(value, context)),
         memory_limit: memory_limit(fields, gpus.get(gpu), context),
         warmup,
@@ -298,22 +297,20 @@ fn handover(fields: &Fields<'_>) -> HandoverMode {
         ("auto", HandoverMode::Auto),
         ("in-process", HandoverMode::InProcess),
         ("shadow", HandoverMode::Shadow),
-        ("restart", HandoverMode::Restart),
         ("never", HandoverMode::Never),
     ];
-    fields.or("handover", HandoverMode::Auto, |value| value.one_of(&words))
+    fields.or("handover", HandoverMode::Auto, |value| {
+        if value.word() == Some("restart") {
+            value.fault("`handover: restart` was removed; write `handover: auto`, or `handover: shadow`");
+            return None;
+        }
+        value.one_of(&words)
+    })
 }
 
-fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -> bool {
+fn standby(fields: &Fields<'_>) -> bool {
     let words = [("off", false), ("always", true)];
-    let standby = fields.or("standby", false, |value| value.one_of(&words));
-    if let (Some(value), true, HandoverMode::Restart) = (fields.get("standby"), standby, handover) {
-        context.note(
-            &value,
-            "this has no effect under `handover: restart`, because the model never has two workers",
-        );
-    }
-    standby
+    fields.or("standby", false, |value| value.one_of(&words))
 }
 
 fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {

@@ -157,7 +157,6 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         HandoverMode::Auto => "auto",
         HandoverMode::InProcess => "in-process",
         HandoverMode::Shadow => "shadow",
-        HandoverMode::Restart => "restart",
         HandoverMode::Never => "never",
     };
     writeln!(f, "    handover: {handover}")?;

@@ -73,11 +73,20 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
 }
 
+/// The policies that only the simulator has.
+const SIMULATED: [&str; 6] = ["unpartitioned", "equal", "half", "priority-half", "gslice", "gpulet"];
+
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> ControllerConfig {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy = fields.or("policy", Choice::of(PolicyName::Adaptive), |value| {
         let similar = value.similar_word(&PolicyName::ALL.map(PolicyName::name));
         value.parsed(|text| {
+            let name = text.split('+').next().unwrap_or_default();
+            if SIMULATED.contains(&name) {
+                return Err(format!(
+                    "only the simulator has the policy `{name}` (`shadowslice-simulate --policy {name}`); use `adaptive` or `static`"
+                ));
+            }
             if text.ends_with(Choice::FORMER_SUFFIX) {
                 context.note(value, "`+doors` is now `+admission`; the next release refuses the old suffix");
             }

@@ -128,7 +128,7 @@ pub struct ModelStatus {
     #[serde(default)]
     pub share_age_s: Option<f64>,
     pub sms: u32,
-    /// The mechanism that changes the share: `in-process`, `shadow`, `restart` or `never`.
+    /// The mechanism that changes the share: `in-process`, `shadow` or `never`.
     #[serde(default)]
     pub mechanism: String,
     /// The reason why the share cannot change inside the worker.

@@ -101,8 +101,9 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: NO_GPU,
     },
-    // These parts compute results only from their arguments: the changes of a new configuration,
-    // the missing parts of a host, and the texts of metrics and traces.
+    // These parts compute results only from their arguments: the standbys that yield, the changes of
+    // a new configuration, the missing parts of a host, and the texts of metrics and traces.
+    Row { part: "supervisor/control/src/controller/standbys.rs", may: &["crate::backend::gib"], never: PURE },
     Row { part: "supervisor/control/src/models/config_diff.rs", may: ALL, never: PURE },
     Row {
         part: "supervisor/operations/src/doctor/judge",

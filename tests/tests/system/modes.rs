@@ -1,69 +1,19 @@
-//! Tests of share changes without a shadow, and of the recovery of unready models.
+//! Tests of slow hand-overs, of shares that cannot change, and of the recovery of unready models.
 
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::home::{HarnessError, Home};
 use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::process::ProcessHandle;
 use shadowslice_tests::server::ServerUnderTest;
 use shadowslice_tests::status::ModelStatusJson;
 
-use crate::fixtures::{
-    EMULATED, ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile, unwrapped,
-};
+use crate::fixtures::{EMULATED, ask, echo, echo_case, one_echo, profile, unwrapped};
 
 #[tokio::test]
-async fn without_a_shadow_requests_wait_and_none_is_lost() {
-    let model = "profile: profile.yaml, share: {initial: 50%}, handover: restart, queue: {on_late: serve}";
-    let home = home(&[echo("echo", model)]).unwrap();
-    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
-    let server = ServerUnderTest::start_ready(home).await.unwrap();
-    let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
-    let before = server.model("echo").await.unwrap().workers[0].pid;
-    let handover = server.resize("echo", 20).await.unwrap();
-    assert_eq!((handover.from_sms, handover.to_sms), (66, 26));
-    assert_nothing_lost(&loading.await.unwrap());
-    let model = server.model("echo").await.unwrap();
-    assert_eq!((model.share_percent, model.workers.len(), model.handovers.completed), (20, 1, 1));
-    assert_ne!(model.workers[0].pid, before);
-    // While the new worker started, no worker served. According to the profile, the start takes
-    // 1,070 ms. The stall begins with the first waiting request, so it is slightly shorter.
-    let stall_us = model.handovers.last.unwrap().stall_us.unwrap();
-    assert!(stall_us >= 900_000.0, "{stall_us} us");
-    server.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn without_a_shadow_a_share_at_which_no_worker_starts_is_rolled_back() {
-    let model = "profile: profile.yaml, share: {initial: 40%}, handover: restart, queue: {on_late: serve}";
-    let mut home = home(&[echo("echo", model)]).unwrap();
-    home.write("profile.yaml", profile(5.0)).unwrap();
-    let worker = sibling_binary("shadowslice-worker").unwrap();
-    let script = format!(
-        "[ \"$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\" = 70 ] && exit 7\nexec {} \"$@\"",
-        worker.display()
-    );
-    home.set_worker(&script).unwrap();
-    let server = ServerUnderTest::start_ready(home).await.unwrap();
-    let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
-    let output = server.home().run(&["resize", "echo", "70%"]).await.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.code() == Some(1) && said.contains("the model returns to its previous share"),
-        "{said}"
-    );
-    let back = |model: &ModelStatusJson| model.state == "ready" && model.share_percent == 40;
-    let model = server.wait_status("echo", "the old share", back).await.unwrap();
-    assert_eq!((model.handovers.completed, model.handovers.aborted), (0, 1));
-    assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
-    assert_nothing_lost(&loading.await.unwrap());
-    server.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn without_a_shadow_a_worker_that_does_not_drain_in_time_may_stop_before_it_is_killed() {
-    let more = "profile: profile.yaml, share: {initial: 50%}, handover: restart, queue: {on_late: serve}";
+async fn a_worker_that_does_not_drain_in_time_may_stop_before_it_is_killed() {
+    let more = "profile: profile.yaml, share: {initial: 50%}, handover: shadow, queue: {on_late: serve}";
     let timeouts = "timeouts: {drain: 100ms, stop: 20s}";
     let home =
         Home::with_config(&format!("{EMULATED}{timeouts}\nmodels:\n  - {}\n", echo("echo", more))).unwrap();
@@ -79,25 +29,6 @@ async fn without_a_shadow_a_worker_that_does_not_drain_in_time_may_stop_before_i
     assert_eq!(asking.await.unwrap(), RequestOutcome::Right);
     let line = server.wait_line(&["worker exited", &pid.to_string()]).await.unwrap();
     assert!(line.contains("exit status: 0"), "{line}");
-    server.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn without_a_shadow_a_resize_during_a_restart_is_refused() {
-    let home =
-        home(&[echo("echo", "profile: profile.yaml, share: {initial: 50%}, handover: restart")]).unwrap();
-    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s")).unwrap();
-    let server = ServerUnderTest::start_ready(home).await.unwrap();
-    let before = server.model("echo").await.unwrap().workers[0].pid;
-    ProcessHandle::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
-    let next = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.pid != before);
-    server.wait_status("echo", "the next worker", next).await.unwrap();
-    let output = server.home().run(&["resize", "echo", "20%"]).await.unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("the worker is restarting"), "{output:?}");
-    let model = server.wait_status("echo", "a ready model", |model| model.state == "ready").await.unwrap();
-    assert_eq!((model.share_percent, model.workers.len()), (50, 1));
-    assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
     server.stop().await.unwrap();
 }
 
@@ -181,7 +112,7 @@ async fn an_unready_model_has_a_reason_and_a_resize_retries_it() {
     };
     assert!(refused.contains("Unavailable") && refused.contains("in a row"), "{refused}");
 
-    server.resize("echo", 50).await.unwrap();
+    assert_eq!(server.resize("echo", 50).await.unwrap().mechanism, "restart");
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_eq!(server.model("echo").await.unwrap().state, "ready");
     server.stop().await.unwrap();

@@ -135,7 +135,7 @@ async fn changes_of_every_kind_lose_nothing() {
         ),
         ("share: {initial: 40%}, cpus: [0]", "replaced", vec!["cpus"]),
         ("share: {initial: 60%}, handover: never, cpus: [0]", "replaced", vec!["share.initial"]),
-        ("share: {initial: 60%}, handover: restart, cpus: [0]", "changed", vec!["handover"]),
+        ("share: {initial: 60%}, handover: shadow, cpus: [0]", "changed", vec!["handover"]),
     ];
     for (keys, kind, named) in steps {
         rewrite(&server, &[quick("m", keys), quick("n", "share: {initial: 30%}")]).unwrap();
@@ -364,9 +364,10 @@ async fn a_policy_follows_the_current_models() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     let yaml = |models: &[&str]| {
-        let models: String =
-            models.iter().map(|name| format!("  - {}\n", quick(name, "standby: off"))).collect();
-        let rest = EMULATED.replace("policy: static", "policy: equal, interval: 50ms");
+        let share = format!("share: {{initial: {}%}}", 100 / models.len());
+        let model = |name: &&str| format!("  - {}\n", quick(name, &format!("standby: off, {share}")));
+        let models: String = models.iter().map(model).collect();
+        let rest = EMULATED.replace("policy: static", "policy: static+admission, interval: 50ms");
         format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n{models}")
     };
     home.write("config.yaml", yaml(&["m"])).unwrap();
@@ -374,7 +375,7 @@ async fn a_policy_follows_the_current_models() {
     let clients = Clients::start(&server, "m");
     assert_eq!(server.model("m").await.unwrap().share_percent, 100);
     server.home().write("config.yaml", yaml(&["m", "n"])).unwrap();
-    assert_eq!(server.reload().await.unwrap().changes()[..], [("n", "added")]);
+    assert_eq!(server.reload().await.unwrap().changes()[..], [("m", "changed"), ("n", "added")]);
     for model in ["m", "n"] {
         server.wait_status(model, "half", |model| model.share_percent == 50).await.unwrap();
     }
@@ -391,7 +392,7 @@ async fn new_bounds_apply_before_the_next_decision_even_to_a_held_share() {
     home.write("profile.yaml", profile(2.0)).unwrap();
     let write = |home: &Home, share: &str| {
         let model = quick("m", &format!("standby: off, share: {{{share}}}"));
-        let rest = EMULATED.replace("policy: static", "policy: equal, interval: 1h");
+        let rest = EMULATED.replace("policy: static", "policy: static+admission, interval: 1h");
         home.write("config.yaml", format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
             .unwrap();
     };
@@ -459,7 +460,7 @@ async fn assert_retried(policy: &str) -> Result<(), HarnessError> {
 #[tokio::test]
 async fn the_next_reload_retries_a_share_that_did_not_take_effect() {
     assert_retried("static").await.unwrap();
-    assert_retried("equal, interval: 1h").await.unwrap();
+    assert_retried("static+admission, interval: 1h").await.unwrap();
 }
 
 #[tokio::test]

@@ -141,7 +141,7 @@ async fn a_reload_during_a_hand_over_considers_its_share() {
 async fn bounds_hold_even_if_the_hand_over_that_would_meet_them_fails() {
     let write = |home: &Home, keys: &str| {
         let model = echo("m", &format!("profile: profile.yaml, standby: off, {keys}"));
-        let rest = EMULATED.replace("policy: static", "policy: equal, interval: 1h");
+        let rest = EMULATED.replace("policy: static", "policy: static+admission, interval: 1h");
         home.write("config.yaml", format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n  - {model}\n"))
             .unwrap();
     };

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_policy::sharing::{Choice, ModelSpec, Pattern, Policy, UnknownPolicy};
+use shadowslice_policy::sharing::{Choice, Decision, ModelSpec, Pattern, Policy, PolicyInput};
 use shadowslice_shared::contention::SharedGpu;
+use shadowslice_shared::units::Sms;
+use shadowslice_simulator::baselines::{Baseline, BaselineName, UnknownBaseline};
 use shadowslice_simulator::loads::cheapest;
 use shadowslice_simulator::scenario::{Scenario, SimulatedArrival};
 
@@ -12,11 +14,15 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
-/// An argument of `--policy`: a policy, a fixed layout, or all fixed layouts. Fixed layouts have
-/// admission control.
+/// An argument of `--policy`: a policy of the supervisor, a baseline, a fixed layout, or all fixed
+/// layouts. Fixed layouts have admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
     Policy(Choice),
+    Baseline {
+        name: BaselineName,
+        refuses_late: bool,
+    },
     /// Every layout of the adaptive policy that is possible with the models. The layouts run one
     /// after the other.
     Layouts,
@@ -27,7 +33,30 @@ pub(super) enum PolicyArgument {
 /// A policy to run, and its name in the results.
 pub(super) struct NamedPolicy {
     pub(super) name: String,
-    pub(super) policy: Policy,
+    pub(super) policy: SimulatedPolicy,
+}
+
+/// A policy of the supervisor, or a baseline.
+pub(super) enum SimulatedPolicy {
+    Served(Policy),
+    Baseline(Baseline),
+}
+
+impl SimulatedPolicy {
+    /// Returns the shares of the models' first workers, in the order of the models.
+    pub(super) fn initial(&self) -> Vec<Sms> {
+        match self {
+            Self::Served(policy) => policy.initial(),
+            Self::Baseline(baseline) => baseline.initial(),
+        }
+    }
+
+    pub(super) fn decide(&mut self, input: &PolicyInput) -> Decision {
+        match self {
+            Self::Served(policy) => policy.decide(input),
+            Self::Baseline(baseline) => baseline.decide(input),
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,14 +67,20 @@ pub(super) struct NoSuchLayout {
 }
 
 impl FromStr for PolicyArgument {
-    type Err = UnknownPolicy;
+    type Err = UnknownBaseline;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        match text.strip_prefix(LAYOUT) {
-            Some(name) => Ok(Self::Layout(name.to_owned())),
-            None if text == LAYOUTS => Ok(Self::Layouts),
-            None => text.parse().map(Self::Policy),
+    fn from_str(text: &str) -> Result<Self, UnknownBaseline> {
+        if let Some(name) = text.strip_prefix(LAYOUT) {
+            return Ok(Self::Layout(name.to_owned()));
         }
+        if text == LAYOUTS {
+            return Ok(Self::Layouts);
+        }
+        if let Ok(choice) = text.parse() {
+            return Ok(Self::Policy(choice));
+        }
+        let bare = text.strip_suffix(Choice::ADMISSION_SUFFIX);
+        Ok(Self::Baseline { name: bare.unwrap_or(text).parse()?, refuses_late: bare.is_some() })
     }
 }
 
@@ -53,6 +88,9 @@ impl fmt::Display for PolicyArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Policy(choice) => choice.fmt(f),
+            Self::Baseline { name, refuses_late } => {
+                write!(f, "{name}{}", if *refuses_late { Choice::ADMISSION_SUFFIX } else { "" })
+            }
             Self::Layouts => f.write_str(LAYOUTS),
             Self::Layout(name) => write!(f, "{LAYOUT}{name}"),
         }
@@ -70,19 +108,24 @@ impl PolicyArgument {
     ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
         let terms: Vec<ModelSpec> = scenario.models.iter().map(|model| model.terms.clone()).collect();
         let gpus: Vec<SharedGpu> = scenario.gpus.iter().copied().map(SharedGpu::new).collect();
-        if let Self::Policy(choice) = self {
-            let policy = Policy::new(*choice, &gpus, &terms);
-            return Ok(vec![NamedPolicy { name: choice.to_string(), policy }]);
+        let one = |policy| Ok(vec![NamedPolicy { name: self.to_string(), policy }]);
+        match self {
+            Self::Policy(choice) => return one(SimulatedPolicy::Served(Policy::new(*choice, &gpus, &terms))),
+            Self::Baseline { name, refuses_late } => {
+                let baseline = Baseline::new(*name, *refuses_late, &gpus, &terms);
+                return one(SimulatedPolicy::Baseline(baseline));
+            }
+            Self::Layouts | Self::Layout(_) => {}
         }
         let work = work(scenario, arrivals, seconds);
-        let all = Policy::layouts(&gpus, &terms, &work);
+        let all = Baseline::layouts(&gpus, &terms, &work);
         let is_selected = |pattern: &&Pattern| match self {
             Self::Layout(name) => pattern.to_string() == *name,
             _ => true,
         };
         let named = |pattern: &Pattern| NamedPolicy {
             name: format!("{LAYOUT}{pattern}"),
-            policy: Policy::of_layout(*pattern, &gpus, &terms, &work),
+            policy: SimulatedPolicy::Baseline(Baseline::of_layout(*pattern, &gpus, &terms, &work)),
         };
         let found: Vec<NamedPolicy> = all.iter().filter(is_selected).map(named).collect();
         match self {

@@ -17,10 +17,6 @@ pub(super) enum NotSimulated {
     NoProfile(String),
     #[error("{}", FaultList(.0))]
     BadFiles(Vec<ConfigFault>),
-    #[error(
-        "cannot simulate model {0}: resizes by restarts are not simulated; use `handover: shadow` or `never`"
-    )]
-    Restarts(String),
 }
 
 /// Returns the scenario of a configuration. The models' files are not needed, because only the
@@ -33,7 +29,7 @@ pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
     let model = |model: &ModelConfig| {
         let profile = model.profile.as_ref().ok_or_else(|| no_profile(config, model))?;
-        scenario_model(model, profile, gpus[model.gpu])
+        Ok(scenario_model(model, profile, gpus[model.gpu]))
     };
     let models = config.models.iter().map(model).collect::<Result<_, _>>()?;
     Ok(Scenario { gpus, models })
@@ -48,22 +44,19 @@ fn no_profile(config: &Config, model: &ModelConfig) -> NotSimulated {
     NotSimulated::BadFiles(faults)
 }
 
-fn scenario_model(model: &ModelConfig, profile: &Profile, gpu: Sms) -> Result<ScenarioModel, NotSimulated> {
-    if model.handover == HandoverMode::Restart {
-        return Err(NotSimulated::Restarts(model.name.clone()));
-    }
+fn scenario_model(model: &ModelConfig, profile: &Profile, gpu: Sms) -> ScenarioModel {
     let in_process = matches!(model.handover, HandoverMode::Auto | HandoverMode::InProcess);
     let division = Division::of(gpu).filter(|_| in_process);
     let sms_of = |share: Percent| match &division {
         Some(division) => division.sms_of(share),
         None => share.sms_of(gpu),
     };
-    Ok(ScenarioModel {
+    ScenarioModel {
         terms: model.spec(sms_of),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,
         max_delay: model.batch.max_delay,
         in_process,
-    })
+    }
 }

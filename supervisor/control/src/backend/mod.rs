@@ -87,7 +87,7 @@ pub enum GrantError {
     #[error("{0}")]
     Recovering(String),
     #[error(
-        "the worker needs {} of GPU memory, and {} are free; free GPU memory, or set `handover: restart`, so that a model never has two workers",
+        "the worker needs {} of GPU memory, and {} are free; free GPU memory, use fewer `batch.sizes`, or move a model to another GPU",
         gib(*needed), gib(*free)
     )]
     NoMemory {

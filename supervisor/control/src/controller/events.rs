@@ -15,7 +15,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use super::context::Context;
 use super::groups::Tenancy;
 use super::loaded::{self, BatchLimit};
-use super::memory::{EntryId, MemoryLedger};
+use super::memory::{MemoryAccount, MemoryOwner};
 use super::outcome::Records;
 use super::reports::{ModelReport, WaitReason, Waits};
 use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
@@ -36,8 +36,8 @@ pub(super) struct Inbox {
     orders: mpsc::Receiver<Order>,
     facts: mpsc::Receiver<LaneEvent>,
     events: mpsc::Receiver<WorkerEvent>,
-    /// When standing workers of the GPU are called in.
-    calls: watch::Receiver<()>,
+    /// Reports whenever standbys of the GPU must yield.
+    yields: watch::Receiver<()>,
     /// When some model on the GPU is to have other groups of SMs.
     moves: watch::Receiver<()>,
     /// When the model may start the worker that has waited in line.
@@ -66,8 +66,7 @@ pub struct Controller {
     fault: Option<String>,
     pub(super) waits: Waits,
     pub(super) place: StartPlace,
-    pub(super) ledger: Arc<MemoryLedger>,
-    pub(super) entry: EntryId,
+    pub(super) account: MemoryAccount,
     pub(super) records: Records,
     pub(super) events: mpsc::Sender<WorkerEvent>,
     pub(super) report: watch::Sender<ModelReport>,
@@ -103,12 +102,14 @@ impl ControllerTask {
         let tenancy = division.as_ref().ok();
         let tenancy = tenancy.map(|division| Tenancy::of(groups, division.groups_of(share), model.priority));
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
-        let ledger = Arc::clone(&context.memory[model.gpu]);
-        let entry = ledger.enter(&model, workers.needs_shadows());
+        let account = MemoryAccount::open(
+            &context.memory[model.gpu],
+            MemoryOwner::new(&model, workers.needs_shadows()),
+        );
         let (report, seen) = watch::channel(ModelReport::of(&workers));
-        let (calls, moves) = (ledger.calls(), groups.moves());
+        let (yields, moves) = (account.yields(), groups.moves());
         let place = context.starts.enter();
-        let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves, turn: place.turn() };
+        let inbox = Inbox { orders: ordered, facts, events: happened, yields, moves, turn: place.turn() };
         let controller = Controller {
             context,
             model,
@@ -125,8 +126,7 @@ impl ControllerTask {
             fault,
             waits: Waits::default(),
             place,
-            ledger,
-            entry,
+            account,
             records: Records::default(),
             events,
             report,
@@ -150,8 +150,7 @@ impl Controller {
                 self.records.changes_ended();
             }
         }
-        self.note_standing(false);
-        self.ledger.leave(&self.model.name);
+        self.account.stands(false, self.now());
     }
 
     /// Every receiver is cancel-safe.
@@ -169,7 +168,7 @@ impl Controller {
             Some(fact) = inbox.facts.recv() => self.lane_told(fact),
             Some(WorkerEvent { worker, said }) = inbox.events.recv() => self.worker_said(worker, said),
             Some(order) = inbox.orders.recv() => self.ordered(order),
-            Ok(()) = inbox.calls.changed() => self.called_in(),
+            Ok(()) = inbox.yields.changed() => self.yield_memory(),
             Ok(()) = inbox.moves.changed() => self.tell_groups(),
             () = inbox.turn.notified() => self.turn_comes(),
             _ = look.tick() => self.end_the_stopped(),
@@ -204,8 +203,8 @@ impl Controller {
         }
     }
 
-    fn called_in(&mut self) {
-        if self.ledger.is_called_in(self.entry()) {
+    fn yield_memory(&mut self) {
+        if self.account.must_yield() {
             self.waits.standby = Some(WaitReason::Memory);
             self.tell(LifecycleEvent::StandbyRevoked(
                 "a hand-over, a starting worker or a model of higher priority needs the standby's memory; \
@@ -229,7 +228,7 @@ impl Controller {
             Order::Configure { model } => {
                 self.model = model;
                 self.tell(LifecycleEvent::Configured(settings(&self.model, &self.context, &*self.gpu)));
-                self.ledger.tell(&self.model, self.workers.needs_shadows());
+                self.account.update(MemoryOwner::new(&self.model, self.workers.needs_shadows()));
             }
             Order::Hold { held, reply } => {
                 // The receiver may be gone.
@@ -297,7 +296,7 @@ impl Controller {
                     );
                 }
                 let found = process.loaded.take();
-                self.ledger.warmed(self.now());
+                self.account.warmed(self.now());
                 if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
                     return self.tell(LifecycleEvent::Misbehaved { worker, why });
                 }
@@ -476,7 +475,6 @@ fn division_for(model: &ModelConfig, gpu: &dyn GpuBackend) -> Result<Division, S
             Err(why) => Err(why.to_owned()),
         },
         HandoverMode::Shadow => by_configuration("shadow"),
-        HandoverMode::Restart => by_configuration("restart"),
         HandoverMode::Never => by_configuration("never"),
     }
 }

@@ -12,6 +12,7 @@ use shadowslice_shared::units::Percent;
 
 use super::events::Controller;
 use super::reports::WaitReason;
+use super::standbys::Beneficiary;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, Worker};
@@ -66,7 +67,8 @@ impl Controller {
         if launch.standby
             && let Err(no_room) = self.room_to_stand(false)
         {
-            self.ledger.call_in_lower(&self.model.name, &no_room);
+            let beneficiary = Beneficiary::Standby { priority: self.model.priority };
+            self.account.make_room(no_room.excess(), beneficiary);
             self.waits.standby = Some(WaitReason::Memory);
             let failure = StartFailure::NoRoomForStandby(no_room.to_string());
             return Some(LifecycleEvent::NotStarted { worker, failure });

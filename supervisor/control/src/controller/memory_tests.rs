@@ -2,26 +2,25 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// The only controller of a model.
-fn of(model: &str) -> (&str, EntryId) {
-    (model, EntryId(model.bytes().map(u64::from).sum()))
+fn owner(model: &str, gib: Option<u64>, has_shadows: bool) -> MemoryOwner {
+    let profile = gib.map(|gib| gib * GIB);
+    MemoryOwner { model: model.to_owned(), profile, has_shadows, ..MemoryOwner::default() }
 }
 
-fn row(need: Option<u64>, has_shadows: bool) -> Row {
-    Row { told: need.map(|gib| gib * GIB), has_shadows, ..Row::default() }
+/// Returns a ledger with a limit in GiB.
+fn ledger(limit: Option<u64>) -> Arc<MemoryLedger> {
+    Arc::new(MemoryLedger::new(limit.map(|gib| gib * GIB)))
 }
 
-/// Models of 2, 3 and 9 GiB, the last of which has no shadows, and one of which nothing is known.
-fn ledger(limit: Option<u64>) -> MemoryLedger {
-    let rows = [
-        ("a", row(Some(2), true)),
-        ("b", row(Some(3), true)),
-        ("c", row(Some(9), false)),
-        ("d", row(None, true)),
-    ];
-    let rows = rows.into_iter().map(|(name, row)| (name.to_owned(), row)).collect();
-    let book = Mutex::new(Book { rows, ..Book::default() });
-    MemoryLedger { limit: limit.map(|gib| gib * GIB), book, called: watch::Sender::new(()) }
+/// Returns the accounts of models of 2, 3 and 9 GiB, the last of which has no shadows, and of a model
+/// whose memory is unknown.
+fn accounts(ledger: &Arc<MemoryLedger>) -> [MemoryAccount; 4] {
+    [owner("a", Some(2), true), owner("b", Some(3), true), owner("c", Some(9), false), owner("d", None, true)]
+        .map(|owner| MemoryAccount::open(ledger, owner))
+}
+
+fn with_priority(ledger: &Arc<MemoryLedger>, model: &str, gib: u64, priority: u32) -> MemoryAccount {
+    MemoryAccount::open(ledger, MemoryOwner { priority, ..owner(model, Some(gib), true) })
 }
 
 fn real(free: u64, total: u64) -> Memory {
@@ -33,146 +32,137 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 #[test]
-fn after_a_standing_worker_the_largest_shadow_still_fits() {
-    let ledger = ledger(None);
-    assert_eq!(ledger.may_stand(of("a"), real(5, 20), false, at(0)), Ok(()));
+fn after_a_standby_the_largest_shadow_still_fits() {
+    let [a, b, _c, _d] = accounts(&ledger(None));
+    assert_eq!(a.may_stand(real(5, 20), false, at(0)), Ok(()));
     let kept = NoRoom::Kept { needed: 2 * GIB, kept: 3 * GIB, free: 4 * GIB };
-    assert_eq!(ledger.may_stand(of("a"), real(4, 20), false, at(0)), Err(kept));
-    assert_eq!(ledger.may_stand(of("a"), real(3, 20), true, at(0)), Ok(()), "it has its memory already");
-    ledger.serves("b", Some(Serving { pid: 7, brought: GIB }));
-    ledger.see(|pid| (pid == 7).then_some(7 * GIB));
-    let seen = NoRoom::Kept { needed: 2 * GIB, kept: 6 * GIB, free: 7 * GIB };
-    assert_eq!(ledger.may_stand(of("a"), real(7, 20), false, at(0)), Err(seen));
-    ledger.serves("b", None);
-    ledger.see(|_| None);
-    assert_eq!(ledger.need("b"), Some(6 * GIB), "what was seen is remembered");
+    assert_eq!(a.may_stand(real(4, 20), false, at(0)), Err(kept));
+    assert_eq!(a.may_stand(real(3, 20), true, at(0)), Ok(()), "it has its memory already");
+    b.serves(Some(Serving { pid: 7, brought: GIB }));
+    a.measure(|pid| (pid == 7).then_some(7 * GIB));
+    let measured = NoRoom::Kept { needed: 2 * GIB, kept: 6 * GIB, free: 7 * GIB };
+    assert_eq!(a.may_stand(real(7, 20), false, at(0)), Err(measured));
+    b.serves(None);
+    a.measure(|_| None);
+    assert_eq!(b.need(), Some(6 * GIB), "a measurement stays known");
 }
 
 #[test]
-fn standing_workers_have_a_bound_together() {
-    let half = ledger(None);
-    half.stands(of("b"), true, at(0));
+fn standbys_have_a_bound_together() {
+    let [a, b, ..] = accounts(&ledger(None));
+    b.stands(true, at(0));
     let limit = NoRoom::Limit { needed: 2 * GIB, limit: 4 * GIB, taken: 3 * GIB };
-    assert_eq!(half.may_stand(of("a"), real(8, 8), false, at(0)), Err(limit));
-    assert_eq!(half.may_stand(of("b"), real(8, 8), false, at(0)), Ok(()), "its own is replaced");
-    half.stands(of("b"), false, at(0));
-    assert_eq!(half.may_stand(of("a"), real(8, 8), false, at(0)), Ok(()));
-    let set = ledger(Some(4));
-    set.stands(of("b"), true, at(0));
-    assert!(set.may_stand(of("a"), real(80, 80), false, at(0)).is_err());
-    assert!(set.may_stand(of("a"), Memory::Emulated, false, at(0)).is_err());
+    assert_eq!(a.may_stand(real(8, 8), false, at(0)), Err(limit));
+    assert_eq!(b.may_stand(real(8, 8), false, at(0)), Ok(()), "its own is replaced");
+    b.stands(false, at(0));
+    assert_eq!(a.may_stand(real(8, 8), false, at(0)), Ok(()));
+    let [a, b, ..] = accounts(&ledger(Some(4)));
+    b.stands(true, at(0));
+    assert!(a.may_stand(real(80, 80), false, at(0)).is_err());
+    assert!(a.may_stand(Memory::Emulated, false, at(0)).is_err());
 }
 
 #[test]
 fn what_is_not_known_is_not_risked_on_a_real_gpu() {
+    let [a, _b, _c, d] = accounts(&ledger(None));
+    assert_eq!(d.may_stand(real(80, 80), false, at(0)), Err(NoRoom::NeedUnknown));
+    assert_eq!(a.may_stand(Memory::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
+    assert_eq!(d.may_stand(Memory::Emulated, false, at(0)), Ok(()));
+    a.warmed(at(10));
+    assert_eq!(a.may_stand(real(80, 80), true, at(11)), Ok(()), "it would only have to be started again");
+    assert_eq!(a.may_stand(real(80, 80), false, at(11)), Err(NoRoom::Lag));
+    assert_eq!(a.may_stand(real(80, 80), false, at(12)), Ok(()));
+}
+
+#[test]
+fn room_is_kept_for_a_model_until_its_last_controller_ends() {
     let ledger = ledger(None);
-    assert_eq!(ledger.may_stand(of("d"), real(80, 80), false, at(0)), Err(NoRoom::NeedUnknown));
-    assert_eq!(ledger.may_stand(of("a"), Memory::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
-    assert_eq!(ledger.may_stand(of("d"), Memory::Emulated, false, at(0)), Ok(()));
-    ledger.warmed(at(10));
-    assert_eq!(
-        ledger.may_stand(of("a"), real(80, 80), true, at(11)),
-        Ok(()),
-        "it would only have to be started again"
+    let [a, b, ..] = accounts(&ledger);
+    b.serves(Some(Serving { pid: 7, brought: 0 }));
+    b.measure(|pid| (pid == 7).then_some(4 * GIB));
+    let successor = MemoryAccount::open(&ledger, owner("b", Some(3), true));
+    drop(b);
+    assert_eq!(successor.need(), Some(4 * GIB), "the measurement of the model stays known");
+    assert!(a.may_stand(real(5, 20), false, at(0)).is_err(), "2 for it, and 4 for the largest shadow");
+    drop(successor);
+    assert_eq!(a.may_stand(real(4, 20), false, at(0)), Ok(()), "its own shadow is the largest now");
+    assert_eq!(MemoryAccount::open(&ledger, owner("b", Some(3), true)).need(), Some(3 * GIB));
+}
+
+#[test]
+fn standbys_yield_until_there_is_enough() {
+    let ledger = ledger(None);
+    let [high, low, young, other] = [("a", 2, 1), ("b", 3, 2), ("c", 9, 2), ("d", 1, 1)]
+        .map(|(model, gib, priority)| with_priority(&ledger, model, gib, priority));
+    assert!(!other.make_room(GIB, Beneficiary::Worker), "there is no standby");
+    let mut yields = other.yields();
+    [&high, &low, &young].into_iter().for_each(|account| account.stands(true, at(0)));
+    let yielding = || [&high, &low, &young].map(MemoryAccount::must_yield);
+    assert!(other.make_room(9 * GIB, Beneficiary::Worker) && yields.has_changed().unwrap());
+    assert_eq!(yielding(), [false, false, true], "the youngest of the lowest priority");
+    yields.mark_unchanged();
+    assert!(
+        other.make_room(GIB, Beneficiary::Worker) && !yields.has_changed().unwrap(),
+        "its memory is awaited"
     );
-    assert_eq!(ledger.may_stand(of("a"), real(80, 80), false, at(11)), Err(NoRoom::Lag));
-    assert_eq!(ledger.may_stand(of("a"), real(80, 80), false, at(12)), Ok(()));
+    assert!(other.make_room(11 * GIB, Beneficiary::Worker));
+    assert_eq!(yielding(), [false, true, true]);
+    low.stands(false, at(0));
+    low.stands(true, at(0));
+    assert_eq!(yielding(), [false, false, true], "the next standby need not yield");
+    young.stands(true, at(0));
+    assert!(young.must_yield(), "it is the same standby");
 }
 
 #[test]
-fn a_model_is_kept_room_for_until_its_last_controller_ends() {
-    let ledger = ledger(None);
-    let room = || ledger.may_stand(of("a"), real(5, 20), false, at(0));
-    ledger.book.lock().rows.get_mut("b").unwrap().controllers = 2;
-    ledger.leave("b");
-    assert_eq!(ledger.need("b"), Some(3 * GIB));
-    assert_eq!(room(), Ok(()), "2 for it, and 3 for the largest shadow");
-    ledger.leave("b");
-    ledger.leave("b");
-    assert_eq!(ledger.need("b"), None);
-    assert_eq!(
-        ledger.may_stand(of("a"), real(4, 20), false, at(0)),
-        Ok(()),
-        "its own shadow is the largest now"
-    );
-}
-
-#[test]
-fn standing_workers_are_called_in_until_there_is_enough() {
-    let ledger = ledger(None);
-    assert!(!ledger.call_in("a", GIB), "no worker stands ready");
-    let mut calls = ledger.calls();
-    ["a", "b", "c"].into_iter().for_each(|model| ledger.stands(of(model), true, at(0)));
-    let called = || ["a", "b", "c"].map(|model| ledger.is_called_in(of(model)));
-    assert!(ledger.call_in("a", 2 * GIB) && calls.has_changed().unwrap());
-    assert_eq!(called(), [true, false, false], "its own goes first");
-    assert!(ledger.call_in("a", 3 * GIB));
-    assert_eq!(called(), [true, false, true], "and then the largest");
-    calls.mark_unchanged();
-    ledger.stands(of("c"), false, at(0));
-    ledger.stands(of("c"), true, at(0));
-    assert_eq!(called(), [true, false, false], "the next one was not meant");
-}
-
-#[test]
-fn higher_priorities_stand_ready_first() {
+fn higher_priorities_get_standbys_first() {
     let ledger = ledger(Some(5));
-    let priorities = [("a", 2), ("b", 3), ("c", 1), ("d", 1)];
-    for (model, priority) in priorities {
-        ledger.book.lock().rows.get_mut(model).unwrap().priority = priority;
-    }
-    ["a", "b"].into_iter().for_each(|model| ledger.stands(of(model), true, at(0)));
-    let asks = |model: &str| {
-        let no_room = ledger.may_stand(of(model), Memory::Emulated, false, at(0)).unwrap_err();
-        ledger.call_in_lower(model, &no_room);
-        ["a", "b"].map(|model| ledger.is_called_in(of(model)))
+    let [a, b, large, d] = [("a", 2, 2), ("b", 3, 3), ("c", 9, 1), ("d", 2, 1)]
+        .map(|(model, gib, priority)| with_priority(&ledger, model, gib, priority));
+    [&a, &b].into_iter().for_each(|account| account.stands(true, at(0)));
+    let asks = |account: &MemoryAccount| {
+        let no_room = account.may_stand(Memory::Emulated, false, at(0)).unwrap_err();
+        let priority = account.ledger.book.lock().owners[&account.id].priority;
+        account.make_room(no_room.excess(), Beneficiary::Standby { priority });
+        [&a, &b].map(MemoryAccount::must_yield)
     };
-    assert_eq!(asks("c"), [false; 2], "9 GiB are more than the limit");
-    ledger.book.lock().rows.get_mut("d").unwrap().told = Some(2 * GIB);
-    let mut calls = ledger.calls();
-    assert_eq!(asks("d"), [false, true], "the lowest goes");
-    assert!(calls.has_changed().unwrap());
-    calls.mark_unchanged();
-    assert_eq!(asks("d"), [false, true], "its memory is awaited");
-    assert!(!calls.has_changed().unwrap());
-    ledger.stands(of("b"), false, at(0));
-    assert_eq!(ledger.may_stand(of("d"), Memory::Emulated, false, at(0)), Ok(()));
-    ledger.stands(of("d"), true, at(0));
-    assert_eq!(asks("b"), [false; 2], "not for a lower one");
-    ledger.book.lock().rows.get_mut("b").unwrap().priority = 2;
-    assert_eq!(asks("b"), [false; 2], "nor for one of its own priority, which would do the same");
-    assert_eq!(ledger.may_stand(of("a"), real(80, 80), false, at(1)), Err(NoRoom::Lag), "it is not read yet");
+    assert_eq!(asks(&large), [false; 2], "9 GiB are more than the limit");
+    let mut yields = a.yields();
+    assert_eq!(asks(&d), [false, true], "the lowest priority yields");
+    assert!(yields.has_changed().unwrap());
+    yields.mark_unchanged();
+    assert_eq!(asks(&d), [false, true]);
+    assert!(!yields.has_changed().unwrap(), "its memory is awaited");
+    b.stands(false, at(0));
+    assert_eq!(d.may_stand(Memory::Emulated, false, at(0)), Ok(()));
+    d.stands(true, at(0));
+    assert_eq!(asks(&b), [false; 2], "a lower priority replaces nothing");
+    assert_eq!(a.may_stand(real(80, 80), false, at(1)), Err(NoRoom::Lag), "the reading is outdated");
 }
 
 #[test]
-fn who_stands_in_place_of_one_that_was_called_in_is_not() {
-    let ledger = ledger(None);
-    ledger.stands(of("a"), true, at(0));
-    assert!(ledger.call_in("b", GIB) && ledger.is_called_in(of("a")));
-    ledger.stands(of("a"), true, at(0));
-    assert!(ledger.is_called_in(of("a")), "the same one");
-    ledger.stands(of("a"), false, at(0));
-    ledger.stands(of("a"), true, at(0));
-    assert!(!ledger.is_called_in(of("a")));
-}
-
-#[test]
-fn a_controller_and_its_successor_each_answer_for_their_own() {
+fn a_controller_and_its_successor_each_have_a_standby() {
     let ledger = ledger(Some(5));
-    let (old, new) = (("a", EntryId(1)), ("a", EntryId(2)));
-    ledger.stands(old, true, at(0));
-    assert_eq!(ledger.may_stand(old, Memory::Emulated, false, at(0)), Ok(()), "its own is replaced");
-    assert_eq!(ledger.may_stand(new, Memory::Emulated, false, at(0)), Ok(()));
-    ledger.stands(new, true, at(0));
+    let [old, new] = [(); 2].map(|()| MemoryAccount::open(&ledger, owner("a", Some(2), true)));
+    let other = MemoryAccount::open(&ledger, owner("b", Some(3), true));
+    old.stands(true, at(0));
+    assert_eq!(old.may_stand(Memory::Emulated, false, at(0)), Ok(()), "its own is replaced");
+    assert_eq!(new.may_stand(Memory::Emulated, false, at(0)), Ok(()));
+    new.stands(true, at(0));
     let both = NoRoom::Limit { needed: 3 * GIB, limit: 5 * GIB, taken: 4 * GIB };
-    assert_eq!(ledger.may_stand(of("b"), Memory::Emulated, false, at(0)), Err(both));
-    assert!(ledger.call_in("b", 4 * GIB));
-    assert!(ledger.is_called_in(old) && ledger.is_called_in(new));
-    ledger.stands(old, false, at(0));
-    assert!(ledger.is_called_in(new), "the other one has gone");
-    assert_eq!(ledger.may_stand(of("b"), Memory::Emulated, false, at(0)), Ok(()));
-    assert_eq!(ledger.may_stand(old, Memory::Emulated, false, at(0)), Ok(()));
-    ledger.stands(of("b"), true, at(0));
-    let other = NoRoom::Limit { needed: 2 * GIB, limit: 5 * GIB, taken: 5 * GIB };
-    assert_eq!(ledger.may_stand(old, Memory::Emulated, false, at(0)), Err(other), "the new one's stays");
+    assert_eq!(other.may_stand(Memory::Emulated, false, at(0)), Err(both));
+    assert!(other.make_room(4 * GIB, Beneficiary::Worker));
+    assert!(old.must_yield() && new.must_yield());
+    drop(old);
+    assert!(new.must_yield(), "the other one has gone");
+    assert_eq!(other.may_stand(Memory::Emulated, false, at(0)), Ok(()));
+}
+
+#[test]
+fn a_standby_has_the_priority_of_the_latest_configuration() {
+    let ledger = ledger(None);
+    let [a, b] = [("a", 1), ("b", 2)].map(|(model, priority)| with_priority(&ledger, model, 2, priority));
+    [&a, &b].into_iter().for_each(|account| account.stands(true, at(0)));
+    a.update(MemoryOwner { priority: 3, ..owner("a", Some(2), true) });
+    assert!(a.make_room(GIB, Beneficiary::Worker) && a.must_yield() && !b.must_yield());
 }

@@ -23,6 +23,7 @@ mod planner;
 mod publish;
 mod reports;
 mod room;
+mod standbys;
 mod thread;
 
 pub use changes::{Changes, Outcomes};

@@ -162,7 +162,7 @@ impl Controller {
         match mechanism {
             ChangeMechanism::InProcess => handovers.in_process += 1,
             ChangeMechanism::Shadow { at_once } => handovers.flips += u64::from(at_once),
-            ChangeMechanism::Restart => {
+            ChangeMechanism::Revive => {
                 let effect = self.now().since(request.decided);
                 report.effect_ms = Some(ms(effect));
                 self.records.changes.of(request.cause).effect.add(effect);
@@ -201,7 +201,7 @@ impl Controller {
         let (name, at_once) = match *mechanism {
             ChangeMechanism::InProcess => ("in-process", true),
             ChangeMechanism::Shadow { at_once } => ("shadow", at_once),
-            ChangeMechanism::Restart => ("restart", false),
+            ChangeMechanism::Revive => ("restart", false),
         };
         let effect = match (mechanism, &self.records.effect) {
             (ChangeMechanism::Shadow { .. }, Some(effect)) => effect.took.map(ms),

@@ -5,7 +5,7 @@ use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 
 use super::events::Controller;
-use super::memory::Serving;
+use super::memory::{MemoryOwner, Serving};
 use super::reports::WaitReason;
 use crate::process::Worker;
 
@@ -23,11 +23,10 @@ impl Controller {
                     pid: process.pid,
                     brought: process.memory.unwrap_or_default().brought,
                 });
-                self.ledger.serves(&self.model.name, serving);
-                self.pipeline.route(Some(worker));
+                self.account.serves(serving);
+                self.pipeline.route(worker);
                 self.pipeline.open();
             }
-            Action::Unroute => self.pipeline.route(None),
             Action::Shut(why) => self.pipeline.shut(&why),
             Action::Drain(worker) => self.pipeline.drain(worker),
             Action::Requeue(worker) => self.pipeline.requeue(worker),
@@ -51,11 +50,11 @@ impl Controller {
             Action::Prepare(worker, groups) => self.pipeline.command(worker, Command::Prepare(groups)),
             Action::Forget(worker, groups) => self.pipeline.command(worker, Command::Forget(groups)),
             Action::Move { worker, share, slice } => self.pipeline.move_to(worker, share, &slice),
-            Action::StandbyExists(stands) => self.note_standing(stands),
+            Action::StandbyExists(stands) => self.account.stands(stands, self.now()),
             Action::Keep(worker) => return self.keep(worker),
             Action::NeedsShadows => {
                 self.tenancy = None;
-                self.ledger.tell(&self.model, self.workers.needs_shadows());
+                self.account.update(MemoryOwner::new(&self.model, self.workers.needs_shadows()));
             }
             Action::MeasureStall { outage: false } => self.pipeline.begin_stall(),
             Action::MeasureStall { outage: true } => self.pipeline.begin_stall_at_outage(),
@@ -78,9 +77,9 @@ impl Controller {
             pid = self.pid(worker),
             "the replaced worker becomes the warm standby"
         );
-        // Removes a call for the memory of the standing worker before this one.
-        self.note_standing(false);
-        self.note_standing(true);
+        // The worker replaces the last standby, which may have had to yield.
+        self.account.stands(false, self.now());
+        self.account.stands(true, self.now());
         let no_room = self.room_to_stand(true).err()?;
         self.waits.standby = Some(WaitReason::Memory);
         Some(LifecycleEvent::StandbyRevoked(no_room.to_string()))

@@ -66,7 +66,7 @@ impl Controller {
             since,
             coming: workers.coming(),
             ready: workers.ready_share(),
-            memory_need: self.ledger.need(&self.model.name),
+            memory_need: self.account.need(),
             warming: self.warming(),
             batch_limit: self.batch_limit.clone(),
             no_standby,
@@ -130,21 +130,16 @@ impl Controller {
         }
     }
 
-    /// Logs that requests wait for another worker, either after a failure or because a change of
-    /// share replaces the worker. A worker whose socket closes counts as a death only when it exits.
+    /// Logs that requests wait for another worker after a failure. A worker whose socket closes
+    /// counts as a death only when it exits.
     fn log_restart(&self, old: &ModelReport, new: &ModelReport) {
-        let model = &self.model.name;
         let died = new.worker_deaths > old.worker_deaths;
-        if !died && new.coming.is_some() && new.mechanism == "restart" {
-            tracing::info!(model, "replacing the model's worker to change its share; requests wait");
-        } else {
-            tracing::warn!(
-                model,
-                deaths = Some(self.workers.failures_in_a_row()).filter(|deaths| *deaths > 0),
-                why = new.last_death.as_deref().filter(|_| died),
-                "the model's worker failed; starting another one, while requests wait"
-            );
-        }
+        tracing::warn!(
+            model = self.model.name,
+            deaths = Some(self.workers.failures_in_a_row()).filter(|deaths| *deaths > 0),
+            why = new.last_death.as_deref().filter(|_| died),
+            "the model's worker failed; starting another one, while requests wait"
+        );
     }
 
     /// While the next worker boots, requests wait for it if there was one before; but a model that

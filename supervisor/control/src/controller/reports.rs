@@ -51,7 +51,7 @@ pub struct ModelReport {
     pub partition: Option<(Arc<Division>, Groups)>,
     /// How long batches take on each number of SMs, as workers measured it before they served.
     pub execution: Option<Execution>,
-    /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
+    /// How the share is changed: `in-process`, `shadow` or `never`.
     pub mechanism: &'static str,
     /// Why the share is not changed inside the worker, where it is not.
     pub no_partition: Option<String>,
@@ -214,7 +214,7 @@ pub struct Handovers {
 pub struct HandoverReport {
     /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
     pub outcome: String,
-    /// How: `in-process`, `shadow`, `restart` or `never`.
+    /// The mechanism: `in-process`, `shadow`, `never`, or `restart` if the model was down.
     #[serde(default)]
     pub mechanism: String,
     /// Its cause: `hand`, `policy` or `worker`; `death` if there was no order.

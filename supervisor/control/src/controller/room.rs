@@ -1,51 +1,48 @@
-//! A controller's side of the GPU's memory: whether there is room for another worker, and for one
-//! that only stands ready.
+//! The readings of the GPU's memory, for decisions about another worker or a warm standby.
 
 use super::events::Controller;
 use super::launch::LaunchError;
-use super::memory::{EntryId, Memory, NoRoom};
+use super::standbys::{Beneficiary, Memory, NoRoom};
 use crate::backend::{GrantError, Room};
-use shadowslice_config::GpuConfig;
+use crate::nvml;
 
 impl Controller {
-    fn memory(&self) -> Memory {
-        let readings = self.context.readings.look();
-        let Some(watched) = readings.get(self.model.gpu) else { return Memory::Unknown };
-        if matches!(watched.gpu, GpuConfig::Emulated { .. }) {
-            return Memory::Emulated;
-        }
-        let usage = watched.reading.as_ref().and_then(|reading| reading.usage.as_ref());
-        let Some(usage) = usage else { return Memory::Unknown };
-        self.ledger.see(|pid| usage.bytes_of(pid));
-        let free = self.gpu.usage().unreserved(usage.memory.free);
-        Memory::Real { free, total: usage.memory.total }
-    }
-
-    /// `None` where the need or the free memory is not known, as on an emulated GPU.
-    pub(super) fn room(&self) -> Option<Room> {
+    /// Reads the GPU's memory, and records how much of it the workers use. Returns `None` if the driver
+    /// does not report the memory.
+    fn reading(&self) -> Option<nvml::Memory> {
         let readings = self.context.readings.look();
         let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
-        self.ledger.see(|pid| usage.bytes_of(pid));
-        Some(Room { needed: self.ledger.need(&self.model.name)?, free: usage.memory.free })
+        self.account.measure(|pid| usage.bytes_of(pid));
+        Some(usage.memory)
     }
 
-    /// Whether memory allows a worker that stands ready; `there`: it is one that runs already.
-    pub(super) fn room_to_stand(&self, there: bool) -> Result<(), NoRoom> {
-        self.ledger.may_stand(self.entry(), self.memory(), there, self.now())
+    fn memory(&self) -> Memory {
+        match self.reading() {
+            _ if self.gpu.status().uuid.is_none() => Memory::Emulated,
+            None => Memory::Unknown,
+            Some(nvml::Memory { free, total, .. }) => {
+                Memory::Real { free: self.gpu.usage().unreserved(free), total }
+            }
+        }
     }
 
-    /// What the controller is called in the ledger.
-    pub(super) fn entry(&self) -> (&str, EntryId) {
-        (&self.model.name, self.entry)
+    /// Returns the memory that a worker needs and finds. Returns `None` if one of them is unknown, as
+    /// on an emulated GPU.
+    pub(super) fn room(&self) -> Option<Room> {
+        let free = self.reading()?.free;
+        Some(Room { needed: self.account.need()?, free })
     }
 
-    pub(super) fn note_standing(&self, stands: bool) {
-        self.ledger.stands(self.entry(), stands, self.now());
+    /// Checks that there is memory for a standby. `is_running` is true if a running worker is to become
+    /// the standby.
+    pub(super) fn room_to_stand(&self, is_running: bool) -> Result<(), NoRoom> {
+        self.account.may_stand(self.memory(), is_running, self.now())
     }
 
-    /// A worker found no memory: calls in what stands ready. True if some will be free before long.
+    /// Makes standbys yield to a worker that found too little memory. Returns true if memory will become
+    /// free.
     pub(super) fn make_room(&self, error: &LaunchError) -> bool {
         let LaunchError::Grant(GrantError::NoMemory { needed, free }) = error else { return false };
-        self.ledger.call_in(&self.model.name, needed.saturating_sub(*free))
+        self.account.make_room(needed.saturating_sub(*free), Beneficiary::Worker)
     }
 }

@@ -116,14 +116,14 @@ impl Pipeline {
     }
 
     /// Routes new batches to `worker`. The previous lane completes its batches.
-    pub fn route(&self, worker: Option<WorkerId>) {
+    pub fn route(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {
             let from = state.scheduler.serving_lane().map(|lane| lane.worker);
-            if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
-                state.routed = Some(RouteChange { at: now, from: from.map(|from| from.0), to });
+            if from != Some(worker) {
+                state.routed = Some(RouteChange { at: now, from: from.map(|from| from.0), to: worker.0 });
             }
-            state.scheduler.route(worker);
+            state.scheduler.route(Some(worker));
             state.dispatch(now);
         });
     }

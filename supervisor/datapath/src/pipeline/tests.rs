@@ -165,7 +165,7 @@ impl Stage {
         let reader =
             LaneReader::attach(Arc::clone(&self.pipeline), metadata, lane_worker, (Arc::new(socket), slab));
         tokio::spawn(reader.run());
-        self.pipeline.route(Some(WorkerId(worker)));
+        self.pipeline.route(WorkerId(worker));
         actor
     }
 
@@ -387,7 +387,7 @@ async fn requests_taken_back_are_served_elsewhere_and_late_answers_are_ignored()
     quick.answer_well(&quick.batch().await);
     assert_eq!(reply.await.unwrap(), Ok(good()));
     slow.answer_well(&batch);
-    stage.pipeline.route(Some(WorkerId(1)));
+    stage.pipeline.route(WorkerId(1));
     let again = stage.request();
     slow.answer_well(&slow.batch().await);
     assert_eq!(again.await.unwrap(), Ok(good()), "its slot is free again");

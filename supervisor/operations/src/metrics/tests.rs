@@ -103,7 +103,7 @@ fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
 pub(super) fn policy() -> PolicyMetrics {
     let mut took = Total::default();
     took.add(Duration::from_micros(80));
-    PolicyMetrics { name: "half+admission".to_owned(), took }
+    PolicyMetrics { name: "static+admission".to_owned(), took }
 }
 
 fn has(text: &str, line: &str) {
@@ -164,7 +164,7 @@ fn the_policys_share_and_changes_are_shown_if_there_is_a_policy() {
     has(&text, &format!("shadowslice_handover_effect_seconds_sum{{{own},cause=\"hand\"}} 0.9"));
     has(&text, &format!("shadowslice_handover_effect_seconds_count{{{own},cause=\"hand\"}} 1"));
     has(&text, &format!("shadowslice_handover_stall_seconds_count{{{own}}} 0"));
-    has(&text, "shadowslice_decision_duration_seconds_count{policy=\"half+admission\"} 1");
+    has(&text, "shadowslice_decision_duration_seconds_count{policy=\"static+admission\"} 1");
 }
 
 #[test]

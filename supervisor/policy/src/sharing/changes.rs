@@ -10,17 +10,20 @@ use super::{
 
 /// The share and the admission limits that a policy decides for a model.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct ShareTarget {
-    pub(super) sms: Sms,
+pub struct ShareTarget {
+    /// The share, in SMs.
+    pub sms: Sms,
     /// The groups of the partition, if the share is a partition and the policy chooses its groups.
-    pub(super) groups: Option<Groups>,
-    pub(super) admission: AdmissionPolicy,
-    pub(super) why: VerdictReason,
+    pub groups: Option<Groups>,
+    /// The admission limits.
+    pub admission: AdmissionPolicy,
+    /// The reason for the decision.
+    pub why: VerdictReason,
 }
 
 impl ShareTarget {
     /// Returns a target that chooses no groups and refuses no late requests.
-    pub(super) fn plain(sms: Sms, max_batch: u32) -> Self {
+    pub fn plain(sms: Sms, max_batch: u32) -> Self {
         Self {
             sms,
             groups: None,
@@ -32,7 +35,7 @@ impl ShareTarget {
 
 /// Returns the decision for these targets. A share that is held or already changing does not change.
 /// Changes that free SMs come first.
-pub(super) fn plan_changes(targets: &[ShareTarget], specs: &[ModelSpec], input: &PolicyInput) -> Decision {
+pub fn plan_changes(targets: &[ShareTarget], specs: &[ModelSpec], input: &PolicyInput) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();
     for (model, ((target, spec), snapshot)) in targets.iter().zip(specs).zip(&input.models).enumerate() {

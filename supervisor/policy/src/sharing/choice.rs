@@ -5,10 +5,7 @@ use std::str::FromStr;
 
 use super::{PolicyName, UnknownPolicy};
 
-/// The suffix of a policy's name that makes it always refuse late requests.
-const ADMISSION_SUFFIX: &str = "+admission";
-
-/// A policy as operators configure it, for example `gslice` or `half+admission`.
+/// A policy as operators configure it, for example `adaptive` or `static+admission`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// The policy.
@@ -19,6 +16,8 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// The suffix of a policy's name that makes it always refuse late requests.
+    pub const ADMISSION_SUFFIX: &str = "+admission";
     /// The former name of the suffix `+admission`, which is still accepted.
     pub const FORMER_SUFFIX: &str = "+doors";
 
@@ -37,14 +36,15 @@ impl FromStr for Choice {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let bare = text.strip_suffix(ADMISSION_SUFFIX).or_else(|| text.strip_suffix(Self::FORMER_SUFFIX));
+        let bare =
+            text.strip_suffix(Self::ADMISSION_SUFFIX).or_else(|| text.strip_suffix(Self::FORMER_SUFFIX));
         Ok(Self { kind: bare.unwrap_or(text).parse()?, refuses_late: bare.is_some() })
     }
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.kind, if self.refuses_late { ADMISSION_SUFFIX } else { "" })
+        write!(f, "{}{}", self.kind, if self.refuses_late { Self::ADMISSION_SUFFIX } else { "" })
     }
 }
 
@@ -65,10 +65,11 @@ mod tests {
         for wrong in [
             "",
             "+admission",
-            "gslice+",
-            "gslice+admission+admission",
-            "gslice+doors+admission",
-            "half admission",
+            "Adaptive",
+            "static+",
+            "static+admission+admission",
+            "static+doors+admission",
+            "static admission",
         ] {
             assert!(wrong.parse::<Choice>().is_err(), "{wrong}");
         }

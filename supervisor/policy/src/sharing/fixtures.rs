@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::profile::{
-    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes,
-};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::{ModelSnapshot, ModelSpec, Observation};
@@ -21,28 +18,6 @@ pub(super) fn spec(name: &str, slo_ms: u64) -> ModelSpec {
         priority: 1,
         max_batch: 16,
         profile: None,
-    }
-}
-
-/// Returns the profile of a model whose batches take `fixed` ms plus `work` ms·SM per row. More than
-/// `knee` SMs do not make a batch faster.
-pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
-    let sms: Vec<Sms> = [2, 4, 8, 14, 26, 40, 66, 100, 132].into_iter().map(Sms).collect();
-    let row = |batch: u32| {
-        let ms = |sms: &Sms| fixed + work * f64::from(batch) / f64::from(sms.0.min(knee));
-        ExecutionRow { batch, ms: sms.iter().map(ms).collect() }
-    };
-    Profile {
-        source: ProfileSource::Illustrative,
-        memory: ProcessMemory::default(),
-        start: StartTimes {
-            process: Duration::from_millis(300),
-            load: Duration::from_millis(700),
-            warm: Duration::from_millis(500),
-        },
-        bandwidth: 0.1,
-        shapes: Default::default(),
-        execution: Execution::new(sms.clone(), [1, 2, 4, 8, 16, 32].map(row).to_vec()).unwrap(),
     }
 }
 

@@ -75,9 +75,11 @@ impl fmt::Display for Pattern {
 
 /// The share of a model under a layout: the number of SMs, and the groups if the share is a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LayoutShare {
-    pub(super) sms: Sms,
-    pub(super) groups: Option<Groups>,
+pub struct LayoutShare {
+    /// The number of SMs.
+    pub sms: Sms,
+    /// The groups of the partition.
+    pub groups: Option<Groups>,
 }
 
 impl LayoutShare {
@@ -89,22 +91,26 @@ impl LayoutShare {
 
 /// A layout of one GPU. It refers to models by their indices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) pattern: Pattern,
+pub struct Layout {
+    /// The rule by which the layout divides the GPU.
+    pub pattern: Pattern,
     parts: Vec<(usize, GpuPart)>,
 }
 
 /// The properties of a model that determine its part in a layout.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct LayoutTenant {
-    pub(super) model: usize,
-    pub(super) priority: u32,
+pub struct LayoutTenant {
+    /// The index of the model.
+    pub model: usize,
+    /// The priority of the model. 1 is the highest.
+    pub priority: u32,
     /// The recent work of the model: the fraction of the GPU that its batches used, 0 to 1.
-    pub(super) work: f64,
+    pub work: f64,
 }
 
 impl Layout {
-    pub(super) const AT_REST: Self = Self { pattern: Pattern::AtRest, parts: Vec::new() };
+    /// The layout in which every model has its initial share.
+    pub const AT_REST: Self = Self { pattern: Pattern::AtRest, parts: Vec::new() };
     pub(super) const EVERYTHING: Self = Self { pattern: Pattern::Everything, parts: Vec::new() };
 
     fn new(pattern: Pattern, parts: Vec<(usize, GpuPart)>) -> Self {
@@ -117,13 +123,7 @@ impl Layout {
 
     /// Returns the share of a model under this layout. `inside` is true if the share is a partition
     /// inside the worker.
-    pub(super) fn placement(
-        &self,
-        model: usize,
-        spec: &ModelSpec,
-        shape: &SharedGpu,
-        inside: bool,
-    ) -> LayoutShare {
+    pub fn placement(&self, model: usize, spec: &ModelSpec, shape: &SharedGpu, inside: bool) -> LayoutShare {
         let part = self.part_of(model);
         if self.pattern == Pattern::AtRest {
             return LayoutShare::at_rest(spec, shape);
@@ -174,7 +174,7 @@ impl Layout {
 /// The first layout of a pattern separates the violating model from the other models, or distributes
 /// models by their work. Models of `all` that are not in `tenants` keep their shares. The models with
 /// the highest priority get less than the whole GPU only if the violating model is one of them.
-pub(super) fn candidates(
+pub fn candidates(
     tenants: &[LayoutTenant],
     all: &[LayoutTenant],
     beneficiary: Option<LayoutTenant>,

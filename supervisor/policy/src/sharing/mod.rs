@@ -5,7 +5,6 @@
 //! from a simulation. A policy reads no clock and has no side effects.
 
 mod adaptive;
-mod baselines;
 mod changes;
 mod choice;
 #[cfg(test)]
@@ -15,9 +14,10 @@ mod layout;
 mod plan;
 mod policy;
 
+pub use changes::{ShareTarget, plan_changes};
 pub use choice::Choice;
 pub use input::{BatchStats, ModelSnapshot, ModelSpec, Observation, PolicyInput, leaves_time_for_delivery};
-pub use layout::Pattern;
+pub use layout::{Layout, LayoutShare, LayoutTenant, Pattern, candidates};
 pub use plan::{
     AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutResult, LayoutStage, MissRate, ShareChange,
     Verdict, VerdictReason,

@@ -24,14 +24,8 @@ pub(super) enum OngoingChange {
         /// the shadow.
         retry: Option<MemoryRetry>,
     },
-    /// A restart. Either the worker exits before the next worker starts (`handover: restart`), or a
-    /// model that is down starts again.
-    Restart {
-        request: ResizeRequest,
-        from: Percent,
-        /// True if a worker served with the former share.
-        served: bool,
-    },
+    /// The start of a model that was down.
+    Revive { request: ResizeRequest, from: Percent },
     /// A change to another partition inside the worker.
     Inside { request: ResizeRequest, from: Percent },
 }
@@ -50,7 +44,7 @@ impl OngoingChange {
 
     pub(super) fn request(&self) -> &ResizeRequest {
         match self {
-            Self::Handover { request, .. } | Self::Restart { request, .. } | Self::Inside { request, .. } => {
+            Self::Handover { request, .. } | Self::Revive { request, .. } | Self::Inside { request, .. } => {
                 request
             }
         }
@@ -67,8 +61,8 @@ pub enum ChangeMechanism {
         /// True if the other worker was already warm when the change began.
         at_once: bool,
     },
-    /// The worker exits, and another worker starts.
-    Restart,
+    /// The model was down, and starts with the new share.
+    Revive,
 }
 
 /// The details of a completed or failed change.
@@ -185,16 +179,6 @@ pub enum ResizeRefused {
         model: String,
         /// The requested share.
         share: Percent,
-    },
-    /// No worker could start with the new share.
-    #[error(
-        "no worker of model '{model}' starts at this share, so the model returns to its previous share: {why}"
-    )]
-    NoWorker {
-        /// The name of the model.
-        model: String,
-        /// The failure of the last worker that tried to start.
-        why: String,
     },
     /// The model has no serving worker.
     #[error("model '{model}' is not ready: {why}")]

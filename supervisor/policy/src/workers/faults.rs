@@ -5,18 +5,14 @@ use shadowslice_shared::ids::WorkerId;
 use super::Workers;
 use super::change::{HandoverFailure, HandoverOutcome};
 use super::messages::Action;
-use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
+use super::slot::{ExitReason, Phase, Role, StartPurpose};
 
 impl Workers {
     pub(super) fn on_timeout(&mut self, worker: WorkerId) {
-        let Some(role) = self.role(worker).cloned() else { return };
+        let Some(role) = self.processes.role(worker).cloned() else { return };
         match role {
             Role::Starting { purpose, phase, .. } => self.starts_too_long(worker, purpose, phase),
-            Role::Draining { then: AfterDrain::Park, .. } => self.drains_too_long(worker),
-            Role::Draining { then: AfterDrain::Restart, .. } => {
-                self.act(Action::Requeue(worker));
-                self.dismiss(worker, ExitReason::Replaced);
-            }
+            Role::Draining { .. } => self.drains_too_long(worker),
             Role::Parked { .. } => self.retire(worker),
             Role::Exiting { reason, killed, .. } => self.leaves_too_long(worker, reason, killed),
             Role::Serving { .. } | Role::Standby { .. } => {}
@@ -66,7 +62,7 @@ impl Workers {
     }
 
     pub(super) fn exited(&mut self, worker: WorkerId, status: String, idle: bool) {
-        let Some(slot) = self.slots.remove(&worker) else { return };
+        let Some(slot) = self.processes.remove(worker) else { return };
         match slot.role {
             Role::Starting { purpose: StartPurpose::Reference | StartPurpose::Serve, .. } => {
                 self.died(status)
@@ -75,16 +71,15 @@ impl Workers {
                 self.finish(HandoverOutcome::Aborted(HandoverFailure::Died))
             }
             Role::Starting { purpose: StartPurpose::Standby, .. } | Role::Standby { .. } => {
-                let cooldown = self.standby_cooldown(&slot.role);
+                let cooldown = self.processes.standby.cooldown_after(&slot.role, self.now);
                 self.standby_exited(cooldown, true);
             }
             Role::Serving { since } => self.lost(since, idle, status),
-            Role::Draining { then: AfterDrain::Park, .. } => {
+            Role::Draining { .. } => {
                 self.act(Action::Requeue(worker));
                 self.complete();
                 self.finish(HandoverOutcome::Completed);
             }
-            Role::Draining { then: AfterDrain::Restart, .. } => self.replace(),
             Role::Parked { .. } => self.finish(HandoverOutcome::Completed),
             Role::Exiting { reason, .. } => self.left(reason, status, idle),
         }
@@ -94,11 +89,10 @@ impl Workers {
         match reason {
             ExitReason::Primary { why, since } => {
                 if let Some(since) = since {
-                    self.note_idle(since, idle);
+                    self.processes.note_idle(self.now.since(since), idle);
                 }
                 self.died(why.unwrap_or(status));
             }
-            ExitReason::Replaced => self.replace(),
             ExitReason::Handover(outcome) => self.finish(outcome),
             ExitReason::Standby { cooldown, failed } => self.standby_exited(cooldown, failed),
             ExitReason::Unneeded => {}
@@ -108,41 +102,30 @@ impl Workers {
     /// Handles the end of a lane. If another worker can serve, it takes the traffic over before this
     /// worker exits. A standby without a lane no longer counts as ready.
     pub(super) fn lane_ended(&mut self, worker: WorkerId, idle: bool) {
-        match self.role(worker).cloned() {
+        match self.processes.role(worker).cloned() {
             Some(Role::Serving { since }) => {
-                if self.has_replacement() {
+                if self.processes.has_replacement() {
                     self.ends(worker, ExitReason::Unneeded);
                     self.lost(since, idle, "the worker closed its socket".to_owned());
                 } else {
-                    self.note_idle(since, idle);
+                    self.processes.note_idle(self.now.since(since), idle);
                     self.ends(worker, ExitReason::Primary { why: None, since: None });
                 }
             }
-            Some(Role::Draining { then, .. }) => {
+            Some(Role::Draining { .. }) => {
                 self.act(Action::Requeue(worker));
-                let reason = self.cannot_drain(then);
-                self.ends(worker, reason);
+                self.complete();
+                self.ends(worker, ExitReason::Handover(HandoverOutcome::Completed));
             }
             Some(Role::Parked { .. }) => {
                 self.ends(worker, ExitReason::Unneeded);
                 self.finish(HandoverOutcome::Completed);
             }
             Some(role @ Role::Standby { .. }) => {
-                let cooldown = self.standby_cooldown(&role);
+                let cooldown = self.processes.standby.cooldown_after(&role, self.now);
                 self.dismiss(worker, ExitReason::Standby { cooldown, failed: true });
             }
             _ => {}
-        }
-    }
-
-    /// Treats a worker that was draining as dead. Returns the reason for its exit.
-    fn cannot_drain(&mut self, then: AfterDrain) -> ExitReason {
-        match then {
-            AfterDrain::Park => {
-                self.complete();
-                ExitReason::Handover(HandoverOutcome::Completed)
-            }
-            AfterDrain::Restart => ExitReason::Replaced,
         }
     }
 
@@ -150,7 +133,7 @@ impl Workers {
     /// worker exits.
     pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         let primary = |since| ExitReason::Primary { why: Some(why.to_owned()), since };
-        match self.role(worker).cloned() {
+        match self.processes.role(worker).cloned() {
             Some(Role::Starting { purpose: StartPurpose::Shadow, .. }) => {
                 self.give_up_shadow(worker, HandoverFailure::Misbehaved(why.to_owned()), why);
             }
@@ -160,22 +143,22 @@ impl Workers {
             Some(Role::Starting { purpose: StartPurpose::Reference | StartPurpose::Serve, .. }) => {
                 self.kill(worker, primary(None), why);
             }
-            Some(Role::Serving { .. }) if self.fallback().is_some() => {
+            Some(Role::Serving { .. }) if self.processes.fallback().is_some() => {
                 self.act(Action::Condemn(worker));
                 let outcome = self.take_back(HandoverFailure::Misbehaved(why.to_owned()));
                 self.kill(worker, ExitReason::Handover(outcome), why);
             }
-            Some(Role::Serving { .. }) if self.has_replacement() => {
+            Some(Role::Serving { .. }) if self.processes.has_replacement() => {
                 self.act(Action::Condemn(worker));
                 self.kill(worker, ExitReason::Unneeded, why);
                 self.died(why.to_owned());
             }
             Some(Role::Serving { since }) => self.kill(worker, primary(Some(since)), why),
             // Traffic must not return to a misbehaving incumbent.
-            Some(Role::Draining { then, .. }) => {
+            Some(Role::Draining { .. }) => {
                 self.act(Action::Condemn(worker));
-                let reason = self.cannot_drain(then);
-                self.kill(worker, reason, why);
+                self.complete();
+                self.kill(worker, ExitReason::Handover(HandoverOutcome::Completed), why);
             }
             Some(Role::Parked { .. }) => {
                 self.kill(worker, ExitReason::Handover(HandoverOutcome::Completed), why)

@@ -22,7 +22,7 @@ use super::change::{
     ChangeMechanism, ChangeReport, HandoverFailure, HandoverOutcome, MemoryRetry, OngoingChange,
 };
 use super::messages::{Action, LifecycleReport, ResizeRequest, StartFailure};
-use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
+use super::slot::{ExitReason, Role, StartPurpose};
 
 /// The time between two attempts to start a shadow, while other workers free memory for the shadow.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -30,7 +30,8 @@ const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 impl Workers {
     /// Starts a hand-over. If `shadow` is already running, the caller sets its role.
     pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
-        let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standby { .. })));
+        let at_once =
+            shadow.is_some_and(|shadow| matches!(self.processes.role(shadow), Some(Role::Standby { .. })));
         self.act(Action::MeasureStall { outage: false });
         self.act(Action::Report(LifecycleReport::Begun(request, shadow)));
         self.change = Some(OngoingChange::Handover { request, from: self.share, at_once, retry: None });
@@ -93,22 +94,22 @@ impl Workers {
         if let Some(OngoingChange::Handover { from, .. }) = &mut self.change {
             *from = share;
         }
-        let (serving, before) = (self.serving(), self.primary.worker());
+        let (serving, before) = (self.processes.serving(), self.processes.primary.worker());
         if let Some(incumbent) = serving {
             let until = self.now + self.settings.timeouts.drain;
-            self.becomes(incumbent, Role::Draining { then: AfterDrain::Park, until });
+            self.processes.becomes(incumbent, Role::Draining { until });
             self.serve_with(shadow);
             self.act(Action::Drain(incumbent));
             return;
         }
         self.serve_with(shadow);
         self.complete();
-        let before = before.and_then(|worker| Some((worker, self.role(worker)?.clone())));
+        let before = before.and_then(|worker| Some((worker, self.processes.role(worker)?.clone())));
         match before {
             // The requests of this worker return to the queue when it exits.
             Some((worker, Role::Exiting { killed, until, .. })) => {
                 let reason = ExitReason::Handover(HandoverOutcome::Completed);
-                self.becomes(worker, Role::Exiting { reason, killed, until });
+                self.processes.becomes(worker, Role::Exiting { reason, killed, until });
             }
             Some((worker, _)) => self.retire(worker),
             None => self.finish(HandoverOutcome::Completed),
@@ -125,26 +126,9 @@ impl Workers {
         self.retire(incumbent);
     }
 
-    /// Returns the incumbent, if it can take the traffic back.
-    pub(super) fn fallback(&self) -> Option<WorkerId> {
-        self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: AfterDrain::Park, .. }))
-    }
-
-    /// Returns true if the new share was in force, and the failed shadow has not exited yet.
-    pub(super) fn is_rolling_back(&self) -> bool {
-        let leaves = |role: &Role| {
-            matches!(role, Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::RolledBack(_)), .. })
-        };
-        self.find(leaves).is_some()
-    }
-
-    pub(super) fn parked(&self) -> Option<WorkerId> {
-        self.find(|role| matches!(role, Role::Parked { .. }))
-    }
-
     /// Retires the parked incumbent, because a newer request needs its memory.
     pub(super) fn reclaim(&mut self) {
-        if let Some(parked) = self.parked() {
+        if let Some(parked) = self.processes.parked() {
             self.retire(parked);
         }
     }
@@ -152,8 +136,8 @@ impl Workers {
     /// Ends the probation, or the wait for the incumbent's exit, so that the next request can start
     /// immediately. The next request uses a worker that is already running or starting.
     pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
-        if let Some(parked) = self.parked() {
-            let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));
+        if let Some(parked) = self.processes.parked() {
+            let another = self.processes.ready().is_some_and(|ready| self.fits(ready, next.share));
             if self.fits(parked, next.share) && !another {
                 self.keep(parked);
             } else {
@@ -161,16 +145,7 @@ impl Workers {
             }
             return self.finish(HandoverOutcome::Completed);
         }
-        let retiring = self.slots.iter_mut().find_map(|(_, slot)| match &mut slot.role {
-            Role::Exiting {
-                reason: reason @ ExitReason::Handover(HandoverOutcome::Completed),
-                killed: false,
-                ..
-            } => Some(reason),
-            _ => None,
-        });
-        if let Some(reason) = retiring {
-            *reason = ExitReason::Unneeded;
+        if self.processes.release_incumbent() {
             self.finish(HandoverOutcome::Completed);
         }
     }
@@ -190,7 +165,7 @@ impl Workers {
             HandoverOutcome::Aborted(reason) => (false, reason),
         };
         // The exit of a rolled-back shadow counts as a death, because the shadow had served.
-        self.deaths += u64::from(rolled_back);
+        self.processes.deaths += u64::from(rolled_back);
         self.set_share(self.share);
         self.act(Action::Report(LifecycleReport::HandoverFailed { change, rolled_back, reason }));
     }

@@ -21,8 +21,6 @@ pub enum HandoverMode {
     InProcess,
     /// A hand-over to a second worker, which warms up while the first one serves.
     Shadow,
-    /// A restart of the worker with the new share. Requests wait during the restart.
-    Restart,
     /// The share never changes.
     Never,
 }
@@ -274,8 +272,6 @@ pub enum Action {
     /// Sends all further batches to this worker, gives it the normal CPU priority, and accepts
     /// requests.
     Route(WorkerId),
-    /// Sends no batches to any worker. Requests wait.
-    Unroute,
     /// Refuses all further requests and all waiting requests, with this reason.
     Shut(String),
     /// Sends no new batches to the worker, which finishes the batches that it has.

@@ -13,12 +13,16 @@
 //!              └─ standby ───▶ Standby ────┘                   └─▶ exits
 //! ```
 //!
-//! Every worker has one `Slot`. The role in the slot defines the worker's purpose and its time limit.
-//! The purpose and the time limit are stored nowhere else. For example, the phase of a hand-over is
-//! derived from the roles of its two workers. In addition to the slots, the state contains the
-//! `Primary`, which is the serving worker or the reason why no worker serves. Finally, the state
-//! contains the change of share in progress (at most one), and the request that waits for the end of
-//! this change.
+//! The state has two parts:
+//!
+//! * `Processes` has one `Slot` for each worker. The role in the slot defines the worker's purpose and
+//!   its time limit, which are stored nowhere else. For example, the phase of a hand-over is derived
+//!   from the roles of its two workers. The `Primary` is the serving worker, or the reason why no worker
+//!   serves.
+//! * The `Relocator` decides on which groups of SMs the batches of a worker run.
+//!
+//! `Workers` combines the parts with the change of share in progress (at most one), and with the request
+//! that waits for the end of this change.
 //!
 //! The state machine has no side effects. Its driver reports [`LifecycleEvent`]s with the time. The
 //! driver applies the returned [`Action`]s in order before it reports the next event. If an action
@@ -33,6 +37,8 @@ mod handover;
 mod messages;
 mod partition;
 mod primary;
+mod processes;
+mod relocator;
 mod resize;
 mod slot;
 mod standby;
@@ -46,12 +52,10 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
-use crate::restart::Restarts;
 use change::OngoingChange;
-use partition::Partition;
-use primary::Primary;
+use processes::Processes;
+use relocator::Relocator;
 use slot::{ExitReason, Phase, Role, Slot, StartPurpose};
-use standby::StandbyState;
 
 pub use change::{ChangeMechanism, ChangeReport, Failover, HandoverFailure, ResizeRefused};
 pub use messages::{
@@ -65,34 +69,21 @@ pub use view::{HandoverPhase, WorkersState};
 pub struct Workers {
     settings: Settings,
     now: Timestamp,
-    slots: BTreeMap<WorkerId, Slot>,
-    /// The number of the last worker that was started.
-    started: u64,
-    primary: Primary,
     /// The share in force, which a restarted worker also gets.
     share: Percent,
-    /// The partition inside the worker, or the reason why the share is not a partition.
-    partition: Result<Partition, String>,
+    processes: Processes,
+    /// The partitions inside the worker, or the reason why the share is not a partition.
+    relocator: Result<Relocator, String>,
     change: Option<OngoingChange>,
     /// The request that waits for the end of the current hand-over. The request arrived while the
     /// incumbent was parked or exiting.
     next: Option<ResizeRequest>,
-    standby: StandbyState,
-    restarts: Restarts,
-    /// The purpose of the next reference worker. This is `None` after the reference answers have been
-    /// written.
-    reference: Option<WorkerPurpose>,
     /// The number of workers with wrong answers, by their number of SMs.
     wrong_at: BTreeMap<Sms, u32>,
     /// The times of batches by number of SMs, as measured by the last worker.
     execution: Option<Execution>,
     held: bool,
     stopping: bool,
-    /// The number of deaths of workers that served or were starting to serve. `restarted` counts the
-    /// starts that replaced these workers.
-    deaths: u64,
-    last_death: Option<String>,
-    restarted: u64,
     actions: Vec<Action>,
 }
 
@@ -100,27 +91,18 @@ impl Workers {
     /// Creates the state of a model without workers. `division` is the division of the GPU into groups,
     /// or the reason why the share cannot be a partition inside the worker.
     pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
-        let reference = Some(settings.reference);
         Self {
-            partition: division.map(|division| Partition::new(division, share)),
+            processes: Processes::new(settings.reference),
+            relocator: division.map(|division| Relocator::new(division, share)),
             settings,
             now: Timestamp::default(),
-            slots: BTreeMap::new(),
-            started: 0,
-            primary: Primary::Down { why: "not started".to_owned(), again: None },
             share,
             change: None,
             next: None,
-            standby: StandbyState::new(),
-            restarts: Restarts::new(),
-            reference,
             wrong_at: BTreeMap::new(),
             execution: None,
             held,
             stopping: false,
-            deaths: 0,
-            last_death: None,
-            restarted: 0,
             actions: Vec::new(),
         }
     }
@@ -142,7 +124,7 @@ impl Workers {
             LifecycleEvent::NotStarted { worker, .. } | LifecycleEvent::Exited { worker, .. }
                 if self.stopping =>
             {
-                self.slots.remove(&worker);
+                self.processes.remove(worker);
             }
             LifecycleEvent::Resize { request, .. } if self.stopping => {
                 self.refuse(request, ResizeRefused::Stopping)
@@ -158,22 +140,20 @@ impl Workers {
 
     /// Returns the next time at which the driver must call [`Workers::on_timer`].
     pub fn due(&self) -> Option<Timestamp> {
-        let workers = self.slots.values().filter_map(|slot| slot.role.until());
+        let workers = self.processes.due();
         if self.stopping {
-            return workers.min();
+            return workers;
         }
-        let others = [self.primary.due(), self.retry_due(), self.partition_due(), self.standby_due()];
-        workers.chain(others.into_iter().flatten()).min()
+        let primary = self.processes.primary.due();
+        let all = [workers, primary, self.retry_due(), self.partition_due(), self.standby_due()];
+        all.into_iter().flatten().min()
     }
 
     /// Handles a timer and returns the resulting actions. A timer that fires before [`Workers::due`] is
     /// outdated and changes nothing.
     pub fn on_timer(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
-        let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
-        let late: Vec<_> =
-            self.slots.iter().filter_map(|(worker, slot)| late(slot).then_some(*worker)).collect();
-        for worker in late {
+        for worker in self.processes.late(now) {
             self.on_timeout(worker);
         }
         if !self.stopping {
@@ -187,7 +167,7 @@ impl Workers {
 
     /// Returns true if the model was stopped and all its workers have exited.
     pub fn have_ended(&self) -> bool {
-        self.stopping && self.slots.is_empty()
+        self.stopping && self.processes.is_empty()
     }
 
     /// Holds the share for an operator, or releases it. Returns true if this changes the state.
@@ -213,8 +193,8 @@ impl Workers {
             LifecycleEvent::LaneEnded { worker, idle } => self.lane_ended(worker, idle),
             LifecycleEvent::Exited { worker, status, idle } => self.exited(worker, status, idle),
             LifecycleEvent::Drained(worker) => self.drained(worker),
-            LifecycleEvent::FirstAnswer(_) => self.restarts.record_answer(),
-            LifecycleEvent::PoisonConfirmed => self.restarts.record_poison(),
+            LifecycleEvent::FirstAnswer(_) => self.processes.restarts.record_answer(),
+            LifecycleEvent::PoisonConfirmed => self.processes.restarts.record_poison(),
             LifecycleEvent::Prepared { worker, prepared } => self.prepared(worker, prepared),
             LifecycleEvent::Groups(groups) => self.groups_are(groups),
             LifecycleEvent::WaitEnded => self.wait_ended(),
@@ -237,16 +217,14 @@ impl Workers {
     }
 
     fn start(&mut self, purpose: StartPurpose, share: Percent, until: Timestamp) -> WorkerId {
-        self.started += 1;
-        let worker = WorkerId(self.started);
         let boot_purpose = match purpose {
-            StartPurpose::Reference => self.reference.unwrap_or(WorkerPurpose::Reference),
+            StartPurpose::Reference => self.processes.reference.unwrap_or(WorkerPurpose::Reference),
             StartPurpose::Serve | StartPurpose::Shadow | StartPurpose::Standby => WorkerPurpose::Serve,
         };
-        let inside = self.partition.as_ref().ok().filter(|_| boot_purpose == WorkerPurpose::Serve);
-        let partition = inside.map(|partition| partition.target());
+        let inside = self.relocator.as_ref().ok().filter(|_| boot_purpose == WorkerPurpose::Serve);
+        let partition = inside.map(Relocator::target);
         let role = Role::Starting { purpose, phase: Phase::Spawning, until };
-        self.slots.insert(worker, Slot { share, partition, role });
+        let worker = self.processes.add(Slot { share, partition, role });
         let standby = purpose == StartPurpose::Standby;
         let low_priority = standby || purpose == StartPurpose::Shadow;
         self.act(Action::Start(Launch { worker, purpose: boot_purpose, share, low_priority, standby }));
@@ -254,19 +232,8 @@ impl Workers {
     }
 
     fn connected(&mut self, worker: WorkerId) {
-        let until = self.now + self.settings.timeouts.warm;
-        if let Some(Slot {
-            role: Role::Starting { phase: phase @ Phase::Spawning, until: due, .. }, ..
-        }) = self.slots.get_mut(&worker)
-        {
-            (*phase, *due) = (Phase::Warming, until);
+        if self.processes.connected(worker, self.now + self.settings.timeouts.warm) {
             self.act(Action::Load(worker));
-        }
-    }
-
-    fn becomes(&mut self, worker: WorkerId, role: Role) {
-        if let Some(slot) = self.slots.get_mut(&worker) {
-            slot.role = role;
         }
     }
 
@@ -279,12 +246,12 @@ impl Workers {
     /// time, it is killed.
     fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
-        self.becomes(worker, Role::Exiting { reason, killed: false, until });
+        self.processes.becomes(worker, Role::Exiting { reason, killed: false, until });
     }
 
     fn kill(&mut self, worker: WorkerId, reason: ExitReason, why: &str) {
         let until = self.stop_by();
-        self.becomes(worker, Role::Exiting { reason, killed: true, until });
+        self.processes.becomes(worker, Role::Exiting { reason, killed: true, until });
         self.act(Action::Kill(worker, why.to_owned()));
     }
 
@@ -295,8 +262,7 @@ impl Workers {
     fn stop(&mut self) {
         self.act(Action::Shut("the server is stopping".to_owned()));
         self.refuse_all(&ResizeRefused::Stopping);
-        let workers: Vec<_> = self.slots.keys().copied().collect();
-        for worker in workers {
+        for worker in self.processes.all() {
             self.dismiss(worker, ExitReason::Unneeded);
         }
         self.stopping = true;
@@ -306,27 +272,15 @@ impl Workers {
         self.actions.push(action);
     }
 
-    fn role(&self, worker: WorkerId) -> Option<&Role> {
-        self.slots.get(&worker).map(|slot| &slot.role)
-    }
-
-    fn find(&self, is: impl Fn(&Role) -> bool) -> Option<WorkerId> {
-        self.slots.iter().find(|(_, slot)| is(&slot.role)).map(|(worker, _)| *worker)
-    }
-
-    fn serving(&self) -> Option<WorkerId> {
-        self.find(|role| matches!(role, Role::Serving { .. }))
-    }
-
     fn sms(&self, share: Percent) -> Sms {
-        self.partition
+        self.relocator
             .as_ref()
-            .map_or_else(|_| self.settings.sms_of(share), |partition| partition.sms_of(share))
+            .map_or_else(|_| self.settings.sms_of(share), |relocator| relocator.sms_of(share))
     }
 
     fn fits(&self, worker: WorkerId, share: Percent) -> bool {
-        let Some(slot) = self.slots.get(&worker) else { return false };
-        match (slot.partition, &self.partition) {
+        let Some(slot) = self.processes.slot(worker) else { return false };
+        match (slot.partition, &self.relocator) {
             (Some(_), Ok(_)) => true,
             (Some(groups), Err(_)) => {
                 let whole = self.settings.sms_of(Percent::WHOLE);

@@ -13,7 +13,7 @@ use super::change::{
     Failover, HandoverFailure, HandoverOutcome, OngoingChange, ResizeRefused, WRONG_AT_A_SHARE,
 };
 use super::messages::{Action, LifecycleReport, StartFailure};
-use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
+use super::slot::{ExitReason, Role, StartPurpose};
 
 /// The time between two attempts to start a worker on a GPU that accepts no worker at present.
 const GPU_RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -56,25 +56,26 @@ impl Workers {
     /// Starts a worker that serves. If there are no reference answers yet, first starts the worker that
     /// writes them.
     pub(super) fn boot(&mut self) {
-        let purpose = if self.reference.is_some() { StartPurpose::Reference } else { StartPurpose::Serve };
+        let purpose =
+            if self.processes.reference.is_some() { StartPurpose::Reference } else { StartPurpose::Serve };
         let worker = self.start(purpose, self.share, self.now + self.settings.timeouts.spawn);
-        self.primary = Primary::Worker(worker);
+        self.processes.primary = Primary::Worker(worker);
     }
 
     pub(super) fn primary_on_time(&mut self) {
-        if self.primary.due().is_some_and(|due| due <= self.now) {
+        if self.processes.primary.due().is_some_and(|due| due <= self.now) {
             self.boot();
         }
     }
 
     pub(super) fn wait_ended(&mut self) {
-        if matches!(self.primary, Primary::Waiting { .. }) {
+        if matches!(self.processes.primary, Primary::Waiting { .. }) {
             self.boot();
         }
     }
 
     pub(super) fn not_started(&mut self, worker: WorkerId, failure: StartFailure) {
-        let Some(slot) = self.slots.remove(&worker) else { return };
+        let Some(slot) = self.processes.remove(worker) else { return };
         let (purpose, until) = match slot.role {
             Role::Starting { purpose, until, .. } => (purpose, until),
             // The worker was ordered to exit before this event arrived.
@@ -84,7 +85,7 @@ impl Workers {
         match purpose {
             StartPurpose::Reference | StartPurpose::Serve => match failure {
                 StartFailure::Passing { why, .. } => {
-                    self.primary = Primary::Waiting { until: self.now + GPU_RETRY_INTERVAL, why };
+                    self.processes.primary = Primary::Waiting { until: self.now + GPU_RETRY_INTERVAL, why };
                 }
                 // A failed start does not count as a death.
                 StartFailure::Failed(why) | StartFailure::NoRoomForStandby(why) => self.retry(why),
@@ -95,12 +96,12 @@ impl Workers {
     }
 
     pub(super) fn reference_written(&mut self, worker: WorkerId, result: Result<(), String>) {
-        if !self.role(worker).is_some_and(|role| role.starts_as(StartPurpose::Reference)) {
+        if !self.processes.role(worker).is_some_and(|role| role.starts_as(StartPurpose::Reference)) {
             return;
         }
         match result {
             Ok(()) => {
-                self.reference = None;
+                self.processes.reference = None;
                 self.dismiss(worker, ExitReason::Unneeded);
                 self.boot();
             }
@@ -111,13 +112,13 @@ impl Workers {
     }
 
     pub(super) fn warmed(&mut self, worker: WorkerId, warmed: &WarmUpReport, asked: Option<Groups>) {
-        let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
+        let Some(Role::Starting { purpose, .. }) = self.processes.role(worker).cloned() else { return };
         self.attach(worker, warmed, asked);
         match purpose {
             StartPurpose::Reference => {}
             StartPurpose::Serve => {
                 self.serve_with(worker);
-                self.restarted();
+                self.revived();
             }
             StartPurpose::Shadow => self.cut_over(worker),
             StartPurpose::Standby => self.becomes_standby(worker),
@@ -125,8 +126,8 @@ impl Workers {
     }
 
     pub(super) fn serve_with(&mut self, worker: WorkerId) {
-        self.becomes(worker, Role::Serving { since: self.now });
-        self.primary = Primary::Worker(worker);
+        self.processes.becomes(worker, Role::Serving { since: self.now });
+        self.processes.primary = Primary::Worker(worker);
         self.serves_on(worker);
         self.act(Action::Route(worker));
     }
@@ -135,21 +136,21 @@ impl Workers {
     /// faults of the model and therefore final. A later refusal may be temporary, for example because
     /// of low memory. Such a refusal counts as a death.
     pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
-        let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
+        let Some(Role::Starting { purpose, .. }) = self.processes.role(worker).cloned() else { return };
         let why = refusal.to_string();
         match purpose {
             StartPurpose::Reference | StartPurpose::Serve => self.primary_refused(worker, refusal, why),
             StartPurpose::Shadow => {
-                let share = self.slots.get(&worker).map(|slot| slot.share);
+                let share = self.processes.slot(worker).map(|slot| slot.share);
                 if let (BootRefusal::Proof { .. }, Some(share)) = (refusal, share) {
                     self.answers_wrongly(share);
                 }
                 self.give_up_shadow(worker, HandoverFailure::BootFailed(why.clone()), &why);
             }
             StartPurpose::Standby => {
-                let cooldown = self.next_backoff();
+                let cooldown = self.processes.standby.next_backoff();
                 self.ends(worker, ExitReason::Standby { cooldown, failed: true });
-                self.standby.obstacle = Some(why);
+                self.processes.standby.obstacle = Some(why);
             }
         }
     }
@@ -160,15 +161,15 @@ impl Workers {
             BootRefusal::NoPartitions(_) => {
                 self.ends(worker, ExitReason::Unneeded);
                 self.leave_partitions(&why);
-                if !matches!(self.primary, Primary::Down { .. }) {
+                if !matches!(self.processes.primary, Primary::Down { .. }) {
                     self.boot();
                 }
             }
             BootRefusal::NoOperator(_)
-                if self.reference == Some(WorkerPurpose::Reference) && self.settings.on_gpu =>
+                if self.processes.reference == Some(WorkerPurpose::Reference) && self.settings.on_gpu =>
             {
                 self.ends(worker, ExitReason::Unneeded);
-                self.reference = Some(WorkerPurpose::DeviceReference);
+                self.processes.reference = Some(WorkerPurpose::DeviceReference);
                 self.boot();
             }
             BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
@@ -177,7 +178,7 @@ impl Workers {
             BootRefusal::Library(_) | BootRefusal::Setup(_) | BootRefusal::OtherForm(_) => {
                 self.ends(worker, ExitReason::Primary { why: Some(why), since: None })
             }
-            _ if self.reference.is_none() => {
+            _ if self.processes.reference.is_none() => {
                 self.ends(worker, ExitReason::Primary { why: Some(why), since: None })
             }
             _ => self.down(why),
@@ -188,7 +189,7 @@ impl Workers {
     /// [`MAX_WRONG_ANSWERS`]. A worker that may use the whole GPU does not count, because its share
     /// cannot be the cause.
     fn answers_wrongly(&mut self, share: Percent) -> bool {
-        if share == Percent::WHOLE || self.partition.is_ok() {
+        if share == Percent::WHOLE || self.relocator.is_ok() {
             return false;
         }
         let times = self.wrong_at.entry(self.settings.sms_of(share)).or_default();
@@ -200,56 +201,36 @@ impl Workers {
         self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= MAX_WRONG_ANSWERS)
     }
 
-    /// Records the exit of an idle worker, so that rare faults of a model without requests do not add
-    /// up.
-    pub(super) fn note_idle(&mut self, since: Timestamp, idle: bool) {
-        if idle {
-            self.restarts.record_idle_exit(self.now.since(since));
-        }
-    }
-
     /// Handles the death of the serving worker.
     pub(super) fn lost(&mut self, since: Timestamp, idle: bool, why: String) {
-        if self.fallback().is_some() {
+        if self.processes.fallback().is_some() {
             let outcome = self.take_back(HandoverFailure::Died);
             return self.finish(outcome);
         }
-        self.note_idle(since, idle);
+        self.processes.note_idle(self.now.since(since), idle);
         self.died(why);
     }
 
-    /// Returns true if traffic could move to another worker, either immediately or when that worker is
-    /// warm.
-    pub(super) fn has_replacement(&self) -> bool {
-        self.fallback().is_some() || self.ready().is_some() || self.starting_standby().is_some()
-    }
-
     pub(super) fn died(&mut self, why: String) {
-        self.deaths += 1;
-        self.last_death = Some(why.clone());
+        self.processes.record_death(&why);
         self.retry(why);
     }
 
     /// Replaces a dead worker by the standby, or by a new worker after a delay. After too many
     /// failures, the model refuses requests until the new worker is warm.
     fn retry(&mut self, why: String) {
-        let retry = self.restarts.record_failure();
+        let retry = self.processes.restarts.record_failure();
         let again = self.now + retry.after;
         if let Some(failures) = retry.unready {
             let why = format!(
                 "{failures} workers in a row did not start or died before an answer; the last worker: {why}"
             );
-            self.restarted += 1;
+            self.processes.restarted += 1;
             return self.down_until(Some(again), why);
         }
-        if !self.fail_over(&why) && !self.await_standby(again, &why) && !self.go_back(&why) {
-            self.restart_at(again);
+        if !self.fail_over(&why) && !self.await_standby(again, &why) {
+            self.processes.restart_at(again);
         }
-    }
-
-    fn restart_at(&mut self, until: Timestamp) {
-        self.restarted += 1;
-        self.primary = Primary::BackingOff { until };
     }
 
     /// Moves the traffic to the standby, even if the standby has another share. Returns false if no
@@ -258,7 +239,7 @@ impl Workers {
         let Some(worker) = self.take_standby() else { return false };
         let from = self.share;
         // If the share is a partition inside the worker, it does not change.
-        if let (Some(slot), Err(_)) = (self.slots.get(&worker), &self.partition) {
+        if let (Some(slot), Err(_)) = (self.processes.slot(worker), &self.relocator) {
             self.share = slot.share;
         }
         self.act(Action::MeasureStall { outage: true });
@@ -272,29 +253,31 @@ impl Workers {
             shares,
             sms,
         })));
-        self.restart_failed("the worker died, and the standby took over");
         true
     }
 
     /// Waits for a standby that is starting, even if the standby has another share. The wait is shorter
     /// than the start of a new worker. Returns false if no standby is starting.
     fn await_standby(&mut self, back_off: Timestamp, why: &str) -> bool {
-        let Some(worker) = self.starting_standby() else { return false };
+        let Some(worker) = self.processes.starting_standby() else { return false };
         // An awaited worker no longer counts as a standby, and keeps its memory.
         self.act(Action::Hurry(worker));
         self.act(Action::StandbyExists(false));
-        self.primary = Primary::AwaitingStandby { back_off, why: why.to_owned() };
+        self.processes.primary = Primary::AwaitingStandby { back_off, why: why.to_owned() };
         true
     }
 
     /// Moves the traffic to an awaited standby when it is ready. If the standby has become the shadow
     /// of a hand-over, the hand-over moves the traffic.
     pub(super) fn update_awaited(&mut self) {
-        let Primary::AwaitingStandby { back_off, why } = &self.primary else { return };
+        let Primary::AwaitingStandby { back_off, why } = &self.processes.primary else { return };
         let (back_off, why) = (*back_off, why.clone());
-        let comes = self.starting_standby().or(self.find(|role| role.starts_as(StartPurpose::Shadow)));
+        let comes = self
+            .processes
+            .starting_standby()
+            .or(self.processes.find(|role| role.starts_as(StartPurpose::Shadow)));
         if !self.fail_over(&why) && comes.is_none() {
-            self.restart_at(back_off);
+            self.processes.restart_at(back_off);
         }
     }
 
@@ -303,87 +286,46 @@ impl Workers {
     }
 
     fn down_until(&mut self, again: Option<Timestamp>, why: String) {
-        if let Some(worker) = self.primary.worker()
-            && let Some(role) = self.role(worker)
+        if let Some(worker) = self.processes.primary.worker()
+            && let Some(role) = self.processes.role(worker)
         {
             match role {
                 Role::Exiting { killed, until, .. } => {
                     let (killed, until) = (*killed, *until);
-                    self.becomes(worker, Role::Exiting { reason: ExitReason::Unneeded, killed, until });
+                    self.processes
+                        .becomes(worker, Role::Exiting { reason: ExitReason::Unneeded, killed, until });
                 }
                 _ => self.dismiss(worker, ExitReason::Unneeded),
             }
         }
         self.dismiss_standby(Duration::ZERO);
         self.act(Action::Shut(why.clone()));
-        self.primary = Primary::Down { why: why.clone(), again };
-        if let Some(&OngoingChange::Restart { from, .. }) = self.change.as_ref() {
-            self.set_share(from);
-        }
-        self.restart_failed(&why);
+        self.processes.primary = Primary::Down { why: why.clone(), again };
         let refused = ResizeRefused::NotServing { model: self.settings.model.clone(), why };
+        self.revive_failed(&refused);
         self.repartition_failed(&refused);
     }
 
-    /// Starts a restart (`handover: restart`). The worker finishes its batches and exits. Requests wait
-    /// until the next worker is warm.
-    pub(super) fn begin_restart(&mut self, worker: WorkerId) {
-        let until = self.now + self.settings.timeouts.drain;
-        self.becomes(worker, Role::Draining { then: AfterDrain::Restart, until });
-        self.act(Action::Unroute);
-        self.act(Action::Drain(worker));
-    }
-
     pub(super) fn drained(&mut self, worker: WorkerId) {
-        let Some(&Role::Draining { then, .. }) = self.role(worker) else { return };
-        match then {
-            AfterDrain::Park => {
-                let until = self.now + self.settings.timeouts.dwell;
-                self.becomes(worker, Role::Parked { until });
-                self.complete();
-            }
-            AfterDrain::Restart => self.dismiss(worker, ExitReason::Replaced),
+        if let Some(Role::Draining { .. }) = self.processes.role(worker) {
+            let until = self.now + self.settings.timeouts.dwell;
+            self.processes.becomes(worker, Role::Parked { until });
+            self.complete();
         }
     }
 
-    /// Starts the next worker with the requested share.
-    pub(super) fn replace(&mut self) {
-        if let Some(change) = &self.change {
-            self.share = change.request().share;
-        }
-        self.boot();
-    }
-
-    /// Restores the former share, because no worker could start with the new share. Returns false if no
-    /// worker had served with the former share.
-    fn go_back(&mut self, why: &str) -> bool {
-        let Some(&OngoingChange::Restart { request, from, served: true }) = self.change.as_ref() else {
-            return false;
-        };
-        self.change = None;
-        let (model, why) = (self.settings.model.clone(), why.to_owned());
-        self.act(Action::Report(LifecycleReport::Aborted(request, ResizeRefused::NoWorker { model, why })));
+    /// Restores the former share, because the model could not start with the new share.
+    fn revive_failed(&mut self, refused: &ResizeRefused) {
+        let Some(&OngoingChange::Revive { request, from }) = self.change.as_ref() else { return };
         self.set_share(from);
-        self.restarts.reset();
-        self.boot();
-        true
-    }
-
-    fn restart_failed(&mut self, why: &str) {
-        if let Some(&OngoingChange::Restart { request, .. }) = self.change.as_ref() {
-            self.change = None;
-            let (model, why) = (self.settings.model.clone(), why.to_owned());
-            self.act(Action::Report(LifecycleReport::Aborted(
-                request,
-                ResizeRefused::NotServing { model, why },
-            )));
-        }
+        self.change = None;
+        self.act(Action::Report(LifecycleReport::Aborted(request, refused.clone())));
     }
 
     /// Moves the traffic back to the incumbent, because the shadow failed while it was serving.
     pub(super) fn take_back(&mut self, reason: HandoverFailure) -> HandoverOutcome {
-        let Some(incumbent) = self.fallback() else { return HandoverOutcome::Aborted(reason) };
-        let had_completed = matches!(self.role(incumbent), Some(Role::Parked { .. }));
+        let Some(incumbent) = self.processes.fallback() else { return HandoverOutcome::Aborted(reason) };
+        let had_completed = matches!(self.processes.role(incumbent), Some(Role::Parked { .. }));
         if let Some(&OngoingChange::Handover { from, .. }) = self.change.as_ref() {
             self.set_share(from);
         }

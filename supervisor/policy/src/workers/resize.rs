@@ -14,8 +14,8 @@ impl Workers {
         let refusal = self.refusal(&request);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
         // A share that an operator sets is held until the operator releases it. If no worker serves, a
-        // request for the share in force restarts the model and does not hold the share.
-        let again = self.serving().is_none() && self.sms(request.share) == self.sms(self.share);
+        // request for the share in force starts the model again and does not hold the share.
+        let again = self.processes.serving().is_none() && self.sms(request.share) == self.sms(self.share);
         self.held |= as_asked && hold && !again && self.settings.policy_acts;
         match refusal {
             Some(refused) => self.refuse(request, refused),
@@ -40,7 +40,7 @@ impl Workers {
         let settled =
             matches!(self.handover_phase(), None | Some(HandoverPhase::Probation | HandoverPhase::Retiring));
         let otherwise =
-            matches!(self.change, Some(OngoingChange::Restart { .. } | OngoingChange::Inside { .. }));
+            matches!(self.change, Some(OngoingChange::Revive { .. } | OngoingChange::Inside { .. }));
         !settled || otherwise || self.next.is_some()
     }
 
@@ -54,30 +54,26 @@ impl Workers {
         if !(min..=max).contains(&share) {
             return Some(ResizeRefused::OutOfBounds { model: model(), share, min, max });
         }
-        let down = matches!(self.primary, Primary::Down { .. });
+        let down = matches!(self.processes.primary, Primary::Down { .. });
         let (wanted, now) = (self.sms(share), self.sms(self.share));
-        // `handover: never` forbids another share, but not a restart with the current share.
+        // `handover: never` forbids another share, but not a new start with the current share.
         if self.settings.handover == HandoverMode::Never && !(down && wanted == now) {
             return Some(ResizeRefused::Never(model()));
         }
         if self.is_busy() {
             return Some(ResizeRefused::Busy(model()));
         }
-        if self.reference.is_some() {
-            let why = match &self.primary {
+        if self.processes.reference.is_some() {
+            let why = match &self.processes.primary {
                 Primary::Down { why, .. } => why.clone(),
                 _ => "the model is loading".to_owned(),
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
-        if self.settings.handover == HandoverMode::Restart && self.serving().is_none() && !down {
-            let why = "the worker is restarting; try again when the model is ready".to_owned();
-            return Some(ResizeRefused::NotServing { model: model(), why });
-        }
         if self.is_wrong_at(share) {
             return Some(ResizeRefused::Wrong { model: model(), share });
         }
-        let serves = self.serving().is_some();
+        let serves = self.processes.serving().is_some();
         (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0, serves })
     }
 
@@ -87,58 +83,54 @@ impl Workers {
     /// 2. a hand-over to a worker that is ready
     /// 3. a hand-over to a standby that is still starting
     /// 4. a hand-over after the current one has ended
-    /// 5. a restart
+    /// 5. a start of the model, if it is down
     /// 6. a hand-over to a new shadow
     fn change_share(&mut self, request: ResizeRequest) {
-        let down = matches!(self.primary, Primary::Down { .. });
-        if self.partition.is_ok() && !down && self.change.is_none() {
+        let down = matches!(self.processes.primary, Primary::Down { .. });
+        if self.relocator.is_ok() && !down && self.change.is_none() {
             return self.repartition(request);
         }
         let fits = |worker: &_| self.fits(*worker, request.share);
-        let ready = self.ready().filter(fits).or(self.parked().filter(fits));
-        let ready = ready.filter(|_| self.serving().is_some());
-        let starting = self.starting_standby().filter(fits);
-        match (self.change.is_some(), ready, starting, self.serving()) {
-            (true, None, None, _) => {
+        let ready = self.processes.ready().filter(fits).or(self.processes.parked().filter(fits));
+        let ready = ready.filter(|_| self.processes.serving().is_some());
+        let starting = self.processes.starting_standby().filter(fits);
+        match (self.change.is_some(), ready, starting) {
+            (true, None, None) => {
                 self.next = Some(request);
                 self.reclaim();
             }
-            (true, _, _, _) => {
+            (true, _, _) => {
                 self.next = Some(request);
                 self.cut_short(&request);
             }
-            (false, Some(ready), _, _) => {
+            (false, Some(ready), _) => {
                 self.begin_handover(request, Some(ready));
                 self.take_standby();
                 self.cut_over(ready);
             }
-            (false, None, Some(starting), _) => {
+            (false, None, Some(starting)) => {
                 self.take_starting(starting);
                 self.begin_handover(request, Some(starting));
             }
-            (false, None, None, Some(serving)) if self.settings.handover == HandoverMode::Restart => {
-                self.act(Action::MeasureStall { outage: false });
-                self.change = Some(OngoingChange::Restart { request, from: self.share, served: true });
-                self.begin_restart(serving);
-            }
-            (false, None, None, _) if down => self.revive(request),
-            (false, None, None, _) => self.begin_handover(request, None),
+            (false, None, None) if down => self.revive(request),
+            (false, None, None) => self.begin_handover(request, None),
         }
     }
 
+    /// Starts a model that is down again. Requests wait until the next worker is warm.
     fn revive(&mut self, request: ResizeRequest) {
-        self.restarts.reset();
+        self.processes.restarts.reset();
         let from = self.share;
         self.set_share(request.share);
         self.act(Action::MeasureStall { outage: false });
-        self.change = Some(OngoingChange::Restart { request, from, served: false });
+        self.change = Some(OngoingChange::Revive { request, from });
         self.boot();
     }
 
-    pub(super) fn restarted(&mut self) {
-        if let Some(&OngoingChange::Restart { request, from, .. }) = self.change.as_ref() {
+    pub(super) fn revived(&mut self) {
+        if let Some(&OngoingChange::Revive { request, from }) = self.change.as_ref() {
             self.change = None;
-            self.report_completed(request, from, ChangeMechanism::Restart);
+            self.report_completed(request, from, ChangeMechanism::Revive);
         }
     }
 
@@ -162,7 +154,7 @@ impl Workers {
         }
         let answered =
             matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
-                || self.is_rolling_back();
+                || self.processes.is_rolling_back();
         if let Some(change) = self.change.take().filter(|_| !answered) {
             self.act(Action::Report(LifecycleReport::Aborted(*change.request(), refused.clone())));
         }

@@ -23,8 +23,8 @@ pub(super) enum Role {
     Starting { purpose: StartPurpose, phase: Phase, until: Timestamp },
     /// The worker gets all traffic.
     Serving { since: Timestamp },
-    /// The worker no longer gets traffic, and finishes its batches.
-    Draining { then: AfterDrain, until: Timestamp },
+    /// The worker no longer gets traffic, and finishes its batches. It is then parked.
+    Draining { until: Timestamp },
     /// The worker served until the cut-over. If the shadow fails, this worker takes the traffic back.
     Parked { until: Timestamp },
     /// The worker is warm, and traffic can move to it immediately.
@@ -53,15 +53,6 @@ pub(super) enum Phase {
     Warming,
 }
 
-/// The next role of a worker that has drained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AfterDrain {
-    /// The worker is parked.
-    Park,
-    /// The worker exits, and another worker replaces it.
-    Restart,
-}
-
 /// The reason for an exit, which determines the reaction to the exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ExitReason {
@@ -69,8 +60,6 @@ pub(super) enum ExitReason {
     /// cause is known before the exit. `since` is set if the worker served and the exit event reports
     /// whether the worker had a batch.
     Primary { why: Option<String>, since: Option<Timestamp> },
-    /// The worker is replaced by another worker with the requested share.
-    Replaced,
     /// The hand-over ends when this worker has exited, with this outcome.
     Handover(HandoverOutcome),
     /// The worker was a standby. The next standby starts after this cooldown.

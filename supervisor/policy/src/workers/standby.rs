@@ -11,7 +11,7 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::Workers;
-use super::messages::{Action, HandoverMode, StartFailure};
+use super::messages::{Action, StartFailure};
 use super::slot::{ExitReason, Role, StartPurpose};
 use crate::restart::STABLE_AFTER;
 
@@ -43,22 +43,35 @@ impl StandbyState {
     pub(super) fn new() -> Self {
         Self { not_before: Timestamp::default(), backoff: MIN_BACKOFF, obstacle: None }
     }
+
+    /// Returns the delay after a failure of the standby. The delay doubles with each failure.
+    pub(super) fn next_backoff(&mut self) -> Duration {
+        let backoff = self.backoff;
+        self.backoff = (backoff * 2).min(MAX_BACKOFF);
+        backoff
+    }
+
+    /// Returns the delay after the failure of a standby with this role.
+    pub(super) fn cooldown_after(&mut self, role: &Role, now: Timestamp) -> Duration {
+        if let Role::Standby { since } = role
+            && now.since(*since) >= STABLE_AFTER
+        {
+            self.backoff = MIN_BACKOFF;
+        }
+        self.next_backoff()
+    }
+
+    /// Lets the next standby start immediately, because the last one became another worker.
+    pub(super) fn starts_again(&mut self, now: Timestamp) {
+        self.not_before = now;
+    }
 }
 
 impl Workers {
-    pub(super) fn ready(&self) -> Option<WorkerId> {
-        self.find(|role| matches!(role, Role::Standby { .. }))
-    }
-
-    pub(super) fn starting_standby(&self) -> Option<WorkerId> {
-        self.find(|role| role.starts_as(StartPurpose::Standby))
-    }
-
     /// Returns the share that the standby should have. Returns `None` if the model should have no
-    /// standby. A model with `handover: restart` never has two workers.
+    /// standby.
     pub(super) fn standby_wanted(&self) -> Option<Percent> {
-        let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
-        wanted.then_some(self.share)
+        self.settings.standby.then_some(self.share)
     }
 
     pub(super) fn wants_standby(&self, worker: WorkerId) -> bool {
@@ -73,7 +86,10 @@ impl Workers {
     /// except one inside the worker.
     fn may_start(&self) -> bool {
         let changes = self.change.as_ref().is_some_and(|change| !change.is_inside());
-        self.serving().is_some() && self.reference.is_none() && !changes && self.next.is_none()
+        self.processes.serving().is_some()
+            && self.processes.reference.is_none()
+            && !changes
+            && self.next.is_none()
     }
 
     /// Returns true if a starting standby is no longer needed. The warm-up of such a standby would only
@@ -81,16 +97,19 @@ impl Workers {
     /// a standby with any share may complete its start.
     fn is_unwanted_start(&self, worker: WorkerId) -> bool {
         let next = self.next.is_some_and(|next| self.fits(worker, next.share));
-        let awaited = next || self.serving().is_none();
+        let awaited = next || self.processes.serving().is_none();
         !awaited && self.standby_wanted().is_none()
     }
 
     /// Returns the next time at which the standby may have to start or exit.
     pub(super) fn standby_due(&self) -> Option<Timestamp> {
-        let Some(worker) = self.find(Role::is_standby) else {
-            return self.standby_wanted().filter(|_| self.may_start()).map(|_| self.standby.not_before);
+        let Some(worker) = self.processes.find(Role::is_standby) else {
+            return self
+                .standby_wanted()
+                .filter(|_| self.may_start())
+                .map(|_| self.processes.standby.not_before);
         };
-        match self.role(worker)? {
+        match self.processes.role(worker)? {
             Role::Standby { since } => {
                 let unwanted = !self.wants_standby(worker) && !self.is_handing_over();
                 unwanted.then_some(*since + self.dwell())
@@ -100,8 +119,8 @@ impl Workers {
     }
 
     pub(super) fn update_standby(&mut self) {
-        if let Some(worker) = self.starting_standby()
-            && let Some(&Role::Starting { until, .. }) = self.role(worker)
+        if let Some(worker) = self.processes.starting_standby()
+            && let Some(&Role::Starting { until, .. }) = self.processes.role(worker)
             && self.is_unwanted_start(worker)
         {
             // The worker notices the order only after it has loaded the model. A kill during the
@@ -109,15 +128,15 @@ impl Workers {
             let reason = ExitReason::Standby { cooldown: self.dwell(), failed: false };
             self.dismiss(worker, reason.clone());
             let until = until.max(self.stop_by());
-            return self.becomes(worker, Role::Exiting { reason, killed: false, until });
+            return self.processes.becomes(worker, Role::Exiting { reason, killed: false, until });
         }
         if self.standby_due().is_none_or(|due| due > self.now) {
             return;
         }
-        if self.ready().is_some() {
+        if self.processes.ready().is_some() {
             return self.dismiss_standby(Duration::ZERO);
         }
-        self.standby.obstacle = None;
+        self.processes.standby.obstacle = None;
         self.start(StartPurpose::Standby, self.share, self.now + self.settings.timeouts.spawn);
         self.act(Action::StandbyExists(true));
     }
@@ -126,88 +145,70 @@ impl Workers {
         self.act(Action::StandbyExists(false));
         let (pause, why) = match failure {
             StartFailure::NoRoomForStandby(why) => (MEMORY_RETRY_INTERVAL, why),
-            StartFailure::Passing { why, .. } | StartFailure::Failed(why) => (self.next_backoff(), why),
+            StartFailure::Passing { why, .. } | StartFailure::Failed(why) => {
+                (self.processes.standby.next_backoff(), why)
+            }
         };
-        self.standby.not_before = self.now + pause;
-        self.standby.obstacle = Some(why);
+        self.processes.standby.not_before = self.now + pause;
+        self.processes.standby.obstacle = Some(why);
     }
 
     pub(super) fn becomes_standby(&mut self, worker: WorkerId) {
-        self.becomes(worker, Role::Standby { since: self.now });
-        self.standby.obstacle = None;
+        self.processes.becomes(worker, Role::Standby { since: self.now });
+        self.processes.standby.obstacle = None;
         // While the model waited for this worker, the worker did not count as a standby. It now becomes
         // a standby, or starts to serve in the same step.
         self.act(Action::StandbyExists(true));
     }
 
     pub(super) fn keep(&mut self, worker: WorkerId) {
-        if let Some(other) = self.find(Role::is_standby) {
+        if let Some(other) = self.processes.find(Role::is_standby) {
             self.dismiss(other, ExitReason::Unneeded);
         }
-        self.becomes(worker, Role::Standby { since: self.now });
-        self.standby.obstacle = None;
+        self.processes.becomes(worker, Role::Standby { since: self.now });
+        self.processes.standby.obstacle = None;
         self.act(Action::Keep(worker));
     }
 
     pub(super) fn take_standby(&mut self) -> Option<WorkerId> {
-        let worker = self.ready()?;
-        self.standby.backoff = MIN_BACKOFF;
-        self.standby.not_before = self.now;
+        let worker = self.processes.ready()?;
+        self.processes.standby.backoff = MIN_BACKOFF;
+        self.processes.standby.starts_again(self.now);
         self.act(Action::StandbyExists(false));
         Some(worker)
     }
 
     pub(super) fn take_starting(&mut self, worker: WorkerId) {
-        if let Some(slot) = self.slots.get_mut(&worker)
-            && let Role::Starting { purpose, .. } = &mut slot.role
-        {
-            *purpose = StartPurpose::Shadow;
-        }
-        self.standby.not_before = self.now;
+        self.processes.take_starting(worker, self.now);
         self.act(Action::StandbyExists(false));
     }
 
     pub(super) fn revoke_standby(&mut self, why: String) {
-        if self.ready().or(self.starting_standby()).is_some() {
-            self.standby.obstacle = Some(why);
+        if self.processes.ready().or(self.processes.starting_standby()).is_some() {
+            self.processes.standby.obstacle = Some(why);
             self.dismiss_standby(REVOKED_COOLDOWN);
         }
     }
 
     /// Orders the standby to exit. The next standby starts `cooldown` after the exit.
     pub(super) fn dismiss_standby(&mut self, cooldown: Duration) {
-        if let Some(worker) = self.ready().or(self.starting_standby()) {
+        if let Some(worker) = self.processes.ready().or(self.processes.starting_standby()) {
             self.dismiss(worker, ExitReason::Standby { cooldown, failed: false });
         }
     }
 
     pub(super) fn fail_standby(&mut self, worker: WorkerId, why: &str) {
-        let Some(role) = self.role(worker).cloned() else { return };
-        let cooldown = self.standby_cooldown(&role);
+        let Some(role) = self.processes.role(worker).cloned() else { return };
+        let cooldown = self.processes.standby.cooldown_after(&role, self.now);
         self.kill(worker, ExitReason::Standby { cooldown, failed: true }, why);
-    }
-
-    pub(super) fn standby_cooldown(&mut self, role: &Role) -> Duration {
-        if let Role::Standby { since } = role
-            && self.now.since(*since) >= STABLE_AFTER
-        {
-            self.standby.backoff = MIN_BACKOFF;
-        }
-        self.next_backoff()
-    }
-
-    pub(super) fn next_backoff(&mut self) -> Duration {
-        let backoff = self.standby.backoff;
-        self.standby.backoff = (backoff * 2).min(MAX_BACKOFF);
-        backoff
     }
 
     pub(super) fn standby_exited(&mut self, cooldown: Duration, failed: bool) {
         self.act(Action::StandbyExists(false));
-        self.standby.not_before = self.now + cooldown;
+        self.processes.standby.not_before = self.now + cooldown;
         if failed {
             let ended = || "the last standby exited; another one starts soon".to_owned();
-            self.standby.obstacle.get_or_insert_with(ended);
+            self.processes.standby.obstacle.get_or_insert_with(ended);
         }
     }
 }

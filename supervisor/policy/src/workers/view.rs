@@ -9,7 +9,7 @@ use super::Workers;
 use super::change::{HandoverOutcome, OngoingChange};
 use super::messages::HandoverMode;
 use super::primary::Primary;
-use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
+use super::slot::{ExitReason, Phase, Role, StartPurpose};
 
 /// The state of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +56,8 @@ impl Workers {
         if self.stopping {
             return WorkersState::Stopping;
         }
-        match &self.primary {
-            Primary::Worker(worker) => match self.role(*worker) {
+        match &self.processes.primary {
+            Primary::Worker(worker) => match self.processes.role(*worker) {
                 Some(Role::Starting { .. }) => WorkersState::Loading,
                 Some(Role::Serving { .. }) => WorkersState::Ready,
                 _ => WorkersState::Restarting,
@@ -79,8 +79,10 @@ impl Workers {
     /// Returns the number of SMs in force. For a partition, this number can differ from the SMs of the
     /// share, because the last group may not have the same size as the other groups.
     pub fn sms_in_force(&self) -> Sms {
-        match &self.partition {
-            Ok(partition) if self.serving().is_some() => partition.division().sms(partition.current()),
+        match &self.relocator {
+            Ok(relocator) if self.processes.serving().is_some() => {
+                relocator.division().sms(relocator.current())
+            }
             _ => self.sms(self.share),
         }
     }
@@ -93,15 +95,14 @@ impl Workers {
     /// Returns the division of the GPU, and the groups on which batches run. Returns `None` if the
     /// share is not a partition.
     pub fn partition(&self) -> Option<(&Division, Groups)> {
-        self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
+        self.relocator.as_ref().ok().map(|relocator| (relocator.division(), relocator.current()))
     }
 
     /// Returns the mechanism by which the share changes. If the share cannot change inside the worker,
     /// also returns the reason.
     pub fn mechanism(&self) -> (&'static str, Option<&str>) {
-        match (&self.partition, self.settings.handover) {
+        match (&self.relocator, self.settings.handover) {
             (Ok(_), _) => ("in-process", None),
-            (Err(why), HandoverMode::Restart) => ("restart", Some(why)),
             (Err(why), HandoverMode::Never) => ("never", Some(why)),
             (Err(why), _) => ("shadow", Some(why)),
         }
@@ -110,7 +111,7 @@ impl Workers {
     /// Returns true if changes of share start a shadow.
     pub fn needs_shadows(&self) -> bool {
         let by_shadow = matches!(self.settings.handover, HandoverMode::Auto | HandoverMode::Shadow);
-        self.partition.is_err() && by_shadow
+        self.relocator.is_err() && by_shadow
     }
 
     /// Returns the requested share of the waiting change. If no change waits, returns the requested
@@ -126,13 +127,13 @@ impl Workers {
     /// Returns the share of the worker to which traffic could move immediately. If two workers are
     /// ready, returns the larger share.
     pub fn ready_share(&self) -> Option<Percent> {
-        let ready = [self.ready(), self.parked()].into_iter().flatten();
-        ready.filter_map(|worker| self.slots.get(&worker)).map(|slot| slot.share).max()
+        let ready = [self.processes.ready(), self.processes.parked()].into_iter().flatten();
+        ready.filter_map(|worker| self.processes.slot(worker)).map(|slot| slot.share).max()
     }
 
     /// Returns the reason why the model has no standby although it should have one.
     pub fn standby_obstacle(&self) -> Option<&str> {
-        self.standby_wanted().and(self.standby.obstacle.as_deref())
+        self.standby_wanted().and(self.processes.standby.obstacle.as_deref())
     }
 
     /// Returns true if the policy must not change the share.
@@ -143,28 +144,28 @@ impl Workers {
     /// Returns the number of deaths of workers that served or were starting to serve, and the number of
     /// starts that replaced these workers.
     pub fn deaths_and_restarts(&self) -> (u64, u64) {
-        (self.deaths, self.restarted)
+        (self.processes.deaths, self.processes.restarted)
     }
 
     /// Returns the cause of the last death.
     pub fn last_death(&self) -> Option<&str> {
-        self.last_death.as_deref()
+        self.processes.last_death.as_deref()
     }
 
     /// Returns the number of consecutive deaths and failed starts since the last answer.
     pub fn failures_in_a_row(&self) -> u32 {
-        self.restarts.failures()
+        self.processes.restarts.failures()
     }
 
     /// Returns true if this worker was started and its exit has not been reported.
     pub fn has(&self, worker: WorkerId) -> bool {
-        self.slots.contains_key(&worker)
+        self.processes.slot(worker).is_some()
     }
 
     /// Returns the share of a worker. If the worker has a partition, this is the model's share.
     pub fn share_of(&self, worker: WorkerId) -> Option<Percent> {
-        let slot = self.slots.get(&worker)?;
-        Some(if slot.partition.is_some() && self.partition.is_ok() { self.share } else { slot.share })
+        let slot = self.processes.slot(worker)?;
+        Some(if slot.partition.is_some() && self.relocator.is_ok() { self.share } else { slot.share })
     }
 
     /// Returns true during a hand-over, including the exit of the worker that is no longer needed.
@@ -177,11 +178,11 @@ impl Workers {
         if !self.is_handing_over() {
             return None;
         }
-        let phase = self.slots.values().find_map(|slot| match &slot.role {
+        let phase = self.processes.find_map(|role| match role {
             Role::Starting { purpose: StartPurpose::Shadow, phase: Phase::Warming, .. } => {
                 Some(HandoverPhase::Warming)
             }
-            Role::Draining { then: AfterDrain::Park, .. } => Some(HandoverPhase::Draining),
+            Role::Draining { .. } => Some(HandoverPhase::Draining),
             Role::Parked { .. } => Some(HandoverPhase::Probation),
             Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. } => {
                 Some(HandoverPhase::Retiring)
@@ -196,7 +197,7 @@ impl Workers {
     /// Returns the role and the phase of a worker as shown in status reports.
     pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
         let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
-        match self.role(worker) {
+        match self.processes.role(worker) {
             Some(Role::Starting { purpose: StartPurpose::Reference, .. }) => ("reference", "warming"),
             Some(Role::Starting { purpose: StartPurpose::Serve, .. }) => ("incumbent", "warming"),
             Some(&Role::Starting { purpose: StartPurpose::Shadow, phase, .. }) => ("shadow", starting(phase)),
@@ -207,7 +208,7 @@ impl Workers {
                 ("shadow", "serving")
             }
             Some(Role::Serving { .. }) => ("incumbent", "serving"),
-            Some(Role::Draining { then: AfterDrain::Park, .. }) => ("incumbent", "draining"),
+            Some(Role::Draining { .. }) => ("incumbent", "draining"),
             Some(Role::Parked { .. }) => ("parked", "standing"),
             Some(Role::Standby { .. }) => ("standby", "standing"),
             Some(Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. }) => {
@@ -215,9 +216,7 @@ impl Workers {
             }
             Some(Role::Exiting { reason: ExitReason::Handover(_), .. }) => ("shadow", "stopping"),
             Some(Role::Exiting { reason: ExitReason::Standby { .. }, .. }) => ("standby", "stopping"),
-            Some(Role::Exiting { .. } | Role::Draining { then: AfterDrain::Restart, .. }) | None => {
-                ("leaving", "stopping")
-            }
+            Some(Role::Exiting { .. }) | None => ("leaving", "stopping"),
         }
     }
 }

@@ -26,7 +26,6 @@ impl World {
                     self.schedule(after, WorldEvent::Process(worker, ProcessStep::Answers));
                 }
             }
-            Action::Unroute => self.routed = None,
             Action::Drain(worker) => {
                 let process = self.process(worker);
                 process.drains += 1;

@@ -30,7 +30,7 @@ use world::{SimulationFailure, simulate};
 const SEEDS: u64 = 100_000;
 
 /// The situations that must occur in [`SEEDS`] runs. Otherwise the rules about them are not tested.
-const SITUATIONS: [&str; 52] = [
+const SITUATIONS: [&str; 51] = [
     "a batch is to blame",
     "a change is given up as the model stops",
     "a hand-over as the worker can have no partition",
@@ -55,8 +55,8 @@ const SITUATIONS: [&str; 52] = [
     "aborted: warm timed out",
     "batches move",
     "completed at once",
-    "completed by a restart",
     "completed by a shadow",
+    "completed by a start of the model",
     "completed inside the worker",
     "down",
     "down at the end",
@@ -64,7 +64,6 @@ const SITUATIONS: [&str; 52] = [
     "down: wrong answers",
     "no partition of that size",
     "no worker at that share",
-    "no worker at that share: the former one is restored",
     "refused: busy",
     "refused: held",
     "refused: in force",

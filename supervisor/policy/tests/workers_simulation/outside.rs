@@ -132,7 +132,7 @@ fn configured(settings: &Settings, random: &mut Random) -> Settings {
             other.handover = random.pick(&[HandoverMode::Auto, HandoverMode::InProcess]);
         }
         _ => {
-            other.handover = random.pick(&[HandoverMode::Shadow, HandoverMode::Restart, HandoverMode::Never]);
+            other.handover = random.pick(&[HandoverMode::Shadow, HandoverMode::Never]);
         }
     }
     other

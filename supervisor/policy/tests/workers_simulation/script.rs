@@ -94,13 +94,12 @@ impl Script {
             HandoverMode::InProcess,
             HandoverMode::Shadow,
             HandoverMode::Shadow,
-            HandoverMode::Restart,
             HandoverMode::Never,
         ]);
         let divides = match handover {
             HandoverMode::Auto => random.percent(60),
             HandoverMode::InProcess => true,
-            HandoverMode::Shadow | HandoverMode::Restart | HandoverMode::Never => false,
+            HandoverMode::Shadow | HandoverMode::Never => false,
         };
         let settings = settings(handover, total, random);
         let longest = random.pick(&[3000 * MS, 5000 * MS, 15_000 * MS, 45_000 * MS]);

@@ -201,7 +201,7 @@ impl UnderTest<'_> {
                 std::fs::write(&path, profile).map_err(StageError::io("write", &path))?;
                 add(format!(", profile: {:?}", path.to_string_lossy()));
             }
-            if let Some(share) = guest.share_percent.filter(|_| contestant.is_by_hand()) {
+            if let Some(share) = contestant.share_of(guest, &self.mix.models) {
                 add(format!(", share: {{initial: {share}%}}"));
             }
             add("}\n".into());

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{
-    AdmissionPolicy, Choice, ModelSnapshot, ModelSpec, Policy, PolicyInput, PolicyName, ShareChange,
+    AdmissionPolicy, Choice, ModelSnapshot, ModelSpec, Policy, PolicyInput, ShareChange,
 };
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Division;
@@ -110,10 +110,7 @@ pub fn first_shares(
     let terms: Vec<ModelSpec> = models.iter().map(|model| model.spec(sms_of(model))).collect();
     let wanted = Policy::new(choice, &shapes(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&ModelConfig, (&ModelSpec, Sms))| {
-        // `adaptive` starts from a share that the configuration gives; other policies set their
-        // own.
-        let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;
-        if chosen || sms == terms.initial {
+        if terms.initial_given || sms == terms.initial {
             model.share.initial
         } else {
             model.smallest_share_for(sms, sms_of(model))

@@ -33,7 +33,7 @@ pub struct ModelPlan {
     pub sms: u32,
     pub wanted_percent: u32,
     pub wanted_sms: u32,
-    /// How its share is changed: `in-process`, `shadow`, `restart` or `never`.
+    /// How its share is changed: `in-process`, `shadow` or `never`.
     pub mechanism: String,
     /// Why not inside the worker, where it is not.
     pub no_partition: Option<String>,

@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use shadowslice_policy::sharing::{BatchStats, Observation};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
@@ -13,7 +11,8 @@ use shadowslice_config as config;
 use shadowslice_config::{Config, OnLate};
 use shadowslice_datapath::pipeline::{self, Pipeline};
 
-/// Two models of a configuration, with controllers that do nothing by themselves.
+/// Two models of a configuration, with controllers that do nothing by themselves. Each model has a
+/// share of 20 %, and its configured share is 50 %.
 struct Rig {
     planner: Planner,
     planned: watch::Receiver<Planned>,
@@ -21,12 +20,12 @@ struct Rig {
     ordered: Vec<mpsc::Receiver<Order>>,
 }
 
-fn config(controller: &str, more: &str) -> Config {
+fn config(controller: &str, initial: &str, more: &str) -> Config {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     let model = |name: &str| {
         format!(
-            "  - {{name: {name}, engine: emulated, slo: 20ms, share: {{initial: 20%, min: 10%, max: 60%}}, {more}\
+            "  - {{name: {name}, engine: emulated, slo: 20ms, share: {{{initial}min: 10%, max: 60%}}, {more}\
              tensors: [{{input: x, output: y, datatype: FP32, shape: [1]}}]}}\n"
         )
     };
@@ -69,9 +68,9 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
 
 impl Rig {
     fn new(controller: &str) -> Self {
-        let config = config(controller, "");
+        let config = config(controller, "initial: 50%, ", "");
         let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
-        let clock = Clock::start();
+        let (clock, share) = (Clock::start(), Percent::new(20).unwrap());
         let (mut sharers, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
             let (facts, _) = mpsc::channel(1);
@@ -84,7 +83,7 @@ impl Rig {
                 content: Arc::default(),
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
-            let (told, seen) = watch::channel(report(ModelState::Ready, model.share.initial, &*gpu));
+            let (told, seen) = watch::channel(report(ModelState::Ready, share, &*gpu));
             sharers.push(Served {
                 id: sharers.len(),
                 model: Arc::new(model.clone()),
@@ -129,6 +128,9 @@ impl Rig {
 #[test]
 fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
     let mut rig = Rig::new("policy: adaptive");
+    for told in &rig.reports {
+        told.send_modify(|report| (report.share, report.sms) = (Percent::new(50).unwrap(), 66));
+    }
     rig.decide();
     let (low, high): (Groups, Groups) = ((0..8).collect(), (8..16).collect());
     let seen = Observation { span: Duration::from_millis(100), ..Observation::default() };
@@ -149,7 +151,7 @@ fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
 
 #[test]
 fn a_wanted_share_is_ordered_once_and_not_again_while_that_is_under_way() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     assert_eq!(rig.decide()[0].verdict, "grow");
     let (percent, reply) = rig.ordered(0).unwrap();
     assert_eq!(percent, 50);
@@ -164,7 +166,7 @@ fn a_wanted_share_is_ordered_once_and_not_again_while_that_is_under_way() {
 
 #[test]
 fn what_was_refused_rests_before_it_is_tried_again() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     rig.decide();
     let (_, reply) = rig.ordered(0).unwrap();
     reply.send(Err(ResizeRefused::Busy("a".to_owned()))).unwrap();
@@ -178,7 +180,7 @@ fn what_was_refused_rests_before_it_is_tried_again() {
 
 #[test]
 fn a_model_whose_answers_are_wrong_with_another_share_is_left_alone() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     rig.decide();
     let (_, reply) = rig.ordered(0).unwrap();
     let share = Percent::new(50).unwrap();
@@ -190,7 +192,7 @@ fn a_model_whose_answers_are_wrong_with_another_share_is_left_alone() {
 
 #[test]
 fn a_hand_over_that_was_taken_back_rests_too() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     rig.decide();
     let (_, reply) = rig.ordered(0).unwrap();
     let report = HandoverReport {
@@ -216,7 +218,7 @@ fn a_hand_over_that_was_taken_back_rests_too() {
 
 #[test]
 fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     rig.reports[0].send_modify(|report| {
         report.handovers.rolled_back = 1;
         report.changes.by_hand.rolled_back = 1;
@@ -227,7 +229,7 @@ fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
 
 #[test]
 fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     rig.reports[0].send_modify(|report| report.held = true);
     rig.reports[1].send_modify(|report| {
         report.state = ModelState::Unready { why: "broken".to_owned(), next: NextStart::OnChange }
@@ -241,7 +243,7 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
 
 #[test]
 fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
-    let mut rig = Rig::new("policy: half+admission");
+    let mut rig = Rig::new("policy: static+admission");
     Arc::make_mut(&mut rig.planner.models[0].0.model).queue.on_late = OnLate::Serve;
     let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.door.refuse_late).collect();
     assert_eq!(refuse_late, [false, true]);
@@ -249,7 +251,7 @@ fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
 
 #[test]
 fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     Arc::make_mut(&mut rig.planner.models[0].0.model).batch.max_delay = Duration::from_millis(5);
     let max_delay_ms: Vec<f64> = rig.decide().iter().map(|row| row.door.max_delay_ms).collect();
     assert_eq!(max_delay_ms, [5.0, 0.0]);
@@ -257,7 +259,7 @@ fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
 
 #[test]
 fn recommendations_are_not_orders() {
-    let mut rig = Rig::new("policy: equal, act: false");
+    let mut rig = Rig::new("policy: static+admission, act: false");
     let rows = rig.decide();
     assert!(rows.iter().all(|row| row.verdict == "grow" && row.not_ordered.is_some()), "{rows:?}");
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
@@ -271,13 +273,13 @@ fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
         rig.planner.models.iter().map(|(sharer, _)| sharer.pipeline.refuses_late()).collect::<Vec<_>>()
     };
     assert_eq!(refuses_late("policy: adaptive"), [false; 2]);
-    assert_eq!(refuses_late("policy: half+admission"), [true; 2]);
-    assert_eq!(refuses_late("policy: half+admission, act: false"), [false; 2]);
+    assert_eq!(refuses_late("policy: static+admission"), [true; 2]);
+    assert_eq!(refuses_late("policy: static+admission, act: false"), [false; 2]);
 }
 
 #[test]
 fn a_controller_that_is_behind_is_not_waited_for() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     // No controller empties the queue of orders; each answer is given up.
     let orders = rig.planner.models[0].0.orders.clone();
     while orders.try_send(Order::Stop).is_ok() {}
@@ -288,30 +290,28 @@ fn a_controller_that_is_behind_is_not_waited_for() {
 #[test]
 fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
     let gpus: Vec<Arc<dyn GpuBackend>> = vec![Arc::new(EmulatedGpu::new(Sms(132)).unwrap())];
-    let percents = |controller: &str, more: &str| -> Vec<u32> {
-        let config = config(controller, more);
+    let percents = |controller: &str, initial: &str, more: &str| -> Vec<u32> {
+        let config = config(controller, initial, more);
         let shares = first_shares(&config.controller, &gpus, &config.models);
         shares.into_iter().map(Percent::get).collect()
     };
-    let expected = BTreeMap::from([
-        ("policy: static", [20, 20]),
-        ("policy: equal", [50, 50]),
-        ("policy: equal+admission", [50, 50]),
-        ("policy: equal, act: false", [20, 20]),
-        ("policy: half", [60, 60]),
-        ("policy: gslice", [20, 20]),
-        ("policy: static+admission", [20, 20]),
-        ("policy: adaptive", [20, 20]),
-    ]);
-    for (controller, shares) in expected {
-        assert_eq!(percents(controller, ""), shares, "{controller}");
+    let expected = [
+        ("policy: static", "initial: 20%, ", [20, 20]),
+        ("policy: static+admission", "initial: 20%, ", [20, 20]),
+        ("policy: static+admission", "", [50, 50]),
+        ("policy: adaptive", "initial: 20%, ", [20, 20]),
+        ("policy: adaptive", "", [60, 60]),
+        ("policy: adaptive, act: false", "", [50, 50]),
+    ];
+    for (controller, initial, shares) in expected {
+        assert_eq!(percents(controller, initial, ""), shares, "{controller}");
     }
-    assert_eq!(percents("policy: half", "handover: never, "), [20, 20]);
+    assert_eq!(percents("policy: adaptive", "", "handover: never, "), [50, 50]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_decided_before_an_interval_is_over() {
-    let Rig { planner, planned, .. } = Rig::new("policy: equal, interval: 500ms");
+    let Rig { planner, planned, .. } = Rig::new("policy: static+admission, interval: 500ms");
     let decisions = || planned.borrow().report.decisions;
     let deciding = tokio::spawn(planner.run());
     for (after_ms, decided) in [(499, 0), (2, 1), (498, 1), (2, 2)] {
@@ -323,7 +323,7 @@ async fn nothing_is_decided_before_an_interval_is_over() {
 
 #[test]
 fn a_share_is_the_smallest_that_comes_to_its_sms() {
-    let rig = Rig::new("policy: equal");
+    let rig = Rig::new("policy: static+admission");
     let sharer = &rig.planner.models[0].0;
     let share = |sms, at| sharer.share(Sms(sms), Percent::new(at).unwrap()).get();
     assert_eq!(share(66, 20), 50);
@@ -334,7 +334,7 @@ fn a_share_is_the_smallest_that_comes_to_its_sms() {
 
 #[test]
 fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     let sharers = rig.planner.sharers.borrow().clone();
     let (told, seen) = watch::channel(sharers.clone());
     rig.planner.sharers = seen;
@@ -353,7 +353,7 @@ fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
 
 #[test]
 fn a_share_is_in_force_though_its_groups_have_fewer_sms_than_others() {
-    let mut rig = Rig::new("policy: equal");
+    let mut rig = Rig::new("policy: static+admission");
     let division = Arc::clone(rig.planner.models[0].0.gpu.division().unwrap());
     let have = |rig: &Rig, share: Percent, groups: Groups| {
         for told in &rig.reports {
@@ -418,7 +418,7 @@ fn what_was_learnt_is_known_while_models_stay() {
 #[test]
 fn every_policy_bears_a_server_whose_models_are_all_unloaded() {
     for kind in shadowslice_policy::sharing::PolicyName::ALL {
-        let mut rig = Rig::new(&format!("policy: {kind}, act: false").replace("static", "equal"));
+        let mut rig = Rig::new(&format!("policy: {kind}+admission, act: false"));
         rig.decide();
         rig.planner.sharers = watch::channel(Vec::new()).1;
         rig.planner.meet();

@@ -87,12 +87,10 @@ impl RuleChecker {
                 }
                 self.note(match why {
                     ResizeRefused::NoPartition { .. } => "no partition of that size",
-                    ResizeRefused::NoWorker { .. } => "no worker at that share: the former one is restored",
                     ResizeRefused::NotServing { .. } => "no worker at that share",
                     _ => "a change is given up as the model stops",
                 });
                 self.shares.aborted(why);
-                self.restarts &= !matches!(why, ResizeRefused::NoWorker { .. });
                 Ok(())
             }
             LifecycleReport::Refused(request, why) => {
@@ -105,7 +103,7 @@ impl RuleChecker {
                     ResizeRefused::Wrong { .. } => "refused: wrong answers",
                     ResizeRefused::NotServing { .. } => "refused: not serving",
                     ResizeRefused::Stopping => "refused: stopping",
-                    ResizeRefused::NoPartition { .. } | ResizeRefused::NoWorker { .. } => {
+                    ResizeRefused::NoPartition { .. } => {
                         return Err("a change that did not begin cannot fail".to_owned());
                     }
                 });
@@ -147,7 +145,7 @@ impl RuleChecker {
             ChangeMechanism::InProcess => "completed inside the worker",
             ChangeMechanism::Shadow { at_once: false } => "completed by a shadow",
             ChangeMechanism::Shadow { at_once: true } => "completed at once",
-            ChangeMechanism::Restart => "completed by a restart",
+            ChangeMechanism::Revive => "completed by a start of the model",
         });
         self.in_force(change)
     }

@@ -17,14 +17,13 @@ impl RuleChecker {
         let shut = step.actions.iter().any(|action| matches!(action, Action::Shut(_)));
         let (routed, allowed) = (self.routed, shut || self.stopping);
         let (stop, dwell) = (self.settings.timeouts.stop, self.settings.timeouts.dwell);
-        let restarts = self.restarts;
         self.standby_stops(worker, allowed, step)?;
         let seen = self.seen(worker);
         let bad = seen.misbehaved || seen.lane_ended.is_some();
         let may = allowed || bad || routed != Some(worker);
         rule(may, "the worker that has the traffic and behaves is not stopped")?;
         let asked = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Resize { .. }));
-        let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked && !restarts);
+        let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked);
         let dwelt = parked.is_none_or(|since| step.now >= since + dwell);
         rule(dwelt, "the probation lasts for its dwell time")?;
         rule(allowed || bad || !seen.busy, "a worker that may have batches is not stopped")?;
@@ -74,7 +73,7 @@ impl RuleChecker {
 
     pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let stay = self.workers.values().filter(|seen| !seen.leaves() && !seen.misbehaved).count();
-        let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_have_standby) };
+        let most = MOST - usize::from(!self.may_have_standby);
         rule(stay <= most, "the number of workers is bounded")?;
         let standing = self
             .workers

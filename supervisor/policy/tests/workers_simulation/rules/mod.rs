@@ -16,7 +16,7 @@ mod traffic;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, Settings, Workers, WorkersState};
+use shadowslice_policy::workers::{Action, LifecycleEvent, Settings, Workers, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -63,17 +63,12 @@ fn rule(holds: bool, name: &str) -> Result<(), Violation> {
 pub(crate) struct RuleChecker {
     faultless: bool,
     settings: Settings,
-    /// True if the model has used a restart for every change so far. Such a model never has two
-    /// workers.
-    one_at_a_time: bool,
     may_have_standby: bool,
     /// The maximum lateness of timers, plus a margin.
     allowance: Duration,
     workers: BTreeMap<WorkerId, WorkerRecord>,
     /// The worker that gets the traffic.
     routed: Option<WorkerId>,
-    /// True while requests wait for a restart with another share.
-    restarts: bool,
     stopping: bool,
     /// True if the model was down before this step.
     down: bool,
@@ -97,13 +92,11 @@ impl RuleChecker {
         let settings = script.settings.clone();
         Self {
             faultless: script.faultless,
-            one_at_a_time: settings.handover == HandoverMode::Restart,
             may_have_standby: settings.standby,
             settings,
             allowance: script.timer_lateness + Duration::from_millis(1),
             workers: BTreeMap::new(),
             routed: None,
-            restarts: false,
             stopping: false,
             down: true,
             awaits: false,
@@ -155,7 +148,6 @@ impl RuleChecker {
             LifecycleEvent::Stop => self.stopping = true,
             LifecycleEvent::Configured(settings) => {
                 self.settings = settings.clone();
-                self.one_at_a_time &= settings.handover == HandoverMode::Restart;
                 self.may_have_standby |= settings.standby;
             }
             _ => self.hear_of_worker(fact, step.now),
@@ -183,7 +175,6 @@ impl RuleChecker {
             Action::Load(worker) => self.load(*worker)?,
             Action::Attach { worker, slice, share, .. } => self.attach(*worker, slice, *share)?,
             Action::Route(worker) => self.route(*worker, step)?,
-            Action::Unroute => self.unroute(step)?,
             Action::Drain(worker) => self.drain(*worker, step.now)?,
             Action::Requeue(worker) => self.requeue(*worker, step)?,
             Action::Condemn(worker) => self.condemn(*worker, step.now)?,
@@ -250,7 +241,7 @@ fn named(action: &Action) -> Option<WorkerId> {
         | Action::Move { worker, .. }
         | Action::Keep(worker)
         | Action::AwaitEffect(worker, _) => Some(*worker),
-        Action::Start(_) | Action::Unroute | Action::Shut(_) | Action::AskGroups { .. } => None,
+        Action::Start(_) | Action::Shut(_) | Action::AskGroups { .. } => None,
         Action::StandbyExists(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => {
             None
         }

@@ -92,14 +92,13 @@ impl RuleChecker {
                 .wrong_at
                 .get(&sms_of(&self.settings, share))
                 .is_some_and(|times| *times >= MAX_WRONG_ANSWERS);
-        let restarts = self.settings.handover == HandoverMode::Restart && !self.was_ready && !self.down;
         let reasons = [
             (self.stopping, "stopping"),
             (self.answers.is_held() && request.cause != Cause::Hand, "held"),
             (!(self.settings.min..=self.settings.max).contains(&share), "out of bounds"),
             (self.settings.handover == HandoverMode::Never && !(self.down && same), "never"),
             (self.before.busy, "busy"),
-            (!self.before.reference_written || restarts, "not serving"),
+            (!self.before.reference_written, "not serving"),
             (wrong, "wrong"),
             (same && !self.down, "in force"),
         ];
@@ -153,6 +152,6 @@ fn name(why: &ResizeRefused) -> &'static str {
         ResizeRefused::Wrong { .. } => "wrong",
         ResizeRefused::NotServing { .. } => "not serving",
         ResizeRefused::Stopping => "stopping",
-        ResizeRefused::NoPartition { .. } | ResizeRefused::NoWorker { .. } => "failed",
+        ResizeRefused::NoPartition { .. } => "failed",
     }
 }

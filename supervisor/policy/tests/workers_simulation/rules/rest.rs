@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{HandoverMode, Workers, WorkersState};
+use shadowslice_policy::workers::{Workers, WorkersState};
 
 use super::deaths::MOST;
 use super::{RuleChecker, Violation, rule};
@@ -40,7 +40,7 @@ impl RuleChecker {
         }
         rule(state == WorkersState::Ready, "a model serves once faults end")?;
         self.note("serves at the end");
-        let standby = self.settings.standby && self.settings.handover != HandoverMode::Restart;
+        let standby = self.settings.standby;
         let inside = workers.partition().is_some();
         let stand = self.workers.values().filter(|seen| seen.standby_since.is_some() && !seen.leaves());
         let right = stand.filter(|seen| seen.fits(workers.share(), &self.settings, inside)).count();

@@ -16,10 +16,10 @@ pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
     pub(super) last: Option<ChangeReport>,
-    /// The share before the last restart that changed it.
-    before_restart: Percent,
-    /// True from the start of such a restart until its outcome.
-    restarting: bool,
+    /// The share before the last order to start a model that was down.
+    before_revival: Percent,
+    /// True from such an order until its outcome.
+    reviving: bool,
     /// True if a death caused the stall measurement that starts in this step. This is `None` if no
     /// measurement starts.
     pub(super) stall: Option<bool>,
@@ -33,8 +33,8 @@ impl Shares {
         Self {
             in_force: share,
             last: None,
-            before_restart: share,
-            restarting: false,
+            before_revival: share,
+            reviving: false,
             stall: None,
             awaited: None,
             shadow: None,
@@ -48,15 +48,15 @@ impl Shares {
         }
     }
 
-    pub(super) fn restarts(&mut self) {
-        self.before_restart = self.in_force;
-        self.restarting = true;
+    fn revives(&mut self) {
+        self.before_revival = self.in_force;
+        self.reviving = true;
     }
 
     pub(super) fn aborted(&mut self, why: &ResizeRefused) {
-        let failed = matches!(why, ResizeRefused::NoWorker { .. } | ResizeRefused::NotServing { .. });
-        if std::mem::take(&mut self.restarting) && failed {
-            self.in_force = self.before_restart;
+        let failed = matches!(why, ResizeRefused::NotServing { .. });
+        if std::mem::take(&mut self.reviving) && failed {
+            self.in_force = self.before_revival;
         }
     }
 }
@@ -83,19 +83,19 @@ impl RuleChecker {
 
     pub(super) fn in_force(&mut self, change: &ChangeReport) -> Result<(), Violation> {
         let request = change.request;
-        let from = if change.mechanism == ChangeMechanism::Restart {
-            self.shares.before_restart
+        let from = if change.mechanism == ChangeMechanism::Revive {
+            self.shares.before_revival
         } else {
             self.shares.in_force
         };
         rule(change.from == from, "a change is reported with the former share")?;
         self.shares.in_force = request.share;
-        self.shares.restarting &= change.mechanism != ChangeMechanism::Restart;
+        self.shares.reviving &= change.mechanism != ChangeMechanism::Revive;
         let ChangeMechanism::Shadow { .. } = change.mechanism else {
             let awaited = self.shares.awaited.map(|(worker, request)| (Some(worker), request));
             let effect = awaited == Some((self.routed, Some(request)));
             return rule(
-                effect || change.mechanism == ChangeMechanism::Restart,
+                effect || change.mechanism == ChangeMechanism::Revive,
                 "the first batch after a change is awaited",
             );
         };
@@ -121,7 +121,7 @@ impl RuleChecker {
         )?;
         rule(failover.shares.0 == self.shares.in_force, "a failover is reported with the former share")?;
         self.shares.in_force = failover.shares.1;
-        self.shares.restarting = false;
+        rule(!self.shares.reviving, "a model that was down has no standby")?;
         Ok(())
     }
 
@@ -144,8 +144,7 @@ impl RuleChecker {
             }
         }
         rule(step.workers.share() == self.shares.in_force, "the reported share is in force")?;
-        let changes = self.restarts || step.workers.handover_phase().is_some();
-        let settled = self.answers.all_are_given() && !changes;
+        let settled = self.answers.all_are_given() && step.workers.handover_phase().is_none();
         let Some(seen) = self.routed.and_then(|routed| self.workers.get(&routed)) else { return Ok(()) };
         let apart =
             step.workers.partition().is_none() && seen.is_usable() && self.answers.begun_at().is_none();
@@ -156,11 +155,11 @@ impl RuleChecker {
 
     /// Records the start of a primary worker with this share.
     fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
-        if self.restarts || self.down {
-            if self.down && matches!(step.stimulus, Stimulus::Timer { .. }) {
+        if self.down {
+            if matches!(step.stimulus, Stimulus::Timer { .. }) {
                 self.note("a model that was given up restarts by itself");
-            } else if self.down {
-                self.shares.restarts();
+            } else {
+                self.shares.revives();
                 self.note("a model that was given up restarts");
                 rule(step.workers.failures_in_a_row() == 0, "a restarted model has no failures")?;
             }

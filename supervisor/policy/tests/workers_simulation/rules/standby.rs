@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{
-    Action, HandoverMode, Launch, LifecycleEvent, StartFailure, Workers, WorkersState,
-};
+use shadowslice_policy::workers::{Action, Launch, LifecycleEvent, StartFailure, Workers, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -95,17 +93,13 @@ impl RuleChecker {
     }
 
     pub(super) fn standby_starts(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
-        rule(self.wants_standby(), "a standby starts only if one is wanted")?;
+        rule(self.settings.standby, "a standby starts only if one is wanted")?;
         rule(self.serving().is_some(), "a standby starts only beside a worker that serves")?;
         let changes = step.workers.handover_phase().is_some();
         rule(!changes, "a standby does not start during a change")?;
         let inside = step.workers.partition().is_some();
         rule(inside || launch.share == step.workers.share(), "a standby starts at the share in force")?;
         rule(step.now >= self.standby.not_before, "a standby starts after its delay")
-    }
-
-    fn wants_standby(&self) -> bool {
-        self.settings.standby && self.settings.handover != HandoverMode::Restart
     }
 
     pub(super) fn keep(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
@@ -132,7 +126,7 @@ impl RuleChecker {
         step: &Step<'_>,
     ) -> Result<(), Violation> {
         let dwell = self.settings.timeouts.dwell.max(SECOND);
-        let wanted = self.wants_standby();
+        let wanted = self.settings.standby;
         let inside = step.workers.partition().is_some();
         let kept = step.actions.iter().any(|action| matches!(action, Action::Keep(_)));
         let called_in = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::StandbyRevoked(_)));
@@ -165,7 +159,7 @@ impl RuleChecker {
     }
 
     pub(super) fn memory_is_told(&mut self, step: &Step<'_>) -> Result<(), Violation> {
-        let unwanted = (!self.wants_standby()).then_some(self.settings.timeouts.dwell.max(SECOND));
+        let unwanted = (!self.settings.standby).then_some(self.settings.timeouts.dwell.max(SECOND));
         let in_vain = |action: &Action| match action {
             Action::Stop(worker) => Some(*worker),
             _ => None,
@@ -200,7 +194,7 @@ impl RuleChecker {
         let inside = step.workers.partition().is_some();
         for seen in self.workers.values_mut().filter(|seen| seen.role == "standby" && !seen.leaves()) {
             let Some(since) = seen.standby_since else { continue };
-            let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
+            let wanted = self.settings.standby;
             let fits = seen.fits(step.workers.share(), &self.settings, inside);
             if busy || (wanted && fits) {
                 seen.unwanted = None;
@@ -217,7 +211,7 @@ impl RuleChecker {
         // A standby may also start during a change inside the worker.
         let changes = step.workers.coming().is_some() && step.workers.partition().is_none();
         let settled = step.workers.handover_phase().is_none() && !changes;
-        let could = self.wants_standby() && !any && settled && step.workers.state() == WorkersState::Ready;
+        let could = self.settings.standby && !any && settled && step.workers.state() == WorkersState::Ready;
         if !could {
             self.standby.could_start = None;
             return Ok(());

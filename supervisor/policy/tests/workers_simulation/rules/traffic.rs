@@ -1,7 +1,7 @@
 //! Rules about traffic. If at least one worker can serve, the traffic must go to such a worker.
 
 use shadowslice_policy::scheduler::Slice;
-use shadowslice_policy::workers::{Action, HandoverMode, Launch, LifecycleEvent, WorkersState};
+use shadowslice_policy::workers::{Action, Launch, LifecycleEvent, WorkersState};
 use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
@@ -77,7 +77,6 @@ impl RuleChecker {
         rule(self.routed != Some(worker), "traffic moves from one worker to another")?;
         let before = self.routed.replace(worker);
         self.boots.serves();
-        self.restarts = false;
         // The batch that a misbehaving worker was executing may have caused the fault.
         if let Some(seen) = before.and_then(|before| self.workers.get(&before)) {
             let blamed = !seen.misbehaved || seen.condemned || seen.gone || seen.lane_ended.is_some();
@@ -92,19 +91,6 @@ impl RuleChecker {
         if becomes_standby {
             self.standby.taken();
         }
-        Ok(())
-    }
-
-    pub(super) fn unroute(&mut self, step: &Step<'_>) -> Result<(), Violation> {
-        let drained =
-            |action: &Action| matches!(action, Action::Drain(worker) if Some(*worker) == self.routed);
-        rule(step.actions.iter().any(drained), "traffic stops only for a worker that drains")?;
-        rule(self.was_ready, "traffic stops only if it flows")?;
-        let restart = self.settings.handover == HandoverMode::Restart;
-        rule(restart, "traffic stops only with `handover: restart`")?;
-        self.routed = None;
-        self.restarts = true;
-        self.shares.restarts();
         Ok(())
     }
 
@@ -159,14 +145,13 @@ impl RuleChecker {
         let state = step.workers.state();
         rule(serves == (state == WorkersState::Ready), "a model is ready if a worker serves, and only then")?;
         let low_priority = self.workers.values().any(WorkerRecord::is_usable);
-        rule(serves || self.restarts || !low_priority, "a worker that can serve does so if no other does")?;
+        rule(serves || !low_priority, "a worker that can serve does so if no other does")?;
         let ready = self
             .workers
             .values()
             .filter(|seen| seen.is_usable() && (seen.standby_since.is_some() || seen.parked.is_some()));
         let ready = ready.map(|seen| seen.launch.share).max();
-        let shown = self.restarts || step.workers.ready_share() == ready;
-        rule(shown, "the reported standby share is right")?;
+        rule(step.workers.ready_share() == ready, "the reported standby share is right")?;
         if awaits(step.workers) {
             let shadow = step.workers.handover_phase().is_some();
             let hurried = self.workers.values().any(|seen| seen.hurried && !seen.leaves());
@@ -187,7 +172,7 @@ impl RuleChecker {
         rule(self.stopping || !step.actions.iter().any(bad), "without faults no worker fails")?;
         rule(step.workers.deaths_and_restarts() == (0, 0), "without faults no worker dies")?;
         let ready = step.workers.state() == WorkersState::Ready;
-        let flows = ready || !self.was_ready || self.stopping || self.restarts;
+        let flows = ready || !self.was_ready || self.stopping;
         rule(flows, "without faults a worker serves throughout")
     }
 }

@@ -1,10 +1,13 @@
 //! The policies that are compared, and the order in which they run.
 
+use super::mix::MixModel;
+
 /// A policy to compare: its name in the figures, and its configuration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Contestant {
     pub(super) name: &'static str,
     pub(super) policy: &'static str,
+    pub(super) shares: InitialShares,
     pub(super) handover: &'static str,
     /// True if models share the GPU through MPS. False if the driver gives them time slices.
     pub(super) mps: bool,
@@ -12,39 +15,69 @@ pub(super) struct Contestant {
     by_default: bool,
 }
 
-const fn by_default(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
-    Contestant { name, policy, handover, mps: true, by_default: true }
+/// The initial shares of a mix's models. Under `static`, models keep these shares.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum InitialShares {
+    /// The policy chooses the shares.
+    OfPolicy,
+    /// The mix sets the shares.
+    OfMix,
+    /// Every model has the whole GPU.
+    Whole,
+    /// Models have equal shares, which add up to this percentage of the GPU.
+    Equal(u32),
+    /// Models with the highest priority have the whole GPU, and all other models half of it.
+    PriorityHalf,
 }
 
-/// Makes a policy that runs only if the mix or the command line names it.
-const fn if_named(name: &'static str, policy: &'static str, handover: &'static str) -> Contestant {
-    Contestant { by_default: false, ..by_default(name, policy, handover) }
+const fn by_default(
+    name: &'static str,
+    policy: &'static str,
+    shares: InitialShares,
+    handover: &'static str,
+) -> Contestant {
+    Contestant { name, policy, shares, handover, mps: true, by_default: true }
 }
 
-/// The policy with fixed shares, which the mix sets for each model.
-const BY_HAND: Contestant = by_default("by hand+admission", "static+admission", "auto");
+/// Makes a policy with fixed shares that runs only if the mix or the command line names it.
+const fn if_named(name: &'static str, policy: &'static str, shares: InitialShares) -> Contestant {
+    Contestant { by_default: false, ..by_default(name, policy, shares, "auto") }
+}
 
-const CONTESTANTS: [Contestant; 14] = [
-    by_default("unpartitioned", "unpartitioned", "auto"),
-    by_default("adaptive", "adaptive", "auto"),
-    by_default("adaptive, shadows", "adaptive", "shadow"),
-    by_default("unpartitioned+admission", "unpartitioned+admission", "auto"),
-    by_default("half+admission", "half+admission", "auto"),
-    Contestant { mps: false, ..by_default("time slicing", "unpartitioned", "never") },
-    by_default("unpartitioned, again", "unpartitioned", "auto"),
-    BY_HAND,
-    if_named("half", "half", "auto"),
-    if_named("equal+admission", "equal+admission", "auto"),
-    if_named("priority-half+admission", "priority-half+admission", "auto"),
-    if_named("gslice+admission", "gslice+admission", "auto"),
-    if_named("gpulet+admission", "gpulet+admission", "auto"),
-    if_named("unpartitioned+admission, shadows", "unpartitioned+admission", "shadow"),
+const CONTESTANTS: [Contestant; 12] = [
+    by_default("unpartitioned", "static", InitialShares::Whole, "auto"),
+    by_default("adaptive", "adaptive", InitialShares::OfPolicy, "auto"),
+    by_default("adaptive, shadows", "adaptive", InitialShares::OfPolicy, "shadow"),
+    by_default("unpartitioned+admission", "static+admission", InitialShares::Whole, "auto"),
+    by_default("half+admission", "static+admission", InitialShares::Equal(200), "auto"),
+    Contestant { mps: false, ..by_default("time slicing", "static", InitialShares::Whole, "never") },
+    by_default("unpartitioned, again", "static", InitialShares::Whole, "auto"),
+    by_default("by hand+admission", "static+admission", InitialShares::OfMix, "auto"),
+    if_named("half", "static", InitialShares::Equal(200)),
+    if_named("equal+admission", "static+admission", InitialShares::Equal(100)),
+    if_named("priority-half+admission", "static+admission", InitialShares::PriorityHalf),
+    Contestant {
+        handover: "shadow",
+        ..if_named("unpartitioned+admission, shadows", "static+admission", InitialShares::Whole)
+    },
 ];
 
 impl Contestant {
     /// Returns true if the policy takes the shares from the mix.
-    pub(super) fn is_by_hand(self) -> bool {
-        self.name == BY_HAND.name
+    fn is_by_hand(self) -> bool {
+        matches!(self.shares, InitialShares::OfMix)
+    }
+
+    /// Returns the initial share of a model, in percent. Returns `None` if the policy chooses it.
+    pub(super) fn share_of(self, model: &MixModel, models: &[MixModel]) -> Option<u32> {
+        let first = models.iter().map(|other| other.priority).min();
+        match self.shares {
+            InitialShares::OfPolicy => None,
+            InitialShares::OfMix => model.share_percent,
+            InitialShares::Whole => Some(100),
+            InitialShares::Equal(sum) => Some((sum / models.len() as u32).clamp(1, 100)),
+            InitialShares::PriorityHalf => Some(if Some(model.priority) == first { 100 } else { 50 }),
+        }
     }
 
     /// Returns the policies to run, in order: those of the command line, otherwise those of the
@@ -93,7 +126,7 @@ mod tests {
     #[test]
     fn every_other_round_is_reversed() {
         let names = |count: u32| -> Vec<String> {
-            let contestants = [by_default("a", "x", "auto"), by_default("b", "y", "auto")];
+            let contestants = ["a", "b"].map(|name| by_default(name, "static", InitialShares::Whole, "auto"));
             rounds(&contestants, count).into_iter().map(|(name, _)| name).collect()
         };
         assert_eq!(names(1), ["a", "b"]);

@@ -10,10 +10,8 @@
 //! Five steps of the batch size are followed by one step of the share. This order comes from the driver
 //! of another published scheduler, iGniter, for the same algorithm.
 
+use shadowslice_policy::sharing::{ModelSnapshot, ModelSpec, PolicyInput, ShareTarget};
 use shadowslice_shared::units::{Percent, Sms};
-
-use super::super::changes::ShareTarget;
-use super::super::{ModelSnapshot, ModelSpec, PolicyInput};
 
 /// The dead band in percent (`_THRESHOLD`). If both residuals are positive and smaller than this value,
 /// the share does not change.
@@ -26,14 +24,14 @@ const MAX_BATCH: u32 = 32;
 const BATCH_STEPS: u32 = 5;
 
 #[derive(Debug, Clone)]
-pub(in super::super) struct Gslice {
+pub(super) struct Gslice {
     batches: Vec<u32>,
     shares: Vec<Sms>,
     steps: u32,
 }
 
 impl Gslice {
-    pub(in super::super) fn new(specs: &[ModelSpec]) -> Self {
+    pub(super) fn new(specs: &[ModelSpec]) -> Self {
         Self {
             batches: vec![1; specs.len()],
             shares: specs.iter().map(|spec| spec.initial).collect(),
@@ -41,7 +39,7 @@ impl Gslice {
         }
     }
 
-    pub(in super::super) fn decide(&mut self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
+    pub(super) fn decide(&mut self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
         for (batch, (spec, snapshot)) in self.batches.iter_mut().zip(specs.iter().zip(&input.models)) {
             *batch = next_batch(*batch, spec, snapshot);
         }
@@ -122,7 +120,7 @@ fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::fixtures::{snapshot, spec};
+    use super::super::fixtures::{snapshot, spec};
     use super::*;
 
     fn observation(mean_ms: u64, arrived: u64, answered: u64) -> ModelSnapshot {

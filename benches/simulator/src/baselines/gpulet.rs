@@ -12,11 +12,9 @@
 
 use std::time::Duration;
 
+use shadowslice_policy::sharing::{ModelSpec, Observation, PolicyInput, ShareTarget};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
-
-use super::super::changes::ShareTarget;
-use super::super::{ModelSpec, Observation, PolicyInput};
 
 /// The time between two decisions about partitions.
 const EPOCH: Duration = Duration::from_secs(20);
@@ -45,7 +43,7 @@ const RATE_RISE_RPS: f64 = 10.0;
 const RATE_FALL: f64 = 0.9;
 
 #[derive(Debug, Clone)]
-pub(in super::super) struct Gpulet {
+pub(super) struct Gpulet {
     rates: Vec<RateEstimate>,
     planned: Option<Timestamp>,
     targets: Vec<ShareTarget>,
@@ -62,7 +60,7 @@ struct RateEstimate {
 }
 
 impl Gpulet {
-    pub(in super::super) fn new(specs: &[ModelSpec]) -> Self {
+    pub(super) fn new(specs: &[ModelSpec]) -> Self {
         let target = |spec: &ModelSpec| ShareTarget::plain(spec.initial, spec.max_batch);
         Self {
             rates: vec![RateEstimate::default(); specs.len()],
@@ -71,7 +69,7 @@ impl Gpulet {
         }
     }
 
-    pub(in super::super) fn decide(&mut self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
+    pub(super) fn decide(&mut self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
         for (rate, snapshot) in self.rates.iter_mut().zip(&input.models) {
             rate.observe(&snapshot.observation);
         }
@@ -209,7 +207,7 @@ impl PartitionPlan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::fixtures::{profile, snapshot, spec};
+    use super::super::fixtures::{profile, snapshot, spec};
     use super::*;
 
     fn two() -> Vec<ModelSpec> {

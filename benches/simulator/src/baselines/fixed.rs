@@ -1,42 +1,35 @@
 //! Policies with constant shares.
 
+use shadowslice_policy::sharing::{ModelSpec, ShareTarget};
 use shadowslice_shared::units::{Percent, Sms};
-
-use super::super::ModelSpec;
-use super::super::changes::ShareTarget;
 
 /// The constant share of each model.
 #[derive(Debug, Clone)]
-pub(in super::super) struct FixedShares {
+pub(super) struct FixedShares {
     shares: Vec<Sms>,
 }
 
 impl FixedShares {
     /// Gives the whole GPU to every model, like MPS without configuration.
-    pub(in super::super) fn unpartitioned(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
+    pub(super) fn unpartitioned(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self { shares: specs.iter().map(|spec| gpus[spec.gpu]).collect() }
-    }
-
-    /// Gives every model its configured share.
-    pub(in super::super) fn as_configured(specs: &[ModelSpec]) -> Self {
-        Self { shares: specs.iter().map(|spec| spec.initial).collect() }
     }
 
     /// Gives 100 %/n to each of n models. NVIDIA's MPS documentation calls this the common strategy, in
     /// "Volta MPS Execution Resource Provisioning".
-    pub(in super::super) fn equal(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
+    pub(super) fn equal(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self::divided(gpus, specs, 100)
     }
 
     /// Gives 100 %/(0.5 n) to each of n models. The same section of NVIDIA's documentation calls this a
     /// more optimal strategy, because the hardware can overlap the work of its clients.
-    pub(in super::super) fn half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
+    pub(super) fn half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self::divided(gpus, specs, 200)
     }
 
     /// Gives the whole GPU to the models with the highest priority, and half of it to every other
     /// model. On an H200, this layout was better than all other layouts that were tried manually.
-    pub(in super::super) fn priority_half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
+    pub(super) fn priority_half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         let share = |model: &ModelSpec| {
             let gpu = gpus[model.gpu];
             let here = specs.iter().filter(|other| other.gpu == model.gpu);
@@ -56,11 +49,11 @@ impl FixedShares {
         Self { shares: specs.iter().map(share).collect() }
     }
 
-    pub(in super::super) fn shares(&self) -> &[Sms] {
+    pub(super) fn shares(&self) -> &[Sms] {
         &self.shares
     }
 
-    pub(in super::super) fn decide(&self, specs: &[ModelSpec]) -> Vec<ShareTarget> {
+    pub(super) fn decide(&self, specs: &[ModelSpec]) -> Vec<ShareTarget> {
         let target = |(&sms, spec): (&Sms, &ModelSpec)| ShareTarget::plain(sms, spec.max_batch);
         self.shares.iter().zip(specs).map(target).collect()
     }

@@ -1,16 +1,16 @@
 //! A policy that keeps one of the adaptive policy's layouts on each GPU. Evaluations use it as a
 //! reference for the adaptive policy's choice of layout.
 
+use shadowslice_policy::sharing::{
+    AdmissionPolicy, Layout, LayoutShare, LayoutTenant, ModelSpec, Pattern, PolicyInput, ShareTarget,
+    VerdictReason, candidates,
+};
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 
-use super::super::changes::ShareTarget;
-use super::super::layout::{Layout, LayoutShare, LayoutTenant, Pattern, candidates};
-use super::super::{AdmissionPolicy, ModelSpec, PolicyInput, VerdictReason};
-
 /// The layout of each GPU.
 #[derive(Debug, Clone)]
-pub(in super::super) struct FixedLayouts {
+pub(super) struct FixedLayouts {
     layouts: Vec<Layout>,
     shapes: Vec<SharedGpu>,
 }
@@ -20,12 +20,7 @@ impl FixedLayouts {
     /// GPU, these models keep their initial shares.
     ///
     /// `work` is the fraction of its GPU that each model's requests need, 0 to 1.
-    pub(in super::super) fn new(
-        pattern: Pattern,
-        shapes: &[SharedGpu],
-        specs: &[ModelSpec],
-        work: &[f64],
-    ) -> Self {
+    pub(super) fn new(pattern: Pattern, shapes: &[SharedGpu], specs: &[ModelSpec], work: &[f64]) -> Self {
         let of = |gpu: usize| {
             let mut all = family(gpu, specs, work).into_iter();
             all.find(|layout| layout.pattern == pattern).unwrap_or(Layout::AT_REST)
@@ -34,7 +29,7 @@ impl FixedLayouts {
     }
 
     /// Returns the patterns that apply to the models of at least one GPU.
-    pub(in super::super) fn patterns(gpus: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
+    pub(super) fn patterns(gpus: usize, specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
         let mut found = Vec::new();
         for layout in (0..gpus).flat_map(|gpu| family(gpu, specs, work)) {
             if !found.contains(&layout.pattern) {
@@ -44,11 +39,11 @@ impl FixedLayouts {
         found
     }
 
-    pub(in super::super) fn shares(&self, specs: &[ModelSpec]) -> Vec<Sms> {
+    pub(super) fn shares(&self, specs: &[ModelSpec]) -> Vec<Sms> {
         (0..specs.len()).map(|model| self.placement(model, specs, true).sms).collect()
     }
 
-    pub(in super::super) fn decide(&self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
+    pub(super) fn decide(&self, specs: &[ModelSpec], input: &PolicyInput) -> Vec<ShareTarget> {
         let target = |model: usize| {
             let inside = input.models[model].groups.is_some();
             let LayoutShare { sms, groups } = self.placement(model, specs, inside);
@@ -82,9 +77,9 @@ mod tests {
     use shadowslice_shared::groups::{GpuPart, Groups};
     use shadowslice_shared::units::Timestamp;
 
-    use super::super::super::ModelSnapshot;
-    use super::super::super::fixtures::{snapshot, spec};
+    use super::super::fixtures::{snapshot, spec};
     use super::*;
+    use shadowslice_policy::sharing::ModelSnapshot;
 
     const SMS: Sms = Sms(132);
 
