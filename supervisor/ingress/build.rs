@@ -39,10 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut builder = tonic_prost_build::configure()
         .build_client(false)
         .bytes(".")
-        .codec_path("crate::codec::BoundedCodec")
+        .codec_path("crate::tensors::codec::BoundedCodec")
         // Both versions have the same messages.
         .extern_path(".grpc.reflection.v1alpha", "crate::proto::reflection")
-        .field_attribute("data_type", "#[serde(serialize_with = \"crate::describe::by_name\")]")
+        .field_attribute("data_type", "#[serde(serialize_with = \"crate::api::describe::by_name\")]")
         .field_attribute("model_transaction_policy", "#[serde(skip_serializing_if = \"Option::is_none\")]")
         .field_attribute("ModelInput.optional", "#[serde(skip_serializing_if = \"std::ops::Not::not\")]")
         .field_attribute(

@@ -13,58 +13,10 @@
 //! its answer's until they have been written. An inference that has been read takes one of the
 //! `limits.in_flight`. Of both, no connection can take all.
 
-mod accept;
-mod access;
-mod answer;
-mod authority;
-mod body;
-mod call_head;
-mod calls;
-mod codec;
-mod compression;
-mod connections;
-mod contents;
-mod conversation;
-mod deliveries;
-mod describe;
-mod envelope;
-mod expiry;
-mod grpc;
-mod health;
-mod http;
-mod inference;
-mod inward;
-mod json;
-mod kept;
-mod late_streams;
-mod listen;
-mod load_metrics;
-mod memory_routes;
-mod messages;
-mod metrics;
-mod model;
-mod object;
-mod on_wake;
-mod pace;
-mod peers;
-mod pools;
-mod reflection;
-mod renewed;
-mod repository;
-mod request_error;
-mod reserved;
-mod routes;
-mod shared_memory;
-mod site;
-mod slow_reader;
-mod statistics;
-mod stop;
+mod admission;
+mod api;
 mod tensors;
-mod tls;
-mod tokens;
-mod traced;
-mod unsupported;
-mod values;
+mod transport;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,13 +32,17 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 use shadowslice_datapath::trace::Tracer;
 
-pub use expiry::{CertificateExpiry, expiry_warnings};
-pub use listen::{BindError, Certificates};
-pub use metrics::{Events, File, MetricsListeners, Shown};
-use pools::{Pool, Pools};
+pub use admission::stop::Course;
+pub use api::metrics::{Events, File, MetricsListeners, Shown};
+pub use transport::expiry::{CertificateExpiry, expiry_warnings};
+pub use transport::listen::{BindError, Certificates};
+
+use admission::budgets::{Pool, Pools};
+use admission::stop;
+use api::{grpc, health, http};
 use proto::system_shared_memory_status_response::RegionStatus;
-use shared_memory::Regions;
-pub use stop::Course;
+use tensors::shared_memory::Regions;
+use transport::{accept, listen};
 
 /// In bytes, for health checks over gRPC, beside `limits.memory`.
 const HEALTH_BYTES: u64 = 32 << 20;

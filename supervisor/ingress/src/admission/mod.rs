@@ -1,0 +1,12 @@
+pub(crate) mod access;
+pub(crate) mod budgets;
+pub(crate) mod caller;
+pub(crate) mod connections;
+pub(crate) mod deliveries;
+pub(crate) mod memory_permit;
+pub(crate) mod min_rate;
+pub(crate) mod origin;
+pub(crate) mod reloading_file;
+pub(crate) mod request_error;
+pub(crate) mod stop;
+pub(crate) mod tokens;

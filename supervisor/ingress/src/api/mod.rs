@@ -1,0 +1,16 @@
+pub(crate) mod conversation;
+pub(crate) mod describe;
+pub(crate) mod grpc;
+pub(crate) mod health;
+pub(crate) mod http;
+pub(crate) mod inference;
+pub(crate) mod load_metrics;
+pub(crate) mod memory_routes;
+pub(crate) mod metrics;
+pub(crate) mod model;
+pub(crate) mod reflection;
+pub(crate) mod repository;
+pub(crate) mod routes;
+pub(crate) mod statistics;
+pub(crate) mod traced;
+pub(crate) mod unsupported;

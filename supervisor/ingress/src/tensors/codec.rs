@@ -1,0 +1,290 @@
+//! gRPC messages, read with a bound on their memory: an empty tensor takes two bytes on the wire
+//! and some hundred bytes in memory, so a message within its limit could still need gigabytes. What
+//! it will take is reserved first. What takes long to read is read one at a time, away from the
+//! threads that serve connections.
+
+use std::marker::PhantomData;
+
+use parking_lot::Mutex;
+use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use tokio::task::block_in_place;
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+
+use crate::admission::memory_permit::{RESERVED, room};
+
+/// The most fields of a message: tensors, their raw contents, and the parameters of all.
+const MAX_FIELDS: usize = 8192;
+
+/// The most values that are no packed numbers, such as strings; 24 bytes each at least.
+const MAX_VALUES: usize = 4 << 20;
+
+/// A message with more of them, or with more bytes of values, takes milliseconds to read.
+const QUICK: usize = 16_384;
+const QUICK_BYTES: usize = 1 << 20;
+
+/// The numbers of a request's inputs, outputs and raw contents, and of an input's values.
+const INPUT: u32 = 5;
+const OUTPUT: u32 = 6;
+const RAW: u32 = 7;
+const VALUES: u32 = 5;
+
+/// The most bytes that a field takes in memory, besides its content.
+const FIELD_BYTES: usize = 1024;
+
+/// The same of a value that is no packed number.
+const VALUE_BYTES: usize = 128;
+
+/// The most bytes that a byte of texts and shapes becomes: a number of eight, in a list that has
+/// just doubled.
+const TIMES: usize = 16;
+
+/// In bytes, room for a call before its message is there; the message then gets what it needs.
+fn buffer() -> BufferSettings {
+    const FIRST: usize = 512;
+    const SENT_FROM: usize = 32 << 10;
+    BufferSettings::new(FIRST, SENT_FROM)
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Does long work with no other such work at the same time.
+pub(crate) fn in_turn<T>(work: impl FnOnce() -> T) -> T {
+    let _turn = TURN.lock();
+    work()
+}
+
+/// `tonic-prost`'s codec with that bound.
+#[derive(Debug)]
+pub(crate) struct BoundedCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for BoundedCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for BoundedCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = WholeEncoder<T>;
+    type Decoder = BoundedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        WholeEncoder(ProstCodec::<T, U>::raw_encoder(buffer()))
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        BoundedDecoder(ProstCodec::<T, U>::raw_decoder(buffer()))
+    }
+}
+
+/// Asks for all the memory of a message at once.
+#[derive(Debug)]
+pub(crate) struct WholeEncoder<T>(ProstEncoder<T>);
+
+impl<T: Message> Encoder for WholeEncoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, message: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        let bytes = message.encoded_len();
+        room(bytes)?;
+        buffer.reserve(bytes);
+        self.0.encode(message, buffer)
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.0.buffer_settings()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct BoundedDecoder<U>(ProstDecoder<U>);
+
+impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // A message lies in one piece, as tonic has gathered it.
+        let Count { fields, values, bytes, memory } = Count::of(bytes::Buf::chunk(buffer), QUICK);
+        if fields > MAX_FIELDS {
+            return too_many(MAX_FIELDS, "tensors and parameters");
+        }
+        if values <= QUICK && bytes <= QUICK_BYTES {
+            return self.read(buffer, memory);
+        }
+        block_in_place(|| in_turn(|| self.read_many(buffer)))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.0.buffer_settings()
+    }
+}
+
+impl<U: Message + Default> BoundedDecoder<U> {
+    fn read_many(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let Count { fields, values, memory, .. } = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
+        if fields > MAX_FIELDS {
+            return too_many(MAX_FIELDS, "tensors and parameters");
+        }
+        if values > MAX_VALUES {
+            return too_many(MAX_VALUES, "values; give them as raw_input_contents");
+        }
+        self.read(buffer, memory)
+    }
+
+    fn read(&mut self, buffer: &mut DecodeBuf<'_>, memory: usize) -> Result<Option<U>, Status> {
+        RESERVED.get().grow(memory)?;
+        // `tonic-prost` calls it the server's fault.
+        let malformed = |fault: Status| {
+            Status::invalid_argument(format!("the message is malformed: {}", fault.message()))
+        };
+        self.0.decode(buffer).map_err(malformed)
+    }
+}
+
+fn too_many<T>(most: usize, what: &str) -> Result<T, Status> {
+    Err(Status::invalid_argument(format!("the message has more than {most} {what}")))
+}
+
+/// What a message has, counted little further than the bounds, and up to what is malformed.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
+    fields: usize,
+    values: usize,
+    /// Of the values.
+    bytes: usize,
+    /// The most bytes that the message takes besides itself.
+    memory: usize,
+}
+
+impl Count {
+    /// Values are counted up to `most` of them.
+    fn of(message: &[u8], most: usize) -> Self {
+        let mut count = Self::default();
+        each_field(message, |tag, tensor| {
+            count.fields += 1;
+            match tag {
+                INPUT | OUTPUT => each_field(tensor, |tag, inner| {
+                    if tag == VALUES {
+                        count.bytes += inner.len();
+                        each_field(inner, |kind, content| {
+                            count.values += 1;
+                            count.memory += content.len() * times(kind);
+                            count.values <= most
+                        });
+                    } else {
+                        count.fields += 1;
+                        count.memory += inner.len() * TIMES;
+                    }
+                    count.fields <= MAX_FIELDS && count.values <= most
+                }),
+                // A part of the message.
+                RAW => {}
+                _ => count.memory += tensor.len() * TIMES,
+            }
+            count.fields <= MAX_FIELDS && count.values <= most
+        });
+        count.memory += count.fields * FIELD_BYTES + count.values * VALUE_BYTES;
+        count
+    }
+}
+
+/// The most bytes that a byte of values becomes: as a list that has just doubled, and as a tensor.
+/// Whole numbers have as few bytes as they need on the wire, others as many as in memory.
+fn times(kind: u32) -> usize {
+    const INT: u32 = 2;
+    const INT64: u32 = 3;
+    const UINT: u32 = 4;
+    const UINT64: u32 = 5;
+    match kind {
+        INT64 | UINT64 => 3 * 8,
+        INT | UINT => 3 * 4,
+        _ => 3,
+    }
+}
+
+/// Until `more` says no: a field's number, and its content if that is no plain number.
+fn each_field(mut message: &[u8], mut more: impl FnMut(u32, &[u8]) -> bool) {
+    while !message.is_empty() {
+        let Ok((tag, kind)) = decode_key(&mut message) else { return };
+        let mut content: &[u8] = &[];
+        if kind == WireType::LengthDelimited {
+            let mut behind = message;
+            let length = decode_varint(&mut behind).ok().and_then(|length| usize::try_from(length).ok());
+            let Some(found) = length.and_then(|length| behind.get(..length)) else { return };
+            content = found;
+        }
+        if skip_field(kind, tag, &mut message, DecodeContext::default()).is_err() || !more(tag, content) {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::model_infer_request::InferInputTensor;
+    use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest};
+
+    #[test]
+    fn fields_are_counted_whatever_their_size() {
+        let request = ModelInferRequest {
+            model_name: "m".into(),
+            inputs: vec![Default::default(); 3],
+            raw_input_contents: vec![vec![7; 1000].into(), Default::default()],
+            ..Default::default()
+        };
+        let count = |message: &[u8]| Count::of(message, MAX_VALUES);
+        assert_eq!(
+            count(&request.encode_to_vec()),
+            Count { fields: 6, values: 0, bytes: 0, memory: 6 * FIELD_BYTES + TIMES }
+        );
+        assert_eq!(count(b""), Count::default());
+        assert_eq!(count(b"\x2a\x05abc"), Count::default());
+        assert_eq!(count(&[0x2a, 0].repeat(100_000)).fields, MAX_FIELDS + 1);
+    }
+
+    #[test]
+    fn what_lies_in_tensors_is_counted_too() {
+        let named = |number: usize| (number.to_string(), InferParameter::default());
+        let values = |bytes_contents| InferTensorContents { bytes_contents, ..Default::default() };
+        let input = |parameters, contents| {
+            let input = InferInputTensor { name: "x".into(), parameters, contents, ..Default::default() };
+            ModelInferRequest { inputs: vec![input], ..Default::default() }.encode_to_vec()
+        };
+        let few = input((0..3).map(named).collect(), Some(values(vec![Default::default(); 5])));
+        let Count { fields, values: found, bytes, .. } = Count::of(&few, QUICK);
+        assert_eq!((fields, found, bytes), (1 + 1 + 3, 5, 10));
+        let many = input((0..MAX_FIELDS).map(named).collect(), None);
+        assert_eq!(Count::of(&many, MAX_VALUES).fields, MAX_FIELDS + 1);
+        let many = input(Default::default(), Some(values(vec![Default::default(); MAX_VALUES + 9])));
+        assert_eq!(Count::of(&many, MAX_VALUES).values, MAX_VALUES + 1);
+        let packed = InferTensorContents { fp32_contents: vec![1.0; 1000], ..Default::default() };
+        let Count { values: found, bytes, .. } = Count::of(&input(Default::default(), Some(packed)), QUICK);
+        assert_eq!((found, bytes), (1, 4003));
+        let small = InferTensorContents { int64_contents: vec![1; 1000], ..Default::default() };
+        let Count { memory, .. } = Count::of(&input(Default::default(), Some(small)), QUICK);
+        assert!(memory > 1000 * (16 + 8), "{memory}");
+    }
+
+    /// `cargo bolero test` goes on for as long as it is let.
+    #[test]
+    fn fuzz_grpc() {
+        bolero::check!().for_each(|bytes: &[u8]| {
+            let Count { fields, .. } = Count::of(bytes, MAX_VALUES);
+            let Ok(request) = ModelInferRequest::decode(bytes) else { return };
+            let parameters: usize = request.inputs.iter().map(|input| input.parameters.len()).sum();
+            let read = request.inputs.len() + request.raw_input_contents.len() + parameters;
+            assert!(fields >= read.min(MAX_FIELDS), "what is read has been counted");
+        });
+    }
+}

@@ -1,0 +1,191 @@
+//! Inference requests as gRPC carries them: raw contents, or typed contents. Pure.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use prost::Message;
+use shadowslice_shared::tensor::{self, Datatype};
+
+use crate::admission::request_error::invalid;
+use crate::proto::model_infer_request::InferInputTensor;
+use crate::proto::{
+    InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
+};
+use crate::tensors::check::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
+use crate::tensors::shared_memory::SharedTensor;
+use shadowslice_datapath::pipeline::RequestFailure;
+
+const REGION: &str = "shared_memory_region";
+const OFFSET: &str = "shared_memory_offset";
+const BYTE_SIZE: &str = "shared_memory_byte_size";
+
+/// Typed contents, in bytes on the wire, that are turned into tensors within a millisecond.
+const QUICK_BYTES: usize = 128 << 10;
+
+/// Whether a request's tensors are read at once.
+pub(crate) fn is_quick(request: &ModelInferRequest) -> bool {
+    let contents = request.inputs.iter().filter_map(|input| input.contents.as_ref());
+    contents.map(Message::encoded_len).sum::<usize>() <= QUICK_BYTES
+}
+
+pub(crate) fn request(request: ModelInferRequest) -> Result<InferRequest, RequestFailure> {
+    let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
+    let sent = inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
+    if !raw.is_empty() && raw.len() != sent {
+        return invalid(format!(
+            "expected raw_input_contents for all {sent} inputs that are not in shared memory or for none, got {}",
+            raw.len()
+        ));
+    }
+    let mut raw = raw.into_iter();
+    let mut read = Vec::new();
+    for input in inputs {
+        let raw = if input.parameters.contains_key(REGION) { None } else { raw.next() };
+        read.push(tensor(input, raw)?);
+    }
+    let mut wanted = Vec::new();
+    for output in outputs {
+        unsupported("output", &output.name, &output.parameters)?;
+        let place = place("output", &output.name, &output.parameters)?;
+        wanted.push(WantedOutput { name: output.name, place });
+    }
+    let terms = check::terms(number("priority", &parameters)?, number("timeout", &parameters)?);
+    Ok(InferRequest { id, inputs: read, outputs: wanted, terms })
+}
+
+fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, RequestFailure> {
+    let Some(parameter) = parameters.get(name) else { return Ok(0) };
+    match &parameter.parameter_choice {
+        Some(ParameterChoice::Uint64Param(number)) => Ok(*number),
+        Some(ParameterChoice::Int64Param(number)) => {
+            u64::try_from(*number).map_err(|_| check::no_number(name, &number.to_string()))
+        }
+        Some(other) => Err(check::no_number(name, &format!("{other:?}"))),
+        None => Err(check::no_number(name, "nothing")),
+    }
+}
+
+fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, RequestFailure> {
+    let InferInputTensor { name, datatype, shape, parameters, contents } = input;
+    unsupported("input", &name, &parameters)?;
+    let place = place("input", &name, &parameters)?;
+    let datatype = check::datatype(&name, &datatype)?;
+    let data = match (raw, contents) {
+        (_, None) if place.is_some() => Bytes::new(),
+        (_, Some(_)) if place.is_some() => {
+            return invalid(format!(
+                "input '{}' has both contents and a shared memory region",
+                Clipped(&name)
+            ));
+        }
+        (Some(raw), None) => raw,
+        (Some(_), Some(_)) => {
+            return invalid(format!("input '{}' has both contents and raw_input_contents", Clipped(&name)));
+        }
+        (None, contents) => typed(datatype, contents.unwrap_or_default())
+            .map_err(|why| RequestFailure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
+    };
+    Ok(NamedTensor { name, datatype, shape, data: data.into(), place })
+}
+
+fn place(
+    kind: &str,
+    name: &str,
+    parameters: &HashMap<String, InferParameter>,
+) -> Result<Option<SharedTensor>, RequestFailure> {
+    let Some(region) = parameters.get(REGION) else { return Ok(None) };
+    let invalid = |why: String| RequestFailure::Invalid(format!("{kind} '{}': {why}", Clipped(name)));
+    let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
+        return Err(invalid(format!("{REGION} must be a string")));
+    };
+    let size = parameters.contains_key(BYTE_SIZE).then(|| number(BYTE_SIZE, parameters)).transpose()?;
+    SharedTensor::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
+}
+
+/// Refuses parameters that ask for an extension that is not served; other parameters are hints.
+fn unsupported(
+    kind: &str,
+    name: &str,
+    parameters: &HashMap<String, InferParameter>,
+) -> Result<(), RequestFailure> {
+    let name = Clipped(name);
+    let classes = parameters.get("classification").and_then(|choice| choice.parameter_choice.as_ref());
+    match classes {
+        None | Some(ParameterChoice::Int64Param(0)) => Ok(()),
+        Some(_) => invalid(format!("{kind} '{name}': classification is not supported")),
+    }
+}
+
+/// The contents must be of the datatype's kind and no other.
+fn typed(datatype: Datatype, contents: InferTensorContents) -> Result<Bytes, String> {
+    let InferTensorContents {
+        bool_contents,
+        int_contents,
+        int64_contents,
+        uint_contents,
+        uint64_contents,
+        fp32_contents,
+        fp64_contents,
+        bytes_contents,
+    } = contents;
+    let (expected, data) = match datatype {
+        Datatype::Bool => ("bool_contents", bool_contents.iter().map(|&value| u8::from(value)).collect()),
+        Datatype::Int8 => ("int_contents", narrow(datatype, &int_contents, i8::to_le_bytes)?),
+        Datatype::Int16 => ("int_contents", narrow(datatype, &int_contents, i16::to_le_bytes)?),
+        Datatype::Int32 => ("int_contents", wide(&int_contents, i32::to_le_bytes)),
+        Datatype::Int64 => ("int64_contents", wide(&int64_contents, i64::to_le_bytes)),
+        Datatype::Uint8 => ("uint_contents", narrow(datatype, &uint_contents, u8::to_le_bytes)?),
+        Datatype::Uint16 => ("uint_contents", narrow(datatype, &uint_contents, u16::to_le_bytes)?),
+        Datatype::Uint32 => ("uint_contents", wide(&uint_contents, u32::to_le_bytes)),
+        Datatype::Uint64 => ("uint64_contents", wide(&uint64_contents, u64::to_le_bytes)),
+        Datatype::Fp32 => ("fp32_contents", wide(&fp32_contents, f32::to_le_bytes)),
+        Datatype::Fp64 => ("fp64_contents", wide(&fp64_contents, f64::to_le_bytes)),
+        Datatype::Bytes => ("bytes_contents", strings(&bytes_contents)),
+        Datatype::Fp16 | Datatype::Bf16 => ("raw_input_contents", Vec::new()),
+    };
+    let given = [
+        ("bool_contents", bool_contents.is_empty()),
+        ("int_contents", int_contents.is_empty()),
+        ("int64_contents", int64_contents.is_empty()),
+        ("uint_contents", uint_contents.is_empty()),
+        ("uint64_contents", uint64_contents.is_empty()),
+        ("fp32_contents", fp32_contents.is_empty()),
+        ("fp64_contents", fp64_contents.is_empty()),
+        ("bytes_contents", bytes_contents.is_empty()),
+    ];
+    match given.into_iter().find(|&(kind, empty)| !empty && kind != expected) {
+        Some((kind, _)) => Err(format!("{datatype} is sent in {expected}, got {kind}")),
+        None => Ok(data.into()),
+    }
+}
+
+fn wide<T: Copy, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&value| bytes(value)).collect()
+}
+
+fn narrow<T, U, const N: usize>(
+    datatype: Datatype,
+    values: &[T],
+    bytes: fn(U) -> [u8; N],
+) -> Result<Vec<u8>, String>
+where
+    T: Copy + std::fmt::Display,
+    U: TryFrom<T>,
+{
+    let mut data = Vec::with_capacity(values.len() * N);
+    for &value in values {
+        let narrow = U::try_from(value).map_err(|_| format!("{value} is out of range for {datatype}"))?;
+        data.extend_from_slice(&bytes(narrow));
+    }
+    Ok(data)
+}
+
+fn strings(values: &[Bytes]) -> Vec<u8> {
+    let mut data = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
+    values.iter().for_each(|value| tensor::push_byte_string(&mut data, value));
+    data
+}
+
+#[cfg(test)]
+#[path = "contents_tests.rs"]
+mod tests;

@@ -1,0 +1,16 @@
+pub(crate) mod accept;
+pub(crate) mod authority;
+pub(crate) mod body;
+pub(crate) mod call_head;
+pub(crate) mod calls;
+pub(crate) mod compression;
+pub(crate) mod envelope;
+pub(crate) mod expiry;
+pub(crate) mod guarded_body;
+pub(crate) mod late_streams;
+pub(crate) mod listen;
+pub(crate) mod messages;
+pub(crate) mod on_wake;
+pub(crate) mod read_filter;
+pub(crate) mod slow_reader;
+pub(crate) mod tls;
