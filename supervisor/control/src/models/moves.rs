@@ -96,7 +96,8 @@ impl Registry {
                     let (row, report) = (made.len(), instance.served.report.clone());
                     waits.spawn(async move { (row, serving(report, patience).await) });
                     // The description is the one that its workers gave before.
-                    let waits_here = outage && instance.served.pipeline.open_with_metadata_of(&route).is_ok();
+                    let waits_here =
+                        outage && instance.served.pipeline.open_with_metadata_of(route.pipeline()).is_ok();
                     let back = (name, Box::new(instance));
                     if waits_here {
                         self.is_back(back);

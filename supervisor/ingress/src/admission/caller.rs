@@ -1,44 +1,46 @@
-//! Who requests come from, and which peers of Unix sockets are let in.
+//! The clients that requests come from, and the peers that may connect to Unix sockets.
 
 use std::io;
 use std::sync::Arc;
 
 use hyper::http::Extensions;
 use hyper::{HeaderMap, Uri};
+use shadowslice_datapath::peer::{Guard, Peer};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::admission::origin::Site;
-use crate::admission::request_error::RequestError;
-use crate::admission::tokens::Tokens;
-use shadowslice_datapath::peer::{Guard, Peer};
+use super::origin::Origin;
+use super::request_error::RequestError;
+use super::tokens::Tokens;
 
-/// The other end of a connection, and what is asked of its requests.
+/// The other end of a connection, and the conditions for its requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) peer: Arc<Peer>,
-    pub(crate) site: Site,
-    /// `None` if requests need none.
+    pub(crate) origin: Origin,
+    /// The tokens that are accepted, or `None` if requests need no token.
     pub(crate) tokens: Option<Tokens>,
 }
 
-/// What a request is for.
+/// The kind of resource that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// What tells nothing, and is asked without a token: health, and the files of a page.
-    Open,
-    Guarded,
+pub(crate) enum Resource {
+    /// A resource without secrets, which needs no token: health, and the files of a page.
+    Public,
+    Protected,
 }
 
 impl Caller {
-    /// Who a request comes from; fails if it is not let in.
+    /// Returns the client that sends a request. Fails if the client may not send it.
     pub(crate) fn identify(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
-        asked: Asked,
+        resource: Resource,
     ) -> Result<Arc<Peer>, RequestError> {
-        self.site.check(uri, headers)?;
-        let (Some(tokens), Asked::Guarded) = (&self.tokens, asked) else { return Ok(Arc::clone(&self.peer)) };
+        self.origin.check(uri, headers)?;
+        let (Some(tokens), Resource::Protected) = (&self.tokens, resource) else {
+            return Ok(Arc::clone(&self.peer));
+        };
         let named =
             tokens.name(headers).inspect_err(|_| tokens.guard().refuse(&self.peer, "ask", uri.path()))?;
         let mut peer = Peer::clone(&self.peer);
@@ -49,23 +51,23 @@ impl Caller {
     }
 }
 
-/// The next peer that may connect; others find their connections closed.
-pub(crate) async fn accept(
+/// Returns the next connection whose peer is permitted. Closes the connections of other peers.
+pub(crate) async fn accept_permitted(
     listener: &UnixListener,
     guard: &Guard,
     path: &str,
 ) -> io::Result<(UnixStream, Caller)> {
     loop {
         let (stream, _) = listener.accept().await?;
-        // A stream that does not say whose it is is nobody's.
+        // A stream whose peer is unknown is refused.
         let Ok(peer) = Peer::of_unix(&stream) else { continue };
         if guard.permits(&peer, "connect", path) {
-            return Ok((stream, Caller { peer: Arc::new(peer), site: Site::Unix, tokens: None }));
+            return Ok((stream, Caller { peer: Arc::new(peer), origin: Origin::Unix, tokens: None }));
         }
     }
 }
 
-/// Who a request comes from.
-pub(crate) fn of(extensions: &Extensions) -> &Arc<Peer> {
-    extensions.get().expect("both protocols note it in a request before they look at it")
+/// Returns the client that sent a request.
+pub(crate) fn peer(extensions: &Extensions) -> &Arc<Peer> {
+    extensions.get().expect("both protocols insert the peer into a request when they identify it")
 }

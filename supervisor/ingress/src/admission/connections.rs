@@ -1,4 +1,4 @@
-//! The open connections, and which of them go when there are too many.
+//! The open connections, and the choice of those that leave when there are too many.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,117 +8,116 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::admission::budgets::Client;
+use super::client::Client;
 
-/// Connections beyond the bound. They may ask for health, and take part in all else once another
-/// connection has gone.
-const RESERVE: usize = 32;
+/// The number of surplus connections, which exceed `limits.connections`. They may ask for health.
+/// They may ask for everything else as soon as other connections have ended.
+const SURPLUS: usize = 32;
 
-/// How long an idle connection may take to end when another one needs its place.
-const GOING: Duration = Duration::from_secs(1);
+/// The time that an idle connection has to end when another one needs its place.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often it is looked for an idle connection while even the reserve is taken.
-const LOOK: Duration = Duration::from_millis(100);
+/// The interval between attempts to find an idle connection while even the surplus is used up.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct Connections {
-    most: usize,
-    open: Mutex<Open>,
-    count: watch::Sender<usize>,
+    limit: usize,
+    open: Mutex<OpenConnections>,
+    count_tx: watch::Sender<usize>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    /// The oldest first.
+struct OpenConnections {
+    /// The clients, the oldest first.
     clients: BTreeMap<u64, Arc<Client>>,
     next: u64,
-    /// Whether there may be connections beyond the bound.
-    beyond: bool,
+    /// True if there may be surplus connections.
+    may_have_surplus: bool,
 }
 
 impl Connections {
-    pub(crate) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, open: Mutex::default(), count: watch::Sender::new(0) })
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, open: Mutex::default(), count_tx: watch::Sender::new(0) })
     }
 
-    /// Waits until there is room. At the bound the connection that is idle longest, of the
-    /// peer that has most, is told to go.
-    pub(crate) async fn enter(self: &Arc<Self>, client: Client) -> Entered {
+    /// Waits until there is room for a connection. At the limit, one idle connection must leave: of
+    /// the peers with the most connections, the one that has been idle longest.
+    pub(crate) async fn open(self: &Arc<Self>, client: Client) -> ConnectionSlot {
         let client = Arc::new(client);
-        let mut count = self.count.subscribe();
+        let mut count_rx = self.count_tx.subscribe();
         loop {
-            count.mark_unchanged();
+            count_rx.mark_unchanged();
             if let Some(number) = self.insert(&client) {
-                return Entered { connections: Arc::clone(self), number, client };
+                return ConnectionSlot { connections: Arc::clone(self), number, client };
             }
-            // Either way it is tried again.
-            let _ = timeout(LOOK, count.changed()).await;
+            // The loop tries again after a change and after the timeout.
+            let _ = timeout(RETRY_INTERVAL, count_rx.changed()).await;
         }
     }
 
     fn insert(&self, client: &Arc<Client>) -> Option<u64> {
         let mut open = self.open.lock();
-        let beyond = open.clients.len() >= self.most;
-        if beyond {
-            let going = open.clients.values().filter(|other| other.is_going()).count();
+        if open.clients.len() >= self.limit {
+            let leaving = open.clients.values().filter(|other| other.is_about_to_end()).count();
             let idle = open.clients.values().filter_map(|other| Some((other.idleness()?, other)));
-            if going <= open.clients.len() - self.most
+            if leaving <= open.clients.len() - self.limit
                 && let Some((_, longest)) = idle.min_by_key(|(idleness, _)| *idleness)
             {
                 longest.leave();
-                longest.tally().count_closed();
+                longest.counters().count_closed();
             }
-            if open.clients.len() >= self.most.saturating_add(RESERVE) {
+            if open.clients.len() >= self.limit.saturating_add(SURPLUS) {
                 return None;
             }
-            open.beyond = true;
-            client.is_beyond();
+            open.may_have_surplus = true;
+            client.mark_surplus();
         }
         let number = open.next;
         open.next += 1;
         open.clients.insert(number, Arc::clone(client));
-        client.tally().count_connection();
-        self.count.send_replace(open.clients.len());
+        client.counters().count_connection();
+        self.count_tx.send_replace(open.clients.len());
         Some(number)
     }
 
     fn remove(&self, number: u64) {
         let mut open = self.open.lock();
         open.clients.remove(&number);
-        if open.beyond && open.clients.len() <= self.most {
-            open.beyond = false;
-            open.clients.values().for_each(|client| client.has_room());
+        if open.may_have_surplus && open.clients.len() <= self.limit {
+            open.may_have_surplus = false;
+            open.clients.values().for_each(|client| client.give_place());
         }
-        self.count.send_replace(open.clients.len());
+        self.count_tx.send_replace(open.clients.len());
     }
 
-    /// Returns when none is open.
+    /// Waits until no connection is open.
     pub(crate) async fn ended(&self) {
-        // The sender is here, so that there is no error.
-        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
+        // The wait cannot fail, because `self` has the sender.
+        let _ = self.count_tx.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
-/// A connection is open until this is dropped.
+/// The place of a connection. The connection counts as open until its place is dropped.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     number: u64,
     pub(crate) client: Arc<Client>,
 }
 
-impl Drop for Entered {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.remove(self.number);
-        self.client.tally().count_disconnection();
+        self.client.counters().count_disconnection();
     }
 }
 
-/// Returns when a connection was told to go, has had its time, and has no request under way.
-pub(crate) async fn outstays(client: &Client) {
-    client.left().await;
-    sleep(GOING).await;
+/// Waits until a connection had to leave, did not leave in time, and has no request in flight.
+pub(crate) async fn overstays(client: &Client) {
+    client.must_leave().await;
+    sleep(LEAVE_TIMEOUT).await;
     while client.is_busy() {
-        sleep(GOING).await;
+        sleep(LEAVE_TIMEOUT).await;
     }
 }

@@ -1,83 +1,91 @@
-//! The memory of a request and then of its answer, counted against `limits.memory`.
+//! The memory of a request and then of its answer, which counts against `limits.memory`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-
-use crate::admission::budgets::{Client, Pool, Taken};
-use crate::admission::deliveries::Deliveries;
-use crate::admission::request_error::RequestError;
 use shadowslice_datapath::host_counters::HostLimit;
 use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
-/// In bytes, what every request takes, and all that a small one does: its head, its tasks, and
-/// [`SMALL`] more.
+use super::budgets::Budget;
+use super::client::{BudgetShare, Client};
+use super::deliveries::Deliveries;
+use super::min_rate::{MIN_CONNECTION_RATE, MIN_STREAM_RATE};
+use super::request_error::RequestError;
+
+/// The bytes that each request takes: its head, its tasks, and [`SMALL`] bytes of content. A small
+/// request takes no more.
 const BASE: u64 = 32 << 10;
 const SMALL: u64 = 16 << 10;
 
 /// The part of [`BASE`] that is for the request's head, in bytes.
 const HEAD: u64 = 8 << 10;
 
-/// In bytes: for more it is tried whether the system has them, so that a request fails where a
-/// library's allocation would end the process.
+/// The size in bytes from which an allocation is tried first. The request then fails if the system
+/// has too little memory, whereas a library's allocation would end the process.
 const TRIED: u64 = 1 << 20;
 
 tokio::task_local! {
-    /// Of the gRPC call that a task serves, for decoders, which cannot be told otherwise.
-    pub(crate) static RESERVED: Arc<Reserved>;
+    /// The permit of the gRPC call that a task serves. Decoders cannot get it in another way.
+    pub(crate) static CALL_PERMIT: Arc<MemoryPermit>;
 }
 
 #[derive(Debug)]
-pub(crate) struct Reserved {
-    taken: Taken,
+pub(crate) struct MemoryPermit {
+    share: BudgetShare,
     used: AtomicU64,
-    /// The bytes that it takes at least: [`BASE`], and more for a long head.
+    /// The bytes that the permit takes at least: [`BASE`], and more for a long head.
     base: u64,
     /// The deliveries of the answers that are written next.
     deliveries: Mutex<Deliveries>,
 }
 
-impl Reserved {
-    pub(crate) fn new(client: &Arc<Client>, pool: Pool) -> Result<Arc<Self>, RequestError> {
-        Self::with_head(client, pool, 0)
+impl MemoryPermit {
+    pub(crate) fn new(client: &Arc<Client>, budget: Budget) -> Result<Arc<Self>, RequestError> {
+        Self::with_head(client, budget, 0)
     }
 
     /// Takes memory for a request whose head has `head` bytes.
     pub(crate) fn with_head(
         client: &Arc<Client>,
-        pool: Pool,
+        budget: Budget,
         head: usize,
     ) -> Result<Arc<Self>, RequestError> {
         let base = BASE + (head as u64).saturating_sub(HEAD);
-        let taken = client.take(pool, base).ok_or_else(|| spent(client, pool))?;
-        client.begun();
-        Ok(Arc::new(Self { taken, used: AtomicU64::new(0), base, deliveries: Mutex::default() }))
+        let share = client.take(budget, base).ok_or_else(|| exhausted(client, budget))?;
+        client.begin_call();
+        Ok(Arc::new(Self { share, used: AtomicU64::new(0), base, deliveries: Mutex::default() }))
     }
 
     pub(crate) fn client(&self) -> &Arc<Client> {
-        self.taken.client()
+        self.share.client()
+    }
+
+    /// Returns the minimum rate of one body, in bytes per second. The streams of a connection share
+    /// the connection's rate.
+    pub(crate) fn min_rate(&self) -> f64 {
+        (MIN_CONNECTION_RATE / self.client().calls() as f64).max(MIN_STREAM_RATE)
     }
 
     /// Adds answers that leave with the next bytes.
-    pub(crate) fn carry(&self, deliveries: Deliveries) {
+    pub(crate) fn add_deliveries(&self, deliveries: Deliveries) {
         self.deliveries.lock().add(deliveries);
     }
 
     /// Takes the answers that leave with the next bytes.
-    pub(crate) fn deliveries(&self) -> Deliveries {
+    pub(crate) fn take_deliveries(&self) -> Deliveries {
         std::mem::take(&mut self.deliveries.lock())
     }
 
-    /// Before the bytes are there.
+    /// Takes more memory. Call this before the bytes are allocated.
     pub(crate) fn grow(&self, bytes: usize) -> Result<(), RequestError> {
         self.set(self.used.load(Relaxed).saturating_add(bytes as u64))?;
-        if bytes as u64 >= TRIED { room(bytes).map(drop) } else { Ok(()) }
+        if bytes as u64 >= TRIED { try_allocate(bytes).map(drop) } else { Ok(()) }
     }
 
     pub(crate) fn shrink(&self, bytes: usize) {
-        // To give back cannot fail.
+        // Giving back memory cannot fail.
         let _ = self.set(self.used.load(Relaxed).saturating_sub(bytes as u64));
     }
 
@@ -85,33 +93,33 @@ impl Reserved {
         self.shrink(usize::try_from(self.used.load(Relaxed)).unwrap_or(usize::MAX).saturating_sub(bytes));
     }
 
-    /// It has nothing until it is given bytes again, so that its connection may count as idle.
-    pub(crate) fn rest(&self) {
-        self.taken.set(0);
+    /// Gives back all memory, so that the connection can count as idle, until the permit grows again.
+    pub(crate) fn release(&self) {
+        self.share.set(0);
         self.used.store(0, Relaxed);
     }
 
-    /// From now on it has so many bytes, whatever it had before.
+    /// Changes the size to `bytes`, independently of the size before.
     pub(crate) fn replace(&self, bytes: usize) -> Result<(), RequestError> {
         self.set(bytes as u64)
     }
 
     fn set(&self, used: u64) -> Result<(), RequestError> {
-        if !self.taken.set(used.saturating_add(self.base - SMALL).max(self.base)) {
-            return Err(spent(self.taken.client(), self.taken.pool()));
+        if !self.share.set(used.saturating_add(self.base - SMALL).max(self.base)) {
+            return Err(exhausted(self.client(), self.share.budget()));
         }
         self.used.store(used, Relaxed);
         Ok(())
     }
 
-    /// An empty buffer for so many bytes.
+    /// Takes memory for a new buffer of this capacity.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Vec<u8>, RequestError> {
         self.set(self.used.load(Relaxed).saturating_add(bytes as u64))?;
-        room(bytes)
+        try_allocate(bytes)
     }
 
-    /// All bytes in one piece; they are copied if they were in several.
-    pub(crate) fn joined(&self, pieces: Pieces) -> Result<Bytes, RequestError> {
+    /// Joins the pieces. Copies the bytes if there is more than one piece.
+    pub(crate) fn join(&self, pieces: Pieces) -> Result<Bytes, RequestError> {
         let pieces = match pieces.into_one() {
             Ok(bytes) => return Ok(bytes),
             Err(pieces) => pieces,
@@ -123,88 +131,93 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for MemoryPermit {
     fn drop(&mut self) {
-        self.client().ended();
+        self.client().end_call();
     }
 }
 
-fn spent(client: &Client, pool: Pool) -> RequestError {
-    client.tally().count_refusal(HostLimit::Memory);
-    let size = client.size(pool);
+fn exhausted(client: &Client, budget: Budget) -> RequestError {
+    client.counters().count_refusal(HostLimit::Memory);
+    let size = client.budget_size(budget);
     RequestFailure::Exhausted(format!(
         "the memory for requests and answers is used up ({size} bytes, at most half for one connection); try again later, send less at a time, or raise limits.memory"
     ))
     .into()
 }
 
-/// An empty buffer, if the system has that much.
-pub(crate) fn room(bytes: usize) -> Result<Vec<u8>, RequestError> {
+/// Allocates an empty buffer. Fails if the system has too little memory.
+pub(crate) fn try_allocate(bytes: usize) -> Result<Vec<u8>, RequestError> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
     Ok(buffer)
 }
 
+/// Returns a permit that never runs out.
 #[cfg(test)]
-pub(crate) fn enough() -> Arc<Reserved> {
-    use crate::admission::budgets::{Owner, Pools};
-    let pools = Arc::new(Pools::new(1, 1 << 40, 0));
-    Reserved::new(&Arc::new(pools.client(Owner::User(0))), Pool::Memory).unwrap()
+pub(crate) fn unlimited() -> Arc<MemoryPermit> {
+    use super::budgets::{Budgets, Owner};
+    let budgets = Arc::new(Budgets::new(1, 1 << 40, 0));
+    MemoryPermit::new(&Arc::new(Client::new(&budgets, Owner::User(0))), Budget::Memory).unwrap()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::budgets::{Owner, Pools};
+    use crate::admission::budgets::{Budgets, Owner};
+
+    fn client() -> Arc<Client> {
+        Arc::new(Client::new(&Arc::new(Budgets::new(1, 1 << 20, 0)), Owner::User(0)))
+    }
 
     #[test]
     fn small_requests_take_the_same_and_large_ones_what_they_use() {
-        let client = Arc::new(Arc::new(Pools::new(1, 1 << 20, 0)).client(Owner::User(0)));
-        let reserved = Reserved::new(&client, Pool::Memory).unwrap();
-        reserved.grow(10_000).unwrap();
-        assert_eq!(client.has(Pool::Memory), BASE);
-        reserved.grow(90_000).unwrap();
-        assert_eq!(client.has(Pool::Memory), 100_000 + BASE - SMALL);
-        let Err(RequestError::Failed(RequestFailure::Exhausted(why))) = reserved.grow(1 << 20) else {
+        let client = client();
+        let permit = MemoryPermit::new(&client, Budget::Memory).unwrap();
+        permit.grow(10_000).unwrap();
+        assert_eq!(client.used(Budget::Memory), BASE);
+        permit.grow(90_000).unwrap();
+        assert_eq!(client.used(Budget::Memory), 100_000 + BASE - SMALL);
+        let Err(RequestError::Failed(RequestFailure::Exhausted(why))) = permit.grow(1 << 20) else {
             panic!()
         };
         assert!(why.contains("limits.memory"), "{why}");
-        reserved.shrink(95_000);
-        reserved.replace(7).unwrap();
-        assert_eq!(client.has(Pool::Memory), BASE);
-        drop(reserved);
-        assert_eq!(client.has(Pool::Memory), 0);
+        permit.shrink(95_000);
+        permit.replace(7).unwrap();
+        assert_eq!(client.used(Budget::Memory), BASE);
+        drop(permit);
+        assert_eq!(client.used(Budget::Memory), 0);
     }
 
     #[test]
     fn a_long_head_takes_memory_of_its_own() {
-        let client = Arc::new(Arc::new(Pools::new(1, 1 << 20, 0)).client(Owner::User(0)));
+        let client = client();
         let head = 60 << 10;
-        let reserved = Reserved::with_head(&client, Pool::Memory, head).unwrap();
+        let permit = MemoryPermit::with_head(&client, Budget::Memory, head).unwrap();
         let with_head = BASE + head as u64 - HEAD;
-        assert_eq!(client.has(Pool::Memory), with_head);
-        reserved.grow(100_000).unwrap();
-        assert_eq!(client.has(Pool::Memory), with_head - SMALL + 100_000);
-        reserved.replace(0).unwrap();
-        assert_eq!(client.has(Pool::Memory), with_head);
+        assert_eq!(client.used(Budget::Memory), with_head);
+        permit.grow(100_000).unwrap();
+        assert_eq!(client.used(Budget::Memory), with_head - SMALL + 100_000);
+        permit.replace(0).unwrap();
+        assert_eq!(client.used(Budget::Memory), with_head);
     }
 
     #[test]
     fn memory_that_the_system_does_not_have_fails_the_request_alone() {
-        let why = enough().grow(1 << 39);
+        let why = unlimited().grow(1 << 39);
         assert!(
-            matches!(room(usize::MAX / 2), Err(RequestError::Failed(RequestFailure::Exhausted(_)))),
+            matches!(try_allocate(usize::MAX / 2), Err(RequestError::Failed(RequestFailure::Exhausted(_)))),
             "{why:?}"
         );
     }
 
     #[test]
     fn pieces_are_joined_and_one_piece_is_not_copied() {
-        let reserved = enough();
+        let permit = unlimited();
         let mut pieces = Pieces::from(vec![1, 2]);
         let at = pieces.iter().next().unwrap().as_ptr();
-        assert_eq!(reserved.joined(pieces.clone()).unwrap().as_ptr(), at);
+        assert_eq!(permit.join(pieces.clone()).unwrap().as_ptr(), at);
         pieces.push(vec![3].into());
-        assert_eq!(reserved.joined(pieces).unwrap(), [1, 2, 3][..]);
+        assert_eq!(permit.join(pieces).unwrap(), [1, 2, 3][..]);
     }
 }

@@ -1,9 +1,9 @@
-//! Whose request it is that a browser sends for a page.
+//! Protection against requests that browsers send on behalf of web pages.
 //!
-//! A page of any site may have the browsers of its readers ask servers on their own hosts. Such a
-//! request has the page's site in `Origin`. A site whose name comes to mean 127.0.0.1 (DNS
-//! rebinding) is of one origin with that server, but then its name stands where the server's should,
-//! in `Host` or `:authority`. No page has to do with models, so that both are refused.
+//! A page of any site can make the browsers of its readers send requests to servers on their own
+//! hosts. Such a request contains the page's origin in `Origin`. If the name of a site resolves to
+//! 127.0.0.1 (DNS rebinding), the site has the same origin as this server, but then `Host` or
+//! `:authority` contains the site's name. Pages never need models, so both are refused.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,31 +11,32 @@ use hyper::header::{HOST, HeaderValue, ORIGIN};
 use hyper::http::uri::Authority;
 use hyper::{HeaderMap, Uri};
 
-use crate::admission::request_error::RequestError;
-use crate::tensors::check::Clipped;
+use super::clipped::Clipped;
+use super::request_error::RequestError;
 
-/// What a listener may be called by those who ask it.
+/// The names by which clients may call a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Site {
-    /// Of a Unix socket, which no browser reaches.
+pub(crate) enum Origin {
+    /// A Unix socket, which browsers cannot reach.
     Unix,
-    /// Of a TCP listener on a loopback address: `localhost` or such an address, with any port.
+    /// A TCP listener on a loopback address. Its names are `localhost` and loopback addresses, with
+    /// any port.
     Loopback,
-    /// Of a TCP listener for other hosts, which know it by names that only they know.
+    /// A TCP listener for other hosts, which may have any names.
     Network,
 }
 
-impl Site {
+impl Origin {
     pub(crate) fn of_tcp(listener: SocketAddr) -> Self {
         if is_loopback(listener.ip()) { Self::Loopback } else { Self::Network }
     }
 
-    pub(crate) fn check(self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
+    pub(super) fn check(self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
         if self == Self::Unix {
             return Ok(());
         }
         let names = || {
-            // HTTP/2 has it in the URI.
+            // HTTP/2 has the authority in the URI.
             let authority = uri.authority().map(|authority| authority.as_str().as_bytes());
             headers.get_all(HOST).iter().map(HeaderValue::as_bytes).chain(authority)
         };
@@ -48,8 +49,8 @@ impl Site {
         }
         for origin in headers.get_all(ORIGIN) {
             let site = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1.as_bytes()));
-            let own = |site: &[u8]| names().any(|name| name.eq_ignore_ascii_case(site));
-            if !site.is_some_and(own) {
+            let is_own = |site: &[u8]| names().any(|name| name.eq_ignore_ascii_case(site));
+            if !site.is_some_and(is_own) {
                 let why = "pages of other sites may not send requests to this server";
                 let origin = String::from_utf8_lossy(origin.as_bytes());
                 return Err(RequestError::Forbidden(format!("Origin '{}': {why}", Clipped(&origin))));
@@ -59,15 +60,15 @@ impl Site {
     }
 }
 
-pub(crate) fn is_loopback(ip: IpAddr) -> bool {
+fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
 fn is_local(name: &[u8]) -> bool {
-    is_usual(name) || means_loopback(name)
+    is_usual(name) || is_loopback_name(name)
 }
 
-/// Returns whether a client asks by one of the two names that nearly all use, without parsing it.
+/// Returns whether a name is one of the two that nearly all clients use. Does not parse the name.
 fn is_usual(name: &[u8]) -> bool {
     let port = name.strip_prefix(b"127.0.0.1").or_else(|| name.strip_prefix(b"localhost"));
     match port {
@@ -77,7 +78,7 @@ fn is_usual(name: &[u8]) -> bool {
     }
 }
 
-fn means_loopback(name: &[u8]) -> bool {
+fn is_loopback_name(name: &[u8]) -> bool {
     let Ok(authority) = Authority::try_from(name) else { return false };
     let host = authority.host();
     let ip = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host).parse();
@@ -88,16 +89,16 @@ fn means_loopback(name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const LOCAL: Site = Site::Loopback;
+    const LOCAL: Origin = Origin::Loopback;
 
-    fn asked(site: Site, uri: &str, headers: &[(hyper::header::HeaderName, &str)]) -> Result<(), String> {
+    fn asked(origin: Origin, uri: &str, headers: &[(hyper::header::HeaderName, &str)]) -> Result<(), String> {
         let headers =
             headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
         let mut all = HeaderMap::new();
         headers.for_each(|(name, value)| {
             all.append(name, value);
         });
-        site.check(&uri.parse().unwrap(), &all).map_err(|refused| refused.to_string())
+        origin.check(&uri.parse().unwrap(), &all).map_err(|refused| refused.to_string())
     }
 
     #[test]
@@ -122,32 +123,32 @@ mod tests {
         ] {
             assert!(asked(LOCAL, "/v2", &[(HOST, name)]).is_err(), "{name}");
             assert!(asked(LOCAL, "/v2", &[(HOST, "localhost"), (HOST, name)]).is_err(), "{name}");
-            assert_eq!(asked(Site::Network, "/v2", &[(HOST, name)]), Ok(()), "{name}");
-            assert_eq!(asked(Site::Unix, "/v2", &[(HOST, name)]), Ok(()), "{name}");
+            assert_eq!(asked(Origin::Network, "/v2", &[(HOST, name)]), Ok(()), "{name}");
+            assert_eq!(asked(Origin::Unix, "/v2", &[(HOST, name)]), Ok(()), "{name}");
         }
         assert!(asked(LOCAL, "http://evil.example/v2", &[(HOST, "localhost")]).is_err());
-        assert_eq!(asked(LOCAL, "/v2", &[]), Ok(()), "every browser says a host");
+        assert_eq!(asked(LOCAL, "/v2", &[]), Ok(()), "every browser sends a host");
     }
 
     #[test]
     fn pages_of_other_sites_are_refused() {
-        for site in [Site::Loopback, Site::Network] {
-            let page = |origin| asked(site, "/v2", &[(HOST, "localhost:8000"), (ORIGIN, origin)]);
+        for origin in [Origin::Loopback, Origin::Network] {
+            let page = |of_page| asked(origin, "/v2", &[(HOST, "localhost:8000"), (ORIGIN, of_page)]);
             assert_eq!(page("http://localhost:8000"), Ok(()));
             for other in ["http://evil.example", "null", "http://localhost:8001", "http://localhost", ""] {
                 assert!(page(other).unwrap_err().contains("other sites"), "{other}");
             }
         }
-        assert_eq!(asked(Site::Unix, "/v2", &[(HOST, "x"), (ORIGIN, "http://evil.example")]), Ok(()));
+        assert_eq!(asked(Origin::Unix, "/v2", &[(HOST, "x"), (ORIGIN, "http://evil.example")]), Ok(()));
     }
 
     #[test]
     fn addresses_that_mean_loopback_are_loopback() {
         for address in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-            assert_eq!(Site::of_tcp(address.parse().unwrap()), Site::Loopback, "{address}");
+            assert_eq!(Origin::of_tcp(address.parse().unwrap()), Origin::Loopback, "{address}");
         }
         for address in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "[2001:db8::1]:1"] {
-            assert_eq!(Site::of_tcp(address.parse().unwrap()), Site::Network, "{address}");
+            assert_eq!(Origin::of_tcp(address.parse().unwrap()), Origin::Network, "{address}");
         }
     }
 }

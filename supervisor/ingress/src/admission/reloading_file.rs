@@ -1,5 +1,5 @@
-//! What files say, read again when they have changed: certificates and tokens are replaced while
-//! their server runs.
+//! Files that are read again when they change, so that certificates and tokens can be replaced
+//! without a restart.
 
 use std::fmt;
 use std::fs;
@@ -12,62 +12,64 @@ use parking_lot::RwLock;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, interval_at};
 
-/// How often the files are looked at.
-const LOOK: Duration = Duration::from_secs(2);
+/// The interval between checks of the files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Of one file, where there is one.
+/// The inode, size and time of change of a file, or `None` if the file is missing.
 type Stamp = Option<[i64; 4]>;
 
-pub(crate) struct Renewed<T> {
-    now: RwLock<Arc<T>>,
+/// The content of some files, as it was last read.
+pub(crate) struct ReloadingFile<T> {
+    content: RwLock<Arc<T>>,
 }
 
-impl<T> fmt::Debug for Renewed<T> {
+impl<T> fmt::Debug for ReloadingFile<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renewed").finish_non_exhaustive()
+        f.debug_struct("ReloadingFile").finish_non_exhaustive()
     }
 }
 
-impl<T: Send + Sync + 'static> Renewed<T> {
-    /// Files that cannot be used later leave what was read last. Must be called on a Tokio runtime.
+impl<T: Send + Sync + 'static> ReloadingFile<T> {
+    /// Reads the files. If the files change later and cannot be used, the last content stays in use.
+    /// Must be called on a Tokio runtime.
     pub(crate) fn read<E: fmt::Display + Send + 'static>(
         files: Vec<PathBuf>,
         read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
     ) -> Result<Arc<Self>, E> {
         let stamps = stamps(&files);
-        let renewed = Arc::new(Self { now: RwLock::new(Arc::new(read()?)) });
-        tokio::spawn(follow(Arc::downgrade(&renewed), files, stamps, Arc::new(read)));
-        Ok(renewed)
+        let file = Arc::new(Self { content: RwLock::new(Arc::new(read()?)) });
+        tokio::spawn(reload(Arc::downgrade(&file), files, stamps, Arc::new(read)));
+        Ok(file)
     }
 
-    pub(crate) fn now(&self) -> Arc<T> {
-        Arc::clone(&self.now.read())
+    pub(crate) fn current(&self) -> Arc<T> {
+        Arc::clone(&self.content.read())
     }
 }
 
-/// Ends when what was read is no longer used.
-async fn follow<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
-    renewed: Weak<Renewed<T>>,
+/// Reads the files again whenever they change, until their content is no longer used.
+async fn reload<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
+    file: Weak<ReloadingFile<T>>,
     files: Vec<PathBuf>,
     mut seen: Vec<Stamp>,
     read: Arc<impl Fn() -> Result<T, E> + Send + Sync + 'static>,
 ) {
-    let mut look = interval_at(Instant::now() + LOOK, LOOK);
+    let mut interval = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
     let files = Arc::new(files);
-    while renewed.strong_count() > 0 {
-        look.tick().await;
-        let (looked, read, before) = (Arc::clone(&files), Arc::clone(&read), seen.clone());
-        // Files may lie where a look at them takes long.
+    while file.strong_count() > 0 {
+        interval.tick().await;
+        let (paths, read, before) = (Arc::clone(&files), Arc::clone(&read), seen.clone());
+        // The files may be on a slow file system.
         let found = spawn_blocking(move || {
-            let found = stamps(&looked);
+            let found = stamps(&paths);
             (found != before).then(|| (found, read()))
         });
         let Ok(Some((found, outcome))) = found.await else { continue };
         seen = found;
         let named = Path::display(&files[0]);
-        match (outcome, renewed.upgrade()) {
-            (Ok(new), Some(renewed)) => {
-                *renewed.now.write() = Arc::new(new);
+        match (outcome, file.upgrade()) {
+            (Ok(new), Some(file)) => {
+                *file.content.write() = Arc::new(new);
                 tracing::info!(file = %named, "reloaded a TLS or token file that has changed");
             }
             (Err(error), Some(_)) => {

@@ -1,23 +1,19 @@
-//! Why a request is not answered, in both protocols' terms.
-
-use std::num::NonZero;
-use std::sync::LazyLock;
+//! The reasons why a request fails, with their HTTP status and gRPC code.
 
 use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, StatusCode};
-use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
 use shadowslice_datapath::pipeline::RequestFailure;
 
-/// The longest message, in bytes: gRPC's travels in a header, and clients limit those.
+/// The maximum length of a message, in bytes. gRPC sends it in a header, whose length clients limit.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("{0}")]
     NotFound(String),
-    /// Without a token that is known.
+    /// The request has no token, or an unknown one.
     #[error("{0}")]
     Unauthenticated(String),
     #[error("{0}")]
@@ -28,7 +24,7 @@ pub(crate) enum RequestError {
     Unsupported(String),
     #[error("{0}")]
     TooLarge(String),
-    /// The pipeline's failure, or a failure found before it.
+    /// A failure of the pipeline, or one that was found before the pipeline.
     #[error(transparent)]
     Failed(#[from] RequestFailure),
 }
@@ -67,15 +63,15 @@ impl RequestError {
         }
     }
 
-    /// Adds what HTTP says of it besides its status and its message.
-    pub(crate) fn describe(&self, headers: &mut HeaderMap) {
+    /// Adds the headers that belong to the error in HTTP.
+    pub(crate) fn add_headers(&self, headers: &mut HeaderMap) {
         if matches!(self, Self::Unauthenticated(_)) {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
     }
 
-    /// Returns the text for the client. A model's exception may have any characters, also those that
-    /// change the colours or the title of a terminal.
+    /// Returns the text for the client. Removes control characters, because an exception of a model
+    /// may contain some that change the colours or the title of a terminal.
     pub(crate) fn message(&self) -> String {
         let mut message = self.to_string();
         message.retain(|character| matches!(character, '\n' | '\t') || !character.is_control());
@@ -86,30 +82,6 @@ impl RequestError {
 
 pub(crate) fn invalid<T, E: From<RequestFailure>>(message: String) -> Result<T, E> {
     Err(RequestFailure::Invalid(message).into())
-}
-
-/// As much as the threads that serve connections: what takes long leaves half of the cores to them.
-static HELPERS: LazyLock<Semaphore> = LazyLock::new(|| {
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    Semaphore::new((cores / 2).max(1))
-});
-
-/// Does what takes long away from the threads that serve connections.
-pub(crate) async fn away<T, E>(
-    what: &str,
-    work: impl FnOnce() -> Result<T, E> + Send + 'static,
-) -> Result<T, E>
-where
-    T: Send + 'static,
-    E: From<RequestFailure> + Send + 'static,
-{
-    let turn = HELPERS.acquire().await;
-    let done = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        work()
-    });
-    let done = done.await;
-    done.unwrap_or_else(|why| Err(RequestFailure::Internal(format!("{what} failed: {why}")).into()))
 }
 
 impl From<RequestError> for Status {

@@ -1,20 +1,18 @@
-//! The descriptions that the server and its models give of themselves. Pure.
+//! The descriptions of the server and its models. This file does no I/O.
 
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
-use serde::Serializer;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use crate::api::model::VERSION;
 use crate::proto;
-use crate::tensors::check::public_shape;
+use crate::tensors::{MODEL_VERSION, public_shape};
 use shadowslice_datapath::pipeline::{Metadata, ModelContent};
 
 const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
 
-pub(crate) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
+pub(super) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
     let extensions = EXTENSIONS.into_iter().chain(shared_memory.then_some("system_shared_memory"));
     proto::ServerMetadataResponse {
         name: "shadowslice".to_owned(),
@@ -23,28 +21,28 @@ pub(crate) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
     }
 }
 
-pub(crate) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
+pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
     let tensor = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
         name: spec.name.clone(),
         datatype: spec.datatype.name().to_owned(),
         shape: public_shape(metadata, spec),
     };
-    // These have no batch axis.
+    // Optional inputs have no batch axis.
     let optional = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
         shape: spec.shape.clone(),
         ..tensor(spec)
     };
     proto::ModelMetadataResponse {
         name: metadata.name.clone(),
-        versions: vec![VERSION.to_owned()],
+        versions: vec![MODEL_VERSION.to_owned()],
         platform: metadata.platform.to_owned(),
         inputs: metadata.inputs.iter().map(tensor).chain(metadata.optional.iter().map(optional)).collect(),
         outputs: metadata.outputs.iter().map(tensor).collect(),
     }
 }
 
-/// Shapes are without the batch axis.
-pub(crate) fn config(metadata: &Metadata, content: &ModelContent) -> proto::ModelConfig {
+/// Returns the configuration of a model, with shapes without the batch axis.
+pub(super) fn config(metadata: &Metadata, content: &ModelContent) -> proto::ModelConfig {
     let input = |spec: &TensorSpec| proto::ModelInput {
         name: spec.name.clone(),
         data_type: data_type(spec.datatype).into(),
@@ -75,7 +73,7 @@ pub(crate) fn config(metadata: &Metadata, content: &ModelContent) -> proto::Mode
     }
 }
 
-/// Tells which content is served, as far as that is known.
+/// Returns the known facts about the content that is served.
 fn parameters(content: &ModelContent) -> HashMap<String, proto::ModelParameter> {
     let seconds =
         content.loaded_at.and_then(|at| Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs().to_string()));
@@ -94,7 +92,7 @@ fn dims(metadata: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     spec.shape.iter().skip(usize::from(batches(metadata))).copied().collect()
 }
 
-/// Triton's platforms are a backend's name and a file kind's.
+/// Returns the backend of a platform. A platform of Triton consists of a backend and a kind of file.
 fn backend(metadata: &Metadata) -> &str {
     metadata.platform.split_once('_').map_or(metadata.platform, |(backend, _)| backend)
 }
@@ -118,12 +116,6 @@ fn data_type(datatype: Datatype) -> proto::DataType {
     }
 }
 
-/// Over HTTP, a datatype has the name that it has in the protocol's definition.
-pub(crate) fn by_name<S: Serializer>(data_type: &i32, serializer: S) -> Result<S::Ok, S::Error> {
-    let known = proto::DataType::try_from(*data_type).unwrap_or_default();
-    serializer.serialize_str(known.as_str_name())
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -133,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// A model without files.
+    /// Returns the configuration of a model without files.
     fn described(metadata: &Metadata) -> proto::ModelConfig {
         config(metadata, &ModelContent::default())
     }

@@ -1,5 +1,5 @@
-//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. It says
-//! what `ServerReady` says.
+//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. It reports
+//! the same readiness as `ServerReady`.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -11,33 +11,32 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::Frontend;
-use crate::admission::stop::Stop;
+use super::frontend::Frontend;
+use crate::admission::{Clipped, Stop};
 use crate::proto::health::health_check_response::ServingStatus;
-use crate::proto::health::health_server::Health as HealthService;
+use crate::proto::health::health_server::Health;
 use crate::proto::health::{HealthCheckRequest, HealthCheckResponse};
-use crate::tensors::check::Clipped;
 
-/// The most watchers at a time, over all connections.
-pub(crate) const WATCHERS: usize = 256;
+/// The maximum number of concurrent watchers on all connections.
+pub(crate) const MAX_WATCHERS: usize = 256;
 
-/// The names that may be asked for: the whole server, by its empty name, and its only service.
+/// The known names. The empty name means the whole server, and the other name is its only service.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
 #[derive(Debug, Clone)]
-pub(crate) struct Health {
+pub(super) struct HealthService {
     front: Arc<Frontend>,
     stop: Stop,
 }
 
-impl Health {
-    pub(crate) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
+impl HealthService {
+    pub(super) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
         Self { front, stop }
     }
 }
 
 #[tonic::async_trait]
-impl HealthService for Health {
+impl Health for HealthService {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,
@@ -46,7 +45,7 @@ impl HealthService for Health {
         if !SERVICES.contains(&service.as_str()) {
             return Err(Status::not_found(format!("service '{}' not found", Clipped(&service))));
         }
-        Ok(Response::new(said(status(self.front.router.ready()))))
+        Ok(Response::new(response(status(self.front.router.ready()))))
     }
 
     type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
@@ -55,58 +54,58 @@ impl HealthService for Health {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let room = Arc::clone(&self.front.watchers).try_acquire_owned();
-        let room = room.map_err(|_| {
-            Status::resource_exhausted(format!("{WATCHERS} clients already watch, which is the limit"))
+        let place = Arc::clone(&self.front.watchers).try_acquire_owned();
+        let place = place.map_err(|_| {
+            Status::resource_exhausted(format!("{MAX_WATCHERS} clients already watch, which is the limit"))
         })?;
         let known = SERVICES.contains(&request.into_inner().service.as_str());
-        let (tell, told) = mpsc::channel(1);
-        tokio::spawn(follow(Arc::clone(&self.front), known, tell, self.stop.clone(), room));
-        Ok(Response::new(ReceiverStream::new(told)))
+        let (status_tx, status_rx) = mpsc::channel(1);
+        tokio::spawn(follow(Arc::clone(&self.front), known, status_tx, self.stop.clone(), place));
+        Ok(Response::new(ReceiverStream::new(status_rx)))
     }
 }
 
-/// Ends when the watcher is gone or serving ends.
+/// Sends each change of the status, until the watcher is gone or serving ends.
 async fn follow(
     front: Arc<Frontend>,
     known: bool,
-    tell: mpsc::Sender<Result<HealthCheckResponse, Status>>,
+    status_tx: mpsc::Sender<Result<HealthCheckResponse, Status>>,
     stop: Stop,
-    _room: OwnedSemaphorePermit,
+    _place: OwnedSemaphorePermit,
 ) {
     let mut stop = std::pin::pin!(stop.begun());
     let mut last = None;
-    let mut look = tokio::time::interval(HEARTBEAT_TIMEOUT);
+    let mut interval = tokio::time::interval(HEARTBEAT_TIMEOUT);
     loop {
-        let mut others = front.router.changes();
+        let mut models_rx = front.router.changes();
         let mut readiness = readinesses(&front);
-        // After that: a change from now on is heard below.
+        // The status is read last, so that every later change wakes the select below.
         let ready = front.router.ready();
         let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
         if last != Some(now) {
             last = Some(now);
-            if tell.send(Ok(said(now))).await.is_err() {
+            if status_tx.send(Ok(response(now))).await.is_err() {
                 return;
             }
         }
         tokio::select! {
             () = changed(&mut readiness) => {}
-            // A control that stands still announces nothing.
-            _ = look.tick() => {}
-            Ok(()) = others.changed() => {}
-            () = tell.closed() => return,
+            // A control thread that hangs announces no change.
+            _ = interval.tick() => {}
+            Ok(()) = models_rx.changed() => {}
+            () = status_tx.closed() => return,
             () = &mut stop => break,
         }
     }
     if known && last != Some(ServingStatus::NotServing) {
-        // It fails when the watcher is gone, which need not know then.
-        let _ = tell.send(Ok(said(ServingStatus::NotServing))).await;
+        // This fails if the watcher is gone.
+        let _ = status_tx.send(Ok(response(ServingStatus::NotServing))).await;
     }
 }
 
-/// No model is kept by being watched.
+/// Returns receivers of the models' readiness. They do not keep the models.
 fn readinesses(front: &Frontend) -> Vec<watch::Receiver<()>> {
-    front.router.models().into_iter().map(|(_, model)| model.readiness()).collect()
+    front.router.models().into_iter().map(|(_, route)| route.pipeline().readiness()).collect()
 }
 
 async fn changed(readiness: &mut [watch::Receiver<()>]) {
@@ -114,7 +113,7 @@ async fn changed(readiness: &mut [watch::Receiver<()>]) {
         Box::pin(async { model.changed().await.is_ok() })
     });
     let changes: Vec<_> = changes.collect();
-    // Without models there is no change; a model that is gone is news of the router.
+    // Without models nothing changes. The router announces models that are removed.
     if changes.is_empty() || !select_all(changes).await.0 {
         pending::<()>().await;
     }
@@ -124,7 +123,7 @@ fn status(ready: bool) -> ServingStatus {
     if ready { ServingStatus::Serving } else { ServingStatus::NotServing }
 }
 
-fn said(status: ServingStatus) -> HealthCheckResponse {
+fn response(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status.into() }
 }
 
@@ -137,8 +136,8 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
-    use crate::admission::stop::Course;
-    use crate::tensors::shared_memory::Regions;
+    use crate::admission::Course;
+    use crate::tensors::Regions;
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::heartbeat::Heartbeat;
     use shadowslice_datapath::peer::Guard;
@@ -163,7 +162,7 @@ mod tests {
         })
     }
 
-    /// The only model from now on, ready.
+    /// Replaces all models by one that is ready.
     fn serve(front: &Frontend) -> Arc<Pipeline> {
         let settings = PipelineSettings {
             name: "m".to_owned(),
@@ -184,44 +183,50 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watchers_hear_that_control_stands_still() {
+    async fn watchers_learn_that_the_control_thread_hangs() {
         let front = front();
         let _serving = serve(&front);
         let (_stop, stopped) = watch::channel(Course::Serve);
-        let (tell, mut told) = mpsc::channel(1);
-        let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
-        tokio::spawn(follow(front, true, tell, Stop::new(stopped, Duration::ZERO, Duration::ZERO), room));
-        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
-        // No control thread is there to say that it moves.
-        let next = tokio::time::timeout(HEARTBEAT_TIMEOUT * 4, told.recv()).await.unwrap();
-        assert_eq!(next.unwrap().unwrap(), said(ServingStatus::NotServing));
+        let (status_tx, mut status_rx) = mpsc::channel(1);
+        let place = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
+        tokio::spawn(follow(
+            front,
+            true,
+            status_tx,
+            Stop::new(stopped, Duration::ZERO, Duration::ZERO),
+            place,
+        ));
+        assert_eq!(status_rx.recv().await.unwrap().unwrap(), response(ServingStatus::Serving));
+        // There is no control thread that sends heartbeats.
+        let next = tokio::time::timeout(HEARTBEAT_TIMEOUT * 4, status_rx.recv()).await.unwrap();
+        assert_eq!(next.unwrap().unwrap(), response(ServingStatus::NotServing));
     }
 
     #[tokio::test]
-    async fn that_a_replaced_model_stops_is_no_news() {
+    async fn the_end_of_a_replaced_model_changes_nothing() {
         let front = front();
         let (stop, stopped) = watch::channel(Course::Serve);
-        let (tell, mut told) = mpsc::channel(1);
-        let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
+        let (status_tx, mut status_rx) = mpsc::channel(1);
+        let place = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
         let mut serving = serve(&front);
         tokio::spawn(follow(
             Arc::clone(&front),
             true,
-            tell,
+            status_tx,
             Stop::new(stopped, Duration::ZERO, Duration::ZERO),
-            room,
+            place,
         ));
-        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
+        assert_eq!(status_rx.recv().await.unwrap().unwrap(), response(ServingStatus::Serving));
         for round in 0..64 {
             let before = std::mem::replace(&mut serving, serve(&front));
             before.shut("it is replaced");
-            // The watcher's turn, twice: it may look at either first.
+            // The watcher needs two turns, because it may see either change first.
             yield_now().await;
             yield_now().await;
-            assert!(told.try_recv().is_err(), "in round {round}");
+            assert!(status_rx.try_recv().is_err(), "in round {round}");
         }
         serving.shut("it is broken");
-        assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::NotServing));
+        assert_eq!(status_rx.recv().await.unwrap().unwrap(), response(ServingStatus::NotServing));
         stop.send_replace(Course::Stop);
     }
 }

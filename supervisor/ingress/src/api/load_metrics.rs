@@ -1,5 +1,5 @@
-//! The load of a model beside its answers, for load balancers that ask for it (ORCA, as Envoy reads
-//! and Triton's clients ask for it).
+//! The load of a model in the headers of its answers, for load balancers that request it. The format
+//! is ORCA, which Envoy reads and Triton's clients request.
 
 use std::fmt::Write as _;
 
@@ -8,17 +8,17 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde_json::json;
 use shadowslice_datapath::pipeline::ModelLoad;
 
-/// `text` or `json`.
-const ASKED: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
+/// The header with the requested format, which is `text` or `json`.
+const FORMAT_HEADER: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 
-pub(crate) const TOLD: &str = "endpoint-load-metrics";
+pub(super) const HEADER: &str = "endpoint-load-metrics";
 
-/// `None` if the request does not ask, or for a form that is not known.
-pub(crate) fn told(asked: &HeaderMap, load: impl FnOnce() -> (ModelLoad, usize)) -> Option<HeaderValue> {
-    let form = asked.get(ASKED)?.as_bytes();
+/// Returns the value of the header, or `None` if the request names no known format.
+pub(super) fn header(request: &HeaderMap, load: impl FnOnce() -> (ModelLoad, usize)) -> Option<HeaderValue> {
+    let format = request.get(FORMAT_HEADER)?.as_bytes();
     let text = match () {
-        () if form.eq_ignore_ascii_case(b"text") => text(load()),
-        () if form.eq_ignore_ascii_case(b"json") => json_text(load()),
+        () if format.eq_ignore_ascii_case(b"text") => text(load()),
+        () if format.eq_ignore_ascii_case(b"json") => json_text(load()),
         () => return None,
     };
     HeaderValue::try_from(text).ok()
@@ -47,19 +47,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_is_told_in_the_form_that_is_asked_for() {
+    fn a_load_has_the_requested_format() {
         let load = || (ModelLoad { utilisation: 0.5, rate: 120.0, errors: 0.0 }, 3);
-        let told = |form: Option<&'static str>| {
-            let mut asked = HeaderMap::new();
-            asked.extend(form.map(|form| (ASKED, HeaderValue::from_static(form))));
-            told(&asked, load).map(|value| value.to_str().unwrap().to_owned())
+        let header_in = |format: Option<&'static str>| {
+            let mut request = HeaderMap::new();
+            request.extend(format.map(|format| (FORMAT_HEADER, HeaderValue::from_static(format))));
+            header(&request, load).map(|value| value.to_str().unwrap().to_owned())
         };
-        assert_eq!(told(None), None);
-        assert_eq!(told(Some("protobuf")), None);
+        assert_eq!(header_in(None), None);
+        assert_eq!(header_in(Some("protobuf")), None);
         let text =
             "TEXT application_utilization=0.5000, rps_fractional=120.00, eps=0.00, named_metrics.waiting=3";
-        assert_eq!(told(Some("text")).as_deref(), Some(text));
-        let json = told(Some("JSON")).unwrap();
+        assert_eq!(header_in(Some("text")).as_deref(), Some(text));
+        let json = header_in(Some("JSON")).unwrap();
         let json: serde_json::Value = serde_json::from_str(json.strip_prefix("JSON ").unwrap()).unwrap();
         assert_eq!((&json["rps_fractional"], &json["named_metrics"]["waiting"]), (&120.0.into(), &3.into()));
     }

@@ -1,4 +1,4 @@
-//! The metrics' listeners: the metrics, and the page that shows the last hour.
+//! The listeners for metrics, and for the page that shows the last hour.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -13,35 +13,32 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use tokio::io::AsyncWriteExt;
 use tokio::sync::{broadcast, watch};
 
-use crate::BindError;
-use crate::admission::budgets::{Client, Pool, Pools, Taken};
-use crate::admission::caller::{Asked, Caller};
-use crate::admission::stop::{Course, Stop};
-use crate::api::http;
-use crate::transport::accept::{self, Stream};
-use crate::transport::listen::{self, Bound, Spoken};
+use crate::admission::{BindError, Budget, BudgetShare, Budgets, Caller, Client, Course, Resource, Stop};
+use crate::transport::{
+    BoundListener, Connection, Protocol, RequestProgress, Service, bind_all, run, serve_http,
+};
 use shadowslice_config::{LimitsConfig, Listener};
 use shadowslice_datapath::peer::Refusals;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 
-/// The most connections at a time; a scraper needs one, and so does an open page. For more, idle
-/// ones make room.
-const CONNECTIONS: usize = 64;
+/// The maximum number of connections. A scraper needs one, and so does an open page. If more are
+/// needed, idle ones make room.
+const MAX_CONNECTIONS: usize = 64;
 
-/// The most pages that follow events at a time, which are never idle. They leave room for scrapers,
-/// and those of one peer leave room for others' ([`Pools`]).
-const PAGES: u64 = 48;
+/// The maximum number of pages that follow events, which are never idle. They leave room for scrapers.
+/// The pages of one peer leave room for those of others ([`Budgets`]).
+const MAX_PAGES: u64 = 48;
 
 const DRAIN: Duration = Duration::from_secs(1);
 
 const METRICS: &str = "/metrics";
 const EVENTS: &str = "/events";
 
-/// A page may load what lies beside it, and nothing else; and no other page may show it in a frame.
-const GUARDS: [(&str, &str); 4] = [
+/// The headers that protect the page. The page may load only the files of this listener, and no other
+/// page may show it in a frame.
+const PROTECTION: [(&str, &str); 4] = [
     (
         "content-security-policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -51,13 +48,13 @@ const GUARDS: [(&str, &str); 4] = [
     ("cross-origin-resource-policy", "same-origin"),
 ];
 
-/// What the listeners answer. Its functions are called on threads that serve clients: they must not
-/// wait.
+/// The content that the listeners return. Its functions are called on threads that serve clients, so
+/// they must not block.
 #[derive(Clone)]
 pub struct Shown {
-    /// The metrics' text.
+    /// The function that returns the text of the metrics.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
-    /// They tell nothing of the host, so that they take no token.
+    /// The files of the page. They reveal nothing about the host, so they need no token.
     pub files: &'static [File],
     pub events: Arc<dyn Fn() -> Events + Send + Sync>,
 }
@@ -70,7 +67,7 @@ pub struct File {
     pub text: &'static str,
 }
 
-/// Server-sent events: those there are, and those to come.
+/// The server-sent events of the past, and a receiver of new ones.
 #[derive(Debug)]
 pub struct Events {
     pub kept: Vec<Bytes>,
@@ -78,60 +75,65 @@ pub struct Events {
 }
 
 #[derive(Debug)]
-pub struct MetricsListeners(Vec<Bound>);
+pub struct MetricsListeners(Vec<BoundListener>);
 
 impl MetricsListeners {
-    /// Takes all the addresses, or none of them. Must be called on a Tokio runtime.
+    /// Binds all addresses, or none of them. Must be called on a Tokio runtime.
     pub async fn bind(
         listeners: &[Listener],
         inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {
-        let spoken = Spoken { name: "metrics", ..http::SPOKEN };
-        listen::bind_all(spoken, listeners, inherited, refusals).await.map(Self)
+        bind_all(Protocol::METRICS, listeners, inherited, refusals).await.map(Self)
     }
 
-    pub(crate) fn bound(&self) -> &[Bound] {
+    /// Returns the listeners, for the report about certificates.
+    pub(crate) fn bound(&self) -> &[BoundListener] {
         &self.0
     }
 
-    /// What another supervisor may listen on next.
+    /// Returns the sockets that the next supervisor may use.
     pub fn passable(&self) -> Vec<PassableSocket> {
-        self.0.iter().map(Bound::passable).collect()
+        self.0.iter().map(BoundListener::passable).collect()
     }
 
-    /// Serves for as long as `stop` says so (and its sender is there), and at most 1 s longer. The
-    /// Unix sockets are removed unless they were passed on.
+    /// Serves until `stop` ends serving, or its sender is dropped, and at most 1 s longer. Removes the
+    /// Unix sockets unless the next supervisor uses them.
     pub async fn run(self, shown: Shown, stop: watch::Receiver<Course>) {
-        let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(shown.clone()), bound));
-        // They share nothing with clients. What stands for memory is the places of pages.
-        let pools = Arc::new(Pools::new(0, PAGES, 0));
-        accept::run(bound, CONNECTIONS, pools, Stop::new(stop, DRAIN, LimitsConfig::KEEP_ALIVE)).await;
+        let bound = self.0.into_iter().map(|bound| (shown.clone(), bound));
+        // The metrics have budgets of their own, whose memory is the number of pages.
+        let budgets = Arc::new(Budgets::new(0, MAX_PAGES, 0));
+        run(bound, MAX_CONNECTIONS, budgets, Stop::new(stop, DRAIN, LimitsConfig::KEEP_ALIVE)).await;
     }
 }
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
-type Answer = Response<Body>;
+type MetricsAnswer = Response<Body>;
 
-pub(crate) async fn serve(io: Stream, shown: Shown, (client, caller): (&Arc<Client>, Caller), stop: Stop) {
-    let service =
-        service_fn(|request| ready(Ok::<_, Infallible>(answer(&shown, (client, &caller), &request, &stop))));
-    // It only fails when the peer is gone.
-    let _ = http::speak(io, service, client, stop.clone()).await.shutdown().await;
+impl Service for Shown {
+    fn is_grpc(&self) -> bool {
+        false
+    }
+
+    async fn serve(self, Connection { stream, client, caller }: Connection, stop: Stop) {
+        let answered = |request| ready(Ok::<_, Infallible>(answer(&self, &client, &caller, &request, &stop)));
+        serve_http(stream, service_fn(answered), &client, &RequestProgress::default(), stop.clone()).await;
+    }
 }
 
 fn answer(
     shown: &Shown,
-    (client, caller): (&Arc<Client>, &Caller),
+    client: &Arc<Client>,
+    caller: &Caller,
     request: &Request<Incoming>,
     stop: &Stop,
-) -> Answer {
+) -> MetricsAnswer {
     let path = request.uri().path();
     let file = shown.files.iter().find(|file| file.path == path);
-    let about = if file.is_some() { Asked::Open } else { Asked::Guarded };
-    if let Err(refusal) = caller.identify(request.uri(), request.headers(), about) {
+    let resource = if file.is_some() { Resource::Public } else { Resource::Protected };
+    if let Err(refusal) = caller.identify(request.uri(), request.headers(), resource) {
         let mut answer = plain(refusal.status(), format!("{}\n", refusal.message()));
-        refusal.describe(answer.headers_mut());
+        refusal.add_headers(answer.headers_mut());
         return answer;
     }
     if file.is_none() && ![METRICS, EVENTS].contains(&path) {
@@ -144,8 +146,8 @@ fn answer(
         return refusal;
     }
     match file {
-        Some(file) => guarded(content(file.content_type, Full::from(file.text).boxed_unsync())),
-        None if path == EVENTS => guarded(match client.take(Pool::Memory, 1) {
+        Some(file) => protect(content(file.content_type, Full::from(file.text).boxed_unsync())),
+        None if path == EVENTS => protect(match client.take(Budget::Memory, 1) {
             Some(place) => events((shown.events)(), place, stop.clone()),
             None => {
                 let text = "too many pages are open; close one, or wait until another one is closed\n";
@@ -158,9 +160,9 @@ fn answer(
     }
 }
 
-/// They end when serving does, so that a page soon finds the next supervisor; and for a page that
-/// is too far behind, so that it begins anew. Until then a page has its place.
-fn events(Events { kept, news }: Events, place: Taken, stop: Stop) -> Answer {
+/// Returns the events for a page, which keeps its place. They end with serving, so that the page soon
+/// finds the next supervisor. They also end if the page is too far behind, so that it starts again.
+fn events(Events { kept, news }: Events, place: BudgetShare, stop: Stop) -> MetricsAnswer {
     let news = stream::unfold(news, |mut news| async move { Some((news.recv().await.ok()?, news)) });
     let all = stream::iter(kept).chain(news).take_until(stop.begun());
     let body = StreamBody::new(all.map(move |event| {
@@ -170,22 +172,22 @@ fn events(Events { kept, news }: Events, place: Taken, stop: Stop) -> Answer {
     content("text/event-stream", body.boxed_unsync())
 }
 
-fn plain(status: StatusCode, text: String) -> Answer {
+fn plain(status: StatusCode, text: String) -> MetricsAnswer {
     let mut response = content("text/plain; charset=utf-8", Full::from(text).boxed_unsync());
     *response.status_mut() = status;
     response
 }
 
-fn content(kind: &'static str, body: Body) -> Answer {
+fn content(kind: &'static str, body: Body) -> MetricsAnswer {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
 
-fn guarded(mut answer: Answer) -> Answer {
+fn protect(mut answer: MetricsAnswer) -> MetricsAnswer {
     let headers = answer.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    for (name, value) in GUARDS {
+    for (name, value) in PROTECTION {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     answer

@@ -1,5 +1,5 @@
-//! gRPC's reflection service, v1 and v1alpha, for `grpcurl`, Postman and gateways: which services
-//! there are, and the descriptors of their files.
+//! gRPC's reflection service, v1 and v1alpha, for `grpcurl`, Postman and gateways. It returns the
+//! services and the descriptors of their files.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,11 +12,8 @@ use hyper::Request as HttpRequest;
 use tonic::codegen::Service as _;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::admission::access::Counted;
-use crate::admission::deliveries::Beginnings;
-use crate::admission::memory_permit::{RESERVED, Reserved};
-use crate::admission::stop::Stop;
-use crate::api::grpc::Reply;
+use super::infer_stream::stopping;
+use crate::admission::{CALL_PERMIT, Clipped, MemoryPermit, Stop};
 use crate::proto::reflection::server_reflection_request::MessageRequest;
 use crate::proto::reflection::server_reflection_response::MessageResponse;
 use crate::proto::reflection::server_reflection_server::{ServerReflection, ServerReflectionServer};
@@ -25,9 +22,7 @@ use crate::proto::reflection::{
     ServerReflectionRequest, ServerReflectionResponse, ServiceResponse,
 };
 use crate::proto::reflection_v1alpha::server_reflection_server as v1alpha;
-use crate::tensors::check::Clipped;
-use crate::transport::body::SHORT;
-use crate::transport::messages::Messages;
+use crate::transport::{CountedBody, GrpcAnswer, MessageStarts, MessageStream, SHORT_BODY_BYTES};
 
 mod tables {
     include!(concat!(env!("OUT_DIR"), "/descriptors.rs"));
@@ -38,14 +33,14 @@ use tables::{FILES, SERVICES, SYMBOLS};
 const V1: &str = "/grpc.reflection.v1.ServerReflection/";
 const V1_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/";
 
-pub(crate) fn is_called(path: &str) -> bool {
+pub(super) fn is_called(path: &str) -> bool {
     path.starts_with(V1) || path.starts_with(V1_ALPHA)
 }
 
 /// Answers a call for which [`is_called`].
-pub(crate) async fn call(request: HttpRequest<Counted>, stop: Stop) -> Reply {
+pub(super) async fn call(request: HttpRequest<CountedBody>, stop: Stop) -> GrpcAnswer {
     let is_v1 = request.uri().path().starts_with(V1);
-    let request = request.map(|body| Messages::new(body, SHORT, Beginnings::default()));
+    let request = request.map(|body| MessageStream::new(body, SHORT_BODY_BYTES, MessageStarts::default()));
     let Ok(reply) = match is_v1 {
         true => ServerReflectionServer::new(Reflection(stop)).call(request).await,
         false => v1alpha::ServerReflectionServer::new(Reflection(stop)).call(request).await,
@@ -57,74 +52,67 @@ struct Reflection(Stop);
 
 #[tonic::async_trait]
 impl ServerReflection for Reflection {
-    type ServerReflectionInfoStream = Answers;
+    type ServerReflectionInfoStream = ReflectionAnswers;
 
     async fn server_reflection_info(
         &self,
         request: Request<Streaming<ServerReflectionRequest>>,
-    ) -> Result<Response<Answers>, Status> {
-        Ok(Response::new(Answers::new(request.into_inner(), self.0.clone())))
+    ) -> Result<Response<ReflectionAnswers>, Status> {
+        Ok(Response::new(ReflectionAnswers::new(request.into_inner(), self.0.clone())))
     }
 }
 
 #[tonic::async_trait]
 impl v1alpha::ServerReflection for Reflection {
-    type ServerReflectionInfoStream = Answers;
+    type ServerReflectionInfoStream = ReflectionAnswers;
 
     async fn server_reflection_info(
         &self,
         request: Request<Streaming<ServerReflectionRequest>>,
-    ) -> Result<Response<Answers>, Status> {
-        Ok(Response::new(Answers::new(request.into_inner(), self.0.clone())))
+    ) -> Result<Response<ReflectionAnswers>, Status> {
+        Ok(Response::new(ReflectionAnswers::new(request.into_inner(), self.0.clone())))
     }
 }
 
-/// The answers of a call, in the order of its requests. The call ends when serving does, or when its
-/// connection is needed.
-pub(crate) struct Answers {
+/// The answers of a call, in the order of its requests. The call ends when serving ends, or when its
+/// connection must make room.
+pub(super) struct ReflectionAnswers {
     requests: Streaming<ServerReflectionRequest>,
-    call: Arc<Reserved>,
+    call: Arc<MemoryPermit>,
     stop: BoxFuture<'static, ()>,
-    /// The last answer may not be written yet.
-    is_answered: bool,
+    /// True if the last answer may not be written yet.
+    has_answered: bool,
 }
 
-impl Answers {
+impl ReflectionAnswers {
     fn new(requests: Streaming<ServerReflectionRequest>, stop: Stop) -> Self {
-        let call = RESERVED.get();
+        let call = CALL_PERMIT.get();
         let client = Arc::clone(call.client());
-        let stop = async move {
-            tokio::select! {
-                () = stop.begun() => {}
-                () = client.left() => {}
-            }
-        };
-        Self { requests, call, stop: Box::pin(stop), is_answered: false }
+        let stop = Box::pin(async move { client.must_end(stop).await });
+        Self { requests, call, stop, has_answered: false }
     }
 }
 
-impl Stream for Answers {
+impl Stream for ReflectionAnswers {
     type Item = Result<ServerReflectionResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.stop.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err(Status::unavailable(
-                "the server is stopping, or needs the connection; call again",
-            ))));
+            return Poll::Ready(Some(Err(stopping())));
         }
         let call = Arc::clone(&self.call);
-        let came = RESERVED.sync_scope(call, || self.requests.poll_next_unpin(cx));
-        if came.is_pending() && !std::mem::take(&mut self.is_answered) {
+        let next = CALL_PERMIT.sync_scope(call, || self.requests.poll_next_unpin(cx));
+        if next.is_pending() && !std::mem::take(&mut self.has_answered) {
             // The connection counts as idle until the next request.
-            self.call.rest();
+            self.call.release();
         }
-        let Some(request) = ready!(came) else { return Poll::Ready(None) };
-        self.is_answered = true;
-        Poll::Ready(Some(request.map(answered)))
+        let Some(request) = ready!(next) else { return Poll::Ready(None) };
+        self.has_answered = true;
+        Poll::Ready(Some(request.map(respond)))
     }
 }
 
-fn answered(request: ServerReflectionRequest) -> ServerReflectionResponse {
+fn respond(request: ServerReflectionRequest) -> ServerReflectionResponse {
     let answer = match &request.message_request {
         Some(request) => answer(request),
         None => fault(Code::InvalidArgument, "the request is empty".to_owned()),
@@ -169,7 +157,7 @@ fn file_of(symbol: &str) -> Option<usize> {
     Some(SYMBOLS[found].1)
 }
 
-/// Returns a file without those that it imports: the build refuses files with imports.
+/// Returns the descriptor of a file. It has no imports, because the build refuses files with imports.
 fn file(descriptor: &'static [u8]) -> MessageResponse {
     let file_descriptor_proto = vec![Bytes::from_static(descriptor)];
     MessageResponse::FileDescriptorResponse(FileDescriptorResponse { file_descriptor_proto })

@@ -1,4 +1,4 @@
-//! The model repository, in both protocols: which models there are, load, unload.
+//! The model repository in both protocols: the list of models, load and unload.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,27 +7,20 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::admission::request_error::{RequestError, invalid};
-use crate::api::http::{Answer, document, empty};
-use crate::api::model::VERSION;
+use super::answers::{document, empty};
+use super::routes::RepositoryEndpoint;
+use crate::admission::{Clipped, RequestError, invalid};
 use crate::proto::model_repository_parameter::ParameterChoice;
 use crate::proto::repository_index_response::ModelIndex;
 use crate::proto::{
     ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
     RepositoryModelUnloadRequest,
 };
-use crate::tensors::check::Clipped;
-use crate::tensors::object;
+use crate::tensors::{MODEL_VERSION, parse_object};
+use crate::transport::HttpAnswer;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestFailure;
 use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, ModelListing, Repository};
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Route {
-    Index,
-    Load(String),
-    Unload(String),
-}
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
@@ -58,54 +51,54 @@ impl From<ModelCommandError> for RequestError {
     }
 }
 
-pub(crate) async fn answer(
+pub(super) async fn answer(
     repository: &Repository,
     by: Arc<Peer>,
-    route: Route,
+    endpoint: RepositoryEndpoint,
     body: &[u8],
-) -> Result<Answer, RequestError> {
-    let wish = match route {
-        Route::Index => {
+) -> Result<HttpAnswer, RequestError> {
+    let command = match endpoint {
+        RepositoryEndpoint::Index => {
             let IndexBody { ready } = read(body)?;
             return Ok(document(&listed(repository, ready)));
         }
-        Route::Load(model) => {
+        RepositoryEndpoint::Load(model) => {
             let Body { parameters } = read(body)?;
             let text = |(name, value): (String, Value)| (name, value.as_str().map(str::to_owned));
             ModelCommand::Load { model, config: config(parameters.into_iter().map(text))? }
         }
-        Route::Unload(model) => {
+        RepositoryEndpoint::Unload(model) => {
             let Body { .. } = read(body)?;
             ModelCommand::Unload { model }
         }
     };
-    repository.execute(by, wish).await?;
+    repository.execute(by, command).await?;
     Ok(empty(StatusCode::OK))
 }
 
-/// An empty body says nothing.
+/// Parses a body. An empty body has no content.
 fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, RequestFailure> {
     if body.is_empty() {
         return Ok(T::default());
     }
-    object::body(body, "an object")
+    parse_object(body, "an object")
         .map_err(|error| RequestFailure::Invalid(format!("failed to parse the request JSON: {error}")))
 }
 
-pub(crate) fn index(
+pub(super) fn index(
     repository: &Repository,
     request: &RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, RequestError> {
-    only_one(&request.repository_name)?;
+    check_repository(&request.repository_name)?;
     Ok(RepositoryIndexResponse { models: listed(repository, request.ready) })
 }
 
-pub(crate) async fn load(
+pub(super) async fn load(
     repository: &Repository,
     by: Arc<Peer>,
     request: RepositoryModelLoadRequest,
 ) -> Result<(), RequestError> {
-    only_one(&request.repository_name)?;
+    check_repository(&request.repository_name)?;
     let text = |(name, parameter): (String, ModelRepositoryParameter)| match parameter.parameter_choice {
         Some(ParameterChoice::StringParam(text)) => (name, Some(text)),
         _ => (name, None),
@@ -114,13 +107,13 @@ pub(crate) async fn load(
     Ok(repository.execute(by, ModelCommand::Load { model: request.model_name, config }).await?)
 }
 
-/// No model depends on another.
-pub(crate) async fn unload(
+/// Unloads a model. Ignores the option to unload dependents, because no model depends on another.
+pub(super) async fn unload(
     repository: &Repository,
     by: Arc<Peer>,
     request: RepositoryModelUnloadRequest,
 ) -> Result<(), RequestError> {
-    only_one(&request.repository_name)?;
+    check_repository(&request.repository_name)?;
     Ok(repository.execute(by, ModelCommand::Unload { model: request.model_name }).await?)
 }
 
@@ -128,14 +121,15 @@ fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
     let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
     let model = |ModelListing { name, state, reason }| ModelIndex {
         name,
-        version: VERSION.to_owned(),
+        version: MODEL_VERSION.to_owned(),
         state: state.to_owned(),
         reason,
     };
     wanted.map(model).collect()
 }
 
-fn only_one(name: &str) -> Result<(), RequestFailure> {
+/// Fails if a client names a repository.
+fn check_repository(name: &str) -> Result<(), RequestFailure> {
     if name.is_empty() {
         return Ok(());
     }

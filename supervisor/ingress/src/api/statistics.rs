@@ -1,14 +1,14 @@
-//! The models' statistics, as Triton's clients read them.
+//! The statistics of models, in the form of Triton.
 
 use std::time::SystemTime;
 
-use crate::api::model::VERSION;
 use crate::proto;
+use crate::tensors::MODEL_VERSION;
 use shadowslice_datapath::pipeline::{Total, Totals};
 use shadowslice_datapath::router::Route;
 
-pub(crate) fn of(models: Vec<(String, Route)>) -> proto::ModelStatisticsResponse {
-    let models = models.into_iter().map(|(name, pipeline)| model(name, &pipeline.totals()));
+pub(super) fn of(models: Vec<(String, Route)>) -> proto::ModelStatisticsResponse {
+    let models = models.into_iter().map(|(name, route)| model(name, &route.pipeline().totals()));
     proto::ModelStatisticsResponse { model_stats: models.collect() }
 }
 
@@ -23,7 +23,7 @@ fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
     });
     proto::ModelStatistics {
         name,
-        version: VERSION.to_owned(),
+        version: MODEL_VERSION.to_owned(),
         last_inference: last_inference(totals),
         inference_count: totals.rows,
         execution_count: totals.batch_execution.count,
@@ -47,7 +47,7 @@ fn duration(Total { count, time }: Total) -> Option<proto::StatisticDuration> {
     Some(proto::StatisticDuration { count, ns })
 }
 
-/// Milliseconds since 1970; 0 before the first answer.
+/// Returns the time of the last answer in ms since 1970, or 0 before the first answer.
 fn last_inference(totals: &Totals) -> u64 {
     let since = totals.last.and_then(|last| last.duration_since(SystemTime::UNIX_EPOCH).ok());
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))

@@ -1,29 +1,29 @@
-//! Checks a request's tensors against the model's; messages name both. Pure.
+//! The check of a request's tensors against a model's description. It does no I/O.
 
 use std::fmt;
 use std::time::Duration;
 
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestInput, RequestOptions};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype, count_byte_strings};
 
-use crate::admission::request_error::invalid;
-use crate::tensors::shared_memory::SharedTensor;
-use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestInput, RequestOptions};
+use super::shared_memory::SharedTensor;
+use crate::admission::{Clipped, invalid};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InferRequest {
-    /// The client's name for it, echoed in the answer.
+    /// The client's name for the request, which the answer repeats.
     pub(crate) id: String,
     pub(crate) inputs: Vec<NamedTensor>,
-    /// The outputs wanted, in this order; empty for all of them.
-    pub(crate) outputs: Vec<WantedOutput>,
-    pub(crate) terms: RequestOptions,
+    /// The requested outputs in the order of the answer. The list is empty if all are requested.
+    pub(crate) outputs: Vec<RequestedOutput>,
+    pub(crate) options: RequestOptions,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct WantedOutput {
+pub(crate) struct RequestedOutput {
     pub(crate) name: String,
-    /// Where in shared memory it is to be put; else it goes into the answer.
-    pub(crate) place: Option<SharedTensor>,
+    /// The part of shared memory that receives the output, or `None` if the answer contains it.
+    pub(crate) region: Option<SharedTensor>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,27 +31,27 @@ pub(crate) struct NamedTensor {
     pub(crate) name: String,
     pub(crate) datatype: Datatype,
     pub(crate) shape: Vec<i64>,
-    /// Its elements, as in [`RequestInput::data`]; empty if they lie in shared memory.
+    /// The elements, as in [`RequestInput::data`]. They are empty if they are in shared memory.
     pub(crate) data: Pieces,
-    pub(crate) place: Option<SharedTensor>,
+    pub(crate) region: Option<SharedTensor>,
 }
 
-/// The most elements of a shape, with zeros counted as ones: an empty tensor must not smuggle a
-/// huge axis to the model.
+/// The maximum number of elements of a shape. Zeros count as ones, so that an empty tensor cannot pass
+/// a huge axis to the model.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
-/// The parameters `priority` and `timeout`; 0 asks for nothing.
-pub(crate) fn terms(priority: u64, timeout_us: u64) -> RequestOptions {
+/// Returns the options for the parameters `priority` and `timeout`. The value 0 requests nothing.
+pub(super) fn options(priority: u64, timeout_us: u64) -> RequestOptions {
     RequestOptions { priority, timeout: (timeout_us > 0).then(|| Duration::from_micros(timeout_us)) }
 }
 
-pub(crate) fn datatype(input: &str, datatype: &str) -> Result<Datatype, RequestFailure> {
+pub(super) fn datatype(input: &str, datatype: &str) -> Result<Datatype, RequestFailure> {
     datatype.parse().or_else(|UnknownDatatype(got)| {
         invalid(format!("input '{}' has the unknown datatype '{}'", Clipped(input), Clipped(&got)))
     })
 }
 
-pub(crate) fn no_number(name: &str, got: &str) -> RequestFailure {
+pub(super) fn invalid_number(name: &str, got: &str) -> RequestFailure {
     let unit = if name == "timeout" { " of microseconds" } else { "" };
     RequestFailure::Invalid(format!(
         "the parameter '{name}' must be a whole number{unit} from 0 to {}, got {}",
@@ -60,8 +60,9 @@ pub(crate) fn no_number(name: &str, got: &str) -> RequestFailure {
     ))
 }
 
-/// Returns the inputs in the model's order. If an optional one is given, all of those follow.
-pub(crate) fn check(
+/// Returns the inputs in the model's order. If the request has an optional input, all optional inputs
+/// follow.
+pub(crate) fn check_inputs(
     model: &Metadata,
     tensors: Vec<NamedTensor>,
 ) -> Result<Vec<RequestInput>, RequestFailure> {
@@ -99,13 +100,17 @@ pub(crate) fn check(
     Ok(inputs)
 }
 
-/// Positions among the model's outputs, in the order wanted; all if the request names none.
-pub(crate) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec<usize>, RequestFailure> {
-    if wanted.is_empty() {
+/// Returns the positions of the requested outputs among the model's outputs, in the order of the
+/// request. If the request names no outputs, all are requested.
+pub(crate) fn requested_outputs(
+    model: &Metadata,
+    requested: &[RequestedOutput],
+) -> Result<Vec<usize>, RequestFailure> {
+    if requested.is_empty() {
         return Ok((0..model.outputs.len()).collect());
     }
     let mut indices = Vec::new();
-    for WantedOutput { name, .. } in wanted {
+    for RequestedOutput { name, .. } in requested {
         let Some(index) = model.outputs.iter().position(|spec| spec.name == *name) else {
             return Err(unexpected("output", name, model, model.outputs.iter()));
         };
@@ -117,7 +122,7 @@ pub(crate) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec
     Ok(indices)
 }
 
-/// The shape that clients see: a batch axis takes any size.
+/// Returns the shape that clients see, where a batch axis has any size.
 pub(crate) fn public_shape(model: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     let mut shape = spec.shape.clone();
     if let (true, Some(batch)) = (model.max_batch > 0, shape.first_mut()) {
@@ -126,7 +131,8 @@ pub(crate) fn public_shape(model: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     shape
 }
 
-pub(crate) fn count(shape: &[i64]) -> Result<usize, String> {
+/// Returns the number of elements of a shape.
+pub(super) fn count(shape: &[i64]) -> Result<usize, String> {
     if let Some(axis) = shape.iter().find(|&&axis| axis < 0) {
         return Err(format!("shape {} has the negative dimension {axis}", Shape(shape)));
     }
@@ -229,8 +235,8 @@ fn unexpected<'s>(
     ))
 }
 
-/// A shape in messages, as Triton writes it; long shapes are cut.
-pub(crate) struct Shape<'a>(pub(crate) &'a [i64]);
+/// A shape in a message, as Triton writes it. Long shapes are cut.
+pub(super) struct Shape<'a>(pub(super) &'a [i64]);
 
 impl fmt::Display for Shape<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -238,19 +244,6 @@ impl fmt::Display for Shape<'_> {
         let axes: Vec<String> = self.0.iter().take(AXES).map(ToString::to_string).collect();
         let more = if self.0.len() > AXES { format!(",.. {} axes", self.0.len()) } else { String::new() };
         write!(f, "[{}{more}]", axes.join(","))
-    }
-}
-
-/// A client's word in messages; long words are cut.
-pub(crate) struct Clipped<'a>(pub(crate) &'a str);
-
-impl fmt::Display for Clipped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const CHARACTERS: usize = 128;
-        match self.0.char_indices().nth(CHARACTERS) {
-            Some((end, _)) => write!(f, "{}..", &self.0[..end]),
-            None => f.write_str(self.0),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ fn spec(name: &str, datatype: Datatype, shape: &[i64]) -> TensorSpec {
     TensorSpec { name: name.into(), datatype, shape: shape.into() }
 }
 
-/// Two inputs, the first of a fixed width; four rows at most.
+/// Returns a model of at most four rows with two inputs. The first input has a fixed width.
 fn model() -> Metadata {
     Metadata {
         name: "m".into(),
@@ -25,9 +25,9 @@ fn whole(datatype: Datatype, shape: &[i64]) -> Metadata {
 fn optional_inputs_follow_the_others_if_one_is_given() {
     let optional = ["b", "c"].map(|name| spec(name, Datatype::Uint8, &[2])).to_vec();
     let model = Metadata { optional, ..model() };
-    assert_eq!(check(&model, vec![n(3), x(3)]).unwrap().len(), 2);
+    assert_eq!(check_inputs(&model, vec![n(3), x(3)]).unwrap().len(), 2);
     let c = || tensor("c", Datatype::Uint8, &[2], &[5, 6]);
-    let inputs = check(&model, vec![c(), x(3), n(3)]).unwrap();
+    let inputs = check_inputs(&model, vec![c(), x(3), n(3)]).unwrap();
     assert_eq!(
         inputs[2..],
         [RequestInput::left_out(), RequestInput { shape: vec![2], data: vec![5, 6].into() }]
@@ -44,7 +44,7 @@ fn optional_inputs_follow_the_others_if_one_is_given() {
 }
 
 fn tensor(name: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> NamedTensor {
-    NamedTensor { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into(), place: None }
+    NamedTensor { name: name.into(), datatype, shape: shape.into(), data: data.to_vec().into(), region: None }
 }
 
 fn x(rows: i64) -> NamedTensor {
@@ -56,7 +56,7 @@ fn n(rows: i64) -> NamedTensor {
 }
 
 fn refused(model: &Metadata, tensors: Vec<NamedTensor>) -> String {
-    match check(model, tensors) {
+    match check_inputs(model, tensors) {
         Err(RequestFailure::Invalid(why)) => why,
         other => panic!("not refused: {other:?}"),
     }
@@ -64,13 +64,13 @@ fn refused(model: &Metadata, tensors: Vec<NamedTensor>) -> String {
 
 #[test]
 fn inputs_come_in_the_models_order() {
-    let inputs = check(&model(), vec![n(3), x(3)]).unwrap();
+    let inputs = check_inputs(&model(), vec![n(3), x(3)]).unwrap();
     assert_eq!(inputs.iter().map(|input| input.shape.clone()).collect::<Vec<_>>(), [[3, 2], [3, 1]]);
     assert_eq!(inputs[1].data, vec![7; 3].into());
 }
 
 #[test]
-fn names_must_be_the_models_each_once() {
+fn names_must_be_the_models_and_occur_once() {
     let model = model();
     let why = refused(&model, vec![x(1)]);
     assert_eq!(why, "expected 2 inputs but got 1 inputs for model 'm': input 'n' is missing");
@@ -102,7 +102,7 @@ fn shapes_must_fit_the_models() {
 }
 
 #[test]
-fn negative_and_huge_dimensions_are_refused_whatever_the_bytes() {
+fn negative_and_huge_dimensions_are_refused_with_any_bytes() {
     for shape in [&[-1, 2][..], &[i64::MIN, 2]] {
         let why = refused(&model(), vec![tensor("x", Datatype::Fp32, shape, &[]), n(1)]);
         assert!(why.contains("negative dimension"), "{why}");
@@ -112,11 +112,11 @@ fn negative_and_huge_dimensions_are_refused_whatever_the_bytes() {
         let why = refused(&open, vec![tensor("x", Datatype::Uint8, &shape, &[])]);
         assert!(why.contains("too large"), "{why}");
     }
-    assert!(check(&open, vec![tensor("x", Datatype::Uint8, &[0, 5, 1], &[])]).is_ok());
+    assert!(check_inputs(&open, vec![tensor("x", Datatype::Uint8, &[0, 5, 1], &[])]).is_ok());
 }
 
 #[test]
-fn bytes_must_be_as_many_as_the_shape_says() {
+fn the_number_of_bytes_must_fit_the_shape() {
     for bytes in [0, 7, 9, 16] {
         let why = refused(&model(), vec![tensor("x", Datatype::Fp32, &[1, 2], &vec![0; bytes]), n(1)]);
         let expected = format!("expected 8 bytes for FP32 of shape [1,2], got {bytes} bytes");
@@ -125,9 +125,9 @@ fn bytes_must_be_as_many_as_the_shape_says() {
 }
 
 #[test]
-fn strings_must_be_as_many_and_as_long_as_they_say() {
+fn strings_must_have_the_announced_number_and_lengths() {
     let model = whole(Datatype::Bytes, &[-1]);
-    let check = |count, data: &[u8]| check(&model, vec![tensor("x", Datatype::Bytes, &[count], data)]);
+    let check = |count, data: &[u8]| check_inputs(&model, vec![tensor("x", Datatype::Bytes, &[count], data)]);
     assert!(check(2, &[1, 0, 0, 0, b'a', 0, 0, 0, 0]).is_ok());
     assert!(check(0, &[]).is_ok());
     for (count, lie) in [
@@ -146,7 +146,7 @@ fn strings_must_be_as_many_and_as_long_as_they_say() {
 #[test]
 fn a_bool_is_0_or_1() {
     let model = whole(Datatype::Bool, &[3]);
-    assert!(check(&model, vec![tensor("x", Datatype::Bool, &[3], &[0, 1, 1])]).is_ok());
+    assert!(check_inputs(&model, vec![tensor("x", Datatype::Bool, &[3], &[0, 1, 1])]).is_ok());
     let why = refused(&model, vec![tensor("x", Datatype::Bool, &[3], &[0, 1, 2])]);
     assert!(why.ends_with("expected 0 or 1 for each BOOL, got the byte 2"), "{why}");
 }
@@ -154,7 +154,7 @@ fn a_bool_is_0_or_1() {
 #[test]
 fn rows_are_equal_and_fit_into_a_batch() {
     let model = model();
-    assert!(check(&model, vec![x(4), n(4)]).is_ok());
+    assert!(check_inputs(&model, vec![x(4), n(4)]).is_ok());
     let why = refused(&model, vec![x(2), n(3)]);
     assert!(why.contains("'n' has batch size 3, but input 'x' of the same request has 2"), "{why}");
     for rows in [0, 5] {
@@ -165,13 +165,16 @@ fn rows_are_equal_and_fit_into_a_batch() {
 }
 
 #[test]
-fn outputs_are_picked_in_the_order_wanted() {
-    let output = |name: &&str| WantedOutput { name: name.to_string(), place: None };
+fn outputs_are_chosen_in_the_order_of_the_request() {
+    let output = |name: &&str| RequestedOutput { name: name.to_string(), region: None };
     let names = |names: &[&str]| names.iter().map(output).collect::<Vec<_>>();
-    assert_eq!(requested(&model(), &[]), Ok(vec![0, 1]));
-    assert_eq!(requested(&model(), &names(&["z", "y"])), Ok(vec![1, 0]));
-    assert_eq!(requested(&model(), &names(&["z"])), Ok(vec![1]));
+    assert_eq!(requested_outputs(&model(), &[]), Ok(vec![0, 1]));
+    assert_eq!(requested_outputs(&model(), &names(&["z", "y"])), Ok(vec![1, 0]));
+    assert_eq!(requested_outputs(&model(), &names(&["z"])), Ok(vec![1]));
     for wrong in [&["q"][..], &["y", "y"], &["y", ""]] {
-        assert!(matches!(requested(&model(), &names(wrong)), Err(RequestFailure::Invalid(_))), "{wrong:?}");
+        assert!(
+            matches!(requested_outputs(&model(), &names(wrong)), Err(RequestFailure::Invalid(_))),
+            "{wrong:?}"
+        );
     }
 }

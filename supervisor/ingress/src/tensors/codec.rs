@@ -1,11 +1,10 @@
-//! gRPC messages, read with a bound on their memory: an empty tensor takes two bytes on the wire
-//! and some hundred bytes in memory, so a message within its limit could still need gigabytes. What
-//! it will take is reserved first. What takes long to read is read one at a time, away from the
-//! threads that serve connections.
+//! The codec of gRPC messages, which bounds their memory. An empty tensor takes two bytes in a message
+//! and some hundred bytes in memory, so a message within its limit could need gigabytes. The decoder
+//! takes the memory first. Messages that take long to decode are decoded one at a time, while the
+//! thread serves no connections.
 
 use std::marker::PhantomData;
 
-use parking_lot::Mutex;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use tokio::task::block_in_place;
@@ -13,50 +12,46 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-use crate::admission::memory_permit::{RESERVED, room};
+use crate::admission::{CALL_PERMIT, one_at_a_time, try_allocate};
 
-/// The most fields of a message: tensors, their raw contents, and the parameters of all.
+/// The maximum number of fields of a message: tensors, their raw contents, and all parameters.
 const MAX_FIELDS: usize = 8192;
 
-/// The most values that are no packed numbers, such as strings; 24 bytes each at least.
+/// The maximum number of values other than packed numbers, such as strings. Each takes at least 24
+/// bytes.
 const MAX_VALUES: usize = 4 << 20;
 
-/// A message with more of them, or with more bytes of values, takes milliseconds to read.
-const QUICK: usize = 16_384;
+/// The number of values above which decoding takes milliseconds.
+const QUICK_VALUES: usize = 16_384;
+
+/// The size of the values in bytes above which decoding takes milliseconds.
 const QUICK_BYTES: usize = 1 << 20;
 
-/// The numbers of a request's inputs, outputs and raw contents, and of an input's values.
+/// The field numbers of a request's inputs, outputs and raw contents, and of an input's values.
 const INPUT: u32 = 5;
 const OUTPUT: u32 = 6;
 const RAW: u32 = 7;
 const VALUES: u32 = 5;
 
-/// The most bytes that a field takes in memory, besides its content.
+/// The maximum size of a field in memory besides its content, in bytes.
 const FIELD_BYTES: usize = 1024;
 
-/// The same of a value that is no packed number.
+/// The maximum size in memory of a value other than a packed number, besides its content, in bytes.
 const VALUE_BYTES: usize = 128;
 
-/// The most bytes that a byte of texts and shapes becomes: a number of eight, in a list that has
-/// just doubled.
+/// The maximum number of bytes in memory for each byte of texts and shapes. A number takes eight
+/// bytes, and a list that has just grown has twice the capacity.
 const TIMES: usize = 16;
 
-/// In bytes, room for a call before its message is there; the message then gets what it needs.
+/// Returns small buffers for the time before a message arrives. The message then gets the buffer that
+/// it needs.
 fn buffer() -> BufferSettings {
     const FIRST: usize = 512;
     const SENT_FROM: usize = 32 << 10;
     BufferSettings::new(FIRST, SENT_FROM)
 }
 
-static TURN: Mutex<()> = Mutex::new(());
-
-/// Does long work with no other such work at the same time.
-pub(crate) fn in_turn<T>(work: impl FnOnce() -> T) -> T {
-    let _turn = TURN.lock();
-    work()
-}
-
-/// `tonic-prost`'s codec with that bound.
+/// The codec of `tonic-prost` with bounded memory.
 #[derive(Debug)]
 pub(crate) struct BoundedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -85,7 +80,7 @@ where
     }
 }
 
-/// Asks for all the memory of a message at once.
+/// An encoder that takes all memory of a message at once.
 #[derive(Debug)]
 pub(crate) struct WholeEncoder<T>(ProstEncoder<T>);
 
@@ -95,7 +90,7 @@ impl<T: Message> Encoder for WholeEncoder<T> {
 
     fn encode(&mut self, message: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
         let bytes = message.encoded_len();
-        room(bytes)?;
+        try_allocate(bytes)?;
         buffer.reserve(bytes);
         self.0.encode(message, buffer)
     }
@@ -113,15 +108,15 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // A message lies in one piece, as tonic has gathered it.
-        let Count { fields, values, bytes, memory } = Count::of(bytes::Buf::chunk(buffer), QUICK);
+        // tonic has collected the message in one piece.
+        let Count { fields, values, bytes, memory } = Count::of(bytes::Buf::chunk(buffer), QUICK_VALUES);
         if fields > MAX_FIELDS {
             return too_many(MAX_FIELDS, "tensors and parameters");
         }
-        if values <= QUICK && bytes <= QUICK_BYTES {
-            return self.read(buffer, memory);
+        if values <= QUICK_VALUES && bytes <= QUICK_BYTES {
+            return self.decode_counted(buffer, memory);
         }
-        block_in_place(|| in_turn(|| self.read_many(buffer)))
+        block_in_place(|| one_at_a_time(|| self.decode_large(buffer)))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
@@ -130,7 +125,7 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 }
 
 impl<U: Message + Default> BoundedDecoder<U> {
-    fn read_many(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+    fn decode_large(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let Count { fields, values, memory, .. } = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
         if fields > MAX_FIELDS {
             return too_many(MAX_FIELDS, "tensors and parameters");
@@ -138,12 +133,12 @@ impl<U: Message + Default> BoundedDecoder<U> {
         if values > MAX_VALUES {
             return too_many(MAX_VALUES, "values; give them as raw_input_contents");
         }
-        self.read(buffer, memory)
+        self.decode_counted(buffer, memory)
     }
 
-    fn read(&mut self, buffer: &mut DecodeBuf<'_>, memory: usize) -> Result<Option<U>, Status> {
-        RESERVED.get().grow(memory)?;
-        // `tonic-prost` calls it the server's fault.
+    fn decode_counted(&mut self, buffer: &mut DecodeBuf<'_>, memory: usize) -> Result<Option<U>, Status> {
+        CALL_PERMIT.get().grow(memory)?;
+        // `tonic-prost` reports malformed messages as faults of the server.
         let malformed = |fault: Status| {
             Status::invalid_argument(format!("the message is malformed: {}", fault.message()))
         };
@@ -155,20 +150,20 @@ fn too_many<T>(most: usize, what: &str) -> Result<T, Status> {
     Err(Status::invalid_argument(format!("the message has more than {most} {what}")))
 }
 
-/// What a message has, counted little further than the bounds, and up to what is malformed.
+/// The content of a message. The count ends soon after it exceeds a bound, and at malformed fields.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     fields: usize,
     values: usize,
-    /// Of the values.
+    /// The size of the values in bytes.
     bytes: usize,
-    /// The most bytes that the message takes besides itself.
+    /// The maximum number of bytes that the decoded message takes besides the message itself.
     memory: usize,
 }
 
 impl Count {
-    /// Values are counted up to `most` of them.
-    fn of(message: &[u8], most: usize) -> Self {
+    /// Counts the content of a message, and at most about `max_values` values.
+    fn of(message: &[u8], max_values: usize) -> Self {
         let mut count = Self::default();
         each_field(message, |tag, tensor| {
             count.fields += 1;
@@ -179,27 +174,28 @@ impl Count {
                         each_field(inner, |kind, content| {
                             count.values += 1;
                             count.memory += content.len() * times(kind);
-                            count.values <= most
+                            count.values <= max_values
                         });
                     } else {
                         count.fields += 1;
                         count.memory += inner.len() * TIMES;
                     }
-                    count.fields <= MAX_FIELDS && count.values <= most
+                    count.fields <= MAX_FIELDS && count.values <= max_values
                 }),
-                // A part of the message.
+                // Raw contents stay parts of the message.
                 RAW => {}
                 _ => count.memory += tensor.len() * TIMES,
             }
-            count.fields <= MAX_FIELDS && count.values <= most
+            count.fields <= MAX_FIELDS && count.values <= max_values
         });
         count.memory += count.fields * FIELD_BYTES + count.values * VALUE_BYTES;
         count
     }
 }
 
-/// The most bytes that a byte of values becomes: as a list that has just doubled, and as a tensor.
-/// Whole numbers have as few bytes as they need on the wire, others as many as in memory.
+/// Returns the maximum number of bytes in memory for each byte of values. Values are in a list, which
+/// may have twice the needed capacity, and in a tensor. In a message, integers take as few bytes as
+/// possible. Other values take as many as in memory.
 fn times(kind: u32) -> usize {
     const INT: u32 = 2;
     const INT64: u32 = 3;
@@ -212,7 +208,8 @@ fn times(kind: u32) -> usize {
     }
 }
 
-/// Until `more` says no: a field's number, and its content if that is no plain number.
+/// Calls `more` with the number and the content of each field, until it returns false. The content of
+/// a number is empty.
 fn each_field(mut message: &[u8], mut more: impl FnMut(u32, &[u8]) -> bool) {
     while !message.is_empty() {
         let Ok((tag, kind)) = decode_key(&mut message) else { return };
@@ -236,7 +233,7 @@ mod tests {
     use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest};
 
     #[test]
-    fn fields_are_counted_whatever_their_size() {
+    fn fields_of_every_size_are_counted() {
         let request = ModelInferRequest {
             model_name: "m".into(),
             inputs: vec![Default::default(); 3],
@@ -254,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_tensors_is_counted_too() {
+    fn the_content_of_tensors_is_counted_too() {
         let named = |number: usize| (number.to_string(), InferParameter::default());
         let values = |bytes_contents| InferTensorContents { bytes_contents, ..Default::default() };
         let input = |parameters, contents| {
@@ -262,21 +259,21 @@ mod tests {
             ModelInferRequest { inputs: vec![input], ..Default::default() }.encode_to_vec()
         };
         let few = input((0..3).map(named).collect(), Some(values(vec![Default::default(); 5])));
-        let Count { fields, values: found, bytes, .. } = Count::of(&few, QUICK);
+        let Count { fields, values: found, bytes, .. } = Count::of(&few, QUICK_VALUES);
         assert_eq!((fields, found, bytes), (1 + 1 + 3, 5, 10));
         let many = input((0..MAX_FIELDS).map(named).collect(), None);
         assert_eq!(Count::of(&many, MAX_VALUES).fields, MAX_FIELDS + 1);
         let many = input(Default::default(), Some(values(vec![Default::default(); MAX_VALUES + 9])));
         assert_eq!(Count::of(&many, MAX_VALUES).values, MAX_VALUES + 1);
         let packed = InferTensorContents { fp32_contents: vec![1.0; 1000], ..Default::default() };
-        let Count { values: found, bytes, .. } = Count::of(&input(Default::default(), Some(packed)), QUICK);
+        let Count { values: found, bytes, .. } =
+            Count::of(&input(Default::default(), Some(packed)), QUICK_VALUES);
         assert_eq!((found, bytes), (1, 4003));
         let small = InferTensorContents { int64_contents: vec![1; 1000], ..Default::default() };
-        let Count { memory, .. } = Count::of(&input(Default::default(), Some(small)), QUICK);
+        let Count { memory, .. } = Count::of(&input(Default::default(), Some(small)), QUICK_VALUES);
         assert!(memory > 1000 * (16 + 8), "{memory}");
     }
 
-    /// `cargo bolero test` goes on for as long as it is let.
     #[test]
     fn fuzz_grpc() {
         bolero::check!().for_each(|bytes: &[u8]| {
@@ -284,7 +281,7 @@ mod tests {
             let Ok(request) = ModelInferRequest::decode(bytes) else { return };
             let parameters: usize = request.inputs.iter().map(|input| input.parameters.len()).sum();
             let read = request.inputs.len() + request.raw_input_contents.len() + parameters;
-            assert!(fields >= read.min(MAX_FIELDS), "what is read has been counted");
+            assert!(fields >= read.min(MAX_FIELDS), "everything that is decoded has been counted");
         });
     }
 }

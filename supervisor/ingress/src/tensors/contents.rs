@@ -1,4 +1,4 @@
-//! Inference requests as gRPC carries them: raw contents, or typed contents. Pure.
+//! Inference requests in gRPC, with raw or typed contents. This file does no I/O.
 
 use std::collections::HashMap;
 
@@ -6,29 +6,29 @@ use bytes::Bytes;
 use prost::Message;
 use shadowslice_shared::tensor::{self, Datatype};
 
-use crate::admission::request_error::invalid;
+use super::check::{self, InferRequest, NamedTensor, RequestedOutput};
+use super::shared_memory::SharedTensor;
+use crate::admission::{Clipped, invalid};
 use crate::proto::model_infer_request::InferInputTensor;
 use crate::proto::{
     InferParameter, InferTensorContents, ModelInferRequest, infer_parameter::ParameterChoice,
 };
-use crate::tensors::check::{self, Clipped, InferRequest, NamedTensor, WantedOutput};
-use crate::tensors::shared_memory::SharedTensor;
 use shadowslice_datapath::pipeline::RequestFailure;
 
 const REGION: &str = "shared_memory_region";
 const OFFSET: &str = "shared_memory_offset";
 const BYTE_SIZE: &str = "shared_memory_byte_size";
 
-/// Typed contents, in bytes on the wire, that are turned into tensors within a millisecond.
+/// The size of typed contents in a message, in bytes, that become tensors within a millisecond.
 const QUICK_BYTES: usize = 128 << 10;
 
-/// Whether a request's tensors are read at once.
+/// Returns whether a request's tensors can be parsed at once.
 pub(crate) fn is_quick(request: &ModelInferRequest) -> bool {
     let contents = request.inputs.iter().filter_map(|input| input.contents.as_ref());
     contents.map(Message::encoded_len).sum::<usize>() <= QUICK_BYTES
 }
 
-pub(crate) fn request(request: ModelInferRequest) -> Result<InferRequest, RequestFailure> {
+pub(crate) fn parse_message(request: ModelInferRequest) -> Result<InferRequest, RequestFailure> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents: raw, .. } = request;
     let sent = inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
     if !raw.is_empty() && raw.len() != sent {
@@ -43,14 +43,14 @@ pub(crate) fn request(request: ModelInferRequest) -> Result<InferRequest, Reques
         let raw = if input.parameters.contains_key(REGION) { None } else { raw.next() };
         read.push(tensor(input, raw)?);
     }
-    let mut wanted = Vec::new();
+    let mut requested = Vec::new();
     for output in outputs {
         unsupported("output", &output.name, &output.parameters)?;
-        let place = place("output", &output.name, &output.parameters)?;
-        wanted.push(WantedOutput { name: output.name, place });
+        let region = shared_tensor("output", &output.name, &output.parameters)?;
+        requested.push(RequestedOutput { name: output.name, region });
     }
-    let terms = check::terms(number("priority", &parameters)?, number("timeout", &parameters)?);
-    Ok(InferRequest { id, inputs: read, outputs: wanted, terms })
+    let options = check::options(number("priority", &parameters)?, number("timeout", &parameters)?);
+    Ok(InferRequest { id, inputs: read, outputs: requested, options })
 }
 
 fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, RequestFailure> {
@@ -58,21 +58,21 @@ fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u6
     match &parameter.parameter_choice {
         Some(ParameterChoice::Uint64Param(number)) => Ok(*number),
         Some(ParameterChoice::Int64Param(number)) => {
-            u64::try_from(*number).map_err(|_| check::no_number(name, &number.to_string()))
+            u64::try_from(*number).map_err(|_| check::invalid_number(name, &number.to_string()))
         }
-        Some(other) => Err(check::no_number(name, &format!("{other:?}"))),
-        None => Err(check::no_number(name, "nothing")),
+        Some(other) => Err(check::invalid_number(name, &format!("{other:?}"))),
+        None => Err(check::invalid_number(name, "nothing")),
     }
 }
 
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, RequestFailure> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
     unsupported("input", &name, &parameters)?;
-    let place = place("input", &name, &parameters)?;
+    let region = shared_tensor("input", &name, &parameters)?;
     let datatype = check::datatype(&name, &datatype)?;
     let data = match (raw, contents) {
-        (_, None) if place.is_some() => Bytes::new(),
-        (_, Some(_)) if place.is_some() => {
+        (_, None) if region.is_some() => Bytes::new(),
+        (_, Some(_)) if region.is_some() => {
             return invalid(format!(
                 "input '{}' has both contents and a shared memory region",
                 Clipped(&name)
@@ -85,10 +85,10 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Re
         (None, contents) => typed(datatype, contents.unwrap_or_default())
             .map_err(|why| RequestFailure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
     };
-    Ok(NamedTensor { name, datatype, shape, data: data.into(), place })
+    Ok(NamedTensor { name, datatype, shape, data: data.into(), region })
 }
 
-fn place(
+fn shared_tensor(
     kind: &str,
     name: &str,
     parameters: &HashMap<String, InferParameter>,
@@ -99,10 +99,11 @@ fn place(
         return Err(invalid(format!("{REGION} must be a string")));
     };
     let size = parameters.contains_key(BYTE_SIZE).then(|| number(BYTE_SIZE, parameters)).transpose()?;
-    SharedTensor::named(Some(region.clone()), size, Some(number(OFFSET, parameters)?)).map_err(invalid)
+    SharedTensor::from_parameters(Some(region.clone()), size, Some(number(OFFSET, parameters)?))
+        .map_err(invalid)
 }
 
-/// Refuses parameters that ask for an extension that is not served; other parameters are hints.
+/// Refuses parameters for an extension that is not supported. Ignores all other parameters.
 fn unsupported(
     kind: &str,
     name: &str,
@@ -116,7 +117,7 @@ fn unsupported(
     }
 }
 
-/// The contents must be of the datatype's kind and no other.
+/// Returns the bytes of typed contents, which must have the kind of the datatype.
 fn typed(datatype: Datatype, contents: InferTensorContents) -> Result<Bytes, String> {
     let InferTensorContents {
         bool_contents,

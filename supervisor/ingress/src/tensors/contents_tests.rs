@@ -14,7 +14,7 @@ fn input(datatype: &str, contents: Option<InferTensorContents>) -> InferInputTen
 fn infer(inputs: Vec<InferInputTensor>, raw: &[&'static [u8]]) -> Result<InferRequest, String> {
     let raw_input_contents = raw.iter().copied().map(Bytes::from_static).collect();
     let message = ModelInferRequest { id: "i".into(), inputs, raw_input_contents, ..Default::default() };
-    request(message).map_err(|why| why.to_string())
+    parse_message(message).map_err(|why| why.to_string())
 }
 
 fn data(datatype: &str, contents: InferTensorContents) -> Result<Bytes, String> {
@@ -81,7 +81,7 @@ fn typed_contents_of_another_kind_or_out_of_range_are_refused() {
 }
 
 #[test]
-fn what_is_not_served_is_refused_not_ignored() {
+fn unsupported_extensions_are_refused_and_not_ignored() {
     assert!(infer(vec![input("FLOAT", None)], &[]).unwrap_err().contains("unknown datatype 'FLOAT'"));
     let with = |key: &str| {
         HashMap::from([(
@@ -94,14 +94,14 @@ fn what_is_not_served_is_refused_not_ignored() {
     assert!(infer(vec![shared], &[]).unwrap_err().contains("must be a string"));
     let output = InferRequestedOutputTensor { name: "y".into(), parameters: with("classification") };
     let message = ModelInferRequest { outputs: vec![output], ..Default::default() };
-    assert!(request(message).unwrap_err().to_string().contains("classification"));
+    assert!(parse_message(message).unwrap_err().to_string().contains("classification"));
 }
 
 #[test]
 fn priority_and_timeout_come_as_signed_or_unsigned_numbers() {
     let read = |name: &str, choice: Option<ParameterChoice>| {
         let parameters = HashMap::from([(name.to_owned(), InferParameter { parameter_choice: choice })]);
-        request(ModelInferRequest { parameters, ..Default::default() }).map(|request| request.terms)
+        parse_message(ModelInferRequest { parameters, ..Default::default() }).map(|request| request.options)
     };
     let ms = std::time::Duration::from_millis;
     assert_eq!(read("priority", Some(ParameterChoice::Uint64Param(u64::MAX))).unwrap().priority, u64::MAX);

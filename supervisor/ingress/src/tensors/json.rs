@@ -1,50 +1,37 @@
-//! Inference requests as HTTP carries them: a JSON header, and after it the binary tensors.
+//! Inference requests in HTTP: a JSON header, followed by the binary tensors.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-
-use crate::admission::memory_permit::Reserved;
-use crate::admission::request_error::{RequestError, invalid};
-use crate::tensors::check::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
-use crate::tensors::object::{self, Object};
-use crate::tensors::shared_memory::SharedTensor;
-use crate::tensors::values;
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestOptions};
+
+use super::answer::OutputFormat;
+use super::check::{self, InferRequest, NamedTensor, RequestedOutput, Shape};
+use super::object::{self, Object};
+use super::shared_memory::SharedTensor;
+use super::values;
+use crate::admission::{Clipped, MemoryPermit, RequestError, invalid};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HttpRequest {
     pub(crate) request: InferRequest,
-    pub(crate) form: Form,
+    pub(crate) format: OutputFormat,
 }
 
-/// Which outputs of an answer are binary; the others are JSON.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Form {
-    All(bool),
-    /// One entry for each requested output, in the order of the request.
-    Each(Vec<bool>),
-}
-
-impl Form {
-    pub(crate) fn binary(&self, place: usize) -> bool {
-        match self {
-            Self::All(binary) => *binary,
-            Self::Each(each) => each.get(place).copied().unwrap_or_default(),
-        }
-    }
-}
-
-/// The most inputs, or outputs, of a request: a few bytes of text are some hundred in memory.
+/// The maximum number of inputs, and of outputs, of a request. A few bytes of text become some hundred
+/// bytes in memory.
 const MAX_TENSORS: usize = 8192;
 
-/// Besides values, the most that a byte of a header becomes in memory, and that all of it does.
+/// The maximum number of bytes in memory for each byte of a header, without values.
 const HEADER_TIMES: usize = 4;
+
+/// The maximum size of a header in memory, without values, in bytes.
 const MAX_HEADER_BYTES: usize = 8 << 20;
 
-/// The most axes of a shape, which may take one byte of text each. Few models have more than six.
+/// The maximum number of axes of a shape. Each may take one byte of text. Few models have more than
+/// six.
 const MAX_AXES: usize = 64;
 
 const HEADER: &str = "an object with `inputs`";
@@ -56,23 +43,23 @@ struct Header<'a> {
     #[serde(borrow)]
     parameters: Option<Object<RequestParameters<'a>>>,
     #[serde(borrow)]
-    inputs: Few<Object<InputHeader<'a>>, MAX_TENSORS>,
-    outputs: Option<Few<Object<OutputHeader>, MAX_TENSORS>>,
+    inputs: BoundedList<Object<InputHeader<'a>>, MAX_TENSORS>,
+    outputs: Option<BoundedList<Object<OutputHeader>, MAX_TENSORS>>,
 }
 
-/// A list that is not read any further than `MAX`.
-struct Few<T, const MAX: usize>(Vec<T>);
+/// A list with at most `MAX` entries. Parsing fails at the first entry that exceeds the maximum.
+struct BoundedList<T, const MAX: usize>(Vec<T>);
 
-impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Few<T, MAX> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedList<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(OneByOne(PhantomData))
+        deserializer.deserialize_seq(BoundedListVisitor(PhantomData))
     }
 }
 
-struct OneByOne<T, const MAX: usize>(PhantomData<T>);
+struct BoundedListVisitor<T, const MAX: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MAX> {
-    type Value = Few<T, MAX>;
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedListVisitor<T, MAX> {
+    type Value = BoundedList<T, MAX>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list of at most {MAX} entries")
@@ -86,7 +73,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MA
             }
             few.push(value);
         }
-        Ok(Few(few))
+        Ok(BoundedList(few))
     }
 }
 
@@ -95,7 +82,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MA
 struct InputHeader<'a> {
     name: String,
     datatype: String,
-    shape: Few<i64, MAX_AXES>,
+    shape: BoundedList<i64, MAX_AXES>,
     parameters: Option<Object<InputParameters>>,
     #[serde(borrow)]
     data: Option<&'a RawValue>,
@@ -108,8 +95,9 @@ struct OutputHeader {
     parameters: Option<Object<OutputParameters>>,
 }
 
-/// Parameters that ask for an extension that is not served are named here, to be refused; others
-/// are hints. A number is read as a number only: a list would take many times its text in memory.
+/// The parameters of a request. Parameters for unsupported extensions are refused, all other unknown
+/// parameters are ignored. Only numbers are parsed as numbers, because a list would take many times
+/// its text in memory.
 #[derive(serde::Deserialize, Default)]
 #[serde(expecting = "an object of parameters")]
 struct RequestParameters<'a> {
@@ -121,13 +109,13 @@ struct RequestParameters<'a> {
 }
 
 impl RequestParameters<'_> {
-    fn terms(&self) -> Result<RequestOptions, RequestFailure> {
+    fn options(&self) -> Result<RequestOptions, RequestFailure> {
         let number = |name: &str, value: Option<&RawValue>| match value.map(RawValue::get) {
             None => Ok(0),
-            Some(text) => text.parse().map_err(|_| check::no_number(name, text)),
+            Some(text) => text.parse().map_err(|_| check::invalid_number(name, text)),
         };
         let (priority, timeout) = (number("priority", self.priority)?, number("timeout", self.timeout)?);
-        Ok(check::terms(priority, timeout))
+        Ok(check::options(priority, timeout))
     }
 }
 
@@ -150,17 +138,17 @@ struct OutputParameters {
     shared_memory_offset: Option<u64>,
 }
 
-/// `header_length` is the header `Inference-Header-Content-Length`. Without it everything is JSON;
-/// with 0 everything is the model's only input.
-pub(crate) fn parse(
+/// Parses a body. `header_length` is the header `Inference-Header-Content-Length`. Without this header
+/// the whole body is JSON. If the header is 0, the whole body is the model's only input.
+pub(crate) fn parse_body(
     mut body: Pieces,
     header_length: Option<usize>,
     model: &Metadata,
-    reserved: &Reserved,
+    permit: &MemoryPermit,
 ) -> Result<HttpRequest, RequestError> {
     let header_length = match header_length {
         None => body.len(),
-        Some(0) => return raw(body, model, reserved),
+        Some(0) => return raw(body, model, permit),
         Some(length) if length <= body.len() => length,
         Some(length) => {
             return invalid(format!(
@@ -169,14 +157,14 @@ pub(crate) fn parse(
             ));
         }
     };
-    let header = reserved.joined(body.split_to(header_length))?;
-    reserved.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
+    let header = permit.join(body.split_to(header_length))?;
+    permit.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
     let mut binary = body;
-    let header: Header<'_> = object::body(&header, HEADER)
+    let header: Header<'_> = object::parse_object(&header, HEADER)
         .map_err(|why| RequestFailure::Invalid(format!("failed to parse the request JSON: {why}")))?;
     let mut inputs = Vec::new();
     for Object(input) in header.inputs.0 {
-        inputs.push(tensor(input, &mut binary, reserved)?);
+        inputs.push(tensor(input, &mut binary, permit)?);
     }
     if !binary.is_empty() {
         return invalid(format!(
@@ -186,28 +174,30 @@ pub(crate) fn parse(
     }
     let Object(parameters) = header.parameters.unwrap_or_default();
     let default = parameters.binary_data_output.unwrap_or_default();
-    let terms = parameters.terms()?;
-    let (outputs, form) = outputs(header.outputs.map_or_else(Vec::new, |Few(outputs)| outputs), default)?;
-    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, terms };
-    Ok(HttpRequest { request, form })
+    let options = parameters.options()?;
+    let (outputs, format) =
+        outputs(header.outputs.map_or_else(Vec::new, |BoundedList(outputs)| outputs), default)?;
+    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, options };
+    Ok(HttpRequest { request, format })
 }
 
 fn tensor(
     input: InputHeader<'_>,
     binary: &mut Pieces,
-    reserved: &Reserved,
+    permit: &MemoryPermit,
 ) -> Result<NamedTensor, RequestError> {
-    let Few(shape) = input.shape;
+    let BoundedList(shape) = input.shape;
     let Object(parameters) = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
     let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
         parameters;
-    let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
-        .map_err(|why| RequestFailure::Invalid(format!("input '{name}': {why}")))?;
+    let region =
+        SharedTensor::from_parameters(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
+            .map_err(|why| RequestFailure::Invalid(format!("input '{name}': {why}")))?;
     let datatype = check::datatype(&input.name, &input.datatype)?;
     let data = match (parameters.binary_data_size, input.data) {
-        (None, None) if place.is_some() => Pieces::default(),
-        (Some(_), _) | (_, Some(_)) if place.is_some() => {
+        (None, None) if region.is_some() => Pieces::default(),
+        (Some(_), _) | (_, Some(_)) if region.is_some() => {
             return invalid(format!("input '{name}' has both data and a shared memory region"));
         }
         (Some(size), None) => {
@@ -225,23 +215,23 @@ fn tensor(
             let wrong =
                 |why| RequestFailure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape)));
             let elements = check::count(&shape).map_err(wrong)?;
-            let bytes = reserved.buffer(values::room(datatype, data, elements))?;
+            let bytes = permit.buffer(values::max_bytes(datatype, data, elements))?;
             values::encode(datatype, data, elements, bytes).map(Pieces::from).map_err(wrong)?
         }
         (Some(_), Some(_)) => return invalid(format!("input '{name}' has both data and binary_data_size")),
         (None, None) => return invalid(format!("input '{name}' has neither data nor binary_data_size")),
     };
-    Ok(NamedTensor { name: input.name, datatype, shape, data, place })
+    Ok(NamedTensor { name: input.name, datatype, shape, data, region })
 }
 
 fn outputs(
     headers: Vec<Object<OutputHeader>>,
     default: bool,
-) -> Result<(Vec<WantedOutput>, Form), RequestFailure> {
+) -> Result<(Vec<RequestedOutput>, OutputFormat), RequestFailure> {
     if headers.is_empty() {
-        return Ok((Vec::new(), Form::All(default)));
+        return Ok((Vec::new(), OutputFormat::All(default)));
     }
-    let mut wanted = Vec::new();
+    let mut requested = Vec::new();
     let mut each = Vec::new();
     for Object(OutputHeader { name, parameters }) in headers {
         let Object(parameters) = parameters.unwrap_or_default();
@@ -250,17 +240,21 @@ fn outputs(
         }
         let OutputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
             parameters;
-        let place = SharedTensor::named(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
-            .map_err(|why| RequestFailure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
-        wanted.push(WantedOutput { name, place });
+        let region = SharedTensor::from_parameters(
+            shared_memory_region,
+            shared_memory_byte_size,
+            shared_memory_offset,
+        )
+        .map_err(|why| RequestFailure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
+        requested.push(RequestedOutput { name, region });
         each.push(parameters.binary_data.unwrap_or(default));
     }
-    Ok((wanted, Form::Each(each)))
+    Ok((requested, OutputFormat::Each(each)))
 }
 
-/// A body that is the only input of the model: one row, as large as the body where the model leaves
-/// an axis open, or a BYTES tensor of one element. The outputs are binary.
-fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpRequest, RequestError> {
+/// Returns a request whose body is the model's only input. The input is one row or, for BYTES, one
+/// element. If the shape has an open axis, the size of the body determines it. The outputs are binary.
+fn raw(body: Pieces, model: &Metadata, permit: &MemoryPermit) -> Result<HttpRequest, RequestError> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(
             "a raw binary request requires a model with one input, but model '{}' has {}",
@@ -284,7 +278,7 @@ fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpReques
         }
         None => {
             open.iter().for_each(|&axis| shape[axis] = 1);
-            byte_string(body, reserved)?
+            byte_string(body, permit)?
         }
     };
     if open.len() > 1 && spec.datatype.size().is_some() {
@@ -294,20 +288,20 @@ fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpReques
             Shape(&spec.shape)
         ));
     }
-    let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, place: None };
+    let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, region: None };
     let request = InferRequest {
         id: String::new(),
         inputs: vec![input],
         outputs: Vec::new(),
-        terms: RequestOptions::default(),
+        options: RequestOptions::default(),
     };
-    Ok(HttpRequest { request, form: Form::All(true) })
+    Ok(HttpRequest { request, format: OutputFormat::All(true) })
 }
 
-fn byte_string(body: Pieces, reserved: &Reserved) -> Result<Pieces, RequestError> {
+fn byte_string(body: Pieces, permit: &MemoryPermit) -> Result<Pieces, RequestError> {
     let length = u32::try_from(body.len())
         .map_err(|_| RequestFailure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
-    let mut string = reserved.buffer(size_of::<u32>() + body.len())?;
+    let mut string = permit.buffer(size_of::<u32>() + body.len())?;
     string.extend_from_slice(&length.to_le_bytes());
     body.iter().for_each(|piece| string.extend_from_slice(piece));
     Ok(string.into())

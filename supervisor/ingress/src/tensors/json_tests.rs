@@ -2,7 +2,7 @@ use bytes::{Buf, Bytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::*;
-use crate::admission::memory_permit::enough;
+use crate::admission::unlimited;
 
 fn model() -> Metadata {
     let spec =
@@ -20,25 +20,25 @@ fn model() -> Metadata {
 
 fn parsed(json: &str, binary: &[u8]) -> Result<HttpRequest, String> {
     let body = [json.as_bytes(), binary].concat();
-    parse(body.into(), Some(json.len()), &model(), &enough()).map_err(|why| match why {
+    parse_body(body.into(), Some(json.len()), &model(), &unlimited()).map_err(|why| match why {
         RequestError::Failed(RequestFailure::Invalid(why)) => why,
         other => panic!("{other:?}"),
     })
 }
 
 #[test]
-fn json_and_binary_inputs_stand_in_one_request() {
+fn json_and_binary_inputs_share_one_request() {
     let json = r#"{"id":"7","parameters":{"binary_data_output":true,"timeout":5,"priority":1},"inputs":[
         {"name":"a","datatype":"UINT8","shape":[1,2],"parameters":{"binary_data_size":2}},
         {"name":"b","datatype":"INT16","shape":[1,1],"data":[[-1]]},
         {"name":"c","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}}],
         "outputs":[{"name":"z"},{"name":"y","parameters":{"binary_data":false}}], "unknown":[{}]}"#;
-    let HttpRequest { request, form } = parsed(json, &[1, 2, 0, 60]).unwrap();
+    let HttpRequest { request, format } = parsed(json, &[1, 2, 0, 60]).unwrap();
     let outputs: Vec<&str> = request.outputs.iter().map(|output| &output.name[..]).collect();
     assert_eq!((&request.id[..], &outputs[..]), ("7", &["z", "y"][..]));
     let data: Vec<Bytes> = request.inputs.iter().map(|input| input.data.clone().into_bytes()).collect();
     assert_eq!(data, [&[1, 2][..], &[0xff, 0xff], &[0, 60]]);
-    assert_eq!((form.binary(0), form.binary(1)), (true, false));
+    assert_eq!((format.is_binary(0), format.is_binary(1)), (true, false));
 }
 
 #[test]
@@ -46,12 +46,12 @@ fn binary_inputs_are_slices_of_the_body() {
     let json =
         r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}}]}"#;
     let body = Bytes::from([json.as_bytes(), &[1, 2]].concat());
-    let request = parse(body.clone().into(), Some(json.len()), &model(), &enough()).unwrap().request;
+    let request = parse_body(body.clone().into(), Some(json.len()), &model(), &unlimited()).unwrap().request;
     assert_eq!(request.inputs[0].data.chunk().as_ptr(), body[json.len()..].as_ptr());
 }
 
 #[test]
-fn sizes_that_lie_are_refused() {
+fn false_sizes_are_refused() {
     let input = |size: &str| {
         format!(
             r#"{{"inputs":[{{"name":"x","datatype":"UINT8","shape":[1,2],"parameters":{{"binary_data_size":{size}}}}}]}}"#
@@ -70,8 +70,8 @@ fn sizes_that_lie_are_refused() {
     ] {
         assert!(parsed(&input(size), binary).is_err(), "{size}");
     }
-    assert!(parse(Pieces::from(b"{}".to_vec()), Some(3), &model(), &enough()).is_err());
-    assert!(parse(Pieces::from(b"{}".to_vec()), Some(usize::MAX), &model(), &enough()).is_err());
+    assert!(parse_body(Pieces::from(b"{}".to_vec()), Some(3), &model(), &unlimited()).is_err());
+    assert!(parse_body(Pieces::from(b"{}".to_vec()), Some(usize::MAX), &model(), &unlimited()).is_err());
 }
 
 #[test]
@@ -84,10 +84,11 @@ fn garbage_is_refused_with_its_place() {
         assert!(why.len() < 300);
     }
     assert!(
-        parse(Pieces::from(b"{\"inputs\":[],\"id\":\"\xff\"}".to_vec()), None, &model(), &enough()).is_err()
+        parse_body(Pieces::from(b"{\"inputs\":[],\"id\":\"\xff\"}".to_vec()), None, &model(), &unlimited())
+            .is_err()
     );
-    assert!(parse(Pieces::default(), None, &model(), &enough()).is_err());
-    assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model(), &enough()).is_err());
+    assert!(parse_body(Pieces::default(), None, &model(), &unlimited()).is_err());
+    assert!(parse_body(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model(), &unlimited()).is_err());
 }
 
 #[test]
@@ -125,8 +126,8 @@ fn numbers_that_json_lacks_are_named_and_binary_data_advised() {
     assert!(why.contains("null is not a valid FP32") && why.contains("as binary data"), "{why}");
 }
 
-/// The parts that a request may name are bounded before they are read: some bytes of text are
-/// hundreds of bytes in memory.
+/// The lists of a request are bounded before they are parsed, because a few bytes of text become some
+/// hundred bytes in memory.
 #[test]
 fn there_are_few_tensors_of_few_axes_and_only_numbers_are_read_as_numbers() {
     let input = r#"{"name":"x","datatype":"UINT8","shape":[1],"data":[1]}"#;
@@ -187,14 +188,15 @@ fn negative_and_huge_shapes_of_json_data_are_refused_before_anything_is_made_for
 
 #[test]
 fn a_raw_body_is_the_only_input() {
-    let raw =
-        |model: &Metadata, body: &'static [u8]| parse(Pieces::from(body.to_vec()), Some(0), model, &enough());
-    let HttpRequest { request, form } = raw(&model(), &[5, 6]).unwrap();
+    let raw = |model: &Metadata, body: &'static [u8]| {
+        parse_body(Pieces::from(body.to_vec()), Some(0), model, &unlimited())
+    };
+    let HttpRequest { request, format } = raw(&model(), &[5, 6]).unwrap();
     assert_eq!(
         (&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]),
         (&[1, 2][..], &[5, 6][..])
     );
-    assert!(form.binary(0));
+    assert!(format.is_binary(0));
 
     let mut open = model();
     open.inputs[0] = TensorSpec { name: "x".into(), datatype: Datatype::Int32, shape: vec![-1, 2, -1] };
@@ -221,15 +223,15 @@ fn classification_is_refused_and_shared_memory_read_not_ignored() {
     assert!(read(r#"{"classification":3}"#).unwrap_err().contains("not supported"));
     assert!(read(r#"{"shared_memory_region":"r"}"#).unwrap_err().contains("shared_memory_byte_size"));
     let wanted = read(r#"{"shared_memory_region":"r","shared_memory_byte_size":8,"shared_memory_offset":4}"#);
-    let place = SharedTensor { region: "r".into(), offset: 4, byte_size: 8 };
-    assert_eq!(wanted.unwrap().request.outputs[0].place, Some(place));
+    let region = SharedTensor { region: "r".into(), offset: 4, byte_size: 8 };
+    assert_eq!(wanted.unwrap().request.outputs[0].region, Some(region));
 }
 
 #[test]
 fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
     let read = |parameters: &str| {
         let body = format!(r#"{{"parameters":{parameters},"inputs":[]}}"#);
-        parse(body.into(), None, &model(), &enough()).map(|read| read.request.terms)
+        parse_body(body.into(), None, &model(), &unlimited()).map(|read| read.request.options)
     };
     let ms = std::time::Duration::from_millis;
     assert_eq!(read("{}"), Ok(RequestOptions::default()));
@@ -251,14 +253,13 @@ fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
     }
 }
 
-/// `cargo bolero test` goes on for as long as it is let.
 #[test]
 fn fuzz_json() {
     bolero::check!().for_each(|bytes: &[u8]| {
         // The last byte says where the JSON ends.
         let length = bytes.last().map(|&length| usize::from(length).min(bytes.len()));
         for header in [None, length] {
-            parse(bytes.to_vec().into(), header, &model(), &enough()).ok();
+            parse_body(bytes.to_vec().into(), header, &model(), &unlimited()).ok();
         }
     });
 }

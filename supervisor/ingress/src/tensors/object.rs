@@ -1,17 +1,16 @@
-//! JSON objects of requests. Pure.
+//! JSON objects in requests. This file does no I/O.
 //!
-//! serde reads a struct from a list, too, by the order of the fields in the source. A client that
-//! posts a list by mistake would be answered, or refused in words of the source.
+//! serde also reads a struct from a list, in the order of the fields in the source. A client that
+//! sends a list by mistake would be answered, or would receive an error in terms of the source.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// A struct that is read from an object only. The struct says by `#[serde(expecting)]` what it is,
-/// for refusals.
+/// A struct that is only read from an object. `#[serde(expecting)]` describes the struct in errors.
 #[derive(Debug, Default)]
-pub(crate) struct Object<T>(pub(crate) T);
+pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -48,8 +47,8 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for MapOnly<V> {
     }
 }
 
-/// Reads a body, which must be an object of the form `expected`.
-pub(crate) fn body<'a, T: Deserialize<'a>>(text: &'a [u8], expected: &str) -> Result<T, String> {
+/// Parses a text, which must be an object of the form `expected`.
+pub(crate) fn parse_object<'a, T: Deserialize<'a>>(text: &'a [u8], expected: &str) -> Result<T, String> {
     let Object(value) = serde_json::from_slice(text).map_err(|why| {
         let found = text.iter().find(|byte| !byte.is_ascii_whitespace());
         if why.is_data() && found.is_some_and(|first| *first != b'{') {
@@ -67,8 +66,8 @@ pub(crate) fn body<'a, T: Deserialize<'a>>(text: &'a [u8], expected: &str) -> Re
     Ok(value)
 }
 
-/// Returns the word at which parsing failed if it is NaN or an infinity, which Python's `json.dumps`
-/// writes and JSON does not have.
+/// Returns the word at which parsing failed if the word is NaN or an infinity. Python's `json.dumps`
+/// writes these words, which JSON does not have.
 fn not_a_number<'a>(text: &'a [u8], why: &serde_json::Error) -> Option<&'a str> {
     if !why.is_syntax() {
         return None;
@@ -110,7 +109,7 @@ mod tests {
     impl Eq for Object<Inner> {}
 
     fn read(text: &str) -> Result<Outer, String> {
-        body(text.as_bytes(), "an object with `a`")
+        parse_object(text.as_bytes(), "an object with `a`")
     }
 
     #[test]

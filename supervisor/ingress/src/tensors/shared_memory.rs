@@ -1,11 +1,11 @@
-//! Tensors in POSIX shared memory of the client's, where `limits.shared_memory` allows it.
+//! Tensors in the clients' POSIX shared memory, if `limits.shared_memory` allows it.
 //!
-//! A region is read and written through its descriptor and never mapped: a client may shrink it at
-//! any moment, and reading a page that is gone from a mapping would end the server. So every use
-//! may find less than was registered, and says so.
+//! The server reads and writes a region through its descriptor and never maps it. A client may shrink
+//! the region at any time, and reading a page that is gone from a mapping would end the server. So a
+//! request can find less memory than was registered, and then fails.
 //!
-//! The server may open files that its clients may not. So a client has to do only with regions
-//! whose files let it read and write by itself.
+//! The server may open files that its clients may not. So a client can only use regions whose files
+//! the client itself may read and write.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,21 +20,19 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
-use crate::admission::memory_permit::Reserved;
-use crate::admission::request_error::{RequestError, invalid};
+use crate::admission::{Clipped, MemoryPermit, RequestError, invalid};
 use crate::proto::system_shared_memory_status_response::RegionStatus;
-use crate::tensors::check::Clipped;
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, audit};
 use shadowslice_datapath::pipeline::RequestFailure;
 
-/// Regions at a time, over all clients; each holds a descriptor.
+/// The maximum number of regions of all clients. Each region holds a descriptor.
 const MAX_REGIONS: usize = 1024;
 
 const MAX_NAME_BYTES: usize = 1024;
 
 const REGISTER: &str = "register shared memory";
 const UNREGISTER: &str = "unregister shared memory";
-/// What the log calls all regions.
+/// The name of all regions in the log.
 const ALL: &str = "*";
 
 const SHARED_MEMORY: &str = "/dev/shm";
@@ -47,27 +45,27 @@ pub(crate) struct Regions {
 
 #[derive(Debug)]
 struct Region {
-    told: RegionStatus,
+    status: RegionStatus,
     file: File,
-    lets: Lets,
+    access: FileAccess,
 }
 
-/// Whom a file lets read and write it.
+/// The owner and the mode of a file, which decide who may read and write it.
 #[derive(Debug)]
-struct Lets {
+struct FileAccess {
     user: u32,
     group: u32,
     mode: u32,
 }
 
-impl Lets {
+impl FileAccess {
     fn of(file: &Metadata) -> Self {
         Self { user: file.uid(), group: file.gid(), mode: file.mode() }
     }
 
-    /// Over TCP it may be any user of the host. Files of this server's own user are open to them,
-    /// as there it is mostly this user that asks.
-    fn lets(&self, peer: &Peer) -> bool {
+    /// Returns whether a peer may read and write the file. A peer over TCP may be any user of the host.
+    /// It may use files of the server's user, because it mostly is this user.
+    fn permits(&self, peer: &Peer) -> bool {
         let has = |bits| self.mode & bits == bits;
         match peer {
             Peer::Tcp { .. } => self.user == geteuid().as_raw() || has(0o006),
@@ -79,6 +77,7 @@ impl Lets {
     }
 }
 
+/// A part of a region that contains a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SharedTensor {
     pub(crate) region: String,
@@ -87,8 +86,8 @@ pub(crate) struct SharedTensor {
 }
 
 impl SharedTensor {
-    /// `None` if the parameters name no region.
-    pub(crate) fn named(
+    /// Returns the part that the parameters name, or `None` if they name no region.
+    pub(super) fn from_parameters(
         region: Option<String>,
         byte_size: Option<u64>,
         offset: Option<u64>,
@@ -105,12 +104,12 @@ impl SharedTensor {
     }
 }
 
-/// A place that was found to lie within its region.
+/// A part of a region that has been checked to be inside the region.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct RegionSlice {
     region: Arc<Region>,
-    place: SharedTensor,
-    /// From the beginning of the file.
+    part: SharedTensor,
+    /// The offset in the file, in bytes.
     start: u64,
 }
 
@@ -137,25 +136,25 @@ impl Regions {
         Ok(())
     }
 
-    pub(crate) fn register(&self, by: &Peer, told: RegionStatus) -> Result<(), RequestError> {
-        self.check_allowed(by, REGISTER, &told.name)?;
-        let name = told.name.clone();
-        let outcome = self.take(Some(by), told);
+    pub(crate) fn register(&self, by: &Peer, region: RegionStatus) -> Result<(), RequestError> {
+        self.check_allowed(by, REGISTER, &region.name)?;
+        let name = region.name.clone();
+        let outcome = self.insert(Some(by), region);
         let failed = outcome.as_ref().map_err(RequestError::message);
         audit(by, REGISTER, &name, (&failed).into());
         outcome
     }
 
-    /// As they may be registered anew.
-    pub(crate) fn told(&self) -> Vec<RegionStatus> {
-        self.by_name.lock().values().map(|region| region.told.clone()).collect()
+    /// Returns all regions, in the form in which they can be registered again.
+    pub(crate) fn all(&self) -> Vec<RegionStatus> {
+        self.by_name.lock().values().map(|region| region.status.clone()).collect()
     }
 
-    /// What another supervisor let its clients register; a region whose file is gone is left out.
-    pub(crate) fn take_over(&self, told: Vec<RegionStatus>) {
-        for region in told {
+    /// Registers the regions of the previous supervisor. Omits regions whose files are gone.
+    pub(crate) fn take_over(&self, regions: Vec<RegionStatus>) {
+        for region in regions {
             let name = region.name.clone();
-            if let Err(why) = self.take(None, region) {
+            if let Err(why) = self.insert(None, region) {
                 tracing::warn!(
                     region = name,
                     why = why.message(),
@@ -165,8 +164,8 @@ impl Regions {
         }
     }
 
-    fn take(&self, by: Option<&Peer>, told: RegionStatus) -> Result<(), RequestError> {
-        let RegionStatus { name, key, offset, byte_size } = &told;
+    fn insert(&self, by: Option<&Peer>, status: RegionStatus) -> Result<(), RequestError> {
+        let RegionStatus { name, key, offset, byte_size } = &status;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return invalid(format!("a region's name must have 1 to {MAX_NAME_BYTES} bytes"));
         }
@@ -182,9 +181,9 @@ impl Regions {
             return Err(RequestFailure::Unavailable(why).into());
         }
         let (file, found) = open(key)?;
-        let lets = Lets::of(&found);
-        if by.is_some_and(|by| !lets.lets(by)) {
-            return Err(foreign(name));
+        let access = FileAccess::of(&found);
+        if by.is_some_and(|by| !access.permits(by)) {
+            return Err(forbidden(name));
         }
         let end = offset.checked_add(*byte_size).filter(|_| *byte_size > 0);
         if end.is_none_or(|end| end > found.len()) {
@@ -194,72 +193,78 @@ impl Regions {
                 Clipped(key)
             ));
         }
-        by_name.insert(name.clone(), Arc::new(Region { told, file, lets }));
+        by_name.insert(name.clone(), Arc::new(Region { status, file, access }));
         Ok(())
     }
 
-    /// An unknown region is no error. Requests under way keep the region until they end.
+    /// Removes a region, if it exists, or all regions that the client may use if the name is empty.
+    /// Requests in flight keep their regions until they end.
     pub(crate) fn unregister(&self, by: &Peer, name: &str) -> Result<(), RequestError> {
+        if name.is_empty() {
+            return self.unregister_all(by);
+        }
         self.check_allowed(by, UNREGISTER, name)?;
         let gone = {
             let mut by_name = self.by_name.lock();
-            if by_name.get(name).is_some_and(|region| !region.lets.lets(by)) {
-                return Err(foreign(name));
+            if by_name.get(name).is_some_and(|region| !region.access.permits(by)) {
+                return Err(forbidden(name));
             }
             by_name.remove(name)
         };
-        // Here, as to close the last descriptor of a region may take long.
+        // The region is dropped without the lock, because closing its last descriptor may take long.
         drop(gone);
         audit(by, UNREGISTER, name, AuditOutcome::Done);
         Ok(())
     }
 
-    /// Those of the client's own.
-    pub(crate) fn unregister_all(&self, by: &Peer) -> Result<(), RequestError> {
+    /// Removes all regions that the client may use.
+    fn unregister_all(&self, by: &Peer) -> Result<(), RequestError> {
         self.check_allowed(by, UNREGISTER, ALL)?;
-        let gone: Vec<_> = self.by_name.lock().extract_if(.., |_, region| region.lets.lets(by)).collect();
+        let gone: Vec<_> =
+            self.by_name.lock().extract_if(.., |_, region| region.access.permits(by)).collect();
         drop(gone);
         audit(by, UNREGISTER, ALL, AuditOutcome::Done);
         Ok(())
     }
 
-    /// All regions of the client's own, by name, if the name is empty.
+    /// Returns a region, or all regions that the client may use if the name is empty.
     pub(crate) fn status(&self, by: &Peer, name: &str) -> Result<Vec<RegionStatus>, RequestError> {
         self.check_allowed(by, "look at shared memory", name)?;
         let by_name = self.by_name.lock();
-        let wanted = by_name.values().filter(|region| name.is_empty() || region.told.name == name);
-        let told: Vec<_> =
-            wanted.filter(|region| region.lets.lets(by)).map(|region| region.told.clone()).collect();
-        if told.is_empty() && !name.is_empty() { Err(unknown(name)) } else { Ok(told) }
+        let named = by_name.values().filter(|region| name.is_empty() || region.status.name == name);
+        let found: Vec<_> =
+            named.filter(|region| region.access.permits(by)).map(|region| region.status.clone()).collect();
+        if found.is_empty() && !name.is_empty() { Err(unknown(name)) } else { Ok(found) }
     }
 
-    pub(crate) fn find(&self, by: &Peer, place: &SharedTensor) -> Result<Found, RequestError> {
-        self.check_allowed(by, "use shared memory", &place.region)?;
-        let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
-        if !region.lets.lets(by) {
-            return Err(foreign(&place.region));
+    /// Returns a part of a region for a request.
+    pub(crate) fn find(&self, by: &Peer, part: &SharedTensor) -> Result<RegionSlice, RequestError> {
+        self.check_allowed(by, "use shared memory", &part.region)?;
+        let region = self.by_name.lock().get(&part.region).cloned().ok_or_else(|| unknown(&part.region))?;
+        if !region.access.permits(by) {
+            return Err(forbidden(&part.region));
         }
-        let end = place.offset.checked_add(place.byte_size);
-        let start = region.told.offset.checked_add(place.offset);
-        match (start, end.is_some_and(|end| end <= region.told.byte_size)) {
-            (Some(start), true) => Ok(Found { region, place: place.clone(), start }),
+        let end = part.offset.checked_add(part.byte_size);
+        let start = region.status.offset.checked_add(part.offset);
+        match (start, end.is_some_and(|end| end <= region.status.byte_size)) {
+            (Some(start), true) => Ok(RegionSlice { region, part: part.clone(), start }),
             _ => invalid(format!(
                 "{} bytes at offset {} exceed shared memory region '{}' of {} bytes",
-                place.byte_size,
-                place.offset,
-                Clipped(&place.region),
-                region.told.byte_size
+                part.byte_size,
+                part.offset,
+                Clipped(&part.region),
+                region.status.byte_size
             )),
         }
     }
 }
 
-impl Found {
-    pub(crate) fn read(&self, reserved: &Reserved) -> Result<Bytes, RequestError> {
-        let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
-        // The memory is asked for only once it is known that there is as much to read.
-        self.check_length(self.place.byte_size)?;
-        let mut bytes = reserved.buffer(size)?;
+impl RegionSlice {
+    pub(crate) fn read(&self, permit: &MemoryPermit) -> Result<Bytes, RequestError> {
+        let size = usize::try_from(self.part.byte_size).unwrap_or(usize::MAX);
+        // The buffer is allocated only if the region has that many bytes.
+        self.check_length(self.part.byte_size)?;
+        let mut bytes = permit.buffer(size)?;
         bytes.resize(size, 0);
         self.region.file.read_exact_at(&mut bytes, self.start).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => self.shrunk(),
@@ -270,13 +275,13 @@ impl Found {
 
     pub(crate) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), RequestError> {
         let needed = bytes.len() as u64;
-        if needed > self.place.byte_size {
+        if needed > self.part.byte_size {
             return invalid(format!(
                 "shared memory size specified with the request for output '{output}' ({} bytes) should be at least {needed} bytes",
-                self.place.byte_size
+                self.part.byte_size
             ));
         }
-        // It would grow by writing past its end, which is not ours to do.
+        // A write past the end would enlarge the file, which belongs to the client.
         self.check_length(needed)?;
         self.region.file.write_all_at(bytes, self.start).map_err(|error| self.failed("written", &error))
     }
@@ -288,7 +293,7 @@ impl Found {
     }
 
     fn shrunk(&self) -> RequestError {
-        let name = Clipped(&self.place.region);
+        let name = Clipped(&self.part.region);
         RequestFailure::Invalid(format!(
             "shared memory region '{name}' is now smaller than when it was registered"
         ))
@@ -296,12 +301,12 @@ impl Found {
     }
 
     fn failed(&self, what: &str, error: &std::io::Error) -> RequestError {
-        let name = Clipped(&self.place.region);
+        let name = Clipped(&self.part.region);
         RequestFailure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
     }
 }
 
-/// Opens shared memory by its key, which is a plain name with or without a slash before it.
+/// Opens shared memory by its key, which is a plain name after an optional slash.
 fn open(key: &str) -> Result<(File, Metadata), RequestError> {
     let shown = Clipped(key);
     let name = Path::new(key.strip_prefix('/').unwrap_or(key));
@@ -310,7 +315,7 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
     if !plain || name.as_os_str() != OsStr::new(key.trim_start_matches('/')) || key.contains('\0') {
         return invalid(format!("'{shown}' is not a shared memory key; use a name without slashes"));
     }
-    // A name may also stand for a pipe, which must not be waited for, or for a link.
+    // The name may belong to a pipe, on which the open must not block, or to a link.
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let opened = OpenOptions::new()
         .read(true)
@@ -326,7 +331,7 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
     }
 }
 
-fn foreign(name: &str) -> RequestError {
+fn forbidden(name: &str) -> RequestError {
     let why = "this client may not read and write the region's file";
     RequestError::Forbidden(format!("shared memory region '{}': {why}", Clipped(name)))
 }

@@ -2,11 +2,11 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::unix::fs::symlink;
 
 use super::*;
-use crate::admission::memory_permit::enough;
+use crate::admission::unlimited;
 
 const CLIENT: Peer =
     Peer::Tcp { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9)), names: Vec::new() };
-/// A file of shared memory, gone at the end.
+/// A file of shared memory, which is removed on drop.
 struct Shared {
     path: std::path::PathBuf,
     key: String,
@@ -31,7 +31,7 @@ fn region(key: &str, offset: u64, byte_size: u64) -> RegionStatus {
     RegionStatus { name: "r".into(), key: key.into(), offset, byte_size }
 }
 
-fn place(offset: u64, byte_size: u64) -> SharedTensor {
+fn part(offset: u64, byte_size: u64) -> SharedTensor {
     SharedTensor { region: "r".into(), offset, byte_size }
 }
 
@@ -44,20 +44,20 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
         regions.register(&CLIENT, region(&shared.key, 0, 1)),
         Err(RequestError::AlreadyExists(_))
     ));
-    assert_eq!(regions.find(&CLIENT, &place(0, 6)).unwrap().read(&enough()).unwrap(), &b"234567"[..]);
-    assert_eq!(regions.find(&CLIENT, &place(5, 1)).unwrap().read(&enough()).unwrap(), &b"7"[..]);
+    assert_eq!(regions.find(&CLIENT, &part(0, 6)).unwrap().read(&unlimited()).unwrap(), &b"234567"[..]);
+    assert_eq!(regions.find(&CLIENT, &part(5, 1)).unwrap().read(&unlimited()).unwrap(), &b"7"[..]);
     for (offset, size) in [(0, 7), (6, 1), (u64::MAX, 1), (1, u64::MAX), (u64::MAX, u64::MAX)] {
-        assert!(regions.find(&CLIENT, &place(offset, size)).is_err(), "{offset} {size}");
+        assert!(regions.find(&CLIENT, &part(offset, size)).is_err(), "{offset} {size}");
     }
-    let found = regions.find(&CLIENT, &place(1, 3)).unwrap();
+    let found = regions.find(&CLIENT, &part(1, 3)).unwrap();
     found.write("y", b"ab").unwrap();
     assert!(found.write("y", b"abcd").unwrap_err().to_string().contains("at least 4 bytes"));
     assert_eq!(std::fs::read(&shared.path).unwrap(), b"012ab56789");
     assert_eq!(regions.status(&CLIENT, "r").unwrap(), [region(&format!("/{}", shared.key), 2, 6)]);
     regions.unregister(&CLIENT, "r").unwrap();
-    assert!(matches!(regions.find(&CLIENT, &place(0, 1)), Err(RequestError::NotFound(_))));
+    assert!(matches!(regions.find(&CLIENT, &part(0, 1)), Err(RequestError::NotFound(_))));
     assert!(matches!(regions.status(&CLIENT, "r"), Err(RequestError::NotFound(_))));
-    assert_eq!(found.read(&enough()).unwrap(), &b"ab5"[..], "a request under way keeps it");
+    assert_eq!(found.read(&unlimited()).unwrap(), &b"ab5"[..], "a request under way keeps it");
 }
 
 #[test]
@@ -65,9 +65,9 @@ fn memory_that_shrinks_is_refused_and_never_grown() {
     let shared = Shared::new("shrinks", &[1; 8192]);
     let regions = Regions::new(Guard::everybody());
     regions.register(&CLIENT, region(&shared.key, 0, 8192)).unwrap();
-    let found = regions.find(&CLIENT, &place(4000, 4000)).unwrap();
+    let found = regions.find(&CLIENT, &part(4000, 4000)).unwrap();
     OpenOptions::new().write(true).open(&shared.path).unwrap().set_len(4096).unwrap();
-    for refused in [found.read(&enough()).map(drop), found.write("y", &[2; 100]).map(drop)] {
+    for refused in [found.read(&unlimited()).map(drop), found.write("y", &[2; 100]).map(drop)] {
         assert!(refused.unwrap_err().to_string().contains("smaller"));
     }
     assert_eq!(std::fs::read(&shared.path).unwrap(), [1; 4096]);
@@ -136,14 +136,14 @@ fn regions_are_bounded_in_number() {
 }
 
 #[test]
-fn where_it_is_not_allowed_nothing_is_said_or_done() {
+fn nothing_is_revealed_or_done_without_permission() {
     let regions = Regions::new(Guard::nobody());
     let refused = [
         regions.register(&CLIENT, region("x", 0, 1)).map(drop),
         regions.unregister(&CLIENT, "x"),
         regions.unregister_all(&CLIENT),
         regions.status(&CLIENT, "").map(drop),
-        regions.find(&CLIENT, &place(0, 1)).map(drop),
+        regions.find(&CLIENT, &part(0, 1)).map(drop),
     ];
     for refused in refused {
         assert!(
@@ -153,17 +153,17 @@ fn where_it_is_not_allowed_nothing_is_said_or_done() {
 }
 
 #[test]
-fn a_client_has_to_do_with_files_that_let_it_only() {
+fn a_client_can_only_use_files_that_permit_it() {
     let client = |uid, groups: &[u32]| Peer::Unix { uid, groups: groups.to_vec(), pid: 1 };
-    let file = |user, mode: u32| Lets { user, group: 70_010, mode: 0o100_000 | mode };
+    let file = |user, mode: u32| FileAccess { user, group: 70_010, mode: 0o100_000 | mode };
     let own = file(70_001, 0o600);
-    assert!(own.lets(&client(70_001, &[])) && own.lets(&client(0, &[])));
-    assert!(!own.lets(&client(70_002, &[70_010])) && !own.lets(&CLIENT));
-    assert!(!file(70_001, 0o466).lets(&client(70_001, &[70_010])), "its own bits count");
-    assert!(!file(70_001, 0o646).lets(&client(70_002, &[70_010])), "and so do its group's");
-    assert!(file(70_001, 0o660).lets(&client(70_002, &[5, 70_010])));
-    assert!(file(70_001, 0o606).lets(&client(70_002, &[])) && file(70_001, 0o606).lets(&CLIENT));
-    assert!(file(geteuid().as_raw(), 0o600).lets(&CLIENT), "of the server's own user");
+    assert!(own.permits(&client(70_001, &[])) && own.permits(&client(0, &[])));
+    assert!(!own.permits(&client(70_002, &[70_010])) && !own.permits(&CLIENT));
+    assert!(!file(70_001, 0o466).permits(&client(70_001, &[70_010])), "its own bits count");
+    assert!(!file(70_001, 0o646).permits(&client(70_002, &[70_010])), "and so do its group's");
+    assert!(file(70_001, 0o660).permits(&client(70_002, &[5, 70_010])));
+    assert!(file(70_001, 0o606).permits(&client(70_002, &[])) && file(70_001, 0o606).permits(&CLIENT));
+    assert!(file(geteuid().as_raw(), 0o600).permits(&CLIENT), "the file belongs to the server's own user");
 
     let shared = Shared::new("foreign", b"0123");
     let regions = Regions::new(Guard::everybody());
@@ -172,7 +172,7 @@ fn a_client_has_to_do_with_files_that_let_it_only() {
     let refused = |outcome: Result<(), RequestError>| matches!(outcome, Err(RequestError::Forbidden(_)));
     assert!(refused(regions.register(&stranger, region(&shared.key, 0, 4))));
     regions.register(&CLIENT, region(&shared.key, 0, 4)).unwrap();
-    assert!(refused(regions.find(&stranger, &place(0, 4)).map(|_| ())));
+    assert!(refused(regions.find(&stranger, &part(0, 4)).map(|_| ())));
     assert!(refused(regions.unregister(&stranger, "r")));
     assert_eq!(regions.status(&stranger, "").unwrap(), []);
     regions.unregister_all(&stranger).unwrap();

@@ -1,4 +1,4 @@
-//! Tensor values in JSON: read into a tensor's bytes, and written out of them.
+//! The values of tensors in JSON.
 
 use std::fmt::{self, Write as _};
 
@@ -7,16 +7,16 @@ use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{self, Datatype};
 
-/// The most bytes that `elements` values can have.
-pub(crate) fn room(datatype: Datatype, values: &RawValue, elements: usize) -> usize {
+/// Returns the maximum size in bytes of the tensor of these values.
+pub(super) fn max_bytes(datatype: Datatype, values: &RawValue, elements: usize) -> usize {
     // A value and its separator take at least two characters.
     let (text, elements) = (values.get().len(), elements.min(values.get().len() / 2));
     datatype.size().map_or(elements * 4 + text, |size| elements * size)
 }
 
-/// The bytes of a tensor of `elements` elements from its values, flat or nested, row by row, put
-/// into `bytes` of [`room`].
-pub(crate) fn encode(
+/// Writes values into `bytes`, whose capacity is [`max_bytes`]. The values are flat or nested, row by
+/// row. There must be `elements` values.
+pub(super) fn encode(
     datatype: Datatype,
     values: &RawValue,
     elements: usize,
@@ -24,7 +24,7 @@ pub(crate) fn encode(
 ) -> Result<Bytes, String> {
     no_json_form(datatype)?;
     let text = values.get();
-    let mut sink = Sink { datatype, elements, count: 0, bytes };
+    let mut sink = TensorEncoder { datatype, elements, count: 0, bytes };
     let mut reader = serde_json::Deserializer::from_str(text);
     (&mut reader).deserialize_seq(&mut sink).map_err(|why| format!("invalid data: {why}"))?;
     if sink.count < elements {
@@ -33,7 +33,8 @@ pub(crate) fn encode(
     Ok(sink.bytes.into())
 }
 
-pub(crate) fn no_json_form(datatype: Datatype) -> Result<(), String> {
+/// Fails if a datatype has no form in JSON.
+pub(super) fn no_json_form(datatype: Datatype) -> Result<(), String> {
     match datatype {
         Datatype::Fp16 | Datatype::Bf16 => {
             Err(format!("{datatype} has no JSON form; use the binary tensor data extension"))
@@ -42,21 +43,21 @@ pub(crate) fn no_json_form(datatype: Datatype) -> Result<(), String> {
     }
 }
 
-struct Sink {
+struct TensorEncoder {
     datatype: Datatype,
     elements: usize,
     count: usize,
     bytes: Vec<u8>,
 }
 
-impl Sink {
+impl TensorEncoder {
     fn push<E: Error, const N: usize>(&mut self, bytes: [u8; N]) -> Result<(), E> {
-        self.one_more()?;
+        self.count_element()?;
         self.bytes.extend_from_slice(&bytes);
         Ok(())
     }
 
-    fn one_more<E: Error>(&mut self) -> Result<(), E> {
+    fn count_element<E: Error>(&mut self) -> Result<(), E> {
         if self.count == self.elements {
             return Err(E::custom(format_args!("expected {} elements, got more", self.elements)));
         }
@@ -91,7 +92,7 @@ impl Sink {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for &mut Sink {
+impl<'de> DeserializeSeed<'de> for &mut TensorEncoder {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -99,7 +100,7 @@ impl<'de> DeserializeSeed<'de> for &mut Sink {
     }
 }
 
-impl<'de> Visitor<'de> for &mut Sink {
+impl<'de> Visitor<'de> for &mut TensorEncoder {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -129,12 +130,12 @@ impl<'de> Visitor<'de> for &mut Sink {
         if self.datatype != Datatype::Bytes {
             return Err(E::custom(format_args!("a string is not a valid {}", self.datatype)));
         }
-        self.one_more()?;
+        self.count_element()?;
         tensor::push_byte_string(&mut self.bytes, value.as_bytes());
         Ok(())
     }
 
-    /// JavaScript writes `null` for a number that JSON lacks.
+    /// Refuses `null`, which JavaScript writes for numbers that JSON does not support.
     fn visit_unit<E: Error>(self) -> Result<(), E> {
         let datatype = self.datatype;
         Err(match datatype {
@@ -151,8 +152,8 @@ impl<'de> Visitor<'de> for &mut Sink {
     }
 }
 
-/// The most characters that the values of a tensor of so many bytes take.
-pub(crate) fn text_bytes(datatype: Datatype, bytes: usize) -> usize {
+/// Returns the maximum length of the text for a tensor of `bytes` bytes.
+pub(super) fn text_bytes(datatype: Datatype, bytes: usize) -> usize {
     let (value, characters) = match datatype {
         Datatype::Bool => (1, 6),
         Datatype::Uint8 | Datatype::Int8 => (1, 5),
@@ -168,9 +169,9 @@ pub(crate) fn text_bytes(datatype: Datatype, bytes: usize) -> usize {
     bytes / value * characters
 }
 
-/// Appends the values to `json` as a flat array. As Triton does, numbers that JSON lacks are
-/// written `NaN`, `Infinity` and `-Infinity`, which Python's parsers read.
-pub(crate) fn decode(datatype: Datatype, data: &[u8], json: &mut String) -> Result<(), String> {
+/// Appends the values to `json` as a flat array. Numbers that JSON does not support are written as
+/// `NaN`, `Infinity` and `-Infinity`, as by Triton. Python's parsers read them.
+pub(super) fn decode(datatype: Datatype, data: &[u8], json: &mut String) -> Result<(), String> {
     no_json_form(datatype)?;
     json.push('[');
     match datatype {
@@ -200,7 +201,8 @@ fn each<const N: usize, T: fmt::Debug>(data: &[u8], json: &mut String, value: im
     }
 }
 
-/// Writes the shortest digits that read back as the same number; infinities by JavaScript's name.
+/// Writes the shortest digits that are parsed as the same number. Infinities have the names of
+/// JavaScript.
 fn floats<const N: usize, T: zmij::Float + Copy + Into<f64>>(
     data: &[u8],
     json: &mut String,
@@ -235,7 +237,7 @@ fn strings(data: &[u8], json: &mut String) -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn quote(text: &str, json: &mut String) {
+pub(super) fn quote(text: &str, json: &mut String) {
     let plain = |byte: u8| (byte == b' ' || byte.is_ascii_graphic()) && byte != b'"' && byte != b'\\';
     if text.bytes().all(plain) {
         json.push('"');

@@ -1,94 +1,100 @@
-//! Accepting connections.
+//! The acceptance of connections.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use shadowslice_datapath::peer::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::Frontend;
-use crate::admission::budgets::{Client, Owner, Pools};
-use crate::admission::caller::{self, Caller};
-use crate::admission::connections::{Connections, Entered, outstays};
-use crate::admission::min_rate::Paced;
-use crate::admission::stop::Stop;
-use crate::api::grpc;
-use crate::api::http;
-use crate::api::metrics::{self, Shown};
-use crate::transport::authority::AuthorityRepair;
-use crate::transport::listen::Bound;
-use crate::transport::on_wake::OnWake;
-use crate::transport::read_filter::Inward;
-use crate::transport::tls::Encryption;
-use shadowslice_datapath::peer::Peer;
+use super::authority::AuthorityRepair;
+use super::listen::BoundListener;
+use super::min_rate_stream::MinRateStream;
+use super::on_wake::OnWake;
+use super::read_filter::FilteredStream;
+use super::tls::Encryption;
+use crate::admission::{
+    Budgets, Caller, Client, ConnectionSlot, Connections, Owner, Stop, accept_permitted, overstays,
+};
 
-/// A failure such as too many open files does not pass at once.
-const REST: Duration = Duration::from_millis(100);
+/// The time before another attempt to accept. A failure such as too many open files does not end at
+/// once.
+const RETRY_BACKOFF: Duration = Duration::from_millis(100);
 
-#[derive(Clone)]
-pub(crate) enum Service {
-    Http(Arc<Frontend>),
-    Grpc(Arc<Frontend>),
-    Metrics(Shown),
+/// A service that answers the requests on connections.
+pub(crate) trait Service: Clone + Send + Sync + 'static {
+    /// Returns whether the service speaks gRPC.
+    fn is_grpc(&self) -> bool;
+
+    /// Serves a connection to its end.
+    fn serve(self, connection: Connection, stop: Stop) -> impl Future<Output = ()> + Send;
 }
 
-pub(crate) type Stream = Pin<Box<dyn Connection>>;
+/// An open connection, which is encrypted or not.
+pub(crate) struct Connection {
+    pub(crate) stream: Stream,
+    pub(crate) client: Arc<Client>,
+    pub(crate) caller: Caller,
+}
 
-pub(crate) trait Connection: AsyncRead + AsyncWrite + Send {}
+pub(crate) type Stream = Pin<Box<dyn Duplex>>;
 
-impl<S: AsyncRead + AsyncWrite + Send> Connection for S {}
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send {}
 
-/// Returns when the last connection after `stop` has ended.
-pub(crate) async fn run(
-    bound: impl Iterator<Item = (Service, Bound)>,
-    connections: usize,
-    pools: Arc<Pools>,
+impl<S: AsyncRead + AsyncWrite + Send> Duplex for S {}
+
+/// Accepts and serves connections. Returns when the last connection after `stop` has ended.
+pub(crate) async fn run<S: Service>(
+    bound: impl Iterator<Item = (S, BoundListener)>,
+    max_connections: usize,
+    budgets: Arc<Budgets>,
     stop: Stop,
 ) {
-    let connections = Connections::new(connections);
+    let connections = Connections::new(max_connections);
     let mut listeners = JoinSet::new();
     for (service, bound) in bound {
-        listeners.spawn(listen(service, bound, connections.clone(), pools.clone(), stop.clone()));
+        listeners.spawn(listen(service, bound, connections.clone(), budgets.clone(), stop.clone()));
     }
     listeners.join_all().await;
     connections.ended().await;
 }
 
-/// Where not even a reserve is left, one more connection per listener is accepted and waits.
-async fn listen(
-    service: Service,
-    bound: Bound,
+/// Accepts the connections of a listener. If even the surplus of connections is used up, accepts one
+/// more connection, which waits.
+async fn listen<S: Service>(
+    service: S,
+    bound: BoundListener,
     connections: Arc<Connections>,
-    pools: Arc<Pools>,
+    budgets: Arc<Budgets>,
     stop: Stop,
 ) {
     let mut begun = std::pin::pin!(stop.clone().begun());
     let accepting = async {
-        let mut failing = false;
+        let mut is_failing = false;
         loop {
-            let accepted = match accept(&bound, &service).await {
+            let accepted = match accept(&bound, service.is_grpc()).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    if !failing {
+                    if !is_failing {
                         tracing::warn!(
                             address = bound.address(),
                             %error,
                             "a listener cannot accept connections; trying again, while clients wait; if too many files are open, raise the limit on open files"
                         );
                     }
-                    failing = true;
-                    sleep(REST).await;
+                    is_failing = true;
+                    sleep(RETRY_BACKOFF).await;
                     continue;
                 }
             };
-            failing = false;
+            is_failing = false;
             let owner = Owner::of(&accepted.caller().peer);
-            let entered = connections.enter(pools.client(owner)).await;
-            tokio::spawn(serve(service.clone(), accepted, entered, stop.clone()));
+            let slot = connections.open(Client::new(&budgets, owner)).await;
+            tokio::spawn(serve(service.clone(), accepted, slot, stop.clone()));
         }
     };
     tokio::select! {
@@ -97,82 +103,79 @@ async fn listen(
     }
 }
 
-/// A connection that still has to say who it is, if it is to be encrypted.
+/// A connection that has been accepted. The peer of an encrypted one is not identified yet.
 enum Accepted {
-    Open(Stream, Caller),
+    Plain(Stream, Caller),
     Encrypted(TcpStream, Encryption, Caller),
 }
 
 impl Accepted {
     fn caller(&self) -> &Caller {
         match self {
-            Self::Open(_, caller) | Self::Encrypted(_, _, caller) => caller,
+            Self::Plain(_, caller) | Self::Encrypted(_, _, caller) => caller,
         }
     }
 
     async fn open(self) -> io::Result<(Stream, Caller)> {
         match self {
-            Self::Open(stream, caller) => Ok((stream, caller)),
+            Self::Plain(stream, caller) => Ok((stream, caller)),
             Self::Encrypted(stream, encryption, mut caller) => {
-                let (stream, known) = encryption.accept(stream).await?;
+                let (stream, client_names) = encryption.accept(stream).await?;
                 if let Peer::Tcp { names, .. } = Arc::make_mut(&mut caller.peer) {
-                    *names = known;
+                    *names = client_names;
                 }
-                Ok((Box::pin(Paced::new(stream)), caller))
+                Ok((Box::pin(MinRateStream::new(stream)), caller))
             }
         }
     }
 }
 
-async fn accept(bound: &Bound, service: &Service) -> io::Result<Accepted> {
+async fn accept(bound: &BoundListener, is_grpc: bool) -> io::Result<Accepted> {
     match bound {
-        Bound::Unix { listener, file, guard } => {
-            let (stream, caller) = caller::accept(listener, guard, &file.path().to_string_lossy()).await?;
-            let stream = Paced::new(stream);
-            let stream: Stream = match service {
-                Service::Grpc(_) => Box::pin(Inward::new(stream, AuthorityRepair::new())),
-                _ => Box::pin(stream),
+        BoundListener::Unix { listener, file, guard } => {
+            let (stream, caller) = accept_permitted(listener, guard, &file.path().to_string_lossy()).await?;
+            let stream = MinRateStream::new(stream);
+            let stream: Stream = match is_grpc {
+                true => Box::pin(FilteredStream::new(stream, AuthorityRepair::new())),
+                false => Box::pin(stream),
             };
-            Ok(Accepted::Open(stream, caller))
+            Ok(Accepted::Plain(stream, caller))
         }
-        Bound::Tcp { listener, site, encryption, tokens, .. } => {
+        BoundListener::Tcp { listener, origin, encryption, tokens, .. } => {
             let (stream, address) = listener.accept().await?;
-            // It only fails when the peer is gone, as the next read will tell.
+            // This fails only if the peer is gone, which the next read reports.
             let _ = stream.set_nodelay(true);
             let peer = Arc::new(Peer::Tcp { address, names: Vec::new() });
-            let caller = Caller { peer, site: *site, tokens: tokens.clone() };
+            let caller = Caller { peer, origin: *origin, tokens: tokens.clone() };
             Ok(match encryption {
-                None => Accepted::Open(Box::pin(Paced::new(stream)), caller),
+                None => Accepted::Plain(Box::pin(MinRateStream::new(stream)), caller),
                 Some(encryption) => Accepted::Encrypted(stream, encryption.clone(), caller),
             })
         }
     }
 }
 
-async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Stop) {
-    let client = &entered.client;
-    let mut cut = std::pin::pin!(cut(client, stop.clone()));
+async fn serve<S: Service>(service: S, accepted: Accepted, slot: ConnectionSlot, stop: Stop) {
+    let client = &slot.client;
+    let mut must_close = std::pin::pin!(must_close(client, stop.clone()));
     let serving = async {
-        let (stream, caller) = match accepted.open().await {
-            Ok(opened) => opened,
-            Err(error) => return tracing::debug!(%error, "cannot set up an encrypted connection"),
-        };
-        match service {
-            Service::Http(front) => http::serve(stream, front, (client, caller), stop).await,
-            Service::Grpc(front) => grpc::serve(stream, front, (client, caller), stop).await,
-            Service::Metrics(shown) => metrics::serve(stream, shown, (client, caller), stop).await,
+        match accepted.open().await {
+            Ok((stream, caller)) => {
+                service.serve(Connection { stream, client: Arc::clone(client), caller }, stop).await;
+            }
+            Err(error) => tracing::debug!(%error, "cannot set up an encrypted connection"),
         }
     };
     tokio::select! {
         () = serving => {}
-        () = OnWake::new(cut.as_mut()) => {}
+        () = OnWake::new(must_close.as_mut()) => {}
     }
 }
 
-/// Returns when a connection is to be cut.
-async fn cut(client: &Client, stop: Stop) {
+/// Waits until a connection must be closed.
+async fn must_close(client: &Client, stop: Stop) {
     tokio::select! {
-        () = outstays(client) => tracing::debug!("cut an idle connection to make room"),
+        () = overstays(client) => tracing::debug!("cut an idle connection to make room"),
         () = stop.overdue() => tracing::warn!(
             "closed a client's connection that was still open when the time to stop had passed"
         ),

@@ -1,15 +1,15 @@
-//! Lets gRPC clients in over Unix sockets.
+//! The repair of the authority that gRPC clients send over Unix sockets.
 //!
 //! gRPC's C core (and with it the Python, C++, Ruby and PHP clients) sends the socket's path,
-//! percent-encoded, as `:authority`; Java's client sends it as it is. The `h2` crate takes `%` and
-//! `/` for a fault and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). The supervisor does
-//! not read the authority, so each character that no host has becomes `-` before `h2` sees it: same
-//! length, same frames, same compression state.
+//! percent-encoded, as `:authority`. Java's client sends the path as it is. The `h2` crate refuses
+//! `%` and `/`, and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). The supervisor does not
+//! read the authority, so each character that a host name cannot contain becomes `-` before `h2`
+//! sees it. Lengths, frames and the compression state stay the same.
 //!
-//! Only plain literals are repaired, under the static table's name or the name spelled out, in the
-//! first frame of a header block; these clients send nothing else. A Huffman-coded authority passes
-//! unchanged, as does everything malformed. Once `h2` accepts such an authority, this file and its
-//! only use can go.
+//! Only plain literals are repaired, with the name from the static table or the name spelled out, in
+//! the first frame of a header block. These clients send nothing else. A Huffman-coded authority and
+//! everything malformed pass unchanged. As soon as `h2` accepts such an authority, this file and its
+//! only use can be removed.
 
 use std::io;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-use crate::api::grpc::FRAME_BYTES;
-use crate::transport::read_filter::Reads;
+use super::call_head::MAX_FRAME_BYTES;
+use super::read_filter::ReadFilter;
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
@@ -30,23 +30,23 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
-/// Repairs the authorities that come in.
-pub(crate) struct AuthorityRepair {
-    /// How many bytes come before the head of the next frame.
+/// A filter that repairs authorities.
+pub(super) struct AuthorityRepair {
+    /// The number of bytes before the head of the next frame.
     skip: usize,
-    /// The beginning of a frame that is not all there yet: `h2` could do nothing with it.
+    /// The beginning of an incomplete frame, which `h2` cannot use yet.
     held: Vec<u8>,
-    /// How many of these bytes need be held no longer.
+    /// The number of these bytes that can be passed on.
     free: usize,
 }
 
 impl AuthorityRepair {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { skip: PREFACE_BYTES, held: Vec::new(), free: 0 }
     }
 }
 
-impl Reads for AuthorityRepair {
+impl ReadFilter for AuthorityRepair {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
@@ -83,8 +83,8 @@ impl Reads for AuthorityRepair {
     }
 }
 
-/// Repairs the frames that are all there, of bytes that begin `skip` bytes before a frame's head.
-/// Returns how many bytes are done with.
+/// Repairs the complete frames in `bytes`, which begin `skip` bytes before the head of a frame.
+/// Returns the number of bytes that can be passed on.
 fn repair(bytes: &mut [u8], skip: &mut usize) -> usize {
     let mut done = 0;
     loop {
@@ -94,10 +94,10 @@ fn repair(bytes: &mut [u8], skip: &mut usize) -> usize {
         let Some((head, rest)) = bytes[done..].split_first_chunk_mut::<HEAD_BYTES>() else { return done };
         let [high, middle, low, kind, flags, ..] = *head;
         let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-        // What is too long is not held: `h2` refuses it.
-        if kind == HEADERS && length <= FRAME_BYTES as usize {
+        // Longer frames are not held, because `h2` refuses them.
+        if kind == HEADERS && length <= MAX_FRAME_BYTES as usize {
             let Some(payload) = rest.get_mut(..length) else { return done };
-            // What is malformed is left to `h2`, too.
+            // Malformed frames are left to `h2`, too.
             let _ = header_block(payload, flags).and_then(repair_block);
         }
         *skip = HEAD_BYTES + length;
@@ -116,7 +116,8 @@ fn header_block(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
     payload.get_mut(start..end)
 }
 
-/// Repairs what comes before a fault in a header block (HPACK, RFC 7541); `None` if there is one.
+/// Repairs the fields before the first fault of a header block (HPACK, RFC 7541). Returns `None` if
+/// there is a fault.
 fn repair_block(block: &mut [u8]) -> Option<()> {
     let mut at = 0;
     while let Some(&first) = block.get(at) {
@@ -138,14 +139,14 @@ fn repair_block(block: &mut [u8]) -> Option<()> {
         };
         let (value, plain) = string(block, &mut at)?;
         if is_authority && plain {
-            let foreign = block[value].iter_mut().filter(|byte| !is_of_a_host(**byte));
+            let foreign = block[value].iter_mut().filter(|byte| !is_host_byte(**byte));
             foreign.for_each(|byte| *byte = b'-');
         }
     }
     Some(())
 }
 
-fn is_of_a_host(byte: u8) -> bool {
+fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
@@ -170,7 +171,7 @@ fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
     None
 }
 
-/// Where a string lies, and whether it is plain, without Huffman's code.
+/// Returns the range of a string, and whether the string is plain, without Huffman's code.
 fn string(block: &[u8], at: &mut usize) -> Option<(Range<usize>, bool)> {
     let plain = *block.get(*at)? & 0x80 == 0;
     let length = integer(block, at, 7)?;

@@ -3,14 +3,14 @@ use std::collections::VecDeque;
 use futures_util::FutureExt;
 use tokio::io::AsyncReadExt;
 
+use super::super::read_filter::FilteredStream;
 use super::*;
-use crate::transport::read_filter::Inward;
 
 const PREFACE: &[u8; PREFACE_BYTES] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 0x4;
 
-/// A stream that comes in these pieces.
+/// A stream that delivers these pieces.
 struct Pieces(VecDeque<Vec<u8>>);
 
 impl AsyncRead for Pieces {
@@ -44,12 +44,12 @@ fn string(text: &[u8]) -> Vec<u8> {
     [&[127, low, high], text].concat()
 }
 
-/// A field with the given first byte, and a literal value.
+/// Returns a field with the given first byte, and a literal value.
 fn field(first: u8, value: &[u8]) -> Vec<u8> {
     [vec![first], string(value)].concat()
 }
 
-/// Fields as clients send them, around an authority.
+/// Returns fields as clients send them, around an authority.
 fn block(authority: &[u8]) -> Vec<u8> {
     [
         vec![0x83, 0x86, 0x3f, 0xe1, 0x1f, 0xff, 0x00],
@@ -62,8 +62,8 @@ fn block(authority: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// The bytes after the preface; `%` only where it must stay, `^` stands for each character that
-/// must go.
+/// Returns the bytes of a connection. They contain `%` only where it must stay. `^` stands for each
+/// character that must be replaced.
 fn stream() -> Vec<u8> {
     let long = [b"^2F".repeat(70), b"x.sock".to_vec()].concat();
     let spelled = |first: u8| [vec![first], string(AUTHORITY), string(b"^2Fa^2Fb")].concat();
@@ -97,10 +97,10 @@ fn with(stream: &[u8], replacement: u8) -> Vec<u8> {
 
 fn repaired(pieces: &[&[u8]]) -> Vec<u8> {
     let pieces = pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| piece.to_vec()).collect();
-    let mut reader = Inward::new(Pieces(pieces), AuthorityRepair::new());
+    let mut reader = FilteredStream::new(Pieces(pieces), AuthorityRepair::new());
     let mut out = Vec::new();
     let read = reader.read_to_end(&mut out).now_or_never();
-    read.expect("the pieces are all there").unwrap();
+    read.expect("all pieces are available").unwrap();
     out
 }
 
@@ -121,7 +121,7 @@ fn authorities_are_repaired_and_nothing_else_wherever_reads_split() {
 }
 
 #[test]
-fn garbage_passes_unchanged_or_loses_what_no_host_has_only() {
+fn garbage_passes_unchanged_or_loses_only_bytes_that_hosts_cannot_have() {
     let sent = with(&stream(), b'%');
     for place in 0..sent.len() {
         for flip in [0x01, 0x08, 0x20, 0x80, 0xff] {
@@ -130,7 +130,7 @@ fn garbage_passes_unchanged_or_loses_what_no_host_has_only() {
             let got = repaired(&[&spoilt]);
             assert_eq!(got.len(), spoilt.len());
             let changed = got.iter().zip(&spoilt).filter(|(got, sent)| got != sent);
-            let lost = |(got, sent): (&u8, &u8)| *got == b'-' && !is_of_a_host(*sent);
+            let lost = |(got, sent): (&u8, &u8)| *got == b'-' && !is_host_byte(*sent);
             assert!(changed.into_iter().all(lost), "{flip:#x} at {place}");
         }
     }
@@ -150,9 +150,9 @@ fn frames_with_a_false_padding_pass_unchanged() {
 }
 
 #[tokio::test]
-async fn a_wrapped_stream_is_repaired_behind_what_was_read_before() {
+async fn a_wrapped_stream_is_repaired_after_the_bytes_that_were_read_before() {
     let sent = with(&stream(), b'%');
-    let mut reader = Inward::new(io::Cursor::new(sent), AuthorityRepair::new());
+    let mut reader = FilteredStream::new(io::Cursor::new(sent), AuthorityRepair::new());
     let mut got = b"%%".to_vec();
     let first = reader.read_u8().await.unwrap();
     got.push(first);

@@ -1,65 +1,64 @@
-//! Bodies of requests: bounded in memory and in time.
+//! The bodies of requests, which are bounded in memory and in time.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
-use tonic::Status;
-
-use crate::admission::memory_permit::Reserved;
-use crate::admission::min_rate::{Patience, SLOWEST, SLOWEST_STREAM};
-use crate::admission::request_error::RequestError;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::pipeline::Pieces;
+use tokio::time::{Instant, timeout_at};
 
-/// In bytes, of requests besides inferences.
-pub(crate) const SHORT: usize = 256 << 10;
+use crate::admission::{MemoryPermit, ProgressDeadline, RequestError};
 
-/// Smaller pieces, in bytes, are put together: each keeps the buffer that it was read into.
+/// The maximum size of requests other than inferences, in bytes.
+pub(crate) const SHORT_BODY_BYTES: usize = 256 << 10;
+
+/// The size in bytes below which pieces are joined. Each other piece keeps the buffer that it was
+/// read into.
 const SMALL: usize = 4096;
 
-/// A gRPC message's flag and length.
-pub(crate) const ENVELOPE: usize = 5;
+/// The time that an answer waits for the rest of a request that it does not need.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The reason why a body was not read to its end.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unread {
+pub(crate) enum BodyError {
     TooLarge,
-    /// It fell silent, or came too slowly.
+    /// The peer was silent, or sent too slowly.
     Stalled,
     Broken(String),
     NoMemory(RequestError),
 }
 
-/// A body that announces more than `limit` bytes, or more than there is memory for, is not read at
-/// all.
-pub(crate) async fn read<B>(mut body: B, limit: usize, reserved: &Reserved) -> Result<Pieces, Unread>
+/// Reads a body. If it announces more than `limit` bytes, or more than the available memory, reads
+/// nothing.
+pub(crate) async fn read<B>(mut body: B, limit: usize, permit: &MemoryPermit) -> Result<Pieces, BodyError>
 where
     B: Body<Data = Bytes, Error: ToString> + Unpin,
 {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
-        return Err(Unread::TooLarge);
+        return Err(BodyError::TooLarge);
     }
-    reserved.grow(announced).map_err(Unread::NoMemory)?;
-    let (mut whole, mut small, mut patience) = (Pieces::default(), BytesMut::new(), Patience::new());
-    let mut came = 0;
-    while let Some(frame) = timeout_at(patience.until(), body.frame()).await.map_err(|_| Unread::Stalled)? {
-        let Ok(data) = frame.map_err(|why| Unread::Broken(why.to_string()))?.into_data() else { continue };
-        patience.moved(data.len(), slowest(reserved));
-        if data.len() > limit - came {
-            return Err(Unread::TooLarge);
+    permit.grow(announced).map_err(BodyError::NoMemory)?;
+    let (mut whole, mut small, mut deadline) = (Pieces::default(), BytesMut::new(), ProgressDeadline::new());
+    let mut received = 0;
+    while let Some(frame) = timeout_at(deadline.at(), body.frame()).await.map_err(|_| BodyError::Stalled)? {
+        let Ok(data) = frame.map_err(|why| BodyError::Broken(why.to_string()))?.into_data() else { continue };
+        deadline.record_progress(data.len(), permit.min_rate());
+        if data.len() > limit - received {
+            return Err(BodyError::TooLarge);
         }
-        let unannounced = (came + data.len()).saturating_sub(announced.max(came));
-        came += data.len();
+        let unannounced = (received + data.len()).saturating_sub(announced.max(received));
+        received += data.len();
         if unannounced > 0 {
-            reserved.grow(unannounced).map_err(Unread::NoMemory)?;
+            permit.grow(unannounced).map_err(BodyError::NoMemory)?;
         }
-        let alone = whole.is_empty() && small.is_empty() && body.is_end_stream();
-        if data.len() < SMALL && !alone {
+        let is_only_piece = whole.is_empty() && small.is_empty() && body.is_end_stream();
+        if data.len() < SMALL && !is_only_piece {
             small.extend_from_slice(&data);
             continue;
         }
@@ -70,20 +69,17 @@ where
     Ok(whole)
 }
 
-/// How long an answer waits for the rest of a request that it does not need.
-const REST: Duration = Duration::from_secs(1);
-
-/// Reads a short body to its end and keeps nothing of it, so that its connection can go on. `false`
-/// if it is long, late or broken.
-pub(crate) async fn discarded<B>(mut body: B) -> bool
+/// Reads a short body to its end and discards it, so that its connection can continue. Returns false
+/// if the body is long, late or broken.
+pub(crate) async fn discard<B>(mut body: B) -> bool
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut left = SHORT;
+    let mut left = SHORT_BODY_BYTES;
     if body.size_hint().lower() > left as u64 {
         return false;
     }
-    let until = Instant::now() + REST;
+    let until = Instant::now() + DISCARD_TIMEOUT;
     loop {
         let frame = match timeout_at(until, body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
@@ -97,95 +93,31 @@ where
     }
 }
 
-/// The least bytes a second of one body: the streams of a connection share its pace.
-pub(crate) fn slowest(reserved: &Reserved) -> f64 {
-    (SLOWEST / reserved.client().calls() as f64).max(SLOWEST_STREAM)
+/// A request's body whose bytes the access log counts.
+pub(crate) struct CountedBody {
+    body: Incoming,
+    entry: Option<AccessEntry>,
 }
 
-/// The body of a gRPC call, with one message of at most `limit` bytes. It fails when there is no
-/// memory for the message, and when its peer falls silent or is too slow.
-pub(crate) struct OneMessage<B> {
-    body: B,
-    limit: usize,
-    head: BytesMut,
-    /// Of the message, once its head has come.
-    left: Option<usize>,
-    patience: Patience,
-    given_up: Pin<Box<Sleep>>,
-    reserved: Arc<Reserved>,
-}
-
-impl<B> OneMessage<B> {
-    pub(crate) fn new(body: B, limit: usize, reserved: Arc<Reserved>) -> Self {
-        let patience = Patience::new();
-        let given_up = Box::pin(sleep_until(patience.until()));
-        Self { body, limit, head: BytesMut::new(), left: None, patience, given_up, reserved }
-    }
-
-    fn came(&mut self, mut data: &[u8]) -> Result<(), Status> {
-        self.patience.moved(data.len(), slowest(&self.reserved));
-        self.given_up.as_mut().reset(self.patience.until());
-        let left = match self.left {
-            Some(left) => left,
-            None => {
-                let head = data.len().min(ENVELOPE - self.head.len());
-                self.head.extend_from_slice(&data[..head]);
-                data.advance(head);
-                let Some(length) = length(&self.head) else { return Ok(()) };
-                // A longer message is refused unread.
-                if length <= self.limit {
-                    self.reserved.grow(length)?;
-                }
-                length
-            }
-        };
-        let rest = left.checked_sub(data.len());
-        self.left = Some(rest.ok_or_else(|| Status::internal("expected one message, got more"))?);
-        Ok(())
+impl CountedBody {
+    pub(crate) fn new(body: Incoming, entry: Option<AccessEntry>) -> Self {
+        Self { body, entry }
     }
 }
 
-/// The next frame of a gRPC body, which must come before `given_up` if that is there.
-pub(crate) fn poll_in_time<B>(
-    body: &mut B,
-    given_up: Option<&mut Pin<Box<Sleep>>>,
-    cx: &mut Context<'_>,
-) -> Poll<Option<Result<Frame<Bytes>, Status>>>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
-        return Poll::Ready(frame.map(|frame| frame.map_err(|why| Status::from_error(why.into()))));
-    }
-    let Some(given_up) = given_up else { return Poll::Pending };
-    ready!(given_up.as_mut().poll(cx));
-    Poll::Ready(Some(Err(Status::deadline_exceeded("timed out waiting for the rest of the request"))))
-}
-
-/// The length of a message by its first bytes.
-pub(crate) fn length(head: &[u8]) -> Option<usize> {
-    let length = <[u8; 4]>::try_from(head.get(1..ENVELOPE)?).ok()?;
-    usize::try_from(u32::from_be_bytes(length)).ok()
-}
-
-impl<B> Body for OneMessage<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+impl Body for CountedBody {
     type Data = Bytes;
-    type Error = Status;
+    type Error = hyper::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = self.get_mut();
-        let frame = ready!(poll_in_time(&mut this.body, Some(&mut this.given_up), cx));
-        let frame = frame.map(|frame| {
-            let frame = frame?;
-            frame.data_ref().map_or(Ok(()), |data| this.came(data))?;
-            Ok(frame)
-        });
-        Poll::Ready(frame)
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if let (Some(entry), Poll::Ready(Some(Ok(frame)))) = (&self.entry, &frame) {
+            entry.add_received(frame.data_ref().map_or(0, Bytes::len));
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -206,8 +138,9 @@ mod tests {
     use tokio::time::sleep;
     use tokio_stream::StreamExt;
 
+    use super::super::single_message::{PREFIX_BYTES, SingleMessage};
     use super::*;
-    use crate::admission::memory_permit::enough;
+    use crate::admission::{MIN_CONNECTION_RATE, unlimited};
 
     fn pieces(pieces: &[&'static str]) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
         let frames: VecDeque<_> = pieces.iter().map(|piece| Ok(Frame::data(Bytes::from(*piece)))).collect();
@@ -216,33 +149,36 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_comes_whole() {
-        assert_eq!(read(pieces(&["ab", "", "cde"]), 5, &enough()).await, Ok(Bytes::from("abcde").into()));
-        assert_eq!(read(pieces(&[]), 0, &enough()).await, Ok(Pieces::default()));
+        assert_eq!(read(pieces(&["ab", "", "cde"]), 5, &unlimited()).await, Ok(Bytes::from("abcde").into()));
+        assert_eq!(read(pieces(&[]), 0, &unlimited()).await, Ok(Pieces::default()));
     }
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused_when_it_passes_it() {
-        assert_eq!(read(pieces(&["abc", "def", "never read"]), 5, &enough()).await, Err(Unread::TooLarge));
-        assert_eq!(read(Full::new(Bytes::from("abcdef")), 5, &enough()).await, Err(Unread::TooLarge));
+        assert_eq!(
+            read(pieces(&["abc", "def", "never read"]), 5, &unlimited()).await,
+            Err(BodyError::TooLarge)
+        );
+        assert_eq!(read(Full::new(Bytes::from("abcdef")), 5, &unlimited()).await, Err(BodyError::TooLarge));
     }
 
     #[tokio::test]
     async fn a_silent_peer_is_given_up() {
         tokio::time::pause();
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        assert_eq!(read(silent, 5, &enough()).await, Err(Unread::Stalled));
+        assert_eq!(read(silent, 5, &unlimited()).await, Err(BodyError::Stalled));
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let status = OneMessage::new(silent, 9, enough()).frame().await.unwrap().unwrap_err();
+        let status = SingleMessage::new(silent, 9, unlimited()).frame().await.unwrap().unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
     }
 
     const PIECES: usize = 18;
 
-    /// A message of which so many bytes come every 20 s, for six minutes.
+    /// Returns a message that arrives in six minutes, in a piece of this size every 20 s.
     fn slow(bytes: usize) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
         let mut whole = vec![0; PIECES * bytes];
-        let length = u32::try_from(whole.len() - ENVELOPE).unwrap();
-        whole[1..ENVELOPE].copy_from_slice(&length.to_be_bytes());
+        let length = u32::try_from(whole.len() - PREFIX_BYTES).unwrap();
+        whole[1..PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
         let pieces: Vec<_> =
             whole.chunks(bytes).map(|piece| Ok(Frame::data(piece.to_vec().into()))).collect();
         let piece = |piece| async move {
@@ -256,18 +192,18 @@ mod tests {
     async fn a_peer_that_sends_a_byte_now_and_then_is_given_up() {
         tokio::time::pause();
         let begun = Instant::now();
-        assert_eq!(read(slow(1), 1 << 20, &enough()).await, Err(Unread::Stalled));
-        let mut body = OneMessage::new(slow(1), 9, enough());
+        assert_eq!(read(slow(1), 1 << 20, &unlimited()).await, Err(BodyError::Stalled));
+        let mut body = SingleMessage::new(slow(1), 9, unlimited());
         while body.frame().await.unwrap().is_ok() {}
         assert!(begun.elapsed() < Duration::from_secs(2 * 32), "{:?}", begun.elapsed());
     }
 
     #[tokio::test]
-    async fn a_slow_peer_is_not() {
+    async fn a_slow_peer_is_served() {
         tokio::time::pause();
-        let bytes = 20 * SLOWEST as usize;
-        assert_eq!(read(slow(bytes), PIECES * bytes, &enough()).await.unwrap().len(), PIECES * bytes);
-        let mut body = OneMessage::new(slow(bytes), PIECES * bytes, enough());
+        let bytes = 20 * MIN_CONNECTION_RATE as usize;
+        assert_eq!(read(slow(bytes), PIECES * bytes, &unlimited()).await.unwrap().len(), PIECES * bytes);
+        let mut body = SingleMessage::new(slow(bytes), PIECES * bytes, unlimited());
         while let Some(frame) = body.frame().await {
             frame.unwrap();
         }

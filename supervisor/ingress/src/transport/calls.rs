@@ -1,6 +1,6 @@
-//! The calls of a gRPC connection, which the connection's own task carries on. As tasks of their own
-//! thousands of them would stand before the requests of all other connections, and would be there,
-//! with no memory reserved, when their connection has long gone.
+//! The calls of a gRPC connection, which run in the connection's task. If each call were a task,
+//! thousands of calls could delay the requests of all other connections. Tasks would also remain
+//! after the end of their connection, and would then have memory without a permit.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,80 +15,80 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::yield_now;
 
-use crate::transport::read_filter::Reads;
+use super::read_filter::ReadFilter;
 
-/// So many calls begin before other connections have their turn.
-const TURN: usize = 32;
+/// The number of calls that start before other connections have their turn.
+const CALLS_PER_TURN: usize = 32;
 
-/// The same of calls that are given up.
-const FREED: usize = 256;
+/// The number of cancelled calls that are freed before other connections have their turn.
+const FREED_PER_TURN: usize = 256;
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Those that have come and not begun.
+/// The calls that have arrived and not started.
 #[derive(Clone, Default)]
-pub(crate) struct Coming(Arc<Mutex<VecDeque<Call>>>);
+pub(super) struct NewCalls(Arc<Mutex<VecDeque<Call>>>);
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Coming {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for NewCalls {
     fn execute(&self, call: F) {
         self.0.lock().push_back(Box::pin(call));
     }
 }
 
 #[derive(Default)]
-pub(crate) struct Calls {
-    coming: Coming,
-    begun: FuturesUnordered<Call>,
+pub(super) struct Calls {
+    new: NewCalls,
+    started: FuturesUnordered<Call>,
 }
 
 impl Calls {
-    pub(crate) fn coming(&self) -> Coming {
-        self.coming.clone()
+    pub(super) fn new_calls(&self) -> NewCalls {
+        self.new.clone()
     }
 
-    /// Whether no call waits for its begin, so that more of them may be read.
-    pub(crate) fn all_begun(&self) -> bool {
-        self.coming.0.lock().is_empty()
+    /// Returns whether all calls have started, so that more calls may be read.
+    pub(super) fn all_started(&self) -> bool {
+        self.new.0.lock().is_empty()
     }
 
-    /// Carries on the calls that can go on.
-    pub(crate) fn carry_on(&mut self, cx: &mut Context<'_>) {
-        while let Poll::Ready(Some(())) = self.begun.poll_next_unpin(cx) {}
+    /// Polls the calls that have started.
+    pub(super) fn poll_started(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Some(())) = self.started.poll_next_unpin(cx) {}
     }
 
-    /// Lets some calls begin, and carries on those that can go on.
-    pub(crate) fn begin(&mut self, cx: &mut Context<'_>) {
-        let mut coming = self.coming.0.lock();
-        let some = coming.len().min(TURN);
-        self.begun.extend(coming.drain(..some));
-        let more = !coming.is_empty();
-        drop(coming);
-        self.carry_on(cx);
+    /// Starts some calls, and polls the calls that have started.
+    pub(super) fn start_some(&mut self, cx: &mut Context<'_>) {
+        let mut new = self.new.0.lock();
+        let some = new.len().min(CALLS_PER_TURN);
+        self.started.extend(new.drain(..some));
+        let more = !new.is_empty();
+        drop(new);
+        self.poll_started(cx);
         if more {
             cx.waker().wake_by_ref();
         }
     }
 
-    /// Gives up those that are left, some at a time: to free thousands takes milliseconds.
-    pub(crate) async fn give_up(self) {
-        let coming = std::mem::take(&mut *self.coming.0.lock());
-        let mut left = self.begun.into_iter().chain(coming);
-        while left.by_ref().take(FREED).count() == FREED {
+    /// Cancels the remaining calls, some at a time, because freeing thousands takes milliseconds.
+    pub(super) async fn cancel(self) {
+        let new = std::mem::take(&mut *self.new.0.lock());
+        let mut left = self.started.into_iter().chain(new);
+        while left.by_ref().take(FREED_PER_TURN).count() == FREED_PER_TURN {
             yield_now().await;
         }
     }
 }
 
-/// While more calls wait for their begin than have a turn, nothing is read.
-impl Reads for Coming {
+// While more calls wait than can start in one turn, nothing is read.
+impl ReadFilter for NewCalls {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.0.lock().len() > TURN {
-            // As soon as they have begun.
+        if self.0.lock().len() > CALLS_PER_TURN {
+            // The task runs again as soon as some calls have started.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -104,26 +104,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn calls_begin_a_few_at_a_time_and_go_with_their_connection() {
-        let (mut calls, begun) = (Calls::default(), Arc::new(Mutex::new(0)));
-        for _ in 0..2 * TURN + 1 {
-            let begun = Arc::clone(&begun);
-            calls.coming().execute(async move {
-                *begun.lock() += 1;
+    async fn calls_start_a_few_at_a_time_and_end_with_their_connection() {
+        let (mut calls, started) = (Calls::default(), Arc::new(Mutex::new(0)));
+        for _ in 0..2 * CALLS_PER_TURN + 1 {
+            let started = Arc::clone(&started);
+            calls.new_calls().execute(async move {
+                *started.lock() += 1;
                 pending().await
             });
         }
         let cx = &mut Context::from_waker(Waker::noop());
-        calls.begin(cx);
-        assert_eq!((*begun.lock(), calls.all_begun()), (TURN, false));
-        // It is woken until all have begun.
+        calls.start_some(cx);
+        assert_eq!((*started.lock(), calls.all_started()), (CALLS_PER_TURN, false));
+        // The task is woken until all calls have started.
         let all = poll_fn(|cx| {
-            calls.begin(cx);
-            if calls.all_begun() { Poll::Ready(()) } else { Poll::Pending }
+            calls.start_some(cx);
+            if calls.all_started() { Poll::Ready(()) } else { Poll::Pending }
         });
         all.await;
-        assert_eq!(*begun.lock(), 2 * TURN + 1);
-        calls.give_up().await;
-        assert_eq!(Arc::strong_count(&begun), 1);
+        assert_eq!(*started.lock(), 2 * CALLS_PER_TURN + 1);
+        calls.cancel().await;
+        assert_eq!(Arc::strong_count(&started), 1);
     }
 }

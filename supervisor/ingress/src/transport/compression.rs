@@ -1,6 +1,6 @@
 //! gzip and deflate (zlib's format), which both protocols share. A few compressed bytes may become
-//! gigabytes, so each caller gives a limit in bytes, memory is reserved as they come, and few are
-//! decompressed at a time. The work is done away from the threads that serve connections.
+//! gigabytes. So each caller gives a limit in bytes, memory is taken as bytes are decompressed, and
+//! few requests are decompressed at a time. The work runs on threads that serve no connections.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -13,21 +13,19 @@ use flate2::bufread::{GzEncoder, MultiGzDecoder, ZlibDecoder, ZlibEncoder};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use crate::admission::memory_permit::Reserved;
-use crate::admission::request_error::{RequestError, away, invalid};
+use crate::admission::{MemoryPermit, RequestError, invalid, run_blocking};
 use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 
-/// Compressed requests that are read at a time: each takes a CPU, and many times its memory.
-static TURNS: Semaphore = Semaphore::const_new(4);
+/// The permits for compressed requests, which limit how many are read at a time. Each takes a CPU,
+/// and many times its memory.
+static PERMITS: Semaphore = Semaphore::const_new(4);
 
-pub(crate) type Turn = SemaphorePermit<'static>;
+/// The time that a request waits for a permit.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a request may wait for its turn.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// In bytes, the first piece of what comes and the largest: each is twice as large as the last. A
-/// buffer that grows would be there twice.
-const PIECES: Range<usize> = 16 << 10..1 << 20;
+/// The sizes of the first and of the largest piece of a decompressed request, in bytes. Each piece is
+/// twice as large as the one before. A single buffer would need its memory twice while it grows.
+const PIECE_BYTES: Range<usize> = 16 << 10..1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
@@ -36,8 +34,8 @@ pub(crate) enum Encoding {
 }
 
 impl Encoding {
-    /// Takes `x-gzip` for gzip, as RFC 9110 asks.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    /// Parses the name of a format. Accepts `x-gzip` for gzip, as RFC 9110 requires.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
         if name.eq_ignore_ascii_case("x-gzip") {
             return Some(Self::Gzip);
         }
@@ -51,20 +49,22 @@ impl Encoding {
         }
     }
 
-    /// The turn lasts until what was decompressed has been read.
+    /// Decompresses a request. The permit lasts until the decompressed request has been parsed.
     pub(crate) async fn decompress(
         self,
         bytes: Bytes,
         limit: usize,
-        reserved: Arc<Reserved>,
-    ) -> Result<(Pieces, Turn), RequestError> {
-        let turn = timeout(PATIENCE, TURNS.acquire()).await.ok().and_then(Result::ok).ok_or_else(|| {
-            let why = "too many compressed requests at a time; try again later, or send them uncompressed";
-            RequestFailure::Unavailable(why.to_owned())
-        })?;
-        // It goes on when its client has gone.
-        away("decompressing the request", move || {
-            self.decompress_here(&bytes, limit, &reserved).map(|whole| (whole, turn))
+        permit: Arc<MemoryPermit>,
+    ) -> Result<(Pieces, SemaphorePermit<'static>), RequestError> {
+        let turn =
+            timeout(PERMIT_TIMEOUT, PERMITS.acquire()).await.ok().and_then(Result::ok).ok_or_else(|| {
+                let why =
+                    "too many compressed requests at a time; try again later, or send them uncompressed";
+                RequestFailure::Unavailable(why.to_owned())
+            })?;
+        // The work continues after a disconnect of the client.
+        run_blocking("decompressing the request", move || {
+            self.decompress_here(&bytes, limit, &permit).map(|whole| (whole, turn))
         })
         .await
     }
@@ -73,13 +73,13 @@ impl Encoding {
         self,
         bytes: &[u8],
         limit: usize,
-        reserved: &Reserved,
+        permit: &MemoryPermit,
     ) -> Result<Pieces, RequestError> {
         let (whole, rest) = match self {
-            Self::Gzip => (read(&mut MultiGzDecoder::new(bytes), limit, reserved)?, 0),
+            Self::Gzip => (read(&mut MultiGzDecoder::new(bytes), limit, permit)?, 0),
             Self::Deflate => {
                 let mut decoder = ZlibDecoder::new(bytes);
-                (read(&mut decoder, limit, reserved)?, decoder.into_inner().len())
+                (read(&mut decoder, limit, permit)?, decoder.into_inner().len())
             }
         };
         let corrupt = |why| invalid(format!("cannot decompress the request as {}: {why}", self.name()));
@@ -93,10 +93,10 @@ impl Encoding {
         }
     }
 
-    pub(crate) async fn compress(self, bytes: Bytes, reserved: &Reserved) -> Result<Bytes, RequestError> {
-        // Compressed bytes are hardly ever more.
-        reserved.grow(bytes.len())?;
-        away("compressing the answer", move || Ok(self.compress_here(&bytes))).await
+    pub(crate) async fn compress(self, bytes: Bytes, permit: &MemoryPermit) -> Result<Bytes, RequestError> {
+        // Compression hardly ever makes an answer larger.
+        permit.grow(bytes.len())?;
+        run_blocking("compressing the answer", move || Ok(self.compress_here(&bytes))).await
     }
 
     fn compress_here(self, bytes: &[u8]) -> Bytes {
@@ -110,16 +110,16 @@ impl Encoding {
     }
 }
 
-/// Reads to the end, or a byte more than `limit`.
+/// Reads to the end, or up to one byte more than `limit`.
 fn read(
     reader: &mut impl Read,
     limit: usize,
-    reserved: &Reserved,
+    permit: &MemoryPermit,
 ) -> Result<io::Result<Pieces>, RequestError> {
-    let (mut whole, mut next) = (Pieces::default(), PIECES.start);
+    let (mut whole, mut next) = (Pieces::default(), PIECE_BYTES.start);
     loop {
         let room = next.min(limit.saturating_add(1) - whole.len());
-        let mut piece = reserved.buffer(room)?;
+        let mut piece = permit.buffer(room)?;
         match reader.take(room as u64).read_to_end(&mut piece) {
             Ok(read) => {
                 whole.push(piece.into());
@@ -129,22 +129,22 @@ fn read(
             }
             Err(why) => return Ok(Err(why)),
         }
-        next = PIECES.end.min(2 * next);
+        next = PIECE_BYTES.end.min(2 * next);
     }
 }
 
-/// The format that `Accept-Encoding` prefers to all others; `None` if it prefers the plain body.
-pub(crate) fn preferred<'a>(values: impl Iterator<Item = &'a str>) -> Option<Encoding> {
-    let items: Vec<_> = values.flat_map(|value| value.split(',')).map(weighed).collect();
-    // A star stands for the formats that are not named; a format named with weight 0 is named.
+/// Returns the format that `Accept-Encoding` prefers, or `None` if it prefers the plain body.
+pub(crate) fn preferred_encoding<'a>(values: impl Iterator<Item = &'a str>) -> Option<Encoding> {
+    let items: Vec<_> = values.flat_map(|value| value.split(',')).map(parse_item).collect();
+    // A star stands for the formats that are not named. A format with weight 0 also counts as named.
     let is_named =
-        |encoding: &Encoding| items.iter().any(|(name, _)| Encoding::named(name) == Some(*encoding));
+        |encoding: &Encoding| items.iter().any(|(name, _)| Encoding::parse(name) == Some(*encoding));
     let of_star = || [Encoding::Gzip, Encoding::Deflate].into_iter().find(|encoding| !is_named(encoding));
     let (mut best, mut plain): (Option<(Encoding, f32)>, f32) = (None, 0.0);
     for &(name, weight) in items.iter().filter(|(_, weight)| *weight > 0.0) {
         if name.eq_ignore_ascii_case("identity") {
             plain = weight;
-        } else if let Some(encoding) = if name == "*" { of_star() } else { Encoding::named(name) }
+        } else if let Some(encoding) = if name == "*" { of_star() } else { Encoding::parse(name) }
             && best.is_none_or(|(_, best)| weight > best)
         {
             best = Some((encoding, weight));
@@ -153,8 +153,8 @@ pub(crate) fn preferred<'a>(values: impl Iterator<Item = &'a str>) -> Option<Enc
     best.filter(|(_, weight)| *weight >= plain).map(|(encoding, _)| encoding)
 }
 
-/// A format's name and weight. A missing weight is 1, a malformed weight 0.
-fn weighed(item: &str) -> (&str, f32) {
+/// Parses the name and the weight of a format. A missing weight is 1, a malformed weight 0.
+fn parse_item(item: &str) -> (&str, f32) {
     let mut parts = item.split(';').map(str::trim);
     let name = parts.next().unwrap_or_default();
     let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(1.0, |q| q.parse().unwrap_or(0.0));
@@ -164,7 +164,7 @@ fn weighed(item: &str) -> (&str, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::memory_permit::enough;
+    use crate::admission::unlimited;
 
     const BOTH: [Encoding; 2] = [Encoding::Gzip, Encoding::Deflate];
 
@@ -174,7 +174,7 @@ mod tests {
             for plain in [&b""[..], b"a", &[7; 100_000]] {
                 let small = encoding.compress_here(plain);
                 assert_eq!(
-                    encoding.decompress_here(&small, plain.len(), &enough()).unwrap().into_bytes(),
+                    encoding.decompress_here(&small, plain.len(), &unlimited()).unwrap().into_bytes(),
                     plain
                 );
             }
@@ -182,24 +182,24 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_put_out_at_the_limit() {
+    fn a_bomb_is_refused_at_the_limit() {
         for encoding in BOTH {
             let bomb = encoding.compress_here(&vec![0; 16 << 20]);
             assert!(bomb.len() < 100_000);
             let limit = (16 << 20) - 1;
             for limit in [limit, 0] {
-                let got = encoding.decompress_here(&bomb, limit, &enough());
+                let got = encoding.decompress_here(&bomb, limit, &unlimited());
                 assert!(matches!(got, Err(RequestError::TooLarge(_))), "{got:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_cut_or_changed_or_followed_by_more_is_refused() {
+    fn data_that_is_cut_or_changed_or_followed_by_more_is_refused() {
         for encoding in BOTH {
             let small = encoding.compress_here(b"hello, hello, hello");
             let corrupt = |bytes: &[u8]| {
-                let got = encoding.decompress_here(bytes, 1000, &enough());
+                let got = encoding.decompress_here(bytes, 1000, &unlimited());
                 assert!(
                     matches!(got, Err(RequestError::Failed(RequestFailure::Invalid(_)))),
                     "{encoding:?} {bytes:?}: {got:?}"
@@ -215,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_in_any_case_and_with_the_old_one_of_gzip() {
+    fn names_are_parsed_in_any_case_and_with_the_old_one_of_gzip() {
         for name in ["gzip", "GZip", "x-gzip", "X-GZIP"] {
-            assert_eq!(Encoding::named(name), Some(Encoding::Gzip), "{name}");
+            assert_eq!(Encoding::parse(name), Some(Encoding::Gzip), "{name}");
         }
-        assert_eq!(Encoding::named("Deflate"), Some(Encoding::Deflate));
+        assert_eq!(Encoding::parse("Deflate"), Some(Encoding::Deflate));
         for name in ["", "x-deflate", "zlib", "br", "identity"] {
-            assert_eq!(Encoding::named(name), None, "{name}");
+            assert_eq!(Encoding::parse(name), None, "{name}");
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
             ("gzip;q=x", None),
             (";;,,q=", None),
         ] {
-            assert_eq!(preferred([accepted].into_iter()), expected, "{accepted}");
+            assert_eq!(preferred_encoding([accepted].into_iter()), expected, "{accepted}");
         }
     }
 }

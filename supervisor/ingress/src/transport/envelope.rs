@@ -1,6 +1,6 @@
-//! gRPC calls with a compressed message: decompressed before tonic sees them, and answered in the
-//! same way. Tonic would do it on the thread that serves the connection, and would compress for
-//! every client that can read compressed answers, which is every client.
+//! The compression of gRPC messages. A compressed call is decompressed before tonic sees it, and its
+//! answer is compressed in the same way. tonic would do this on the thread that serves the
+//! connection, and would compress answers for all clients that can read them, which are nearly all.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,70 +13,73 @@ use hyper::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::admission::access::Counted;
-use crate::admission::memory_permit::Reserved;
-use crate::tensors::check::Clipped;
-use crate::transport::body::{self, ENVELOPE, Unread};
-use crate::transport::compression::Encoding;
+use super::body::{self, BodyError, CountedBody};
+use super::compression::Encoding;
+use super::single_message::{PREFIX_BYTES, message_length};
+use crate::admission::{Clipped, MemoryPermit};
 use shadowslice_datapath::pipeline::Pieces;
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
-const ALL: &str = "identity,deflate,gzip";
+const ALL_ENCODINGS: &str = "identity,deflate,gzip";
 
-pub(crate) fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> {
+/// Returns the format of a call's message, or `None` if it is not compressed.
+pub(crate) fn message_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> {
     let Some(name) = headers.get(ENCODING).filter(|name| *name != "identity") else { return Ok(None) };
     let name = String::from_utf8_lossy(name.as_bytes());
-    Encoding::named(&name).map(Some).ok_or_else(|| {
+    Encoding::parse(&name).map(Some).ok_or_else(|| {
         let why = format!("grpc-encoding {} is not supported; use gzip or deflate", Clipped(&name));
         let mut status = Status::unimplemented(why);
-        status.metadata_mut().insert("grpc-accept-encoding", ALL.parse().expect("a constant that is ASCII"));
+        status
+            .metadata_mut()
+            .insert("grpc-accept-encoding", ALL_ENCODINGS.parse().expect("the constant is ASCII"));
         status
     })
 }
 
-/// A caller that does not say which forms it reads, reads the form that it writes.
+/// Returns whether a client reads a format. A client that names no formats reads the one it writes.
 pub(crate) fn accepts(headers: &HeaderMap, encoding: Encoding) -> bool {
-    let said = headers.get(ACCEPTED).map(|value| String::from_utf8_lossy(value.as_bytes()));
-    said.is_none_or(|said| said.split(',').any(|name| Encoding::named(name.trim()) == Some(encoding)))
+    let accepted = headers.get(ACCEPTED).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    accepted.is_none_or(|names| names.split(',').any(|name| Encoding::parse(name.trim()) == Some(encoding)))
 }
 
-/// A body as it came, or in pieces.
-pub(crate) type Plain = StreamBody<tokio_stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>>;
+/// A body in pieces.
+type Plain = StreamBody<tokio_stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>>;
 
-/// The call as if its only message, of at most `limit` bytes, had not been compressed.
-pub(crate) async fn decompressed(
-    request: Request<Counted>,
+/// Decompresses the only message of a call, which has at most `limit` bytes.
+pub(crate) async fn decompress_call(
+    request: Request<CountedBody>,
     encoding: Encoding,
     limit: usize,
-    reserved: &Arc<Reserved>,
+    permit: &Arc<MemoryPermit>,
 ) -> Result<Request<Plain>, Status> {
     let (mut head, body) = request.into_parts();
     head.headers.remove(ENCODING);
-    let body = body::read(body, limit.saturating_add(ENVELOPE), reserved).await;
-    let body = reserved.joined(body.map_err(|why| unread(why, limit))?)?;
+    let body = body::read(body, limit.saturating_add(PREFIX_BYTES), permit).await;
+    let body = permit.join(body.map_err(|why| body_error(why, limit))?)?;
     let pieces = match body.first() {
         Some(1) => {
-            let (message, _turn) = encoding.decompress(message(&body)?, limit, Arc::clone(reserved)).await?;
-            let mut whole = Pieces::from(envelope(0, message.len())?.to_vec());
+            let (message, _turn) =
+                encoding.decompress(only_message(&body)?, limit, Arc::clone(permit)).await?;
+            let mut whole = Pieces::from(prefix(0, message.len())?.to_vec());
             message.iter().for_each(|piece| whole.push(piece.clone()));
             whole
         }
-        // Not compressed after all, or for tonic to refuse.
+        // The message is not compressed, or tonic refuses it.
         _ => body.into(),
     };
-    // tonic copies it.
-    reserved.replace(2 * pieces.len())?;
+    // tonic copies the message.
+    permit.replace(2 * pieces.len())?;
     let frames: Vec<_> = pieces.iter().map(|piece| Ok(Frame::data(piece.clone()))).collect();
     Ok(Request::from_parts(head, StreamBody::new(tokio_stream::iter(frames))))
 }
 
-/// An answer without a message stays as it is: a refusal ends with its head, and only the original
-/// body says so.
-pub(crate) async fn compressed(
+/// Compresses the message of an answer. Returns an answer without a message unchanged, because a
+/// refusal ends with its head, and only the original body signals that.
+pub(crate) async fn compress_answer(
     response: Response<Body>,
     encoding: Encoding,
-    reserved: &Reserved,
+    permit: &MemoryPermit,
 ) -> Result<Response<Body>, Status> {
     if response.headers().contains_key(Status::GRPC_STATUS) {
         return Ok(response);
@@ -85,38 +88,38 @@ pub(crate) async fn compressed(
     let body = body.collect().await?;
     let trailers = body.trailers().cloned();
     let mut body = body.to_bytes();
-    if body.len() >= ENVELOPE {
-        let message = encoding.compress(message(&body)?, reserved).await?;
-        let mut whole = BytesMut::with_capacity(ENVELOPE + message.len());
-        whole.put_slice(&envelope(1, message.len())?);
+    if body.len() >= PREFIX_BYTES {
+        let message = encoding.compress(only_message(&body)?, permit).await?;
+        let mut whole = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+        whole.put_slice(&prefix(1, message.len())?);
         whole.put_slice(&message);
         body = whole.freeze();
         head.headers.insert(ENCODING, HeaderValue::from_static(encoding.name()));
     }
-    head.headers.insert(ACCEPTED, HeaderValue::from_static(ALL));
+    head.headers.insert(ACCEPTED, HeaderValue::from_static(ALL_ENCODINGS));
     let body = Full::new(body).with_trailers(async move { trailers.map(Ok) });
     Ok(Response::from_parts(head, Body::new(body)))
 }
 
-/// The message of a body; it must be the body's only message.
-fn message(body: &Bytes) -> Result<Bytes, Status> {
-    match body::length(body) {
-        Some(length) if length == body.len() - ENVELOPE => Ok(body.slice(ENVELOPE..)),
+/// Returns the message of a body. Fails if it is not the body's only message.
+fn only_message(body: &Bytes) -> Result<Bytes, Status> {
+    match message_length(body) {
+        Some(length) if length == body.len() - PREFIX_BYTES => Ok(body.slice(PREFIX_BYTES..)),
         _ => Err(Status::internal("expected one whole message of the announced length")),
     }
 }
 
-fn envelope(flag: u8, message: usize) -> Result<[u8; ENVELOPE], Status> {
+fn prefix(flag: u8, message: usize) -> Result<[u8; PREFIX_BYTES], Status> {
     let length = u32::try_from(message).map_err(|_| Status::internal("the message has 4 GiB or more"))?;
     let [a, b, c, d] = length.to_be_bytes();
     Ok([flag, a, b, c, d])
 }
 
-fn unread(why: Unread, limit: usize) -> Status {
+fn body_error(why: BodyError, limit: usize) -> Status {
     match why {
-        Unread::TooLarge => Status::out_of_range(format!("the request is larger than {limit} bytes")),
-        Unread::Stalled => Status::deadline_exceeded("timed out waiting for the rest of the request"),
-        Unread::Broken(why) => Status::internal(format!("failed to read the request: {why}")),
-        Unread::NoMemory(why) => why.into(),
+        BodyError::TooLarge => Status::out_of_range(format!("the request is larger than {limit} bytes")),
+        BodyError::Stalled => Status::deadline_exceeded("timed out waiting for the rest of the request"),
+        BodyError::Broken(why) => Status::internal(format!("failed to read the request: {why}")),
+        BodyError::NoMemory(why) => why.into(),
     }
 }

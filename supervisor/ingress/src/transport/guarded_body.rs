@@ -1,35 +1,35 @@
-//! Bytes on their way to a client, with what is let go of when they have been written.
+//! Bytes on their way to a client, with a guard that is notified when they have been written.
 //!
-//! After each write, hyper and h2 advance a buffer by the bytes that the socket took. So the last
-//! byte is written when the buffer reaches its end. h2 copies a frame of less than 256 bytes first,
-//! and then the copy is the end.
+//! After each write, hyper and h2 advance a buffer by the bytes that the socket accepted. So the last
+//! byte has been written when the buffer reaches its end. h2 first copies a frame of less than 256
+//! bytes, and then the buffer reaches its end with the copy.
 
 use std::io::IoSlice;
 
 use bytes::Buf;
 
-/// A companion of bytes on their way.
-pub(crate) trait Goes {
-    /// Hears that the socket took some bytes.
-    fn advanced(&mut self, _bytes: usize) {}
+/// A guard that follows bytes on their way.
+pub(crate) trait BodyGuard {
+    /// Records that the socket has accepted some bytes.
+    fn advance(&mut self, _bytes: usize) {}
 
-    /// Hears that the last byte has been written, perhaps more than once.
-    fn written(&mut self);
+    /// Records that the last byte has been written. This may be called more than once.
+    fn finish(&mut self);
 }
 
 #[derive(Debug)]
-pub(crate) struct Kept<B, W> {
+pub(crate) struct GuardedBody<B, G> {
     bytes: B,
-    with: W,
+    guard: G,
 }
 
-impl<B, W> Kept<B, W> {
-    pub(crate) fn new(bytes: B, with: W) -> Self {
-        Self { bytes, with }
+impl<B, G> GuardedBody<B, G> {
+    pub(super) fn new(bytes: B, guard: G) -> Self {
+        Self { bytes, guard }
     }
 }
 
-impl<B: Buf, W: Goes> Buf for Kept<B, W> {
+impl<B: Buf, G: BodyGuard> Buf for GuardedBody<B, G> {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }
@@ -44,9 +44,9 @@ impl<B: Buf, W: Goes> Buf for Kept<B, W> {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
-        self.with.advanced(count);
+        self.guard.advance(count);
         if !self.bytes.has_remaining() {
-            self.with.written();
+            self.guard.finish();
         }
     }
 }
@@ -58,18 +58,18 @@ mod tests {
     #[derive(Default)]
     struct Times(u32);
 
-    impl Goes for &mut Times {
-        fn written(&mut self) {
+    impl BodyGuard for &mut Times {
+        fn finish(&mut self) {
             self.0 += 1;
         }
     }
 
     #[test]
-    fn the_last_byte_says_that_it_was_written_and_no_other() {
+    fn only_the_last_byte_finishes_the_body() {
         let mut times = Times::default();
-        let mut bytes = Kept::new(&b"answer"[..], &mut times);
+        let mut bytes = GuardedBody::new(&b"answer"[..], &mut times);
         bytes.advance(5);
-        assert_eq!(bytes.with.0, 0);
+        assert_eq!(bytes.guard.0, 0);
         bytes.advance(1);
         assert_eq!(times.0, 1);
     }

@@ -1,4 +1,4 @@
-//! Lets an HTTP/2 connection end without harm to streams that its client opens meanwhile.
+//! The end of an HTTP/2 connection without harm to streams that its client opens meanwhile.
 //!
 //! h2 ends a connection gracefully with a GOAWAY that allows every stream, a PING, and, once the
 //! client has acknowledged the PING, a GOAWAY with the last stream that it serves. It ignores later
@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use crate::transport::read_filter::Reads;
+use super::read_filter::ReadFilter;
 
 const PREFACE_BYTES: usize = 24;
 const HEADER_BYTES: usize = 9;
@@ -40,8 +40,8 @@ const ACK: u8 = 1;
 const SHUTDOWN_PING: [u8; PING_BYTES] = [0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54];
 
 /// A connection's incoming bytes. `ending` is set when the graceful shutdown begins.
-pub(crate) struct LateStreams<R> {
-    reads: R,
+pub(super) struct LateStreams<F> {
+    filter: F,
     ending: Arc<AtomicBool>,
     frames: Frames,
     /// Bytes that are read and not yet delivered, from `delivered` on.
@@ -51,13 +51,13 @@ pub(crate) struct LateStreams<R> {
     linger: Option<Pin<Box<Sleep>>>,
 }
 
-impl<R> LateStreams<R> {
-    pub(crate) fn new(reads: R, ending: Arc<AtomicBool>) -> Self {
-        Self { reads, ending, frames: Frames::new(), passed: Vec::new(), delivered: 0, linger: None }
+impl<F> LateStreams<F> {
+    pub(super) fn new(filter: F, ending: Arc<AtomicBool>) -> Self {
+        Self { filter, ending, frames: Frames::new(), passed: Vec::new(), delivered: 0, linger: None }
     }
 }
 
-impl<R: Reads> Reads for LateStreams<R> {
+impl<F: ReadFilter> ReadFilter for LateStreams<F> {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
@@ -66,14 +66,14 @@ impl<R: Reads> Reads for LateStreams<R> {
     ) -> Poll<io::Result<()>> {
         if !self.ending.load(Ordering::Relaxed) {
             let before = buf.filled().len();
-            ready!(self.reads.poll_read(stream, cx, buf))?;
+            ready!(self.filter.poll_read(stream, cx, buf))?;
             self.frames.follow(&buf.filled()[before..]);
             return Poll::Ready(Ok(()));
         }
         while self.delivered == self.passed.len() {
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);
-            ready!(self.reads.poll_read(stream, cx, &mut read))?;
+            ready!(self.filter.poll_read(stream, cx, &mut read))?;
             if read.filled().is_empty() {
                 return Poll::Ready(Ok(()));
             }

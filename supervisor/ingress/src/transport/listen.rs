@@ -1,4 +1,4 @@
-//! Binding the addresses.
+//! The binding of listeners to their addresses.
 
 use std::fs::Permissions;
 use std::io;
@@ -11,34 +11,20 @@ use std::sync::Arc;
 use nix::unistd::Group;
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
-use crate::admission::origin::Site;
-use crate::admission::tokens::Tokens;
-use crate::transport::expiry::CertificateExpiry;
-use crate::transport::tls::Encryption;
+use super::certificate_expiry::CertificateExpiry;
+use super::tls::Encryption;
+use crate::admission::{BindError, Origin, Tokens};
 use shadowslice_config::{Listener, SOCKET_MODE};
-use shadowslice_datapath::peer::{Guard, Refusals, UnknownAccount};
+use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
 
-/// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
-/// socket that does not block is turned away at once.
+/// The maximum number of connections that wait to be accepted. The system limits it to
+/// `net.core.somaxconn`, which is usually the same number. If the backlog of a Unix socket is full,
+/// a non-blocking client is refused at once.
 const BACKLOG: u32 = 4096;
 
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct BindError {
-    message: String,
-    #[source]
-    source: Option<io::Error>,
-}
-
-impl BindError {
-    pub(crate) fn new(message: String, source: Option<io::Error>) -> Self {
-        Self { message, source }
-    }
-}
-
 #[derive(Debug)]
-pub(crate) enum Bound {
+pub(crate) enum BoundListener {
     Unix {
         listener: Arc<UnixListener>,
         file: Arc<SocketFile>,
@@ -46,15 +32,15 @@ pub(crate) enum Bound {
     },
     Tcp {
         listener: Arc<TcpListener>,
-        /// As it is configured.
+        /// The address as it is configured.
         address: SocketAddr,
-        site: Site,
+        origin: Origin,
         encryption: Option<Encryption>,
         tokens: Option<Tokens>,
     },
 }
 
-impl Bound {
+impl BoundListener {
     /// Returns the address as the configuration writes it.
     pub(crate) fn address(&self) -> String {
         match self {
@@ -78,19 +64,19 @@ impl Bound {
 pub struct Certificates(Vec<Encryption>);
 
 impl Certificates {
-    pub(crate) fn of<'b>(bound: impl IntoIterator<Item = &'b Bound>) -> Self {
-        let encryption = |bound: &Bound| match bound {
-            Bound::Tcp { encryption, .. } => encryption.clone(),
-            Bound::Unix { .. } => None,
+    pub(crate) fn of<'b>(bound: impl IntoIterator<Item = &'b BoundListener>) -> Self {
+        let encryption = |bound: &BoundListener| match bound {
+            BoundListener::Tcp { encryption, .. } => encryption.clone(),
+            BoundListener::Unix { .. } => None,
         };
         Self(bound.into_iter().filter_map(encryption).collect())
     }
 
-    /// Returns when the certificates in use expire, each file once.
+    /// Returns when the certificates in use expire, with one entry for each file.
     pub fn expiries(&self) -> Vec<CertificateExpiry> {
         let mut all: Vec<CertificateExpiry> = Vec::new();
         for expiry in self.0.iter().flat_map(Encryption::expiries) {
-            // Listeners share files.
+            // Several listeners may use the same file.
             if !all.iter().any(|known| (&known.file, known.kind) == (&expiry.file, expiry.kind)) {
                 all.push(expiry);
             }
@@ -103,46 +89,54 @@ fn unix_address(path: &Path) -> String {
     format!("unix:{}", path.display())
 }
 
-/// What is spoken on an address.
+/// The protocol of a listener.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Spoken {
-    /// For the log.
-    pub(crate) name: &'static str,
-    /// Inside TLS, by its name there.
-    pub(crate) alpn: &'static [u8],
+pub(crate) struct Protocol {
+    /// The name for the log.
+    name: &'static str,
+    /// The name of the encrypted protocol in TLS.
+    alpn: &'static [u8],
 }
 
-/// Takes all the addresses, or none of them.
+impl Protocol {
+    pub(crate) const HTTP: Self = Self { name: "HTTP", alpn: b"http/1.1" };
+    pub(crate) const GRPC: Self = Self { name: "gRPC", alpn: b"h2" };
+    pub(crate) const METRICS: Self = Self { name: "metrics", ..Self::HTTP };
+}
+
+/// Binds all addresses, or none of them.
 pub(crate) async fn bind_all(
-    spoken: Spoken,
+    protocol: Protocol,
     listeners: &[Listener],
     inherited: &mut Inherited,
     refusals: &Arc<Refusals>,
-) -> Result<Vec<Bound>, BindError> {
+) -> Result<Vec<BoundListener>, BindError> {
     let mut bound = Vec::with_capacity(listeners.len());
     for listener in listeners {
-        let taken = bind(spoken, listener, inherited, refusals).await?;
-        say(spoken.name, &taken);
+        let taken = bind(protocol, listener, inherited, refusals).await?;
+        log_address(protocol.name, &taken);
         bound.push(taken);
     }
     Ok(bound)
 }
 
-/// Port 0 means any free port; only the log says which port was taken.
-fn say(what: &str, bound: &Bound) {
-    let Bound::Tcp { listener, site, encryption, tokens, .. } = bound else { return };
+/// Logs the address of a TCP listener, and warns about missing protection. Port 0 means any free port,
+/// and only the log contains the port that was chosen.
+fn log_address(protocol: &str, bound: &BoundListener) {
+    let BoundListener::Tcp { listener, origin, encryption, tokens, .. } = bound else { return };
     let Ok(address) = listener.local_addr() else { return };
-    tracing::info!(protocol = what, %address, "listening");
-    let knows_clients = tokens.is_some() || encryption.as_ref().is_some_and(|tls| tls.knows_clients);
-    let (missing, advice) = match (encryption.is_some(), knows_clients) {
+    tracing::info!(protocol, %address, "listening");
+    let identifies_clients =
+        tokens.is_some() || encryption.as_ref().is_some_and(|tls| tls.identifies_clients);
+    let (missing, advice) = match (encryption.is_some(), identifies_clients) {
         (true, true) => return,
         (false, false) => ("encryption and authentication", "set `tls` and `tokens`"),
         (false, true) => ("encryption, so that others can read the tokens", "set `tls`"),
         (true, false) => ("authentication", "set `tokens`, or `client_ca` in `tls`"),
     };
-    if *site == Site::Network {
+    if *origin == Origin::Network {
         tracing::warn!(
-            protocol = what,
+            protocol,
             %address,
             missing,
             advice,
@@ -151,15 +145,15 @@ fn say(what: &str, bound: &Bound) {
     }
 }
 
-pub(crate) async fn bind(
-    spoken: Spoken,
+async fn bind(
+    protocol: Protocol,
     listener: &Listener,
     inherited: &mut Inherited,
     refusals: &Arc<Refusals>,
-) -> Result<Bound, BindError> {
+) -> Result<BoundListener, BindError> {
     match listener {
         Listener::Tcp { address, tls, tokens } => {
-            let encryption = tls.as_ref().map(|tls| Encryption::read(tls, spoken.alpn)).transpose()?;
+            let encryption = tls.as_ref().map(|tls| Encryption::read(tls, protocol.alpn)).transpose()?;
             let tokens = tokens.as_ref().map(|file| Tokens::read(file, refusals)).transpose()?;
             let failed = |source| {
                 let message = format!(
@@ -171,8 +165,8 @@ pub(crate) async fn bind(
                 Some(socket) => TcpListener::from_std(socket.into()),
                 None => bind_tcp(*address),
             };
-            let (listener, site) = (Arc::new(listener.map_err(failed)?), Site::of_tcp(*address));
-            Ok(Bound::Tcp { listener, address: *address, site, encryption, tokens })
+            let (listener, origin) = (Arc::new(listener.map_err(failed)?), Origin::of_tcp(*address));
+            Ok(BoundListener::Tcp { listener, address: *address, origin, encryption, tokens })
         }
         Listener::Unix { path, mode, group, peers } => {
             let group = group.as_deref().map(|group| group_id(path, group)).transpose()?;
@@ -180,7 +174,7 @@ pub(crate) async fn bind(
             let guard = guard.unwrap_or_else(Guard::everybody);
             let socket = inherited.take(&unix_address(path));
             if socket.is_none() {
-                make_way(path).await?;
+                remove_stale_socket(path).await?;
             }
             bind_unix(path, socket, (mode.unwrap_or(SOCKET_MODE), group), guard).map_err(|source| {
                 let message = format!(
@@ -205,7 +199,7 @@ fn bind_unix(
     inherited: Option<OwnedFd>,
     (mode, group): (u32, Option<u32>),
     guard: Guard,
-) -> io::Result<Bound> {
+) -> io::Result<BoundListener> {
     let protect = || {
         chown(path, None, group)?;
         std::fs::set_permissions(path, Permissions::from_mode(mode))
@@ -219,18 +213,19 @@ fn bind_unix(
             let socket = UnixSocket::new_stream()?;
             socket.bind(path)?;
             let file = SocketFile::new(path)?;
-            // No client can connect before `listen`; mode and group are set by then.
+            // Clients cannot connect before `listen`, so the mode and the group are set in time.
             protect()?;
             (file, socket.listen(BACKLOG)?)
         }
     };
-    Ok(Bound::Unix { listener: Arc::new(listener), file: Arc::new(file), guard })
+    Ok(BoundListener::Unix { listener: Arc::new(listener), file: Arc::new(file), guard })
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
-    let unknown = |source| BindError {
-        message: format!("the group {group:?} of the socket {} does not exist on this host", path.display()),
-        source,
+    let unknown = |source| {
+        let message =
+            format!("the group {group:?} of the socket {} does not exist on this host", path.display());
+        BindError::new(message, source)
     };
     match Group::from_name(group) {
         Ok(Some(found)) => Ok(found.gid.as_raw()),
@@ -240,22 +235,23 @@ fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
 }
 
 /// Removes a socket on which no process listens.
-async fn make_way(path: &Path) -> Result<(), BindError> {
+async fn remove_stale_socket(path: &Path) -> Result<(), BindError> {
     let shown = path.display();
-    let stale = |source| BindError {
-        message: format!("cannot remove the old socket at {shown}; remove the socket, or listen elsewhere"),
-        source: Some(source),
+    let stale = |source| {
+        let message =
+            format!("cannot remove the old socket at {shown}; remove the socket, or listen elsewhere");
+        BindError::new(message, Some(source))
     };
-    let in_use = || BindError {
-        message: format!("another process listens on {shown}; stop that process, or listen elsewhere"),
-        source: None,
+    let in_use = || {
+        let message = format!("another process listens on {shown}; stop that process, or listen elsewhere");
+        BindError::new(message, None)
     };
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(stale(error)),
         Ok(found) if !found.file_type().is_socket() => {
             let message = format!("{shown} exists and is not a socket; remove the file, or listen elsewhere");
-            return Err(BindError { message, source: None });
+            return Err(BindError::new(message, None));
         }
         Ok(_) => {}
     }
@@ -263,16 +259,10 @@ async fn make_way(path: &Path) -> Result<(), BindError> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).map_err(stale)
         }
-        // A server that is too busy to take another connection.
+        // The other process is too busy to accept a connection.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use()),
         Err(error) => Err(stale(error)),
         Ok(_) => Err(in_use()),
-    }
-}
-
-impl From<UnknownAccount> for BindError {
-    fn from(unknown: UnknownAccount) -> Self {
-        Self { message: unknown.to_string(), source: None }
     }
 }
 

@@ -4,8 +4,8 @@ fn unix(path: &Path, mode: Option<u32>, group: Option<&str>) -> Listener {
     Listener::Unix { path: path.to_owned(), mode, group: group.map(str::to_owned), peers: None }
 }
 
-async fn bind_here(listener: &Listener) -> Result<Bound, BindError> {
-    bind(Spoken { name: "test", alpn: b"" }, listener, &mut Inherited::default(), &Arc::default()).await
+async fn bind_here(listener: &Listener) -> Result<BoundListener, BindError> {
+    bind(Protocol { name: "test", alpn: b"" }, listener, &mut Inherited::default(), &Arc::default()).await
 }
 
 fn mode(path: &Path) -> u32 {
@@ -38,7 +38,7 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
 }
 
 #[tokio::test]
-async fn what_is_no_socket_is_left_alone() {
+async fn a_file_that_is_not_a_socket_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     std::fs::write(&path, "precious").unwrap();
@@ -52,7 +52,7 @@ async fn a_socket_that_was_replaced_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     let bound = bind_here(&unix(&path, None, None)).await.unwrap();
-    // The old inode stays in use, lest its number be given to the new file.
+    // The old inode stays in use, so that the new file cannot get its number.
     std::fs::rename(&path, dir.path().join("old.sock")).unwrap();
     let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
     drop(bound);

@@ -1,8 +1,8 @@
-//! A future that is polled only when something woke it.
+//! A future that is polled only after it was woken.
 //!
-//! The task of a connection runs several times for each request. Each time it would also poll what
-//! nearly never happens: the end of serving, the order to make room, a client that is too slow.
-//! Together that takes as long as parsing a small request.
+//! The task of a connection runs several times for each request. Each time it would also poll for
+//! rare events: the end of serving, the need to make room, and a client that is too slow. Together
+//! these polls take as long as parsing a small request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
 
-pub(crate) struct OnWake<F> {
+pub(super) struct OnWake<F> {
     future: F,
-    /// A copy of the task's waker in `flag`, to see without a lock if the task has changed.
+    /// A copy of the task's waker in `flag`. It shows without a lock whether the task has changed.
     task: Waker,
     flag: Arc<WakeFlag>,
     waker: Waker,
 }
 
-/// The waker that the future gets: it notes the wake, and wakes the task.
+/// The waker of the future, which records the wake and wakes the task.
 struct WakeFlag {
     is_woken: AtomicBool,
     task: Mutex<Waker>,
 }
 
 impl<F: Future + Unpin> OnWake<F> {
-    pub(crate) fn new(future: F) -> Self {
+    pub(super) fn new(future: F) -> Self {
         let task = Waker::noop().clone();
         let flag = Arc::new(WakeFlag { is_woken: AtomicBool::new(true), task: Mutex::new(task.clone()) });
         Self { future, task, waker: Arc::clone(&flag).into(), flag }
@@ -34,8 +34,8 @@ impl<F: Future + Unpin> OnWake<F> {
 }
 
 impl<F: Unpin> OnWake<F> {
-    /// Returns the future, and has it polled again, as the caller may change it.
-    pub(crate) fn as_pin_mut(&mut self) -> Pin<&mut F> {
+    /// Returns the future. It is polled again, because the caller may change it.
+    pub(super) fn as_pin_mut(&mut self) -> Pin<&mut F> {
         self.flag.is_woken.store(true, Ordering::Release);
         Pin::new(&mut self.future)
     }
@@ -50,7 +50,7 @@ impl<F: Future + Unpin> Future for OnWake<F> {
             task.clone_from(cx.waker());
             flag.task.lock().clone_from(cx.waker());
         }
-        // Nearly always a load is enough. The exchange sees all that was written before each wake.
+        // A load is nearly always enough. The exchange sees everything that was written before a wake.
         if !flag.is_woken.load(Ordering::Relaxed) || !flag.is_woken.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
         }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_future_is_polled_at_first_and_when_it_was_woken() {
+    async fn a_future_is_polled_at_first_and_after_it_was_woken() {
         let (polls, notify) = (AtomicUsize::new(0), Notify::new());
         let mut notified = std::pin::pin!(notify.notified());
         let counted = poll_fn(|cx| {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_wakes_the_task_that_polled_it_last() {
+    async fn a_wake_reaches_the_task_that_polled_last() {
         let mut future = OnWake::new(Box::pin(sleep(Duration::from_secs(2))));
         assert!(timeout(Duration::from_secs(1), &mut future).await.is_err());
         tokio::spawn(future).await.unwrap();

@@ -1,4 +1,4 @@
-//! Streams of which only what comes in is looked at; what goes out is left alone.
+//! Streams whose incoming bytes pass through a filter. Outgoing bytes pass unchanged.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What is done with the bytes that come in.
-pub(crate) trait Reads: Unpin {
+/// A filter of incoming bytes.
+pub(super) trait ReadFilter: Unpin {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
@@ -25,29 +25,29 @@ pub(crate) trait Reads: Unpin {
     }
 }
 
-pub(crate) struct Inward<S, R> {
+pub(super) struct FilteredStream<S, F> {
     stream: S,
-    reads: R,
+    filter: F,
 }
 
-impl<S, R> Inward<S, R> {
-    pub(crate) fn new(stream: S, reads: R) -> Self {
-        Self { stream, reads }
+impl<S, F> FilteredStream<S, F> {
+    pub(super) fn new(stream: S, filter: F) -> Self {
+        Self { stream, filter }
     }
 }
 
-impl<S: AsyncRead + Unpin, R: Reads> AsyncRead for Inward<S, R> {
+impl<S: AsyncRead + Unpin, F: ReadFilter> AsyncRead for FilteredStream<S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { stream, reads } = &mut *self;
-        reads.poll_read(stream, cx, buf)
+        let Self { stream, filter } = &mut *self;
+        filter.poll_read(stream, cx, buf)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, R: Reads> AsyncWrite for Inward<S, R> {
+impl<S: AsyncRead + AsyncWrite + Unpin, F: ReadFilter> AsyncWrite for FilteredStream<S, F> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -69,7 +69,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, R: Reads> AsyncWrite for Inward<S, R> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { stream, reads } = &mut *self;
-        reads.poll_shutdown(stream, cx)
+        let Self { stream, filter } = &mut *self;
+        filter.poll_shutdown(stream, cx)
     }
 }

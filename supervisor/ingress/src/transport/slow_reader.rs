@@ -1,6 +1,5 @@
-//! Answers over gRPC that their peer does not take. Bytes that flow control holds back are not
-//! written, so the stream's pace of writing does not see them; the peer goes on answering pings
-//! meanwhile.
+//! gRPC answers whose peer does not read them. Flow control holds back their bytes. So the minimum
+//! rate of writing does not apply to them, and the peer continues to answer pings.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -15,149 +14,149 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::admission::deliveries::Deliveries;
-use crate::admission::memory_permit::Reserved;
-use crate::admission::min_rate::{Patience, SILENCE, SLOWEST, SLOWEST_STREAM};
-use crate::api::traced::note_grpc;
-use crate::transport::guarded_body::{Goes, Kept};
+use super::guarded_body::{BodyGuard, GuardedBody};
+use crate::admission::{
+    Deliveries, MIN_CONNECTION_RATE, MIN_STREAM_RATE, MemoryPermit, ProgressDeadline, SILENCE_TIMEOUT,
+    log_grpc_status,
+};
 use shadowslice_datapath::access::AccessEntry;
 
-/// Answers go on in pieces of at most so many bytes, and the peer must take each piece in time.
-const PIECE: usize = 256 << 10;
+/// The maximum size of a piece of an answer, in bytes. The peer must read each piece in time.
+const PIECE_BYTES: usize = 256 << 10;
 
-/// What a connection's peer has not taken yet.
+/// The pieces that a connection's peer has not read yet.
 #[derive(Debug, Default)]
-pub(crate) struct Untaken {
-    pieces: Mutex<Pieces>,
-    begun: Notify,
+pub(super) struct UnsentPieces {
+    waiting: Mutex<WaitingPieces>,
+    first_added: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Pieces {
+struct WaitingPieces {
     next: u64,
-    until: HashMap<u64, Instant>,
-    /// Of all of them together, while there are any.
-    patience: Option<Patience>,
+    deadlines: HashMap<u64, Instant>,
+    /// The deadline of all pieces together, if there are any.
+    common: Option<ProgressDeadline>,
 }
 
-impl Untaken {
-    /// Returns when a piece has waited for too long, or all of them go too slowly.
-    pub(crate) async fn overdue(&self) {
+impl UnsentPieces {
+    /// Waits until a piece has waited for too long, or the pieces move too slowly.
+    pub(super) async fn overdue(&self) {
         loop {
-            match self.first() {
-                None => self.begun.notified().await,
-                Some(until) if until <= Instant::now() => return,
-                // A piece that began to wait later may be due sooner.
-                Some(until) => sleep_until(until.min(Instant::now() + SILENCE)).await,
+            match self.first_deadline() {
+                None => self.first_added.notified().await,
+                Some(deadline) if deadline <= Instant::now() => return,
+                // A piece that was added later may have an earlier deadline.
+                Some(deadline) => sleep_until(deadline.min(Instant::now() + SILENCE_TIMEOUT)).await,
             }
         }
     }
 
-    fn first(&self) -> Option<Instant> {
-        let pieces = self.pieces.lock();
-        pieces.until.values().copied().chain(pieces.patience.as_ref().map(Patience::until)).min()
+    fn first_deadline(&self) -> Option<Instant> {
+        let pieces = self.waiting.lock();
+        pieces.deadlines.values().copied().chain(pieces.common.as_ref().map(ProgressDeadline::at)).min()
     }
 
-    fn waits(self: &Arc<Self>, bytes: usize) -> Waits {
-        let mut pieces = self.pieces.lock();
+    fn add(self: &Arc<Self>, bytes: usize) -> UnsentPiece {
+        let mut pieces = self.waiting.lock();
         let number = pieces.next;
         pieces.next += 1;
-        pieces.until.insert(number, Instant::now() + patience(bytes));
-        if pieces.patience.is_none() {
-            pieces.patience = Some(Patience::new());
-            self.begun.notify_one();
+        pieces.deadlines.insert(number, Instant::now() + piece_timeout(bytes));
+        if pieces.common.is_none() {
+            pieces.common = Some(ProgressDeadline::new());
+            self.first_added.notify_one();
         }
-        Waits { untaken: Arc::clone(self), number, bytes }
+        UnsentPiece { unsent: Arc::clone(self), number, bytes }
     }
 }
 
-/// A piece that has not been written; dropped when it has been.
+/// A piece that has not been written. It is dropped when it has been written.
 #[derive(Debug)]
-pub(crate) struct Waits {
-    untaken: Arc<Untaken>,
+pub(super) struct UnsentPiece {
+    unsent: Arc<UnsentPieces>,
     number: u64,
     bytes: usize,
 }
 
-impl Drop for Waits {
+impl Drop for UnsentPiece {
     fn drop(&mut self) {
-        let mut pieces = self.untaken.pieces.lock();
-        pieces.until.remove(&self.number);
-        if pieces.until.is_empty() {
-            pieces.patience = None;
-        } else if let Some(patience) = &mut pieces.patience {
-            patience.moved(self.bytes, SLOWEST);
+        let mut pieces = self.unsent.waiting.lock();
+        pieces.deadlines.remove(&self.number);
+        if pieces.deadlines.is_empty() {
+            pieces.common = None;
+        } else if let Some(deadline) = &mut pieces.common {
+            deadline.record_progress(self.bytes, MIN_CONNECTION_RATE);
         }
     }
 }
 
-/// An answer that notes when it waits for its peer, and keeps its memory reserved meanwhile.
+/// An answer that records how long it waits for its peer, and keeps its memory permit meanwhile.
 #[derive(Debug)]
-pub(crate) struct Answer<B> {
+pub(super) struct MonitoredBody<B> {
     body: B,
-    /// The rest of a frame.
+    /// The rest of the current frame.
     rest: Bytes,
     /// The deliveries of the answers in that frame.
     deliveries: Deliveries,
-    untaken: Arc<Untaken>,
-    reserved: Option<Arc<Reserved>>,
-    access: Option<AccessEntry>,
+    unsent: Arc<UnsentPieces>,
+    permit: Option<Arc<MemoryPermit>>,
+    entry: Option<AccessEntry>,
 }
 
-impl<B: Body> Answer<B> {
-    pub(crate) fn new(
+impl<B: Body> MonitoredBody<B> {
+    pub(super) fn new(
         body: B,
-        untaken: Arc<Untaken>,
-        reserved: Option<Arc<Reserved>>,
-        access: Option<AccessEntry>,
+        unsent: Arc<UnsentPieces>,
+        permit: Option<Arc<MemoryPermit>>,
+        entry: Option<AccessEntry>,
     ) -> Self {
-        if let Some(access) = access.as_ref().filter(|_| body.is_end_stream()) {
-            access.mark_delivered();
+        if let Some(entry) = entry.as_ref().filter(|_| body.is_end_stream()) {
+            entry.mark_delivered();
         }
-        Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), untaken, reserved, access }
+        Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), unsent, permit, entry }
     }
 }
 
-impl<B> Answer<B> {
-    /// Notes for the access log that the client takes the end of the answer.
-    fn ends(&self, trailers: Option<&HeaderMap>) {
-        let Some(access) = &self.access else { return };
+impl<B> MonitoredBody<B> {
+    /// Records in the access log that the client has the end of the answer.
+    fn record_end(&self, trailers: Option<&HeaderMap>) {
+        let Some(entry) = &self.entry else { return };
         if let Some(trailers) = trailers {
-            note_grpc(access, trailers);
+            log_grpc_status(entry, trailers);
         }
-        access.mark_delivered();
+        entry.mark_delivered();
     }
 }
 
-/// The companions of a piece.
+/// The guard of a piece.
 #[derive(Debug)]
-pub(crate) struct Piece {
-    _waits: Waits,
-    _reserved: Option<Arc<Reserved>>,
-    /// The deliveries of the answers that end with it.
+pub(super) struct PieceGuard {
+    _unsent: UnsentPiece,
+    _permit: Option<Arc<MemoryPermit>>,
+    /// The deliveries of the answers that end with the piece.
     deliveries: Deliveries,
-    access: Option<AccessEntry>,
+    entry: Option<AccessEntry>,
 }
 
-impl Goes for Piece {
-    fn advanced(&mut self, bytes: usize) {
-        if let Some(access) = &self.access {
-            access.add_sent(bytes);
+impl BodyGuard for PieceGuard {
+    fn advance(&mut self, bytes: usize) {
+        if let Some(entry) = &self.entry {
+            entry.add_sent(bytes);
         }
     }
 
-    fn written(&mut self) {
-        self.deliveries.written();
+    fn finish(&mut self) {
+        self.deliveries.mark_written();
     }
 }
 
-/// How long so many bytes of an answer may wait.
-fn patience(bytes: usize) -> Duration {
-    SILENCE + Duration::from_secs_f64(bytes as f64 / SLOWEST_STREAM)
+/// Returns the time that a piece may wait.
+fn piece_timeout(bytes: usize) -> Duration {
+    SILENCE_TIMEOUT + Duration::from_secs_f64(bytes as f64 / MIN_STREAM_RATE)
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
-    type Data = Kept<Bytes, Piece>;
+impl<B: Body<Data = Bytes> + Unpin> Body for MonitoredBody<B> {
+    type Data = GuardedBody<Bytes, PieceGuard>;
     type Error = B::Error;
 
     fn poll_frame(
@@ -171,30 +170,30 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
                 Some(Ok(data)) => this.rest = data,
                 Some(Err(other)) => {
                     let end = other.into_trailers().ok();
-                    this.ends(end.as_ref());
+                    this.record_end(end.as_ref());
                     return Poll::Ready(end.map(|end| Ok(Frame::trailers(end))));
                 }
                 None => {
-                    this.ends(None);
+                    this.record_end(None);
                     return Poll::Ready(None);
                 }
             }
-            if let Some(reserved) = &this.reserved {
-                // The answer was there twice until now.
-                reserved.shrink_to(this.rest.len());
-                // tonic's frame has all messages that it has polled so far.
-                this.deliveries.add(reserved.deliveries());
+            if let Some(permit) = &this.permit {
+                // Until now, the answer was in memory twice.
+                permit.shrink_to(this.rest.len());
+                // tonic's frame contains all messages that it has polled so far.
+                this.deliveries.add(permit.take_deliveries());
             }
         }
-        let piece = this.rest.split_to(this.rest.len().min(PIECE));
+        let piece = this.rest.split_to(this.rest.len().min(PIECE_BYTES));
         let last = this.rest.is_empty().then(|| std::mem::take(&mut this.deliveries));
-        let with = Piece {
-            _waits: this.untaken.waits(piece.len()),
-            _reserved: this.reserved.clone(),
+        let guard = PieceGuard {
+            _unsent: this.unsent.add(piece.len()),
+            _permit: this.permit.clone(),
             deliveries: last.unwrap_or_default(),
-            access: this.access.clone(),
+            entry: this.entry.clone(),
         };
-        Poll::Ready(Some(Ok(Frame::data(Kept::new(piece, with)))))
+        Poll::Ready(Some(Ok(Frame::data(GuardedBody::new(piece, guard)))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -211,51 +210,57 @@ mod tests {
 
     use super::*;
 
-    fn long(bytes: usize, untaken: &Arc<Untaken>) -> Answer<Full<Bytes>> {
-        Answer::new(Full::new(vec![7; bytes].into()), Arc::clone(untaken), None, None)
+    fn long(bytes: usize, unsent: &Arc<UnsentPieces>) -> MonitoredBody<Full<Bytes>> {
+        MonitoredBody::new(Full::new(vec![7; bytes].into()), Arc::clone(unsent), None, None)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_stops_or_is_too_slow_is_overdue_up_to_the_last_byte() {
-        for bytes in [1, 9 * PIECE] {
-            let untaken = Arc::new(Untaken::default());
-            let mut answer = long(bytes, &untaken);
+        for bytes in [1, 9 * PIECE_BYTES] {
+            let unsent = Arc::new(UnsentPieces::default());
+            let mut answer = long(bytes, &unsent);
             let piece = answer.frame().await.unwrap().unwrap();
-            assert!(timeout(SILENCE - Duration::from_secs(1), untaken.overdue()).await.is_err());
-            let mut next = (bytes > 1).then(|| untaken.waits(PIECE));
+            assert!(timeout(SILENCE_TIMEOUT - Duration::from_secs(1), unsent.overdue()).await.is_err());
+            let mut next = (bytes > 1).then(|| unsent.add(PIECE_BYTES));
             drop(piece);
-            // At the least pace the piece that has gone bought four seconds.
-            assert!(timeout(Duration::from_secs(6), untaken.overdue()).await.is_ok() == next.is_some());
+            // At the minimum rate, the written piece moves the deadline by four seconds.
+            assert!(timeout(Duration::from_secs(6), unsent.overdue()).await.is_ok() == next.is_some());
             next.take();
-            assert!(timeout(2 * patience(PIECE), untaken.overdue()).await.is_err(), "all has gone");
+            assert!(
+                timeout(2 * piece_timeout(PIECE_BYTES), unsent.overdue()).await.is_err(),
+                "everything has been written"
+            );
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_stands_still_beside_others_is_overdue() {
-        let untaken = Arc::new(Untaken::default());
+    async fn a_stalled_answer_is_overdue_even_if_others_move() {
+        let unsent = Arc::new(UnsentPieces::default());
         let begun = Instant::now();
-        let _stands = long(PIECE, &untaken).frame().await.unwrap().unwrap();
+        let _stalled = long(PIECE_BYTES, &unsent).frame().await.unwrap().unwrap();
         let others = async {
             loop {
-                let moves = long(PIECE, &untaken).frame().await.unwrap().unwrap();
+                let moves = long(PIECE_BYTES, &unsent).frame().await.unwrap().unwrap();
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 drop(moves);
             }
         };
         tokio::select! {
-            () = untaken.overdue() => {}
+            () = unsent.overdue() => {}
             () = others => {}
         }
-        assert!(begun.elapsed() >= patience(PIECE) && begun.elapsed() < patience(PIECE) + SILENCE);
+        assert!(
+            begun.elapsed() >= piece_timeout(PIECE_BYTES)
+                && begun.elapsed() < piece_timeout(PIECE_BYTES) + SILENCE_TIMEOUT
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_with_nothing_to_take_is_not_overdue() {
-        let untaken = Arc::new(Untaken::default());
+    async fn a_client_with_nothing_to_read_is_not_overdue() {
+        let unsent = Arc::new(UnsentPieces::default());
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let mut answer = Answer::new(silent, Arc::clone(&untaken), None, None);
-        assert!(timeout(2 * SILENCE, answer.frame()).await.is_err());
-        assert!(timeout(2 * SILENCE, untaken.overdue()).await.is_err());
+        let mut answer = MonitoredBody::new(silent, Arc::clone(&unsent), None, None);
+        assert!(timeout(2 * SILENCE_TIMEOUT, answer.frame()).await.is_err());
+        assert!(timeout(2 * SILENCE_TIMEOUT, unsent.overdue()).await.is_err());
     }
 }

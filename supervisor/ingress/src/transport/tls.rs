@@ -1,7 +1,7 @@
 //! Encrypted connections over TCP.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
-use crate::admission::reloading_file::Renewed;
-use crate::transport::expiry::{CertificateExpiry, expiries, expiry_warnings};
-use crate::transport::listen::BindError;
+use super::certificate_expiry::{CertificateExpiry, certificates, expiries, expiry_warnings};
+use crate::admission::{BindError, ReloadingFile};
 use shadowslice_config::Tls;
 
-/// How long a client may take to agree upon a key.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// The time that a client has for the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Encryption {
-    loaded: Arc<Renewed<Loaded>>,
-    pub(crate) knows_clients: bool,
+    loaded: Arc<ReloadingFile<Loaded>>,
+    /// True if clients need certificates.
+    pub(super) identifies_clients: bool,
 }
 
 /// The contents of a listener's files.
@@ -37,35 +37,35 @@ struct Loaded {
 }
 
 impl Encryption {
-    /// `protocol` is what is spoken inside, by its ALPN name.
-    pub(crate) fn read(files: &Tls, protocol: &'static [u8]) -> Result<Self, BindError> {
+    /// Reads a listener's files. `protocol` is the ALPN name of the encrypted protocol.
+    pub(super) fn read(files: &Tls, protocol: &'static [u8]) -> Result<Self, BindError> {
         let mut watched = vec![files.certificate.clone(), files.key.clone()];
         watched.extend(files.client_ca.clone());
-        let knows_clients = files.client_ca.is_some();
+        let identifies_clients = files.client_ca.is_some();
         let files = files.clone();
         let load = move || {
             let config = Arc::new(server_config(&files, protocol)?);
             Ok::<_, BindError>(Loaded { config, expiries: expiries(&files) })
         };
-        Ok(Self { loaded: Renewed::read(watched, load)?, knows_clients })
+        Ok(Self { loaded: ReloadingFile::read(watched, load)?, identifies_clients })
     }
 
     /// Returns when the certificates in use expire.
-    pub(crate) fn expiries(&self) -> Vec<CertificateExpiry> {
-        self.loaded.now().expiries.clone()
+    pub(super) fn expiries(&self) -> Vec<CertificateExpiry> {
+        self.loaded.current().expiries.clone()
     }
 
-    /// With the names in the client's certificate, if it needs one.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Vec<String>)> {
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.now().config));
-        let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await??;
+    /// Performs the handshake. Returns the names in the client's certificate if clients need one.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Vec<String>)> {
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.current().config));
+        let stream = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await??;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let names = certificates.first().map(names).unwrap_or_default();
         Ok((stream, names))
     }
 }
 
-/// Those for hosts, and URIs such as SPIFFE's.
+/// Returns a certificate's names of hosts, and URIs such as those of SPIFFE.
 fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Vec::new() };
     certificate.valid_dns_names().chain(certificate.valid_uri_names()).map(str::to_owned).collect()
@@ -97,7 +97,7 @@ fn server_config(files: &Tls, protocol: &[u8]) -> Result<ServerConfig, BindError
     let config = builder.with_single_cert(chain, key);
     let mut config = config.map_err(|why| unusable("certificate with its key", &files.certificate, &why))?;
     config.alpn_protocols = vec![protocol.to_vec()];
-    // Also each time that the files are read again.
+    // The warnings also appear whenever the files are read again.
     for warning in expiry_warnings(files) {
         tracing::warn!(
             %warning,
@@ -105,10 +105,4 @@ fn server_config(files: &Tls, protocol: &[u8]) -> Result<ServerConfig, BindError
         );
     }
     Ok(config)
-}
-
-/// At least one.
-pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
-    let found: Vec<_> = CertificateDer::pem_file_iter(file)?.collect::<Result<_, _>>()?;
-    if found.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(found) }
 }

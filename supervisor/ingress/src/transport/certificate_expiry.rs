@@ -1,32 +1,31 @@
-//! Certificates that are not valid now, or not for much longer.
+//! Certificates that are not valid, or expire soon.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shadowslice_config::Tls;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use webpki::{EndEntityCert, Error, KeyUsage};
 
-use crate::transport::tls::certificates;
-
-/// The time before a certificate's end from which on it is reported.
+/// The time before a certificate's end at which warnings begin.
 const NOTICE: Duration = Duration::from_hours(7 * 24);
 
-/// The end of the last year of four digits, in s since 1970: a time at which certificates have expired.
+/// The end of the year 9999, in s since 1970. Every certificate has expired at this time.
 const FAR: Duration = Duration::from_secs(253_402_300_799);
 
 /// A file with certificates of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateExpiry {
     pub file: PathBuf,
-    /// The key of the configuration: `certificate` or `client_ca`.
+    /// The key in the configuration, which is `certificate` or `client_ca`.
     pub kind: &'static str,
-    /// The time at which the first of them expires, in s since 1970.
+    /// The time at which the first of the certificates expires, in s since 1970.
     pub expires: u64,
 }
 
-/// Returns when the certificates of a listener expire, as their files have them now.
-pub(crate) fn expiries(tls: &Tls) -> Vec<CertificateExpiry> {
+/// Returns when the certificates of a listener expire, according to their files.
+pub(super) fn expiries(tls: &Tls) -> Vec<CertificateExpiry> {
     let of = |(file, kind): (&PathBuf, &'static str)| {
         let read = certificates(file).unwrap_or_default();
         let expires = read.iter().filter_map(expires).min()?;
@@ -43,8 +42,8 @@ fn expires(certificate: &CertificateDer<'_>) -> Option<u64> {
     }
 }
 
-/// Returns what is wrong with the dates of a listener's certificates. Files that cannot be read have
-/// none; a start reports them.
+/// Returns the faults in the dates of a listener's certificates. Ignores files that cannot be read,
+/// because a start reports them.
 pub fn expiry_warnings(tls: &Tls) -> Vec<String> {
     let now = UnixTime::now();
     let (certificate, authority) = (Some(&tls.certificate), tls.client_ca.as_ref());
@@ -84,7 +83,8 @@ fn warning(
     }
 }
 
-/// Its dates are looked at before everything else, and all that is missing here is another error.
+/// Returns the fault in the dates of a certificate. The verification checks the dates first, and then
+/// fails in another way, because everything else is missing here.
 fn outside_its_dates(certificate: &CertificateDer<'_>, time: UnixTime) -> Option<Error> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     certificate.verify_for_usage(&[], &[], &[], time, KeyUsage::server_auth(), None, None).err()
@@ -97,6 +97,12 @@ fn shown(duration: Duration) -> String {
         60..2880 => format!("{} hours", minutes / 60),
         _ => format!("{} days", minutes / 1440),
     }
+}
+
+/// Returns the certificates in a file. Fails if there are none.
+pub(super) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
+    let found: Vec<_> = CertificateDer::pem_file_iter(file)?.collect::<Result<_, _>>()?;
+    if found.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(found) }
 }
 
 #[cfg(test)]

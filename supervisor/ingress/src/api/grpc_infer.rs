@@ -1,0 +1,98 @@
+//! The messages of inferences over gRPC.
+
+use std::sync::Arc;
+
+use shadowslice_datapath::peer::Peer;
+use shadowslice_datapath::pipeline::RequestArrival;
+use shadowslice_datapath::trace::Journal;
+
+use super::frontend::Frontend;
+use super::inference::{Target, tensor_bytes};
+use crate::admission::{BudgetShare, MemoryPermit, RequestError, one_at_a_time, run_blocking};
+use crate::proto::model_infer_response::InferOutputTensor;
+use crate::proto::{ModelInferRequest, ModelInferResponse};
+use crate::tensors::{InferRequest, MODEL_VERSION, OutputTensor, is_quick, parse_message};
+
+/// A request that has been parsed.
+pub(super) struct ParsedMessage {
+    pub(super) target: Target,
+    pub(super) request: InferRequest,
+    /// The place among the requests in flight.
+    pub(super) place: BudgetShare,
+}
+
+impl ParsedMessage {
+    pub(super) async fn parse(
+        front: &Frontend,
+        request: ModelInferRequest,
+        journal: Option<&Journal>,
+        permit: &MemoryPermit,
+    ) -> Result<Self, RequestError> {
+        let (name, version) = (request.model_name.clone(), &request.model_version);
+        let target = Target::find(front, name, version, Some(&request.id), journal)?;
+        let place = target.admit(permit, journal)?;
+        let request = match is_quick(&request) {
+            true => parse_message(request),
+            false => {
+                let parse = move || one_at_a_time(|| parse_message(request));
+                run_blocking("reading the tensors", parse).await
+            }
+        };
+        let request = target.count_malformed(request.map_err(RequestError::from))?;
+        Ok(Self { target, request, place })
+    }
+}
+
+/// The outputs of a request with a single answer.
+pub(super) struct SingleAnswer {
+    pub(super) target: Target,
+    id: String,
+    outputs: Vec<OutputTensor>,
+}
+
+impl SingleAnswer {
+    /// Returns the size of the tensors in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        tensor_bytes(&self.outputs)
+    }
+
+    pub(super) fn into_response(self) -> (ModelInferResponse, Target) {
+        (response(self.target.name.clone(), self.id, self.outputs), self.target)
+    }
+}
+
+/// Runs a request with a single answer.
+pub(super) async fn infer(
+    front: &Frontend,
+    request: ModelInferRequest,
+    peer: &Arc<Peer>,
+    arrival: RequestArrival,
+    permit: &MemoryPermit,
+) -> Result<SingleAnswer, RequestError> {
+    let ParsedMessage { target, request, place: _place } =
+        ParsedMessage::parse(front, request, arrival.journal.as_ref(), permit).await?;
+    target.refuse_streams()?;
+    let id = request.id.clone();
+    let checked = target.check(front, request, None, peer, permit).await?;
+    let outputs = target.infer(checked, arrival, permit).await?;
+    Ok(SingleAnswer { target, id, outputs })
+}
+
+pub(super) fn response(model: String, id: String, outputs: Vec<OutputTensor>) -> ModelInferResponse {
+    let mut response = ModelInferResponse {
+        model_name: model,
+        model_version: MODEL_VERSION.to_owned(),
+        id,
+        ..Default::default()
+    };
+    for output in outputs {
+        response.outputs.push(InferOutputTensor {
+            name: output.name,
+            datatype: output.datatype.name().to_owned(),
+            shape: output.shape,
+            ..Default::default()
+        });
+        response.raw_output_contents.push(output.data);
+    }
+    response
+}
