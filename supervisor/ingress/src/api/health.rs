@@ -197,7 +197,7 @@ mod tests {
             place,
         ));
         assert_eq!(status_rx.recv().await.unwrap().unwrap(), response(ServingStatus::Serving));
-        // There is no control thread that sends heartbeats.
+        // The test has no control thread to send heartbeats.
         let next = tokio::time::timeout(HEARTBEAT_TIMEOUT * 4, status_rx.recv()).await.unwrap();
         assert_eq!(next.unwrap().unwrap(), response(ServingStatus::NotServing));
     }
