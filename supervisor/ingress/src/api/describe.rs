@@ -22,39 +22,33 @@ pub(super) fn server(shared_memory: bool) -> proto::ServerMetadataResponse {
 }
 
 pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
-    let tensor = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
+    let tensor = |spec: &TensorSpec, shape| proto::model_metadata_response::TensorMetadata {
         name: spec.name.clone(),
         datatype: spec.datatype.name().to_owned(),
-        shape: public_shape(metadata, spec),
+        shape,
     };
+    let batched = |spec: &TensorSpec| tensor(spec, public_shape(metadata, spec));
     // Optional inputs have no batch axis.
-    let optional = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
-        shape: spec.shape.clone(),
-        ..tensor(spec)
-    };
+    let optional = metadata.optional.iter().map(|spec| tensor(spec, spec.shape.clone()));
     proto::ModelMetadataResponse {
         name: metadata.name.clone(),
         versions: vec![MODEL_VERSION.to_owned()],
         platform: metadata.platform.to_owned(),
-        inputs: metadata.inputs.iter().map(tensor).chain(metadata.optional.iter().map(optional)).collect(),
-        outputs: metadata.outputs.iter().map(tensor).collect(),
+        inputs: metadata.inputs.iter().map(batched).chain(optional).collect(),
+        outputs: metadata.outputs.iter().map(batched).collect(),
     }
 }
 
 /// Returns the configuration of a model, with shapes without the batch axis.
 pub(super) fn config(metadata: &Metadata, content: &ModelContent) -> proto::ModelConfig {
-    let input = |spec: &TensorSpec| proto::ModelInput {
+    let input = |spec: &TensorSpec, dims, optional| proto::ModelInput {
         name: spec.name.clone(),
         data_type: data_type(spec.datatype).into(),
-        dims: dims(metadata, spec),
-        optional: false,
+        dims,
+        optional,
     };
-    let optional = |spec: &TensorSpec| proto::ModelInput {
-        name: spec.name.clone(),
-        data_type: data_type(spec.datatype).into(),
-        dims: spec.shape.clone(),
-        optional: true,
-    };
+    let required = metadata.inputs.iter().map(|spec| input(spec, dims(metadata, spec), false));
+    let optional = metadata.optional.iter().map(|spec| input(spec, spec.shape.clone(), true));
     let output = |spec: &TensorSpec| proto::ModelOutput {
         name: spec.name.clone(),
         data_type: data_type(spec.datatype).into(),
@@ -64,7 +58,7 @@ pub(super) fn config(metadata: &Metadata, content: &ModelContent) -> proto::Mode
         name: metadata.name.clone(),
         platform: metadata.platform.to_owned(),
         max_batch_size: i32::try_from(metadata.max_batch).unwrap_or(i32::MAX),
-        input: metadata.inputs.iter().map(input).chain(metadata.optional.iter().map(optional)).collect(),
+        input: required.chain(optional).collect(),
         output: metadata.outputs.iter().map(output).collect(),
         dynamic_batching: batches(metadata).then(proto::ModelDynamicBatching::default),
         backend: backend(metadata).to_owned(),

@@ -5,15 +5,20 @@ use std::sync::Arc;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
-use shadowslice_datapath::pipeline::Pieces;
+use serde::Deserialize;
+use serde_json::json;
+use shadowslice_datapath::peer::Peer;
+use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 use shadowslice_datapath::router::Route;
 
 use super::answers::{document, empty, error, refusal};
 use super::frontend::Frontend;
 use super::inference::Target;
-use super::routes::{Endpoint, ModelEndpoint};
-use super::{describe, memory_routes, model, repository, statistics, trace, unsupported};
+use super::routes::{Endpoint, MemoryEndpoint, ModelEndpoint};
+use super::{describe, model, repository, statistics, trace, unsupported};
 use crate::admission::{Clipped, RequestError, peer};
+use crate::proto::system_shared_memory_status_response::RegionStatus;
+use crate::tensors::{Regions, parse_object};
 use crate::transport::HttpAnswer;
 
 /// The work for a request, according to its head.
@@ -61,10 +66,9 @@ pub(super) async fn answer(
         Endpoint::Live | Endpoint::Ready => empty(StatusCode::OK),
         Endpoint::Server => document(&describe::server(front.regions.allowed())),
         Endpoint::Memory { is_cuda: false, name, endpoint } => {
-            let by = peer(&head.extensions);
-            memory_routes::answer(&front.regions, by, name, endpoint, &body.into_bytes())?
+            answer_memory(&front.regions, peer(&head.extensions), name, endpoint, &body.into_bytes())?
         }
-        Endpoint::Memory { is_cuda: true, name, endpoint } => memory_routes::answer_cuda(&name, endpoint)?,
+        Endpoint::Memory { is_cuda: true, name, endpoint } => answer_cuda(&name, endpoint)?,
         Endpoint::Unsupported(extension) => return Err(unsupported::extension(extension)),
         Endpoint::Statistics => document(&statistics::of(front.router.models())),
         Endpoint::Repository(endpoint) => {
@@ -97,4 +101,44 @@ fn answer_model(
             document(&describe::model(&*model::metadata(&route, name)?))
         }
     })
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `key` and `byte_size`")]
+struct Register {
+    key: String,
+    #[serde(default)]
+    offset: u64,
+    byte_size: u64,
+}
+
+fn answer_memory(
+    regions: &Regions,
+    by: &Peer,
+    name: String,
+    endpoint: MemoryEndpoint,
+    body: &[u8],
+) -> Result<HttpAnswer, RequestError> {
+    match endpoint {
+        MemoryEndpoint::Status => return Ok(document(&regions.status(by, &name)?)),
+        MemoryEndpoint::Register => {
+            let form = "an object with `key` and `byte_size`";
+            let Register { key, offset, byte_size } = parse_object(body, form)
+                .map_err(|why| RequestFailure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+            regions.register(by, RegionStatus { name, key, offset, byte_size })?;
+        }
+        MemoryEndpoint::Unregister => regions.unregister(by, &name)?,
+    }
+    Ok(empty(StatusCode::OK))
+}
+
+fn answer_cuda(name: &str, endpoint: MemoryEndpoint) -> Result<HttpAnswer, RequestError> {
+    match endpoint {
+        MemoryEndpoint::Status => {
+            unsupported::cuda_status(name)?;
+            Ok(document(&json!([])))
+        }
+        MemoryEndpoint::Register => Err(unsupported::register_cuda(name)),
+        MemoryEndpoint::Unregister => Ok(empty(StatusCode::OK)),
+    }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::trace::Journal;
 
 use super::frontend::Frontend;
-use super::inference::{Target, tensor_bytes};
+use super::inference::Target;
 use crate::admission::{BudgetShare, MemoryPermit, RequestError, one_at_a_time, run_blocking};
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{ModelInferRequest, ModelInferResponse};
@@ -43,24 +44,6 @@ impl ParsedMessage {
     }
 }
 
-/// The outputs of a request with a single answer.
-pub(super) struct SingleAnswer {
-    pub(super) target: Target,
-    id: String,
-    outputs: Vec<OutputTensor>,
-}
-
-impl SingleAnswer {
-    /// Returns the size of the tensors in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        tensor_bytes(&self.outputs)
-    }
-
-    pub(super) fn into_response(self) -> (ModelInferResponse, Target) {
-        (response(self.target.name.clone(), self.id, self.outputs), self.target)
-    }
-}
-
 /// Runs a request with a single answer.
 pub(super) async fn infer(
     front: &Frontend,
@@ -68,14 +51,19 @@ pub(super) async fn infer(
     peer: &Arc<Peer>,
     arrival: RequestArrival,
     permit: &MemoryPermit,
-) -> Result<SingleAnswer, RequestError> {
+) -> Result<(ModelInferResponse, Target), RequestError> {
     let ParsedMessage { target, request, place: _place } =
         ParsedMessage::parse(front, request, arrival.journal.as_ref(), permit).await?;
     target.refuse_streams()?;
     let id = request.id.clone();
     let checked = target.check(front, request, None, peer, permit).await?;
     let outputs = target.infer(checked, arrival, permit).await?;
-    Ok(SingleAnswer { target, id, outputs })
+    Ok((response(target.name.clone(), id, outputs), target))
+}
+
+/// Returns the size of the tensors of a response in bytes.
+pub(super) fn response_bytes(response: &ModelInferResponse) -> usize {
+    response.raw_output_contents.iter().map(Bytes::len).sum()
 }
 
 pub(super) fn response(model: String, id: String, outputs: Vec<OutputTensor>) -> ModelInferResponse {

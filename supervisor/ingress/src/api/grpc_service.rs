@@ -41,19 +41,19 @@ impl InferenceService {
     }
 }
 
-type ServiceAnswer<T> = Result<Response<T>, Status>;
+type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl GrpcInferenceService for InferenceService {
-    async fn server_live(&self, _: Request<ServerLiveRequest>) -> ServiceAnswer<ServerLiveResponse> {
+    async fn server_live(&self, _: Request<ServerLiveRequest>) -> Answer<ServerLiveResponse> {
         Ok(Response::new(ServerLiveResponse { live: true }))
     }
 
-    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> ServiceAnswer<ServerReadyResponse> {
+    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Answer<ServerReadyResponse> {
         Ok(Response::new(ServerReadyResponse { ready: self.front.router.ready() }))
     }
 
-    async fn model_ready(&self, request: Request<ModelReadyRequest>) -> ServiceAnswer<ModelReadyResponse> {
+    async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Answer<ModelReadyResponse> {
         let ModelReadyRequest { name, version } = request.into_inner();
         // As in Triton, an absent model is not ready. Clients poll this until a model is gone.
         let router = &self.front.router;
@@ -62,32 +62,26 @@ impl GrpcInferenceService for InferenceService {
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 
-    async fn server_metadata(
-        &self,
-        _: Request<ServerMetadataRequest>,
-    ) -> ServiceAnswer<ServerMetadataResponse> {
+    async fn server_metadata(&self, _: Request<ServerMetadataRequest>) -> Answer<ServerMetadataResponse> {
         Ok(Response::new(describe::server(self.front.regions.allowed())))
     }
 
-    async fn model_metadata(
-        &self,
-        request: Request<ModelMetadataRequest>,
-    ) -> ServiceAnswer<ModelMetadataResponse> {
+    async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Answer<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
         Ok(Response::new(describe::model(&*self.metadata(&name, &version)?)))
     }
 
-    async fn model_infer(&self, request: Request<ModelInferRequest>) -> ServiceAnswer<ModelInferResponse> {
+    async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
         let (arrival, permit) = (trace::arrival(request.extensions()), CALL_PERMIT.get());
         let peer = Arc::clone(peer(request.extensions()));
         let (metadata, _, request) = request.into_parts();
         let answer = grpc_infer::infer(&self.front, request, &peer, arrival, &permit).await;
-        let answer = answer.and_then(|answer| {
+        let answer = answer.and_then(|(response, target)| {
             // The answer is in memory twice while it is written.
-            permit.replace(2 * answer.bytes()).map(|()| answer)
+            permit.replace(2 * grpc_infer::response_bytes(&response))?;
+            Ok((response, target))
         });
-        let answer = answer.inspect_err(|why| permit.take_deliveries().mark_failed(why))?;
-        let (response, target) = answer.into_response();
+        let (response, target) = answer.inspect_err(|why| permit.take_deliveries().mark_failed(why))?;
         let mut response = Response::new(response);
         if let Some(load) = load_metrics::header(metadata.as_ref(), || target.route.pipeline().load()) {
             let load = MetadataValue::try_from(load.as_bytes()).ok();
@@ -101,14 +95,14 @@ impl GrpcInferenceService for InferenceService {
     async fn model_stream_infer(
         &self,
         request: Request<Streaming<ModelInferRequest>>,
-    ) -> ServiceAnswer<InferStream> {
+    ) -> Answer<InferStream> {
         let peer = Arc::clone(peer(request.extensions()));
         let starts = request.extensions().get().cloned().unwrap_or_default();
         let context = StreamContext { front: Arc::clone(&self.front), peer, call: CALL_PERMIT.get(), starts };
         Ok(Response::new(InferStream::new(context, request.into_inner(), self.stop.clone())?))
     }
 
-    async fn model_config(&self, request: Request<ModelConfigRequest>) -> ServiceAnswer<ModelConfigResponse> {
+    async fn model_config(&self, request: Request<ModelConfigRequest>) -> Answer<ModelConfigResponse> {
         let ModelConfigRequest { name, version } = request.into_inner();
         let route = model::find(&self.front.router, &name, &version)?;
         let config = describe::config(&*model::metadata(&route, &name)?, route.pipeline().content());
@@ -118,7 +112,7 @@ impl GrpcInferenceService for InferenceService {
     async fn system_shared_memory_status(
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
-    ) -> ServiceAnswer<SystemSharedMemoryStatusResponse> {
+    ) -> Answer<SystemSharedMemoryStatusResponse> {
         let found = self.front.regions.status(peer(request.extensions()), &request.get_ref().name)?;
         let regions = found.into_iter().map(|region| (region.name.clone(), region)).collect();
         Ok(Response::new(SystemSharedMemoryStatusResponse { regions }))
@@ -127,7 +121,7 @@ impl GrpcInferenceService for InferenceService {
     async fn system_shared_memory_register(
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
-    ) -> ServiceAnswer<SystemSharedMemoryRegisterResponse> {
+    ) -> Answer<SystemSharedMemoryRegisterResponse> {
         let by = Arc::clone(peer(request.extensions()));
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
         self.front.regions.register(&by, RegionStatus { name, key, offset, byte_size })?;
@@ -137,7 +131,7 @@ impl GrpcInferenceService for InferenceService {
     async fn system_shared_memory_unregister(
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
-    ) -> ServiceAnswer<SystemSharedMemoryUnregisterResponse> {
+    ) -> Answer<SystemSharedMemoryUnregisterResponse> {
         let by = peer(request.extensions());
         self.front.regions.unregister(by, &request.get_ref().name)?;
         Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
@@ -146,7 +140,7 @@ impl GrpcInferenceService for InferenceService {
     async fn cuda_shared_memory_status(
         &self,
         request: Request<CudaSharedMemoryStatusRequest>,
-    ) -> ServiceAnswer<CudaSharedMemoryStatusResponse> {
+    ) -> Answer<CudaSharedMemoryStatusResponse> {
         unsupported::cuda_status(&request.into_inner().name)?;
         Ok(Response::new(CudaSharedMemoryStatusResponse {}))
     }
@@ -154,29 +148,29 @@ impl GrpcInferenceService for InferenceService {
     async fn cuda_shared_memory_register(
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
-    ) -> ServiceAnswer<CudaSharedMemoryRegisterResponse> {
+    ) -> Answer<CudaSharedMemoryRegisterResponse> {
         Err(unsupported::register_cuda(&request.into_inner().name).into())
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
         _: Request<CudaSharedMemoryUnregisterRequest>,
-    ) -> ServiceAnswer<CudaSharedMemoryUnregisterResponse> {
+    ) -> Answer<CudaSharedMemoryUnregisterResponse> {
         Ok(Response::new(CudaSharedMemoryUnregisterResponse {}))
     }
 
-    async fn trace_setting(&self, _: Request<TraceSettingRequest>) -> ServiceAnswer<TraceSettingResponse> {
+    async fn trace_setting(&self, _: Request<TraceSettingRequest>) -> Answer<TraceSettingResponse> {
         Err(unsupported::extension(unsupported::TRACING).into())
     }
 
-    async fn log_settings(&self, _: Request<LogSettingsRequest>) -> ServiceAnswer<LogSettingsResponse> {
+    async fn log_settings(&self, _: Request<LogSettingsRequest>) -> Answer<LogSettingsResponse> {
         Err(unsupported::extension(unsupported::LOGGING).into())
     }
 
     async fn model_statistics(
         &self,
         request: Request<ModelStatisticsRequest>,
-    ) -> ServiceAnswer<ModelStatisticsResponse> {
+    ) -> Answer<ModelStatisticsResponse> {
         let ModelStatisticsRequest { name, version } = request.into_inner();
         let models = match name.as_str() {
             "" => self.front.router.models(),
@@ -188,14 +182,14 @@ impl GrpcInferenceService for InferenceService {
     async fn repository_index(
         &self,
         request: Request<RepositoryIndexRequest>,
-    ) -> ServiceAnswer<RepositoryIndexResponse> {
+    ) -> Answer<RepositoryIndexResponse> {
         Ok(Response::new(repository::index(&self.front.repository, &request.into_inner())?))
     }
 
     async fn repository_model_load(
         &self,
         request: Request<RepositoryModelLoadRequest>,
-    ) -> ServiceAnswer<RepositoryModelLoadResponse> {
+    ) -> Answer<RepositoryModelLoadResponse> {
         let by = Arc::clone(peer(request.extensions()));
         repository::load(&self.front.repository, by, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
@@ -204,7 +198,7 @@ impl GrpcInferenceService for InferenceService {
     async fn repository_model_unload(
         &self,
         request: Request<RepositoryModelUnloadRequest>,
-    ) -> ServiceAnswer<RepositoryModelUnloadResponse> {
+    ) -> Answer<RepositoryModelUnloadResponse> {
         let by = Arc::clone(peer(request.extensions()));
         repository::unload(&self.front.repository, by, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))

@@ -19,7 +19,7 @@ use shadowslice_datapath::pipeline::{Answers, RequestArrival, RequestOutput};
 use tonic::{Code, Status, Streaming};
 
 use super::frontend::Frontend;
-use super::grpc_infer::{self, ParsedMessage, response};
+use super::grpc_infer::{self, ParsedMessage, response, response_bytes};
 use super::inference::{OutputSelection, Target, tensor_bytes};
 use super::model;
 use crate::admission::{
@@ -131,9 +131,8 @@ impl InferStream {
 
     /// Moves the memory of an answer to the call's permit.
     fn take_answer(&self, (answer, permit): AnswerWithPermit) -> ModelStreamInferResponse {
-        let bytes = answer.infer_response.as_ref().map_or(0, |answer| {
-            answer.id.len() + answer.raw_output_contents.iter().map(bytes::Bytes::len).sum::<usize>()
-        });
+        let bytes =
+            answer.infer_response.as_ref().map_or(0, |answer| answer.id.len() + response_bytes(answer));
         let deliveries = permit.take_deliveries();
         drop(permit);
         // The answer is in memory twice while it is written.
@@ -202,9 +201,9 @@ impl StreamedRequest {
         let Self { context, message, permit, arrival, entry } = self;
         let (id, wants_end) = (message.id.clone(), wants_end(&message));
         let answer = grpc_infer::infer(&context.front, message, &context.peer, arrival, &permit).await;
-        let answer = answer.and_then(|answer| {
-            permit.replace(2 * id.len() + answer.bytes())?;
-            Ok(answer.into_response().0)
+        let answer = answer.and_then(|(response, _)| {
+            permit.replace(2 * id.len() + response_bytes(&response))?;
+            Ok(response)
         });
         let answer = match answer {
             Ok(mut response) => {

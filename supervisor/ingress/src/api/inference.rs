@@ -88,36 +88,26 @@ impl Target {
     pub(super) async fn check(
         &self,
         front: &Frontend,
-        request: InferRequest,
-        format: Option<&OutputFormat>,
-        peer: &Peer,
-        permit: &MemoryPermit,
-    ) -> Result<CheckedRequest, RequestError> {
-        self.count_malformed(self.check_uncounted(front, request, format, peer, permit).await)
-    }
-
-    async fn check_uncounted(
-        &self,
-        front: &Frontend,
         mut request: InferRequest,
         format: Option<&OutputFormat>,
         peer: &Peer,
         permit: &MemoryPermit,
     ) -> Result<CheckedRequest, RequestError> {
-        let order = requested_outputs(&self.metadata, &request.outputs)?;
-        if let Some(format) = format {
-            check_format(&self.metadata, &order, &request.outputs, format)?;
-            self.refuse_streams()?;
-        }
-        let regions = request
-            .outputs
-            .iter()
-            .map(|output| output.region.as_ref().map(|region| front.regions.find(peer, region)).transpose());
-        let regions = regions.collect::<Result<_, _>>()?;
-        read_shared_inputs(front, peer, &mut request.inputs, permit)?;
-        let inputs = check_tensors(&self.metadata, request.inputs).await?;
-        let outputs = OutputSelection { order, regions };
-        Ok(CheckedRequest { inputs, options: request.options, outputs })
+        let checked = async {
+            let order = requested_outputs(&self.metadata, &request.outputs)?;
+            if let Some(format) = format {
+                check_format(&self.metadata, &order, &request.outputs, format)?;
+                self.refuse_streams()?;
+            }
+            let regions = request.outputs.iter().map(|output| output.region.as_ref());
+            let regions = regions.map(|part| part.map(|part| front.regions.find(peer, part)).transpose());
+            let regions = regions.collect::<Result<_, _>>()?;
+            read_shared_inputs(front, peer, &mut request.inputs, permit)?;
+            let inputs = check_tensors(&self.metadata, request.inputs).await?;
+            let outputs = OutputSelection { order, regions };
+            Ok(CheckedRequest { inputs, options: request.options, outputs })
+        };
+        self.count_malformed(checked.await)
     }
 
     /// Runs a request. `permit` receives the delivery of the outputs.

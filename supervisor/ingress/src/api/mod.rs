@@ -16,7 +16,6 @@ mod http_infer;
 mod infer_stream;
 mod inference;
 mod load_metrics;
-mod memory_routes;
 mod metrics;
 mod model;
 mod reflection;

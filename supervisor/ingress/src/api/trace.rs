@@ -39,14 +39,12 @@ fn share_journal(
     span: Option<RequestSpan<'_>>,
     logged: Option<Journal>,
 ) -> (Option<RequestSpan<'_>>, Option<Journal>) {
-    match (span, logged) {
-        (Some(span), Some(journal)) => (Some(span.of(journal.clone())), Some(journal)),
-        (Some(span), None) => {
-            let journal = span.journal().clone();
-            (Some(span), Some(journal))
-        }
-        (None, logged) => (None, logged),
-    }
+    let span = match &logged {
+        Some(journal) => span.map(|span| span.of(journal.clone())),
+        None => span,
+    };
+    let journal = logged.or_else(|| span.as_ref().map(|span| span.journal().clone()));
+    (span, journal)
 }
 
 fn logged_journal(extensions: &Extensions) -> Option<Journal> {

@@ -109,14 +109,16 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // tonic has collected the message in one piece.
-        let Count { fields, values, bytes, memory } = Count::of(bytes::Buf::chunk(buffer), QUICK_VALUES);
-        if fields > MAX_FIELDS {
-            return too_many(MAX_FIELDS, "tensors and parameters");
+        let count = Count::of(bytes::Buf::chunk(buffer), QUICK_VALUES);
+        let is_quick = count.values <= QUICK_VALUES && count.bytes <= QUICK_BYTES;
+        if is_quick || count.fields > MAX_FIELDS {
+            return self.decode_counted(buffer, &count);
         }
-        if values <= QUICK_VALUES && bytes <= QUICK_BYTES {
-            return self.decode_counted(buffer, memory);
-        }
-        block_in_place(|| one_at_a_time(|| self.decode_large(buffer)))
+        let decode_large = || {
+            let count = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
+            self.decode_counted(buffer, &count)
+        };
+        block_in_place(|| one_at_a_time(decode_large))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
@@ -125,19 +127,14 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 }
 
 impl<U: Message + Default> BoundedDecoder<U> {
-    fn decode_large(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let Count { fields, values, memory, .. } = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
-        if fields > MAX_FIELDS {
+    fn decode_counted(&mut self, buffer: &mut DecodeBuf<'_>, count: &Count) -> Result<Option<U>, Status> {
+        if count.fields > MAX_FIELDS {
             return too_many(MAX_FIELDS, "tensors and parameters");
         }
-        if values > MAX_VALUES {
+        if count.values > MAX_VALUES {
             return too_many(MAX_VALUES, "values; give them as raw_input_contents");
         }
-        self.decode_counted(buffer, memory)
-    }
-
-    fn decode_counted(&mut self, buffer: &mut DecodeBuf<'_>, memory: usize) -> Result<Option<U>, Status> {
-        CALL_PERMIT.get().grow(memory)?;
+        CALL_PERMIT.get().grow(count.memory)?;
         // `tonic-prost` reports malformed messages as faults of the server.
         let malformed = |fault: Status| {
             Status::invalid_argument(format!("the message is malformed: {}", fault.message()))

@@ -82,7 +82,7 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Re
         (Some(_), Some(_)) => {
             return invalid(format!("input '{}' has both contents and raw_input_contents", Clipped(&name)));
         }
-        (None, contents) => typed(datatype, contents.unwrap_or_default())
+        (None, contents) => typed(datatype, &contents.unwrap_or_default())
             .map_err(|why| RequestFailure::Invalid(format!("input '{}': {why}", Clipped(&name))))?,
     };
     Ok(NamedTensor { name, datatype, shape, data: data.into(), region })
@@ -118,41 +118,33 @@ fn unsupported(
 }
 
 /// Returns the bytes of typed contents, which must have the kind of the datatype.
-fn typed(datatype: Datatype, contents: InferTensorContents) -> Result<Bytes, String> {
-    let InferTensorContents {
-        bool_contents,
-        int_contents,
-        int64_contents,
-        uint_contents,
-        uint64_contents,
-        fp32_contents,
-        fp64_contents,
-        bytes_contents,
-    } = contents;
+fn typed(datatype: Datatype, contents: &InferTensorContents) -> Result<Bytes, String> {
     let (expected, data) = match datatype {
-        Datatype::Bool => ("bool_contents", bool_contents.iter().map(|&value| u8::from(value)).collect()),
-        Datatype::Int8 => ("int_contents", narrow(datatype, &int_contents, i8::to_le_bytes)?),
-        Datatype::Int16 => ("int_contents", narrow(datatype, &int_contents, i16::to_le_bytes)?),
-        Datatype::Int32 => ("int_contents", wide(&int_contents, i32::to_le_bytes)),
-        Datatype::Int64 => ("int64_contents", wide(&int64_contents, i64::to_le_bytes)),
-        Datatype::Uint8 => ("uint_contents", narrow(datatype, &uint_contents, u8::to_le_bytes)?),
-        Datatype::Uint16 => ("uint_contents", narrow(datatype, &uint_contents, u16::to_le_bytes)?),
-        Datatype::Uint32 => ("uint_contents", wide(&uint_contents, u32::to_le_bytes)),
-        Datatype::Uint64 => ("uint64_contents", wide(&uint64_contents, u64::to_le_bytes)),
-        Datatype::Fp32 => ("fp32_contents", wide(&fp32_contents, f32::to_le_bytes)),
-        Datatype::Fp64 => ("fp64_contents", wide(&fp64_contents, f64::to_le_bytes)),
-        Datatype::Bytes => ("bytes_contents", strings(&bytes_contents)),
+        Datatype::Bool => {
+            ("bool_contents", contents.bool_contents.iter().map(|&value| u8::from(value)).collect())
+        }
+        Datatype::Int8 => ("int_contents", narrow(datatype, &contents.int_contents, i8::to_le_bytes)?),
+        Datatype::Int16 => ("int_contents", narrow(datatype, &contents.int_contents, i16::to_le_bytes)?),
+        Datatype::Int32 => ("int_contents", wide(&contents.int_contents, i32::to_le_bytes)),
+        Datatype::Int64 => ("int64_contents", wide(&contents.int64_contents, i64::to_le_bytes)),
+        Datatype::Uint8 => ("uint_contents", narrow(datatype, &contents.uint_contents, u8::to_le_bytes)?),
+        Datatype::Uint16 => ("uint_contents", narrow(datatype, &contents.uint_contents, u16::to_le_bytes)?),
+        Datatype::Uint32 => ("uint_contents", wide(&contents.uint_contents, u32::to_le_bytes)),
+        Datatype::Uint64 => ("uint64_contents", wide(&contents.uint64_contents, u64::to_le_bytes)),
+        Datatype::Fp32 => ("fp32_contents", wide(&contents.fp32_contents, f32::to_le_bytes)),
+        Datatype::Fp64 => ("fp64_contents", wide(&contents.fp64_contents, f64::to_le_bytes)),
+        Datatype::Bytes => ("bytes_contents", strings(&contents.bytes_contents)),
         Datatype::Fp16 | Datatype::Bf16 => ("raw_input_contents", Vec::new()),
     };
     let given = [
-        ("bool_contents", bool_contents.is_empty()),
-        ("int_contents", int_contents.is_empty()),
-        ("int64_contents", int64_contents.is_empty()),
-        ("uint_contents", uint_contents.is_empty()),
-        ("uint64_contents", uint64_contents.is_empty()),
-        ("fp32_contents", fp32_contents.is_empty()),
-        ("fp64_contents", fp64_contents.is_empty()),
-        ("bytes_contents", bytes_contents.is_empty()),
+        ("bool_contents", contents.bool_contents.is_empty()),
+        ("int_contents", contents.int_contents.is_empty()),
+        ("int64_contents", contents.int64_contents.is_empty()),
+        ("uint_contents", contents.uint_contents.is_empty()),
+        ("uint64_contents", contents.uint64_contents.is_empty()),
+        ("fp32_contents", contents.fp32_contents.is_empty()),
+        ("fp64_contents", contents.fp64_contents.is_empty()),
+        ("bytes_contents", contents.bytes_contents.is_empty()),
     ];
     match given.into_iter().find(|&(kind, empty)| !empty && kind != expected) {
         Some((kind, _)) => Err(format!("{datatype} is sent in {expected}, got {kind}")),

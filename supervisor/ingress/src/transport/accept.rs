@@ -13,10 +13,10 @@ use tokio::time::sleep;
 
 use super::authority::AuthorityRepair;
 use super::listen::BoundListener;
-use super::min_rate_stream::MinRateStream;
 use super::on_wake::OnWake;
-use super::read_filter::FilteredStream;
+use super::stream_filter::FilteredStream;
 use super::tls::Encryption;
+use super::write_rate::MinWriteRate;
 use crate::admission::{
     Budgets, Caller, Client, ConnectionSlot, Connections, Owner, Stop, accept_permitted, overstays,
 };
@@ -124,7 +124,7 @@ impl Accepted {
                 if let Peer::Tcp { names, .. } = Arc::make_mut(&mut caller.peer) {
                     *names = client_names;
                 }
-                Ok((Box::pin(MinRateStream::new(stream)), caller))
+                Ok((Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller))
             }
         }
     }
@@ -134,7 +134,7 @@ async fn accept(bound: &BoundListener, is_grpc: bool) -> io::Result<Accepted> {
     match bound {
         BoundListener::Unix { listener, file, guard } => {
             let (stream, caller) = accept_permitted(listener, guard, &file.path().to_string_lossy()).await?;
-            let stream = MinRateStream::new(stream);
+            let stream = FilteredStream::new(stream, MinWriteRate::new());
             let stream: Stream = match is_grpc {
                 true => Box::pin(FilteredStream::new(stream, AuthorityRepair::new())),
                 false => Box::pin(stream),
@@ -148,7 +148,7 @@ async fn accept(bound: &BoundListener, is_grpc: bool) -> io::Result<Accepted> {
             let peer = Arc::new(Peer::Tcp { address, names: Vec::new() });
             let caller = Caller { peer, origin: *origin, tokens: tokens.clone() };
             Ok(match encryption {
-                None => Accepted::Plain(Box::pin(MinRateStream::new(stream)), caller),
+                None => Accepted::Plain(Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller),
                 Some(encryption) => Accepted::Encrypted(stream, encryption.clone(), caller),
             })
         }

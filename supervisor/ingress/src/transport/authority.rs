@@ -19,7 +19,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::call_head::MAX_FRAME_BYTES;
-use super::read_filter::ReadFilter;
+use super::stream_filter::StreamFilter;
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
@@ -46,7 +46,7 @@ impl AuthorityRepair {
     }
 }
 
-impl ReadFilter for AuthorityRepair {
+impl StreamFilter for AuthorityRepair {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use futures_util::FutureExt;
 use tokio::io::AsyncReadExt;
 
-use super::super::read_filter::FilteredStream;
+use super::super::stream_filter::FilteredStream;
 use super::*;
 
 const PREFACE: &[u8; PREFACE_BYTES] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::yield_now;
 
-use super::read_filter::ReadFilter;
+use super::stream_filter::StreamFilter;
 
 /// The number of calls that start before other connections have their turn.
 const CALLS_PER_TURN: usize = 32;
@@ -80,7 +80,7 @@ impl Calls {
 }
 
 // While more calls wait than can start in one turn, nothing is read.
-impl ReadFilter for NewCalls {
+impl StreamFilter for NewCalls {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,

@@ -67,11 +67,36 @@ pub(crate) async fn serve<S>(
     S::Future: Unpin,
     S::ResBody: Body<Error = Infallible> + 'static,
 {
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // This is also the time that a connection may be idle.
+        .header_read_timeout(stop.keep_alive())
+        .max_header_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
     let mut rest_is_late = std::pin::pin!(rest_is_late(progress, stop.clone()));
-    tokio::select! {
-        stream = serve_requests(stream, service, client, stop) => {
-            close(stream, progress.is_cut.load(Relaxed)).await;
+    let ending = std::pin::pin!(async {
+        tokio::select! {
+            () = stop.ends_idle() => {}
+            () = client.must_leave() => {}
         }
+    });
+    let mut ending = OnWake::new(ending);
+    let mut is_ending = false;
+    let serving = async {
+        let ended = std::future::poll_fn(|cx| {
+            if !is_ending && Pin::new(&mut ending).poll(cx).is_ready() {
+                is_ending = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            connection.poll_without_shutdown(cx)
+        });
+        if let Err(error) = ended.await {
+            tracing::debug!(%error, "HTTP connection failed");
+        }
+        close(connection.into_parts().io.into_inner(), progress.is_cut.load(Relaxed)).await;
+    };
+    tokio::select! {
+        () = serving => {}
         () = OnWake::new(rest_is_late.as_mut()) => {
             tracing::debug!("cut an HTTP connection in the middle of a request");
         }
@@ -85,40 +110,6 @@ async fn rest_is_late(progress: &RequestProgress, stop: Stop) {
     if progress.is_received.load(Relaxed) {
         std::future::pending::<()>().await;
     }
-}
-
-/// Serves the requests of a connection, and returns the stream, which is still open.
-async fn serve_requests<S>(stream: Stream, service: S, client: &Client, stop: Stop) -> Stream
-where
-    S: HttpService<Incoming, Error = Infallible> + Unpin,
-    S::Future: Unpin,
-    S::ResBody: Body<Error = Infallible> + 'static,
-{
-    let mut connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        // This is also the time that a connection may be idle.
-        .header_read_timeout(stop.keep_alive())
-        .max_header_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
-    let ending = std::pin::pin!(async {
-        tokio::select! {
-            () = stop.ends_idle() => {}
-            () = client.must_leave() => {}
-        }
-    });
-    let mut ending = OnWake::new(ending);
-    let mut is_ending = false;
-    let ended = std::future::poll_fn(|cx| {
-        if !is_ending && Pin::new(&mut ending).poll(cx).is_ready() {
-            is_ending = true;
-            Pin::new(&mut connection).graceful_shutdown();
-        }
-        connection.poll_without_shutdown(cx)
-    });
-    if let Err(error) = ended.await {
-        tracing::debug!(%error, "HTTP connection failed");
-    }
-    connection.into_parts().io.into_inner()
 }
 
 /// Closes a connection. If a request was refused before its body was received, first waits a little

@@ -21,8 +21,8 @@ use super::call_head::{GrpcAnswer, MAX_FRAME_BYTES, MAX_HEADER_LIST_BYTES};
 use super::calls::{Calls, NewCalls};
 use super::late_streams::LateStreams;
 use super::on_wake::OnWake;
-use super::read_filter::FilteredStream;
 use super::slow_reader::{MonitoredBody, UnsentPieces};
+use super::stream_filter::FilteredStream;
 use crate::admission::{Client, MemoryPermit, Stop};
 
 /// The maximum number of concurrent calls on a connection. Clients hold back further calls.

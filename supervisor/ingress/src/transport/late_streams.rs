@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use super::read_filter::ReadFilter;
+use super::stream_filter::StreamFilter;
 
 const PREFACE_BYTES: usize = 24;
 const HEADER_BYTES: usize = 9;
@@ -57,7 +57,7 @@ impl<F> LateStreams<F> {
     }
 }
 
-impl<F: ReadFilter> ReadFilter for LateStreams<F> {
+impl<F: StreamFilter> StreamFilter for LateStreams<F> {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,

@@ -7,10 +7,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::body::{Body, Frame};
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
+use tonic::codegen::StdError;
 
 use super::single_message::{PREFIX_BYTES, message_length, poll_in_time};
 use crate::admission::{CALL_PERMIT, ProgressDeadline};
@@ -82,11 +83,7 @@ impl<B> MessageStream<B> {
     }
 }
 
-impl<B> Body for MessageStream<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+impl<B: Body<Data = Bytes, Error: Into<StdError>> + Unpin> Body for MessageStream<B> {
     type Data = Bytes;
     type Error = Status;
 
@@ -104,14 +101,6 @@ where
             this.receive(data);
         }
         Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -17,12 +17,12 @@ mod http2;
 mod late_streams;
 mod listen;
 mod message_stream;
-mod min_rate_stream;
 mod on_wake;
-mod read_filter;
 mod single_message;
 mod slow_reader;
+mod stream_filter;
 mod tls;
+mod write_rate;
 
 pub use certificate_expiry::{CertificateExpiry, expiry_warnings};
 pub use listen::Certificates;

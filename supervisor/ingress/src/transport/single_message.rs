@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::body::{Body, Frame};
 use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
+use tonic::codegen::StdError;
 
 use crate::admission::{MemoryPermit, ProgressDeadline};
 
@@ -58,15 +59,11 @@ impl<B> SingleMessage<B> {
 }
 
 /// Returns the next frame of a body. Fails if `timer` runs out first.
-pub(super) fn poll_in_time<B>(
-    body: &mut B,
+pub(super) fn poll_in_time(
+    body: &mut (impl Body<Data = Bytes, Error: Into<StdError>> + Unpin),
     timer: Option<&mut Pin<Box<Sleep>>>,
     cx: &mut Context<'_>,
-) -> Poll<Option<Result<Frame<Bytes>, Status>>>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
     if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
         return Poll::Ready(frame.map(|frame| frame.map_err(|why| Status::from_error(why.into()))));
     }
@@ -81,11 +78,7 @@ pub(super) fn message_length(start: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_be_bytes(length)).ok()
 }
 
-impl<B> Body for SingleMessage<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+impl<B: Body<Data = Bytes, Error: Into<StdError>> + Unpin> Body for SingleMessage<B> {
     type Data = Bytes;
     type Error = Status;
 
@@ -98,13 +91,5 @@ where
             Ok(frame)
         });
         Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

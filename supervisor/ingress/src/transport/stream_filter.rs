@@ -1,4 +1,4 @@
-//! Streams whose incoming bytes pass through a filter. Outgoing bytes pass unchanged.
+//! Streams whose bytes pass through a filter.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -6,14 +6,28 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A filter of incoming bytes.
-pub(super) trait ReadFilter: Unpin {
+/// A filter of a stream. By default everything passes unchanged.
+pub(super) trait StreamFilter: Unpin {
     fn poll_read<S: AsyncRead + Unpin>(
         &mut self,
         stream: &mut S,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>>;
+    ) -> Poll<io::Result<()>> {
+        Pin::new(stream).poll_read(cx, buf)
+    }
+
+    /// Receives the outcome of a write, and may change it.
+    fn after_write(
+        &mut self,
+        _: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        written
+    }
+
+    /// Records that everything has been written.
+    fn before_flush(&mut self) {}
 
     /// Shuts the stream down for writing. Nothing is read afterwards.
     fn poll_shutdown<S: AsyncRead + AsyncWrite + Unpin>(
@@ -36,7 +50,7 @@ impl<S, F> FilteredStream<S, F> {
     }
 }
 
-impl<S: AsyncRead + Unpin, F: ReadFilter> AsyncRead for FilteredStream<S, F> {
+impl<S: AsyncRead + Unpin, F: StreamFilter> AsyncRead for FilteredStream<S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -47,9 +61,10 @@ impl<S: AsyncRead + Unpin, F: ReadFilter> AsyncRead for FilteredStream<S, F> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, F: ReadFilter> AsyncWrite for FilteredStream<S, F> {
+impl<S: AsyncRead + AsyncWrite + Unpin, F: StreamFilter> AsyncWrite for FilteredStream<S, F> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.filter.after_write(cx, written)
     }
 
     fn poll_write_vectored(
@@ -57,7 +72,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, F: ReadFilter> AsyncWrite for FilteredSt
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.filter.after_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -65,6 +81,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, F: ReadFilter> AsyncWrite for FilteredSt
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.filter.before_flush();
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
