@@ -96,8 +96,9 @@ pub struct IngressMemory {
 }
 
 impl Ingress {
-    /// Binds all addresses, or none of them: after a failure, removes the sockets that were created.
-    /// Must be called on a Tokio runtime. Connections wait in their backlogs until [`Ingress::run`].
+    /// Binds all addresses, or none of them: after a failure, removes the sockets that were
+    /// created. Must be called on a Tokio runtime. Connections wait in their backlogs until
+    /// [`Ingress::run`].
     pub async fn bind(
         http: &[Listener],
         grpc: &[Listener],
@@ -141,7 +142,8 @@ impl Ingress {
 
     /// Serves until `stop` ends serving, or its sender is dropped. Then accepts no connections,
     /// removes the Unix sockets unless the next supervisor uses them, closes idle connections, and
-    /// answers the requests in flight. Returns when the last connection has ended, at most 30 s later.
+    /// answers the requests in flight. Returns when the last connection has ended, at most 30 s
+    /// later.
     pub async fn run(
         self,
         router: Arc<Router>,

@@ -20,7 +20,7 @@ const PLACE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection, as the other connections see it.
 #[derive(Debug)]
 pub(crate) struct Client {
-    budgets: Arc<Budgets>,
+    pub(super) budgets: Arc<Budgets>,
     own: Amounts,
     peer: Arc<Amounts>,
     calls: AtomicU64,
@@ -51,10 +51,6 @@ impl Client {
         };
         client.touch();
         client
-    }
-
-    pub(super) fn budget_size(&self, budget: Budget) -> u64 {
-        self.budgets.size(budget)
     }
 
     pub(crate) fn counters(&self) -> &HostCounters {

@@ -42,16 +42,8 @@ pub(crate) struct MemoryPermit {
 }
 
 impl MemoryPermit {
-    pub(crate) fn new(client: &Arc<Client>, budget: Budget) -> Result<Arc<Self>, RequestError> {
-        Self::with_head(client, budget, 0)
-    }
-
     /// Takes memory for a request whose head has `head` bytes.
-    pub(crate) fn with_head(
-        client: &Arc<Client>,
-        budget: Budget,
-        head: usize,
-    ) -> Result<Arc<Self>, RequestError> {
+    pub(crate) fn new(client: &Arc<Client>, budget: Budget, head: usize) -> Result<Arc<Self>, RequestError> {
         let base = BASE + (head as u64).saturating_sub(HEAD);
         let share = client.take(budget, base).ok_or_else(|| exhausted(client, budget))?;
         client.begin_call();
@@ -93,7 +85,8 @@ impl MemoryPermit {
         self.shrink(usize::try_from(self.used.load(Relaxed)).unwrap_or(usize::MAX).saturating_sub(bytes));
     }
 
-    /// Gives back all memory, so that the connection can count as idle, until the permit grows again.
+    /// Gives back all memory, so that the connection can count as idle, until the permit grows
+    /// again.
     pub(crate) fn release(&self) {
         self.share.set(0);
         self.used.store(0, Relaxed);
@@ -139,7 +132,7 @@ impl Drop for MemoryPermit {
 
 fn exhausted(client: &Client, budget: Budget) -> RequestError {
     client.counters().count_refusal(HostLimit::Memory);
-    let size = client.budget_size(budget);
+    let size = client.budgets.size(budget);
     RequestFailure::Exhausted(format!(
         "the memory for requests and answers is used up ({size} bytes, at most half for one connection); try again later, send less at a time, or raise limits.memory"
     ))
@@ -158,7 +151,7 @@ pub(crate) fn try_allocate(bytes: usize) -> Result<Vec<u8>, RequestError> {
 pub(crate) fn unlimited() -> Arc<MemoryPermit> {
     use super::budgets::{Budgets, Owner};
     let budgets = Arc::new(Budgets::new(1, 1 << 40, 0));
-    MemoryPermit::new(&Arc::new(Client::new(&budgets, Owner::User(0))), Budget::Memory).unwrap()
+    MemoryPermit::new(&Arc::new(Client::new(&budgets, Owner::User(0))), Budget::Memory, 0).unwrap()
 }
 
 #[cfg(test)]
@@ -173,7 +166,7 @@ mod tests {
     #[test]
     fn small_requests_take_the_same_and_large_ones_what_they_use() {
         let client = client();
-        let permit = MemoryPermit::new(&client, Budget::Memory).unwrap();
+        let permit = MemoryPermit::new(&client, Budget::Memory, 0).unwrap();
         permit.grow(10_000).unwrap();
         assert_eq!(client.used(Budget::Memory), BASE);
         permit.grow(90_000).unwrap();
@@ -193,7 +186,7 @@ mod tests {
     fn a_long_head_takes_memory_of_its_own() {
         let client = client();
         let head = 60 << 10;
-        let permit = MemoryPermit::with_head(&client, Budget::Memory, head).unwrap();
+        let permit = MemoryPermit::new(&client, Budget::Memory, head).unwrap();
         let with_head = BASE + head as u64 - HEAD;
         assert_eq!(client.used(Budget::Memory), with_head);
         permit.grow(100_000).unwrap();

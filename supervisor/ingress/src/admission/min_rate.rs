@@ -32,7 +32,8 @@ impl ProgressDeadline {
         self.at
     }
 
-    /// Moves the deadline, because the peer has moved some bytes. `min_rate` is in bytes per second.
+    /// Moves the deadline, because the peer has moved some bytes. `min_rate` is in bytes per
+    /// second.
     pub(crate) fn record_progress(&mut self, bytes: usize, min_rate: f64) {
         self.at_min_rate += Duration::from_secs_f64(bytes as f64 / min_rate);
         self.at = self.at_min_rate.min(Instant::now() + SILENCE_TIMEOUT);

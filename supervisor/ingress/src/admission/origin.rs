@@ -91,7 +91,7 @@ mod tests {
 
     const LOCAL: Origin = Origin::Loopback;
 
-    fn asked(origin: Origin, uri: &str, headers: &[(hyper::header::HeaderName, &str)]) -> Result<(), String> {
+    fn check(origin: Origin, uri: &str, headers: &[(hyper::header::HeaderName, &str)]) -> Result<(), String> {
         let headers =
             headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
         let mut all = HeaderMap::new();
@@ -106,8 +106,8 @@ mod tests {
         for name in
             ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:1", "127.0.1.1", "[::1]", "[::1]:8000"]
         {
-            assert_eq!(asked(LOCAL, "/v2", &[(HOST, name)]), Ok(()), "{name}");
-            assert_eq!(asked(LOCAL, &format!("http://{name}/v2"), &[]), Ok(()), "{name}");
+            assert_eq!(check(LOCAL, "/v2", &[(HOST, name)]), Ok(()), "{name}");
+            assert_eq!(check(LOCAL, &format!("http://{name}/v2"), &[]), Ok(()), "{name}");
         }
         for name in [
             "evil.example",
@@ -121,25 +121,25 @@ mod tests {
             ":8000",
             "a b",
         ] {
-            assert!(asked(LOCAL, "/v2", &[(HOST, name)]).is_err(), "{name}");
-            assert!(asked(LOCAL, "/v2", &[(HOST, "localhost"), (HOST, name)]).is_err(), "{name}");
-            assert_eq!(asked(Origin::Network, "/v2", &[(HOST, name)]), Ok(()), "{name}");
-            assert_eq!(asked(Origin::Unix, "/v2", &[(HOST, name)]), Ok(()), "{name}");
+            assert!(check(LOCAL, "/v2", &[(HOST, name)]).is_err(), "{name}");
+            assert!(check(LOCAL, "/v2", &[(HOST, "localhost"), (HOST, name)]).is_err(), "{name}");
+            assert_eq!(check(Origin::Network, "/v2", &[(HOST, name)]), Ok(()), "{name}");
+            assert_eq!(check(Origin::Unix, "/v2", &[(HOST, name)]), Ok(()), "{name}");
         }
-        assert!(asked(LOCAL, "http://evil.example/v2", &[(HOST, "localhost")]).is_err());
-        assert_eq!(asked(LOCAL, "/v2", &[]), Ok(()), "every browser sends a host");
+        assert!(check(LOCAL, "http://evil.example/v2", &[(HOST, "localhost")]).is_err());
+        assert_eq!(check(LOCAL, "/v2", &[]), Ok(()), "every browser sends a host");
     }
 
     #[test]
     fn pages_of_other_sites_are_refused() {
         for origin in [Origin::Loopback, Origin::Network] {
-            let page = |of_page| asked(origin, "/v2", &[(HOST, "localhost:8000"), (ORIGIN, of_page)]);
+            let page = |of_page| check(origin, "/v2", &[(HOST, "localhost:8000"), (ORIGIN, of_page)]);
             assert_eq!(page("http://localhost:8000"), Ok(()));
             for other in ["http://evil.example", "null", "http://localhost:8001", "http://localhost", ""] {
                 assert!(page(other).unwrap_err().contains("other sites"), "{other}");
             }
         }
-        assert_eq!(asked(Origin::Unix, "/v2", &[(HOST, "x"), (ORIGIN, "http://evil.example")]), Ok(()));
+        assert_eq!(check(Origin::Unix, "/v2", &[(HOST, "x"), (ORIGIN, "http://evil.example")]), Ok(()));
     }
 
     #[test]

@@ -30,8 +30,8 @@ impl<T> fmt::Debug for ReloadingFile<T> {
 }
 
 impl<T: Send + Sync + 'static> ReloadingFile<T> {
-    /// Reads the files. If the files change later and cannot be used, the last content stays in use.
-    /// Must be called on a Tokio runtime.
+    /// Reads the files. If the files change later and cannot be used, the last content stays in
+    /// use. Must be called on a Tokio runtime.
     pub(crate) fn read<E: fmt::Display + Send + 'static>(
         files: Vec<PathBuf>,
         read: impl Fn() -> Result<T, E> + Send + Sync + 'static,

@@ -6,7 +6,8 @@ use tonic::{Code, Status};
 
 use shadowslice_datapath::pipeline::RequestFailure;
 
-/// The maximum length of a message, in bytes. gRPC sends it in a header, whose length clients limit.
+/// The maximum length of a message, in bytes. gRPC sends it in a header, whose length clients
+/// limit.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

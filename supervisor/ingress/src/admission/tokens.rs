@@ -96,7 +96,8 @@ fn parse(text: &str) -> Result<HashMap<Hash, String>, (usize, &'static str)> {
     Ok(names)
 }
 
-/// Parses 64 hexadecimal digits. Ignores what follows, because sha256sum adds the name of its input.
+/// Parses 64 hexadecimal digits. Ignores what follows, because sha256sum adds the name of its
+/// input.
 fn parse_hash(text: &str) -> Option<Hash> {
     let digits = text.split_whitespace().next().filter(|digits| digits.len() == 64 && digits.is_ascii())?;
     let mut hash = Hash::default();

@@ -86,7 +86,8 @@ fn dims(metadata: &Metadata, spec: &TensorSpec) -> Vec<i64> {
     spec.shape.iter().skip(usize::from(batches(metadata))).copied().collect()
 }
 
-/// Returns the backend of a platform. A platform of Triton consists of a backend and a kind of file.
+/// Returns the backend of a platform. A platform of Triton consists of a backend and a kind of
+/// file.
 fn backend(metadata: &Metadata) -> &str {
     metadata.platform.split_once('_').map_or(metadata.platform, |(backend, _)| backend)
 }

@@ -47,7 +47,9 @@ pub(super) fn dispatch(front: &Frontend, head: &Parts) -> Dispatch {
         Endpoint::Ready if front.router.ready() => Dispatch::Answered(empty(StatusCode::OK)),
         Endpoint::Ready => Dispatch::Answered(empty(StatusCode::BAD_REQUEST)),
         Endpoint::Model { name, version, endpoint: ModelEndpoint::Infer } => {
-            match Target::find(front, name, &version, None, trace::journal(&head.extensions)) {
+            let route = model::find(&front.router, &name, &version);
+            let journal = trace::journal(&head.extensions);
+            match route.and_then(|route| Target::new(route, name, None, journal)) {
                 Ok(target) => Dispatch::Infer(target),
                 Err(why) => Dispatch::Answered(refusal(&why, head)),
             }

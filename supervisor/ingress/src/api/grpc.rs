@@ -13,9 +13,7 @@ use super::grpc_service::InferenceService;
 use super::health::HealthService;
 use super::infer_stream::STREAM;
 use super::{reflection, trace, unsupported};
-use crate::admission::{
-    Budget, CALL_PERMIT, Caller, Client, MemoryPermit, Resource, Stop, access_entry, log_grpc_status,
-};
+use crate::admission::{Budget, CALL_PERMIT, Caller, Client, MemoryPermit, Resource, Stop, log_grpc_status};
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::proto::health::health_server::HealthServer;
 use crate::transport::{
@@ -74,7 +72,7 @@ async fn admit(
         false => (Resource::Protected, Budget::Memory),
     };
     let placed = if is_health { Ok(()) } else { client.wait_for_place().await };
-    match placed.and_then(|()| MemoryPermit::with_head(client, budget, head_bytes)) {
+    match placed.and_then(|()| MemoryPermit::new(client, budget, head_bytes)) {
         Ok(permit) => {
             // The future is boxed, so that refused calls take little memory.
             let call = Box::pin(call(front, servers, caller, resource, request, &permit));
@@ -89,17 +87,14 @@ async fn call(
     servers: Servers,
     caller: &Caller,
     resource: Resource,
-    mut request: Request<CountedBody>,
+    request: Request<CountedBody>,
     permit: &Arc<MemoryPermit>,
 ) -> GrpcAnswer {
-    let peer = match caller.identify(request.uri(), request.headers(), resource) {
-        Ok(peer) => peer,
-        Err(refusal) => return Status::from(refusal).into_http(),
-    };
-    if let Some(entry) = access_entry(request.extensions()) {
-        entry.set_peer(&peer);
+    let (mut head, body) = request.into_parts();
+    if let Err(refusal) = caller.identify_in(&mut head, resource) {
+        return Status::from(refusal).into_http();
     }
-    request.extensions_mut().insert(peer);
+    let mut request = Request::from_parts(head, body);
     if request.uri().path() != INFER {
         let uri = request.uri().clone();
         let response = servers.call(request, permit).await.unwrap_or_else(Status::into_http);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestArrival;
+use shadowslice_datapath::router::Route;
 use shadowslice_datapath::trace::Journal;
 
 use super::frontend::Frontend;
@@ -24,13 +25,12 @@ pub(super) struct ParsedMessage {
 
 impl ParsedMessage {
     pub(super) async fn parse(
-        front: &Frontend,
+        route: Route,
         request: ModelInferRequest,
         journal: Option<&Journal>,
         permit: &MemoryPermit,
     ) -> Result<Self, RequestError> {
-        let (name, version) = (request.model_name.clone(), &request.model_version);
-        let target = Target::find(front, name, version, Some(&request.id), journal)?;
+        let target = Target::new(route, request.model_name.clone(), Some(&request.id), journal)?;
         let place = target.admit(permit, journal)?;
         let request = match is_quick(&request) {
             true => parse_message(request),
@@ -47,13 +47,14 @@ impl ParsedMessage {
 /// Runs a request with a single answer.
 pub(super) async fn infer(
     front: &Frontend,
+    route: Route,
     request: ModelInferRequest,
     peer: &Arc<Peer>,
     arrival: RequestArrival,
     permit: &MemoryPermit,
 ) -> Result<(ModelInferResponse, Target), RequestError> {
     let ParsedMessage { target, request, place: _place } =
-        ParsedMessage::parse(front, request, arrival.journal.as_ref(), permit).await?;
+        ParsedMessage::parse(route, request, arrival.journal.as_ref(), permit).await?;
     target.refuse_streams()?;
     let id = request.id.clone();
     let checked = target.check(front, request, None, peer, permit).await?;

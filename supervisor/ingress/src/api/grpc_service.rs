@@ -75,13 +75,14 @@ impl GrpcInferenceService for InferenceService {
         let (arrival, permit) = (trace::arrival(request.extensions()), CALL_PERMIT.get());
         let peer = Arc::clone(peer(request.extensions()));
         let (metadata, _, request) = request.into_parts();
-        let answer = grpc_infer::infer(&self.front, request, &peer, arrival, &permit).await;
-        let answer = answer.and_then(|(response, target)| {
+        let answer = async {
+            let route = model::find(&self.front.router, &request.model_name, &request.model_version)?;
+            let answer = grpc_infer::infer(&self.front, route, request, &peer, arrival, &permit).await?;
             // The answer is in memory twice while it is written.
-            permit.replace(2 * grpc_infer::response_bytes(&response))?;
-            Ok((response, target))
-        });
-        let (response, target) = answer.inspect_err(|why| permit.take_deliveries().mark_failed(why))?;
+            permit.replace(2 * grpc_infer::response_bytes(&answer.0))?;
+            Ok::<_, RequestError>(answer)
+        };
+        let (response, target) = answer.await.inspect_err(|why| permit.take_deliveries().mark_failed(why))?;
         let mut response = Response::new(response);
         if let Some(load) = load_metrics::header(metadata.as_ref(), || target.route.pipeline().load()) {
             let load = MetadataValue::try_from(load.as_bytes()).ok();

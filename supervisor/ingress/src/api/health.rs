@@ -1,5 +1,5 @@
-//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. It reports
-//! the same readiness as `ServerReady`.
+//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. It
+//! reports the same readiness as `ServerReady`.
 
 use std::future::pending;
 use std::pin::Pin;

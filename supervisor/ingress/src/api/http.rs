@@ -63,7 +63,9 @@ impl Handler<'_> {
     /// Answers a request. Also returns the request's memory permit.
     async fn answer(&self, request: Request<CountedBody>) -> (HttpAnswer, Option<Arc<MemoryPermit>>) {
         let (mut head, mut body) = request.into_parts();
-        if let Err(why) = self.identify(&mut head) {
+        let is_health = head.uri.path().starts_with(HEALTH);
+        let resource = if is_health { Resource::Public } else { Resource::Protected };
+        if let Err(why) = self.caller.identify_in(&mut head, resource) {
             return (self.refuse_caller(&why, &head), None);
         }
         let span = self.front.begin_http(&mut head);
@@ -83,18 +85,6 @@ impl Handler<'_> {
         }
         self.add_headers(&mut answer, &head.method, is_cut);
         (answer, permit)
-    }
-
-    /// Inserts the client into the request's extensions. Fails if the client may not send it.
-    fn identify(&self, head: &mut Parts) -> Result<(), RequestError> {
-        let is_health = head.uri.path().starts_with(HEALTH);
-        let resource = if is_health { Resource::Public } else { Resource::Protected };
-        let peer = self.caller.identify(&head.uri, &head.headers, resource)?;
-        if let Some(entry) = access_entry(&head.extensions) {
-            entry.set_peer(&peer);
-        }
-        head.extensions.insert(peer);
-        Ok(())
     }
 
     /// Refuses a request of a client that may not send it. Its body is not read.
@@ -144,7 +134,7 @@ impl Handler<'_> {
     ) -> Result<(Pieces, Arc<MemoryPermit>), EarlyAnswer> {
         let placed = self.client.wait_for_place().await;
         placed.map_err(|why| EarlyAnswer::InBody(refusal(&why, head)))?;
-        let permit = MemoryPermit::new(self.client, Budget::Memory)
+        let permit = MemoryPermit::new(self.client, Budget::Memory, 0)
             .map_err(|why| EarlyAnswer::BeforeBody(refusal(&why, head)))?;
         let limit = self.front.request_bytes;
         let limit = if is_inference { limit } else { limit.min(SHORT_BODY_BYTES) };
@@ -163,7 +153,8 @@ impl Handler<'_> {
         if is_cut {
             self.progress.mark_cut();
         }
-        // Unless the host serves, the client connects again, to another host or the next supervisor.
+        // Unless the host serves, the client connects again, to another host or the next
+        // supervisor.
         if is_cut || self.front.router.host() != HostState::Serving || self.stop.hands_over() {
             answer.headers_mut().insert(CONNECTION, CLOSE);
         }

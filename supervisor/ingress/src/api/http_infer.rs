@@ -18,8 +18,8 @@ use crate::transport::{Encoding, HttpAnswer, preferred_encoding};
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// The size of JSON in bytes from which it is parsed on another thread, and the size of tensors from
-/// which they are written as JSON on another thread.
+/// The size of JSON in bytes from which it is parsed on another thread, and the size of tensors
+/// from which they are written as JSON on another thread.
 const LONG_JSON_BYTES: usize = 256 * 1024;
 
 const WORTH_COMPRESSING_BYTES: usize = 256;

@@ -16,6 +16,7 @@ use prost::Message as _;
 use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Answers, RequestArrival, RequestOutput};
+use shadowslice_datapath::router::Route;
 use tonic::{Code, Status, Streaming};
 
 use super::frontend::Frontend;
@@ -71,6 +72,8 @@ type AnswerWithPermit = (ModelStreamInferResponse, Arc<MemoryPermit>);
 /// A request of the call.
 struct StreamedRequest {
     context: StreamContext,
+    /// The route to the model, or the reason why there is none.
+    route: Result<Route, RequestError>,
     message: ModelInferRequest,
     permit: Arc<MemoryPermit>,
     arrival: RequestArrival,
@@ -120,8 +123,9 @@ impl InferStream {
         let journal = entry.as_ref().map(|entry| entry.journal().clone());
         let arrival = RequestArrival { began, ..RequestArrival::now(journal) };
         let route = model::find(&context.front.router, &message.model_name, &message.model_version);
-        let request = StreamedRequest { context, message, permit, arrival, entry };
-        if route.is_ok_and(|route| route.streams()) {
+        let streams = route.as_ref().is_ok_and(Route::streams);
+        let request = StreamedRequest { context, route, message, permit, arrival, entry };
+        if streams {
             self.streams.push(answers(request).boxed());
         } else {
             self.in_order.push_back(Box::pin(request.answer()));
@@ -190,7 +194,7 @@ pub(super) fn stopping() -> Status {
 
 /// Returns a permit for a request that may never arrive.
 fn unused_permit(context: &StreamContext) -> Result<Arc<MemoryPermit>, RequestError> {
-    let permit = MemoryPermit::new(context.call.client(), Budget::Memory)?;
+    let permit = MemoryPermit::new(context.call.client(), Budget::Memory, 0)?;
     permit.release();
     Ok(permit)
 }
@@ -198,14 +202,15 @@ fn unused_permit(context: &StreamContext) -> Result<Arc<MemoryPermit>, RequestEr
 impl StreamedRequest {
     /// Answers a request of a model that gives one answer.
     async fn answer(self) -> AnswerWithPermit {
-        let Self { context, message, permit, arrival, entry } = self;
+        let Self { context, route, message, permit, arrival, entry } = self;
         let (id, wants_end) = (message.id.clone(), wants_end(&message));
-        let answer = grpc_infer::infer(&context.front, message, &context.peer, arrival, &permit).await;
-        let answer = answer.and_then(|(response, _)| {
+        let answer = async {
+            let StreamContext { front, peer, .. } = &context;
+            let (response, _) = grpc_infer::infer(front, route?, message, peer, arrival, &permit).await?;
             permit.replace(2 * id.len() + response_bytes(&response))?;
             Ok(response)
-        });
-        let answer = match answer {
+        };
+        let answer = match answer.await {
             Ok(mut response) => {
                 if wants_end {
                     mark(&mut response, true);
@@ -232,10 +237,10 @@ impl StreamedRequest {
 
     /// Opens the stream of a model that gives many answers.
     async fn open(self) -> Result<ActiveStream, RequestError> {
-        let Self { context, message, permit, arrival, entry } = self;
+        let Self { context, route, message, permit, arrival, entry } = self;
         let (id, wants_end) = (message.id.clone(), wants_end(&message));
         let ParsedMessage { target, request, place } =
-            ParsedMessage::parse(&context.front, message, arrival.journal.as_ref(), &permit).await?;
+            ParsedMessage::parse(route?, message, arrival.journal.as_ref(), &permit).await?;
         let checked = target.check(&context.front, request, None, &context.peer, &permit).await?;
         let answers = target.route.stream(checked.inputs, checked.options, arrival).await?;
         // The model's memory contains the inputs now.

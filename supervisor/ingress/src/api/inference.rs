@@ -12,7 +12,6 @@ use shadowslice_datapath::trace::Journal;
 use shadowslice_shared::tensor::Datatype;
 
 use super::frontend::Frontend;
-use super::model;
 use crate::admission::{BudgetShare, MemoryPermit, RequestError, run_blocking};
 use crate::tensors::{
     InferRequest, NamedTensor, OutputFormat, OutputTensor, RegionSlice, check_format, check_inputs,
@@ -37,16 +36,14 @@ pub(super) struct CheckedRequest {
 }
 
 impl Target {
-    /// Finds the model of an inference, and records it in the journal. `id` is the client's name for
-    /// the request, if it is known.
-    pub(super) fn find(
-        front: &Frontend,
+    /// Returns the model at the end of a route, and records it in the journal. `id` is the client's
+    /// name for the request, if it is known.
+    pub(super) fn new(
+        route: Route,
         name: String,
-        version: &str,
         id: Option<&str>,
         journal: Option<&Journal>,
     ) -> Result<Self, RequestError> {
-        let route = model::find(&front.router, &name, version)?;
         if let Some(journal) = journal {
             journal.set_model(&name);
             id.into_iter().for_each(|id| journal.set_id(id));
@@ -127,8 +124,8 @@ impl Target {
 pub(super) struct OutputSelection {
     /// The positions of the outputs among the model's outputs.
     order: Vec<usize>,
-    /// The regions that receive the outputs, in the same order. The answer contains an output without
-    /// a region.
+    /// The regions that receive the outputs, in the same order. The answer contains an output
+    /// without a region.
     regions: Vec<Option<RegionSlice>>,
 }
 

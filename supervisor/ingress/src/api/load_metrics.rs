@@ -1,5 +1,5 @@
-//! The load of a model in the headers of its answers, for load balancers that request it. The format
-//! is ORCA, which Envoy reads and Triton's clients request.
+//! The load of a model in the headers of its answers, for load balancers that request it. The
+//! format is ORCA, which Envoy reads and Triton's clients request.
 
 use std::fmt::Write as _;
 

@@ -27,8 +27,8 @@ use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 /// needed, idle ones make room.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The maximum number of pages that follow events, which are never idle. They leave room for scrapers.
-/// The pages of one peer leave room for those of others ([`Budgets`]).
+/// The maximum number of pages that follow events, which are never idle. They leave room for
+/// scrapers. The pages of one peer leave room for those of others ([`Budgets`]).
 const MAX_PAGES: u64 = 48;
 
 const DRAIN: Duration = Duration::from_secs(1);
@@ -36,8 +36,8 @@ const DRAIN: Duration = Duration::from_secs(1);
 const METRICS: &str = "/metrics";
 const EVENTS: &str = "/events";
 
-/// The headers that protect the page. The page may load only the files of this listener, and no other
-/// page may show it in a frame.
+/// The headers that protect the page. The page may load only the files of this listener, and no
+/// other page may show it in a frame.
 const PROTECTION: [(&str, &str); 4] = [
     (
         "content-security-policy",
@@ -48,8 +48,8 @@ const PROTECTION: [(&str, &str); 4] = [
     ("cross-origin-resource-policy", "same-origin"),
 ];
 
-/// The content that the listeners return. Its functions are called on threads that serve clients, so
-/// they must not block.
+/// The content that the listeners return. Its functions are called on threads that serve clients,
+/// so they must not block.
 #[derive(Clone)]
 pub struct Shown {
     /// The function that returns the text of the metrics.
@@ -97,8 +97,8 @@ impl MetricsListeners {
         self.0.iter().map(BoundListener::passable).collect()
     }
 
-    /// Serves until `stop` ends serving, or its sender is dropped, and at most 1 s longer. Removes the
-    /// Unix sockets unless the next supervisor uses them.
+    /// Serves until `stop` ends serving, or its sender is dropped, and at most 1 s longer. Removes
+    /// the Unix sockets unless the next supervisor uses them.
     pub async fn run(self, shown: Shown, stop: watch::Receiver<Course>) {
         let bound = self.0.into_iter().map(|bound| (shown.clone(), bound));
         // The metrics have budgets of their own, whose memory is the number of pages.
@@ -160,8 +160,9 @@ fn answer(
     }
 }
 
-/// Returns the events for a page, which keeps its place. They end with serving, so that the page soon
-/// finds the next supervisor. They also end if the page is too far behind, so that it starts again.
+/// Returns the events for a page, which keeps its place. They end with serving, so that the page
+/// soon finds the next supervisor. They also end if the page is too far behind, so that it starts
+/// again.
 fn events(Events { kept, news }: Events, place: BudgetShare, stop: Stop) -> MetricsAnswer {
     let news = stream::unfold(news, |mut news| async move { Some((news.recv().await.ok()?, news)) });
     let all = stream::iter(kept).chain(news).take_until(stop.begun());

@@ -74,8 +74,8 @@ impl v1alpha::ServerReflection for Reflection {
     }
 }
 
-/// The answers of a call, in the order of its requests. The call ends when serving ends, or when its
-/// connection must make room.
+/// The answers of a call, in the order of its requests. The call ends when serving ends, or when
+/// its connection must make room.
 pub(super) struct ReflectionAnswers {
     requests: Streaming<ServerReflectionRequest>,
     call: Arc<MemoryPermit>,
@@ -157,7 +157,8 @@ fn file_of(symbol: &str) -> Option<usize> {
     Some(SYMBOLS[found].1)
 }
 
-/// Returns the descriptor of a file. It has no imports, because the build refuses files with imports.
+/// Returns the descriptor of a file. It has no imports, because the build refuses files with
+/// imports.
 fn file(descriptor: &'static [u8]) -> MessageResponse {
     let file_descriptor_proto = vec![Bytes::from_static(descriptor)];
     MessageResponse::FileDescriptorResponse(FileDescriptorResponse { file_descriptor_proto })

@@ -58,7 +58,8 @@ pub(super) enum ModelEndpoint {
 }
 
 impl Endpoint {
-    /// Parses a path. Names are percent-decoded after the path is split, so they may contain slashes.
+    /// Parses a path. Names are percent-decoded after the path is split, so they may contain
+    /// slashes.
     pub(super) fn parse(path: &str) -> Option<Self> {
         let mut segments = [""; MAX_SEGMENTS];
         let mut count = 0;
@@ -124,8 +125,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether the endpoint accepts a method. HEAD is answered like GET, and hyper omits the
-    /// body. An unsupported extension is refused for every method.
+    /// Returns whether the endpoint accepts a method. HEAD is answered like GET, and hyper omits
+    /// the body. An unsupported extension is refused for every method.
     pub(super) fn accepts(&self, method: &Method) -> bool {
         let method = if *method == Method::HEAD { &Method::GET } else { method };
         matches!(self, Self::Unsupported(_)) || *method == self.method()

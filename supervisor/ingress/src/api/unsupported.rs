@@ -1,5 +1,5 @@
-//! Triton's extensions that this server does not support. Clients receive the answers of a Triton that
-//! was built without these extensions.
+//! Triton's extensions that this server does not support. Clients receive the answers of a Triton
+//! that was built without these extensions.
 
 use crate::admission::{Clipped, RequestError};
 use shadowslice_datapath::pipeline::RequestFailure;
@@ -17,8 +17,8 @@ pub(super) fn register_cuda(name: &str) -> RequestError {
     RequestFailure::Invalid(format!("failed to register CUDA shared memory region: '{name}', {why}")).into()
 }
 
-/// Checks the name of a region. Only the empty name, which means all regions, is accepted, because there
-/// are no regions.
+/// Checks the name of a region. Only the empty name, which means all regions, is accepted, because
+/// there are no regions.
 pub(super) fn cuda_status(name: &str) -> Result<(), RequestError> {
     if name.is_empty() {
         return Ok(());

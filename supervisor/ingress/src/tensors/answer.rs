@@ -15,8 +15,8 @@ pub(crate) const MODEL_VERSION: &str = "1";
 /// The initial capacity of an answer in bytes. It fits one or two outputs and a small tensor.
 const JSON_BYTES: usize = 512;
 
-/// The total size in bytes below which tensors are appended to the JSON. Copying them is cheaper than
-/// another piece.
+/// The total size in bytes below which tensors are appended to the JSON. Copying them is cheaper
+/// than another piece.
 const SMALL: usize = 4096;
 
 /// An output of an answer, in the form that the client receives.
@@ -145,8 +145,8 @@ fn write_head(output: &OutputTensor, follows: bool, json: &mut String) {
     push(json, format_args!(",\"datatype\":\"{datatype}\",\"shape\":{shape:?}"));
 }
 
-/// Returns the failure of an output that JSON cannot represent. The client must request strings that
-/// are not UTF-8 as binary data. All other faults are the model's.
+/// Returns the failure of an output that JSON cannot represent. The client must request strings
+/// that are not UTF-8 as binary data. All other faults are the model's.
 fn unwritable(output: &OutputTensor, why: &str) -> RequestFailure {
     let message = format!("output '{}' cannot be written as JSON: {why}", output.name);
     match output.datatype {

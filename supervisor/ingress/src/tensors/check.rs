@@ -36,8 +36,8 @@ pub(crate) struct NamedTensor {
     pub(crate) region: Option<SharedTensor>,
 }
 
-/// The maximum number of elements of a shape. Zeros count as ones, so that an empty tensor cannot pass
-/// a huge axis to the model.
+/// The maximum number of elements of a shape. Zeros count as ones, so that an empty tensor cannot
+/// pass a huge axis to the model.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
 /// Returns the options for the parameters `priority` and `timeout`. The value 0 requests nothing.
@@ -60,8 +60,8 @@ pub(super) fn invalid_number(name: &str, got: &str) -> RequestFailure {
     ))
 }
 
-/// Returns the inputs in the model's order. If the request has an optional input, all optional inputs
-/// follow.
+/// Returns the inputs in the model's order. If the request has an optional input, all optional
+/// inputs follow.
 pub(crate) fn check_inputs(
     model: &Metadata,
     tensors: Vec<NamedTensor>,

@@ -1,7 +1,7 @@
-//! The codec of gRPC messages, which bounds their memory. An empty tensor takes two bytes in a message
-//! and some hundred bytes in memory, so a message within its limit could need gigabytes. The decoder
-//! takes the memory first. Messages that take long to decode are decoded one at a time, while the
-//! thread serves no connections.
+//! The codec of gRPC messages, which bounds their memory. An empty tensor takes two bytes in a
+//! message and some hundred bytes in memory, so a message within its limit could need gigabytes.
+//! The decoder takes the memory first. Messages that take long to decode are decoded one at a time,
+//! while the thread serves no connections.
 
 use std::marker::PhantomData;
 
@@ -43,8 +43,8 @@ const VALUE_BYTES: usize = 128;
 /// bytes, and a list that has just grown has twice the capacity.
 const TIMES: usize = 16;
 
-/// Returns small buffers for the time before a message arrives. The message then gets the buffer that
-/// it needs.
+/// Returns small buffers for the time before a message arrives. The message then gets the buffer
+/// that it needs.
 fn buffer() -> BufferSettings {
     const FIRST: usize = 512;
     const SENT_FROM: usize = 32 << 10;
@@ -190,9 +190,9 @@ impl Count {
     }
 }
 
-/// Returns the maximum number of bytes in memory for each byte of values. Values are in a list, which
-/// may have twice the needed capacity, and in a tensor. In a message, integers take as few bytes as
-/// possible. Other values take as many as in memory.
+/// Returns the maximum number of bytes in memory for each byte of values. Values are in a list,
+/// which may have twice the needed capacity, and in a tensor. In a message, integers take as few
+/// bytes as possible. Other values take as many as in memory.
 fn times(kind: u32) -> usize {
     const INT: u32 = 2;
     const INT64: u32 = 3;
@@ -205,8 +205,8 @@ fn times(kind: u32) -> usize {
     }
 }
 
-/// Calls `more` with the number and the content of each field, until it returns false. The content of
-/// a number is empty.
+/// Calls `more` with the number and the content of each field, until it returns false. The content
+/// of a number is empty.
 fn each_field(mut message: &[u8], mut more: impl FnMut(u32, &[u8]) -> bool) {
     while !message.is_empty() {
         let Ok((tag, kind)) = decode_key(&mut message) else { return };

@@ -20,8 +20,8 @@ pub(crate) struct HttpRequest {
     pub(crate) format: OutputFormat,
 }
 
-/// The maximum number of inputs, and of outputs, of a request. A few bytes of text become some hundred
-/// bytes in memory.
+/// The maximum number of inputs, and of outputs, of a request. A few bytes of text become some
+/// hundred bytes in memory.
 const MAX_TENSORS: usize = 8192;
 
 /// The maximum number of bytes in memory for each byte of a header, without values.
@@ -95,9 +95,9 @@ struct OutputHeader {
     parameters: Option<Object<OutputParameters>>,
 }
 
-/// The parameters of a request. Parameters for unsupported extensions are refused, all other unknown
-/// parameters are ignored. Only numbers are parsed as numbers, because a list would take many times
-/// its text in memory.
+/// The parameters of a request. Parameters for unsupported extensions are refused, all other
+/// unknown parameters are ignored. Only numbers are parsed as numbers, because a list would take
+/// many times its text in memory.
 #[derive(serde::Deserialize, Default)]
 #[serde(expecting = "an object of parameters")]
 struct RequestParameters<'a> {
@@ -138,8 +138,8 @@ struct OutputParameters {
     shared_memory_offset: Option<u64>,
 }
 
-/// Parses a body. `header_length` is the header `Inference-Header-Content-Length`. Without this header
-/// the whole body is JSON. If the header is 0, the whole body is the model's only input.
+/// Parses a body. `header_length` is the header `Inference-Header-Content-Length`. Without this
+/// header the whole body is JSON. If the header is 0, the whole body is the model's only input.
 pub(crate) fn parse_body(
     mut body: Pieces,
     header_length: Option<usize>,
@@ -253,7 +253,8 @@ fn outputs(
 }
 
 /// Returns a request whose body is the model's only input. The input is one row or, for BYTES, one
-/// element. If the shape has an open axis, the size of the body determines it. The outputs are binary.
+/// element. If the shape has an open axis, the size of the body determines it. The outputs are
+/// binary.
 fn raw(body: Pieces, model: &Metadata, permit: &MemoryPermit) -> Result<HttpRequest, RequestError> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(

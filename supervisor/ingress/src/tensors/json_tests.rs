@@ -126,8 +126,8 @@ fn numbers_that_json_lacks_are_named_and_binary_data_advised() {
     assert!(why.contains("null is not a valid FP32") && why.contains("as binary data"), "{why}");
 }
 
-/// Checks that lists are bounded before they are parsed. A few bytes of text become some hundred bytes
-/// in memory.
+/// Checks that lists are bounded before they are parsed. A few bytes of text become some hundred
+/// bytes in memory.
 #[test]
 fn there_are_few_tensors_of_few_axes_and_only_numbers_are_read_as_numbers() {
     let input = r#"{"name":"x","datatype":"UINT8","shape":[1],"data":[1]}"#;

@@ -66,8 +66,8 @@ pub(crate) fn parse_object<'a, T: Deserialize<'a>>(text: &'a [u8], expected: &st
     Ok(value)
 }
 
-/// Returns the word at which parsing failed if the word is NaN or an infinity. Python's `json.dumps`
-/// writes these words, which JSON does not have.
+/// Returns the word at which parsing failed if the word is NaN or an infinity. Python's
+/// `json.dumps` writes these words, which JSON does not have.
 fn not_a_number<'a>(text: &'a [u8], why: &serde_json::Error) -> Option<&'a str> {
     if !why.is_syntax() {
         return None;

@@ -1,8 +1,8 @@
 //! Tensors in the clients' POSIX shared memory, if `limits.shared_memory` allows it.
 //!
-//! The server reads and writes a region through its descriptor and never maps it. A client may shrink
-//! the region at any time, and reading a page that is gone from a mapping would end the server. So a
-//! request can find less memory than was registered, and then fails.
+//! The server reads and writes a region through its descriptor and never maps it. A client may
+//! shrink the region at any time, and reading a page that is gone from a mapping would end the
+//! server. So a request can find less memory than was registered, and then fails.
 //!
 //! The server may open files that its clients may not. So a client can only use regions whose files
 //! the client itself may read and write.
@@ -63,8 +63,8 @@ impl FileAccess {
         Self { user: file.uid(), group: file.gid(), mode: file.mode() }
     }
 
-    /// Returns whether a peer may read and write the file. A peer over TCP may be any user of the host.
-    /// It may use files of the server's user, because it mostly is this user.
+    /// Returns whether a peer may read and write the file. A peer over TCP may be any user of the
+    /// host. It may use files of the server's user, because it mostly is this user.
     fn permits(&self, peer: &Peer) -> bool {
         let has = |bits| self.mode & bits == bits;
         match peer {
@@ -211,7 +211,8 @@ impl Regions {
             }
             by_name.remove(name)
         };
-        // The region is dropped without the lock, because closing its last descriptor may take long.
+        // The region is dropped without the lock, because closing its last descriptor may take
+        // long.
         drop(gone);
         audit(by, UNREGISTER, name, AuditOutcome::Done);
         Ok(())

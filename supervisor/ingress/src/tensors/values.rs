@@ -14,8 +14,8 @@ pub(super) fn max_bytes(datatype: Datatype, values: &RawValue, elements: usize) 
     datatype.size().map_or(elements * 4 + text, |size| elements * size)
 }
 
-/// Writes values into `bytes`, whose capacity is [`max_bytes`]. The values are flat or nested, row by
-/// row. There must be `elements` values.
+/// Writes values into `bytes`, whose capacity is [`max_bytes`]. The values are flat or nested, row
+/// by row. There must be `elements` values.
 pub(super) fn encode(
     datatype: Datatype,
     values: &RawValue,

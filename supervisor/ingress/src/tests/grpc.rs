@@ -321,8 +321,8 @@ async fn answers_are_compressed_as_the_request_was_and_if_the_client_reads_that(
     server.stop().await;
 }
 
-/// Returns the bytes that gRPC's C core sends on a Unix socket. They are a whole call for ServerLive,
-/// and the beginning of a call for other methods.
+/// Returns the bytes that gRPC's C core sends on a Unix socket. They are a whole call for
+/// ServerLive, and the beginning of a call for other methods.
 pub(super) fn c_core(authority: &str, method: &str) -> Vec<u8> {
     let literal =
         |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();

@@ -43,8 +43,8 @@ async fn receive_kind(stream: &mut UnixStream, kind: u8) -> Received {
     }
 }
 
-/// Sends what gRPC's C core sends when it has numbered a stream before it reads the GOAWAY: the reply
-/// to the PING first, then the stream.
+/// Sends what gRPC's C core sends when it has numbered a stream before it reads the GOAWAY: the
+/// reply to the PING first, then the stream.
 #[tokio::test]
 async fn a_stream_opened_as_the_connection_ends_harms_no_stream_before_it() {
     let server = Server::start(9).await;

@@ -63,8 +63,8 @@ pub(crate) async fn run<S: Service>(
     connections.ended().await;
 }
 
-/// Accepts the connections of a listener. If even the surplus of connections is used up, accepts one
-/// more connection, which waits.
+/// Accepts the connections of a listener. If even the surplus of connections is used up, accepts
+/// one more connection, which waits.
 async fn listen<S: Service>(
     service: S,
     bound: BoundListener,

@@ -2,14 +2,14 @@
 //!
 //! gRPC's C core (and with it the Python, C++, Ruby and PHP clients) sends the socket's path,
 //! percent-encoded, as `:authority`. Java's client sends the path as it is. The `h2` crate refuses
-//! `%` and `/`, and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). The supervisor does not
-//! read the authority, so each character that a host name cannot contain becomes `-` before `h2`
-//! sees it. Lengths, frames and the compression state stay the same.
+//! `%` and `/`, and resets the stream with PROTOCOL_ERROR (hyperium/h2#487). The supervisor does
+//! not read the authority, so each character that a host name cannot contain becomes `-` before
+//! `h2` sees it. Lengths, frames and the compression state stay the same.
 //!
-//! Only plain literals are repaired, with the name from the static table or the name spelled out, in
-//! the first frame of a header block. These clients send nothing else. A Huffman-coded authority and
-//! everything malformed pass unchanged. As soon as `h2` accepts such an authority, this file and its
-//! only use can be removed.
+//! Only plain literals are repaired, with the name from the static table or the name spelled out,
+//! in the first frame of a header block. These clients send nothing else. A Huffman-coded authority
+//! and everything malformed pass unchanged. As soon as `h2` accepts such an authority, this file
+//! and its only use can be removed.
 
 use std::io;
 use std::ops::Range;
@@ -65,19 +65,19 @@ impl StreamFilter for AuthorityRepair {
             if held.is_empty() {
                 let before = buf.filled().len();
                 ready!(Pin::new(&mut *stream).poll_read(cx, buf))?;
-                let came = &mut buf.filled_mut()[before..];
-                let (repaired, at_end) = (repair(came, skip), came.is_empty());
-                held.extend_from_slice(&came[repaired..]);
+                let received = &mut buf.filled_mut()[before..];
+                let (repaired, at_end) = (repair(received, skip), received.is_empty());
+                held.extend_from_slice(&received[repaired..]);
                 buf.set_filled(before + repaired);
                 if repaired > 0 || at_end {
                     return Poll::Ready(Ok(()));
                 }
             } else {
                 let mut room = [0; 1024];
-                let mut came = ReadBuf::new(&mut room);
-                ready!(Pin::new(&mut *stream).poll_read(cx, &mut came))?;
-                held.extend_from_slice(came.filled());
-                *free = if came.filled().is_empty() { held.len() } else { repair(held, skip) };
+                let mut received = ReadBuf::new(&mut room);
+                ready!(Pin::new(&mut *stream).poll_read(cx, &mut received))?;
+                held.extend_from_slice(received.filled());
+                *free = if received.filled().is_empty() { held.len() } else { repair(held, skip) };
             }
         }
     }

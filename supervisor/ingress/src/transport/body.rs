@@ -69,8 +69,8 @@ where
     Ok(whole)
 }
 
-/// Reads a short body to its end and discards it, so that its connection can continue. Returns false
-/// if the body is long, late or broken.
+/// Reads a short body to its end and discards it, so that its connection can continue. Returns
+/// false if the body is long, late or broken.
 pub(crate) async fn discard<B>(mut body: B) -> bool
 where
     B: Body<Data = Bytes> + Unpin,

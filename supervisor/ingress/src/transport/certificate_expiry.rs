@@ -83,8 +83,8 @@ fn warning(
     }
 }
 
-/// Returns the fault in the dates of a certificate. The verification checks the dates first, and then
-/// fails in another way, because everything else is missing here.
+/// Returns the fault in the dates of a certificate. The verification checks the dates first, and
+/// then fails in another way, because everything else is missing here.
 fn outside_its_dates(certificate: &CertificateDer<'_>, time: UnixTime) -> Option<Error> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     certificate.verify_for_usage(&[], &[], &[], time, KeyUsage::server_auth(), None, None).err()

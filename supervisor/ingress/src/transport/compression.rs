@@ -23,8 +23,8 @@ static PERMITS: Semaphore = Semaphore::const_new(4);
 /// The time that a request waits for a permit.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The sizes of the first and of the largest piece of a decompressed request, in bytes. Each piece is
-/// twice as large as the one before. A single buffer would need its memory twice while it grows.
+/// The sizes of the first and of the largest piece of a decompressed request, in bytes. Each piece
+/// is twice as large as the one before. A single buffer would need its memory twice while it grows.
 const PIECE_BYTES: Range<usize> = 16 << 10..1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,8 @@ fn read(
 /// Returns the format that `Accept-Encoding` prefers, or `None` if it prefers the plain body.
 pub(crate) fn preferred_encoding<'a>(values: impl Iterator<Item = &'a str>) -> Option<Encoding> {
     let items: Vec<_> = values.flat_map(|value| value.split(',')).map(parse_item).collect();
-    // A star stands for the formats that are not named. A format with weight 0 also counts as named.
+    // A star stands for the formats that are not named. A format with weight 0 also counts as
+    // named.
     let is_named =
         |encoding: &Encoding| items.iter().any(|(name, _)| Encoding::parse(name) == Some(*encoding));
     let of_star = || [Encoding::Gzip, Encoding::Deflate].into_iter().find(|encoding| !is_named(encoding));

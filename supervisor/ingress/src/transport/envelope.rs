@@ -1,5 +1,5 @@
-//! The compression of gRPC messages. A compressed call is decompressed before tonic sees it, and its
-//! answer is compressed in the same way. tonic would do this on the thread that serves the
+//! The compression of gRPC messages. A compressed call is decompressed before tonic sees it, and
+//! its answer is compressed in the same way. tonic would do this on the thread that serves the
 //! connection, and would compress answers for all clients that can read them, which are nearly all.
 
 use std::convert::Infallible;

@@ -1,8 +1,8 @@
 //! Bytes on their way to a client, with a guard that is notified when they have been written.
 //!
-//! After each write, hyper and h2 advance a buffer by the bytes that the socket accepted. So the last
-//! byte has been written when the buffer reaches its end. h2 first copies a frame of less than 256
-//! bytes, and then the buffer reaches its end with the copy.
+//! After each write, hyper and h2 advance a buffer by the bytes that the socket accepted. So the
+//! last byte has been written when the buffer reaches its end. h2 first copies a frame of less than
+//! 256 bytes, and then the buffer reaches its end with the copy.
 
 use std::io::IoSlice;
 

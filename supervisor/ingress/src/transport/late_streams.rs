@@ -3,10 +3,11 @@
 //! h2 ends a connection gracefully with a GOAWAY that allows every stream, a PING, and, once the
 //! client has acknowledged the PING, a GOAWAY with the last stream that it serves. It ignores later
 //! streams, as RFC 9113 (6.8) requires, but takes a WINDOW_UPDATE of one for an error of the whole
-//! connection, and earlier calls fail. gRPC's C core sends such frames: it may have numbered a stream
-//! before it reads the GOAWAY, and writes the acknowledgement before the stream's HEADERS. So these
-//! frames are dropped. The client opens the stream again elsewhere once it has read the last GOAWAY,
-//! but not if it cannot write before that, so the socket stays open until the client closes it.
+//! connection, and earlier calls fail. gRPC's C core sends such frames: it may have numbered a
+//! stream before it reads the GOAWAY, and writes the acknowledgement before the stream's HEADERS.
+//! So these frames are dropped. The client opens the stream again elsewhere once it has read the
+//! last GOAWAY, but not if it cannot write before that, so the socket stays open until the client
+//! closes it.
 
 use std::io;
 use std::pin::Pin;
@@ -140,8 +141,8 @@ impl Frames {
         self.followed = self.head.len();
     }
 
-    /// Adds the bytes to `passed`, without those of frames to be dropped. The head of a frame is added
-    /// once it is complete.
+    /// Adds the bytes to `passed`, without those of frames to be dropped. The head of a frame is
+    /// added once it is complete.
     fn filter(&mut self, bytes: &[u8], passed: &mut Vec<u8>) {
         self.walk(bytes, |some| passed.extend_from_slice(some));
     }

@@ -120,8 +120,8 @@ pub(crate) async fn bind_all(
     Ok(bound)
 }
 
-/// Logs the address of a TCP listener, and warns about missing protection. Port 0 means any free port,
-/// and only the log contains the port that was chosen.
+/// Logs the address of a TCP listener, and warns about missing protection. Port 0 means any free
+/// port, and only the log contains the port that was chosen.
 fn log_address(protocol: &str, bound: &BoundListener) {
     let BoundListener::Tcp { listener, origin, encryption, tokens, .. } = bound else { return };
     let Ok(address) = listener.local_addr() else { return };

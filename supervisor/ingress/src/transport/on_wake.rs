@@ -50,7 +50,8 @@ impl<F: Future + Unpin> Future for OnWake<F> {
             task.clone_from(cx.waker());
             flag.task.lock().clone_from(cx.waker());
         }
-        // A load is nearly always enough. The exchange sees everything that was written before a wake.
+        // A load is nearly always enough. The exchange sees everything that was written before a
+        // wake.
         if !flag.is_woken.load(Ordering::Relaxed) || !flag.is_woken.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
         }
