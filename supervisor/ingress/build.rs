@@ -1,4 +1,4 @@
-//! Compiles the protocols' messages, without needing a protoc on the machine.
+//! Compiles the messages of the protocols, without a protoc on the machine.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -8,11 +8,11 @@ use std::{env, fs};
 use prost::Message;
 use prost_types::{DescriptorProto, FileDescriptorSet};
 
-/// What the gRPC port serves.
+/// The definitions of the services on the gRPC port.
 const SERVED: [&str; 4] =
     ["open_inference.proto", "health.proto", "reflection_v1.proto", "reflection_v1alpha.proto"];
 
-/// Messages that HTTP answers with as JSON, and what they are made of.
+/// The messages that HTTP returns as JSON, and the messages inside them.
 const ALSO_JSON: [&str; 16] = [
     "ServerMetadataResponse",
     "ModelMetadataResponse",
@@ -39,10 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut builder = tonic_prost_build::configure()
         .build_client(false)
         .bytes(".")
-        .codec_path("crate::codec::BoundedCodec")
+        .codec_path("crate::tensors::BoundedCodec")
         // Both versions have the same messages.
         .extern_path(".grpc.reflection.v1alpha", "crate::proto::reflection")
-        .field_attribute("data_type", "#[serde(serialize_with = \"crate::describe::by_name\")]")
+        .field_attribute("data_type", "#[serde(serialize_with = \"crate::proto::serialize_data_type\")]")
         .field_attribute("model_transaction_policy", "#[serde(skip_serializing_if = \"Option::is_none\")]")
         .field_attribute("ModelInput.optional", "#[serde(skip_serializing_if = \"std::ops::Not::not\")]")
         .field_attribute(
@@ -57,12 +57,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes the tables that reflection answers from: files, and the file of each symbol.
+/// Writes the tables for reflection, which contain the files, and the file of each symbol.
 fn describe(served: &FileDescriptorSet, out: &Path) -> Result<(), Box<dyn Error>> {
     let (mut files, mut symbols, mut services) = (String::new(), Vec::new(), String::new());
     for (place, file) in served.file.iter().enumerate() {
         let mut file = file.clone();
-        // Comments are three quarters of a descriptor.
+        // Comments would make a descriptor four times as large.
         file.source_code_info = None;
         if !file.dependency.is_empty() {
             return Err(format!("{} has imports, which reflection does not answer with", file.name()).into());

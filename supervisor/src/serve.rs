@@ -28,7 +28,7 @@ use shadowslice_datapath::relay::RelayServer;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::PassableSocket;
 use shadowslice_datapath::trace::Tracer;
-use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
+use shadowslice_ingress::{BindError, Course, Ingress, IngressMemory, MetricsListeners, SharedMemory};
 use shadowslice_operations::access_log::AccessLogWriter;
 use shadowslice_operations::admin::{Admin, AdminContext};
 use shadowslice_operations::history::History;
@@ -213,7 +213,7 @@ async fn serve(
     let certificates = ingress.certificates(&metrics);
     let access_log_dropped = access_log.as_ref().map(AccessLogWriter::dropped);
     let own = move || {
-        let RequestMemory { reserved, limit } = memory();
+        let IngressMemory { reserved, limit } = memory();
         metrics::SupervisorMetrics {
             log_dropped: log_dropped(),
             access_log_dropped: access_log_dropped.as_ref().map(|dropped| dropped()),

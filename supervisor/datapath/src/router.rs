@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -72,6 +71,25 @@ impl Route {
         Self { relay: Some(Arc::new(relay)), ..Self::to(Arc::clone(&self.pipeline)).0 }
     }
 
+    /// Returns the model's pipeline in this supervisor, for its description and its statistics. Send
+    /// requests to the route instead, because they may have to reach another supervisor.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    pub(crate) fn is_loading(&self) -> bool {
+        self.pipeline.is_loading()
+    }
+
+    pub(crate) fn request_bytes(&self) -> u64 {
+        self.pipeline.request_bytes()
+    }
+
+    /// Returns whether the model gives many answers to a request.
+    pub fn streams(&self) -> bool {
+        self.pipeline.streams()
+    }
+
     /// Returns `Ok` if the model accepts requests. Otherwise returns the reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
         if self.relay.is_some() { Ok(()) } else { self.pipeline.ready() }
@@ -115,14 +133,6 @@ impl RouteHolds {
     /// Waits until all streams have ended.
     pub async fn streams_ended(&mut self) {
         self.streams_rx.recv().await;
-    }
-}
-
-impl Deref for Route {
-    type Target = Pipeline;
-
-    fn deref(&self) -> &Pipeline {
-        &self.pipeline
     }
 }
 

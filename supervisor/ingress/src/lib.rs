@@ -1,70 +1,33 @@
 //! The Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP.
 //!
-//! Requests are checked here, so that a pipeline sees only requests that its model takes.
-//! Deviations from the protocol as Triton speaks it: there is one version of every model, "1";
-//! classification, sequences and the extensions in `unsupported` are not served, and a request
-//! that needs them is refused; a gRPC message over the limit is answered OUT_OF_RANGE, before it
-//! is read.
+//! The code has four floors. `api` knows the protocol, and uses `tensors` and `transport`. Both use
+//! `admission`. No floor uses a floor above it, except that the generated messages in `proto` name
+//! the codec of `tensors`.
 //!
-//! [`MetricsListeners`] have room and an end of their own: they answer while clients wait, and
+//! A pipeline receives only requests that have been checked against its model. There are some
+//! deviations from the protocol as Triton speaks it. Each model has one version, "1".
+//! Classification, sequences and the extensions in `unsupported` are not supported, and a request
+//! that needs them is refused. A gRPC message over the limit is answered with OUT_OF_RANGE before
+//! it is read.
+//!
+//! [`MetricsListeners`] have limits and an end of their own. They answer while clients wait, and
 //! until the last client is served.
 //!
-//! Memory is bounded by `limits.memory`: a request's bytes are reserved before they are read, and
-//! its answer's until they have been written. An inference that has been read takes one of the
-//! `limits.in_flight`. Of both, no connection can take all.
+//! `limits.memory` bounds the memory. A request takes a permit for its bytes before they are read,
+//! and for its answer until the answer is written. An inference that has been read takes one of the
+//! places of `limits.in_flight`. No connection can take all of either.
 
-mod accept;
-mod access;
-mod answer;
-mod authority;
-mod body;
-mod call_head;
-mod calls;
-mod codec;
-mod compression;
-mod connections;
-mod contents;
-mod conversation;
-mod deliveries;
-mod describe;
-mod envelope;
-mod expiry;
-mod grpc;
-mod health;
-mod http;
-mod inference;
-mod inward;
-mod json;
-mod kept;
-mod late_streams;
-mod listen;
-mod load_metrics;
-mod memory_routes;
-mod messages;
-mod metrics;
-mod model;
-mod object;
-mod on_wake;
-mod pace;
-mod peers;
-mod pools;
-mod reflection;
-mod renewed;
-mod repository;
-mod request_error;
-mod reserved;
-mod routes;
-mod shared_memory;
-mod site;
-mod slow_reader;
-mod statistics;
-mod stop;
+mod admission;
+mod api;
+#[allow(
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    reason = "generated from the protocol's definition"
+)]
+mod proto;
 mod tensors;
-mod tls;
-mod tokens;
-mod traced;
-mod unsupported;
-mod values;
+mod transport;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,81 +43,62 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 use shadowslice_datapath::trace::Tracer;
 
-pub use expiry::{CertificateExpiry, expiry_warnings};
-pub use listen::{BindError, Certificates};
-pub use metrics::{Events, File, MetricsListeners, Shown};
-use pools::{Pool, Pools};
-use proto::system_shared_memory_status_response::RegionStatus;
-use shared_memory::Regions;
-pub use stop::Course;
+pub use admission::{BindError, Course};
+pub use api::{Events, File, MetricsListeners, Shown};
+pub use transport::{CertificateExpiry, Certificates, expiry_warnings};
 
-/// In bytes, for health checks over gRPC, beside `limits.memory`.
+use admission::{Budget, Budgets, Stop};
+use api::{ApiService, Frontend, MAX_WATCHERS};
+use proto::system_shared_memory_status_response::RegionStatus;
+use tensors::Regions;
+use transport::{BoundListener, Protocol, bind_all};
+
+/// The memory for health checks over gRPC besides `limits.memory`, in bytes.
 const HEALTH_BYTES: u64 = 32 << 20;
 
-/// How long connections may take to end once serving is to end.
-const DRAIN: Duration = Duration::from_secs(30);
-
-#[allow(
-    unreachable_pub,
-    unused_qualifications,
-    clippy::all,
-    reason = "generated from the protocol's definition"
-)]
-mod proto {
-    tonic::include_proto!("inference");
-
-    pub(super) mod health {
-        tonic::include_proto!("grpc.health.v1");
-    }
-
-    pub(super) mod reflection {
-        tonic::include_proto!("grpc.reflection.v1");
-    }
-
-    pub(super) mod reflection_v1alpha {
-        tonic::include_proto!("grpc.reflection.v1alpha");
-    }
-}
+/// The time that connections have to end after the end of serving.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Ingress {
-    http: Vec<listen::Bound>,
-    grpc: Vec<listen::Bound>,
+    http: Vec<BoundListener>,
+    grpc: Vec<BoundListener>,
     limits: LimitsConfig,
-    pools: Arc<Pools>,
+    budgets: Arc<Budgets>,
     regions: Arc<Regions>,
 }
 
-/// Clients' shared memory, as one supervisor passes it to the next.
+/// The clients' shared memory, in the form that a supervisor passes to the next one.
 #[derive(Debug, Clone)]
 pub struct SharedMemory(Arc<Regions>);
 
-/// Name, key, offset and size in bytes.
+/// The name, key, offset and size of a region. The offset and the size are in bytes.
 pub type Region = (String, String, u64, u64);
 
 impl SharedMemory {
     pub fn regions(&self) -> Vec<Region> {
-        let told = self.0.told().into_iter();
-        told.map(|region| (region.name, region.key, region.offset, region.byte_size)).collect()
+        let all = self.0.all().into_iter();
+        all.map(|region| (region.name, region.key, region.offset, region.byte_size)).collect()
     }
 
-    /// A region whose file is gone is left out.
+    /// Registers the regions of the previous supervisor. Omits regions whose files are gone.
     pub fn take_over(&self, regions: Vec<Region>) {
         let region = |(name, key, offset, byte_size)| RegionStatus { name, key, offset, byte_size };
         self.0.take_over(regions.into_iter().map(region).collect());
     }
 }
 
-/// In bytes.
+/// The memory of requests and answers, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestMemory {
+pub struct IngressMemory {
     pub reserved: u64,
     pub limit: u64,
 }
 
 impl Ingress {
-    /// Takes all the addresses, or none: sockets made before a failure are removed again. Must be
-    /// called on a Tokio runtime. Connections wait in their backlogs until [`Ingress::run`].
+    /// Binds all addresses, or none of them: after a failure, removes the sockets that were
+    /// created. Must be called on a Tokio runtime. Connections wait in their backlogs until
+    /// [`Ingress::run`].
     pub async fn bind(
         http: &[Listener],
         grpc: &[Listener],
@@ -163,26 +107,26 @@ impl Ingress {
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {
         let regions = Arc::new(Regions::new(Guard::of(&limits.shared_memory, refusals)?));
-        let http = listen::bind_all(http::SPOKEN, http, inherited, refusals).await?;
-        let grpc = listen::bind_all(grpc::SPOKEN, grpc, inherited, refusals).await?;
+        let http = bind_all(Protocol::HTTP, http, inherited, refusals).await?;
+        let grpc = bind_all(Protocol::GRPC, grpc, inherited, refusals).await?;
         let bytes = limits.memory.unwrap_or(u64::MAX);
-        let pools = Arc::new(Pools::new(limits.in_flight as u64, bytes, HEALTH_BYTES));
-        Ok(Self { http, grpc, limits: limits.clone(), pools, regions })
+        let budgets = Arc::new(Budgets::new(limits.in_flight as u64, bytes, HEALTH_BYTES));
+        Ok(Self { http, grpc, limits: limits.clone(), budgets, regions })
     }
 
-    /// Tells at any time what requests and answers have.
-    pub fn memory(&self) -> impl Fn() -> RequestMemory + Send + Sync + use<> {
-        let pools = Arc::clone(&self.pools);
-        move || RequestMemory { reserved: pools.taken(Pool::Memory), limit: pools.size(Pool::Memory) }
+    /// Returns a function that returns the current memory of requests and answers.
+    pub fn memory(&self) -> impl Fn() -> IngressMemory + Send + Sync + use<> {
+        let budgets = Arc::clone(&self.budgets);
+        move || IngressMemory { reserved: budgets.used(Budget::Memory), limit: budgets.size(Budget::Memory) }
     }
 
-    /// Tells at any time what was answered and refused since the start.
+    /// Returns a function that returns the numbers of answers and refusals since the start.
     pub fn counts(&self) -> impl Fn() -> HostCounts + Send + Sync + use<> {
-        let pools = Arc::clone(&self.pools);
-        move || pools.tally().counts()
+        let budgets = Arc::clone(&self.budgets);
+        move || budgets.counters().counts()
     }
 
-    /// Returns the certificates of its listeners, and of those for metrics.
+    /// Returns the certificates of these listeners, and of those for metrics.
     pub fn certificates(&self, metrics: &MetricsListeners) -> Certificates {
         Certificates::of(self.http.iter().chain(&self.grpc).chain(metrics.bound()))
     }
@@ -191,14 +135,14 @@ impl Ingress {
         SharedMemory(Arc::clone(&self.regions))
     }
 
-    /// What another supervisor may listen on next.
+    /// Returns the sockets that the next supervisor may use.
     pub fn passable(&self) -> Vec<PassableSocket> {
-        self.http.iter().chain(&self.grpc).map(listen::Bound::passable).collect()
+        self.http.iter().chain(&self.grpc).map(BoundListener::passable).collect()
     }
 
-    /// Serves for as long as `stop` says so (and its sender is there). Then no connection is accepted,
-    /// the Unix sockets are removed unless they were passed on, idle connections are closed, and
-    /// requests under way are answered; returns when the last connection has ended, at most 30 s
+    /// Serves until `stop` ends serving, or its sender is dropped. Then accepts no connections,
+    /// removes the Unix sockets unless the next supervisor uses them, closes idle connections, and
+    /// answers the requests in flight. Returns when the last connection has ended, at most 30 s
     /// later.
     pub async fn run(
         self,
@@ -209,30 +153,18 @@ impl Ingress {
     ) {
         let front = Arc::new(Frontend {
             router,
-            regions: self.regions,
-            watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             repository,
             tracer,
             access,
+            watchers: Arc::new(Semaphore::new(MAX_WATCHERS)),
+            regions: self.regions,
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
-        let http = self.http.into_iter().map(|bound| (accept::Service::Http(front.clone()), bound));
-        let grpc = self.grpc.into_iter().map(|bound| (accept::Service::Grpc(front.clone()), bound));
-        let stop = stop::Stop::new(stop, DRAIN, self.limits.keep_alive);
-        accept::run(http.chain(grpc), self.limits.connections, self.pools, stop).await;
+        let http = self.http.into_iter().map(|bound| (ApiService::Http(front.clone()), bound));
+        let grpc = self.grpc.into_iter().map(|bound| (ApiService::Grpc(front.clone()), bound));
+        let stop = Stop::new(stop, DRAIN_TIMEOUT, self.limits.keep_alive);
+        transport::run(http.chain(grpc), self.limits.connections, self.budgets, stop).await;
     }
-}
-
-#[derive(Debug)]
-struct Frontend {
-    router: Arc<Router>,
-    repository: Arc<Repository>,
-    tracer: Option<Arc<Tracer>>,
-    /// `None` if answers are not logged.
-    access: Option<Arc<AccessLog>>,
-    watchers: Arc<Semaphore>,
-    regions: Arc<Regions>,
-    request_bytes: usize,
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The doors as strangers find them: a server without models, on Unix sockets.
+//! Tests of a server without models on Unix sockets, as its clients use it.
 
 mod grpc;
 mod http;
@@ -40,25 +40,25 @@ struct Server {
 
 impl Server {
     async fn start(connections: usize) -> Self {
-        Self::taking(connections, LIMIT).await
+        Self::with_request_bytes(connections, LIMIT).await
     }
 
-    /// A server that takes requests of so many bytes.
-    async fn taking(connections: usize, request_bytes: u64) -> Self {
-        Self::with(connections, request_bytes, None).await
+    /// Starts a server with a maximum size of requests.
+    async fn with_request_bytes(connections: usize, request_bytes: u64) -> Self {
+        Self::with_memory(connections, request_bytes, None).await
     }
 
-    /// The same with so many bytes for all of them.
-    async fn with(connections: usize, request_bytes: u64, memory: Option<u64>) -> Self {
-        Self::limited(LimitsConfig { request_bytes, memory, connections, ..LIMITS }).await
+    /// Starts a server with a maximum size of requests, and of their memory together.
+    async fn with_memory(connections: usize, request_bytes: u64, memory: Option<u64>) -> Self {
+        Self::with_limits(LimitsConfig { request_bytes, memory, connections, ..LIMITS }).await
     }
 
-    async fn limited(limits: LimitsConfig) -> Self {
-        Self::logged(limits, None).await
+    async fn with_limits(limits: LimitsConfig) -> Self {
+        Self::with_access_log(limits, None).await
     }
 
-    /// A server whose answers are logged.
-    async fn logged(limits: LimitsConfig, access: Option<Arc<AccessLog>>) -> Self {
+    /// Starts a server whose answers are logged.
+    async fn with_access_log(limits: LimitsConfig, access: Option<Arc<AccessLog>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener =
             |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
@@ -123,19 +123,19 @@ async fn stopping_closes_idle_connections_and_removes_the_sockets() {
     );
     server.stop().await;
     for mut connection in connections {
-        // gRPC's has been sent the server's settings; an end or a reset follows.
+        // The gRPC connection has received the server's settings. An end or a reset follows.
         while connection.read(&mut [0; 99]).await.is_ok_and(|read| read > 0) {}
     }
     assert_eq!(rest(&mut used).await, "");
 }
 
 #[tokio::test]
-async fn a_request_under_way_is_answered_after_the_stop() {
+async fn a_request_in_flight_is_answered_after_the_stop() {
     let server = Server::start(9).await;
     let mut stream = server.connect("http").await;
     let head =
         "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
-    // "100 Continue" says that the request is under way.
+    // "100 Continue" shows that the server has begun the request.
     assert!(http::ask(&mut stream, head).await.starts_with("HTTP/1.1 100"));
     server.stop.send_replace(Course::Stop);
     stream.write_all(b"{}  ").await.unwrap();
@@ -145,8 +145,8 @@ async fn a_request_under_way_is_answered_after_the_stop() {
 
 const LIVE: &str = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// A request that goes on until its body comes.
-async fn busy(server: &Server) -> UnixStream {
+/// Sends a request that lasts until its body arrives.
+async fn busy_connection(server: &Server) -> UnixStream {
     let mut stream = server.connect("http").await;
     let head =
         "POST /v2/repository/index HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n";
@@ -155,12 +155,12 @@ async fn busy(server: &Server) -> UnixStream {
 }
 
 #[tokio::test]
-async fn over_the_bound_the_connection_that_is_idle_longest_makes_room() {
+async fn over_the_limit_the_connection_that_is_idle_longest_makes_room() {
     let server = Server::start(3).await;
-    let mut busy = busy(&server).await;
+    let mut busy = busy_connection(&server).await;
     let (mut first, mut second) = (server.connect("http").await, server.connect("http").await);
     assert!(http::ask(&mut second, LIVE).await.starts_with("HTTP/1.1 200"));
-    // The order is known to the millisecond.
+    // The server records the order with a resolution of a millisecond.
     let heard = std::time::Instant::now();
     while heard.elapsed() < Duration::from_millis(2) {
         tokio::task::yield_now().await;
@@ -168,7 +168,7 @@ async fn over_the_bound_the_connection_that_is_idle_longest_makes_room() {
     assert!(http::ask(&mut first, LIVE).await.starts_with("HTTP/1.1 200"));
     let mut third = server.connect("http").await;
     assert!(http::ask(&mut third, "GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n").await.starts_with("HTTP/1.1 200"));
-    assert_eq!(rest(&mut second).await, "", "it has not said anything for longest");
+    assert_eq!(rest(&mut second).await, "", "it has been idle for longest");
     for stream in [&mut first, &mut third] {
         assert!(http::ask(stream, LIVE).await.starts_with("HTTP/1.1 200"));
     }
@@ -177,9 +177,9 @@ async fn over_the_bound_the_connection_that_is_idle_longest_makes_room() {
 }
 
 #[tokio::test]
-async fn where_no_connection_is_idle_one_more_may_ask_for_health_and_all_else_when_another_ends() {
+async fn a_surplus_connection_may_ask_for_health_and_for_all_else_when_another_ends() {
     let server = Server::start(1).await;
-    let mut busy = busy(&server).await;
+    let mut busy = busy_connection(&server).await;
     let mut beyond = server.connect("http").await;
     assert!(http::ask(&mut beyond, LIVE).await.starts_with("HTTP/1.1 200"));
     let index = "POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
@@ -194,7 +194,7 @@ async fn where_no_connection_is_idle_one_more_may_ask_for_health_and_all_else_wh
 }
 
 #[tokio::test]
-async fn one_fault_takes_no_address() {
+async fn after_a_fault_no_address_is_bound() {
     let dir = tempfile::tempdir().unwrap();
     let listener =
         |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };

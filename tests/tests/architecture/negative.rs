@@ -31,6 +31,10 @@ fn forbidden_uses_are_found_in_every_notation() {
         ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::SchedulingRules;"),
         ("worker/src/device/emulated.rs", "use crate::engine::Engine;"),
         ("worker/src/engine/echo.rs", "use super::super::device::Device;"),
+        ("supervisor/ingress/src/api/http.rs", "use tokio::net::TcpStream;"),
+        ("supervisor/ingress/src/tensors/json.rs", "use crate::transport::HttpAnswer;"),
+        ("supervisor/ingress/src/transport/accept.rs", "use crate::api::Frontend;"),
+        ("supervisor/ingress/src/admission/client.rs", "use super::super::transport::Encoding;"),
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::process::Worker;"),
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::*;"),
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::{controller::Order, process};"),
@@ -64,6 +68,10 @@ fn permitted_uses_are_accepted() {
         (
             "supervisor/control/src/controller/planner/mod.rs",
             "use crate::backend::GpuBackend; use super::standing; use self::a::B;",
+        ),
+        (
+            "supervisor/ingress/src/transport/accept.rs",
+            "use crate::admission::Client; use super::tls::Encryption;",
         ),
         ("supervisor/src/serve.rs", "use nvml_wrapper::Nvml;"),
     ];

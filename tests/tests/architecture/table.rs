@@ -75,6 +75,36 @@ pub(crate) const ROWS: &[Row] = &[
         ],
         never: PURE,
     },
+    // Each floor of ingress uses only the floors below it. Other floors can reach only the names that
+    // a floor exports in its `mod.rs`.
+    Row {
+        part: "supervisor/ingress/src/api",
+        may: &[
+            "crate::admission",
+            "crate::proto",
+            "crate::tensors",
+            "crate::transport",
+            "shadowslice_config",
+            "shadowslice_datapath",
+            "shadowslice_shared",
+        ],
+        never: &["std::net", "tokio::net", "tokio_rustls"],
+    },
+    Row {
+        part: "supervisor/ingress/src/tensors",
+        may: &["crate::admission", "crate::proto", "shadowslice_datapath", "shadowslice_shared"],
+        never: &["hyper", "std::net", "tokio::net", "tokio_rustls"],
+    },
+    Row {
+        part: "supervisor/ingress/src/transport",
+        may: &["crate::admission", "shadowslice_config", "shadowslice_datapath"],
+        never: &["prost", "serde", "serde_json"],
+    },
+    Row {
+        part: "supervisor/ingress/src/admission",
+        may: &["shadowslice_datapath"],
+        never: &["prost", "serde", "serde_json", "tokio_rustls"],
+    },
     // The simulator is pure like the policy. Only its command may read files.
     Row {
         part: "benches/simulator/src",

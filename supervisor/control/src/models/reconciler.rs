@@ -257,7 +257,7 @@ impl Reconciler {
             Holder::Relay(relayed) if relayed.is_lost => {
                 // Requests wait for the workers here, as after the death of a worker. The clients know
                 // the description that the former workers gave.
-                if let Err(why) = instance.served.pipeline.open_with_metadata_of(&relayed.route) {
+                if let Err(why) = instance.served.pipeline.open_with_metadata_of(relayed.route.pipeline()) {
                     tracing::warn!(model = self.name, why, "requests are refused until the model is ready");
                 }
             }

@@ -24,7 +24,7 @@ use crate::proto::{
 /// A connection of a client whose authority needs no repair.
 struct Client(http2::SendRequest<Sent>);
 
-/// A whole body, or one that never comes.
+/// A whole body, or a body that never arrives.
 type Sent = Either<Full<Bytes>, StreamBody<tokio_stream::Pending<Result<Frame<Bytes>, Infallible>>>>;
 
 impl Client {
@@ -36,7 +36,7 @@ impl Client {
     }
 
     fn request(method: &str, body: Sent) -> Request<Sent> {
-        // The whole path, or a method of the protocol's service.
+        // The method is a whole path, or a method of the protocol's service.
         let path = match method.starts_with('/') {
             true => method.to_owned(),
             false => format!("/inference.GRPCInferenceService/{method}"),
@@ -48,7 +48,7 @@ impl Client {
             .unwrap()
     }
 
-    /// Calls with a head and nothing else. The call ends when the task does.
+    /// Starts a call without a body. The call ends with its task.
     fn begin(&mut self, method: &str) -> JoinSet<()> {
         let body = Either::Right(StreamBody::new(tokio_stream::pending()));
         let answer = self.0.send_request(Self::request(method, body));
@@ -57,13 +57,13 @@ impl Client {
         begun
     }
 
-    /// Calls with a body as it is; gives the status and the body of the answer.
+    /// Calls a method. Returns the status and the body of the answer.
     async fn call(&mut self, method: &str, body: Bytes) -> (Code, Bytes) {
         let (code, _, body) = self.call_with(&[], method, body).await;
         (code, body)
     }
 
-    /// The same with further headers, and the answer's.
+    /// Calls a method with further headers. Also returns the headers of the answer.
     async fn call_with(
         &mut self,
         headers: &[(&'static str, &'static str)],
@@ -76,7 +76,7 @@ impl Client {
         }
         let (head, body) =
             timeout(PATIENCE, self.0.send_request(request)).await.unwrap().unwrap().into_parts();
-        // A status in the head is heard only where nothing follows.
+        // Clients read a status in the head only if nothing follows.
         assert_eq!(head.headers.contains_key("grpc-status"), body.is_end_stream(), "{method}");
         let body = body.collect().await.unwrap();
         let trailers = body.trailers().cloned().unwrap_or_else(|| head.headers.clone());
@@ -84,7 +84,7 @@ impl Client {
     }
 }
 
-/// A message in gRPC's envelope.
+/// Returns a message with gRPC's prefix.
 fn message(message: &impl Message) -> Bytes {
     let mut body = BytesMut::new();
     body.put_u8(0);
@@ -130,11 +130,9 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     server.stop().await;
 }
 
-/// Other messages are read without being admitted, so large messages would take memory without a
-/// bound.
 #[tokio::test]
 async fn only_inferences_are_large() {
-    let server = Server::taking(9, 8 << 20).await;
+    let server = Server::with_request_bytes(9, 8 << 20).await;
     let mut client = Client::connect(&server).await;
     let large = "m".repeat(5 << 20);
     let infer = ModelInferRequest { model_name: large.clone(), ..Default::default() };
@@ -147,7 +145,7 @@ async fn only_inferences_are_large() {
 }
 
 #[tokio::test]
-async fn calls_that_are_not_served_are_refused_in_words() {
+async fn unsupported_calls_are_refused_with_a_message() {
     let server = Server::start(9).await;
     let mut client = Client::connect(&server).await;
     for (method, code, said) in [
@@ -167,7 +165,7 @@ async fn calls_that_are_not_served_are_refused_in_words() {
 }
 
 #[tokio::test]
-async fn what_is_not_grpc_is_answered_with_415_and_the_connection_goes_on() {
+async fn requests_other_than_grpc_get_415_and_the_connection_continues() {
     let server = Server::start(9).await;
     let mut client = Client::connect(&server).await;
     let live = message(&ServerMetadataRequest {});
@@ -254,7 +252,7 @@ async fn reflection_answers_each_request_of_a_call_in_both_versions() {
     }
     let unknown = client.call("/grpc.reflection.v1.ServerReflection/Other", Bytes::new()).await;
     assert_eq!(unknown.0, Code::Unimplemented);
-    // A call that goes on ends when serving does.
+    // A call that is still open ends with serving.
     let held = client.begin("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
     assert_eq!(client.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
     server.stop().await;
@@ -263,10 +261,10 @@ async fn reflection_answers_each_request_of_a_call_in_both_versions() {
 
 #[tokio::test]
 async fn a_connection_with_too_many_calls_is_refused_more_but_its_health_and_others_are_not() {
-    let server = Server::with(9, LIMIT, Some(4 << 20)).await;
+    let server = Server::with_memory(9, LIMIT, Some(4 << 20)).await;
     let (mut greedy, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
     let infer = message(&ModelInferRequest { model_name: "m".into(), ..Default::default() });
-    // Of 4 MiB a connection gets half, and a call takes 32 KiB at least.
+    // A connection gets at most half of the 4 MiB, and a call takes at least 32 KiB.
     let calls: Vec<_> = (0..64).map(|_| greedy.begin("ModelInfer")).collect();
     while greedy.call("ModelInfer", infer.clone()).await.0 != Code::ResourceExhausted {}
     assert_eq!(greedy.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
@@ -323,8 +321,8 @@ async fn answers_are_compressed_as_the_request_was_and_if_the_client_reads_that(
     server.stop().await;
 }
 
-/// The bytes that gRPC's C core sends on a Unix socket: for ServerLive a whole call, for other
-/// methods its beginning.
+/// Returns the bytes that gRPC's C core sends on a Unix socket. They are a whole call for
+/// ServerLive, and the beginning of a call for other methods.
 pub(super) fn c_core(authority: &str, method: &str) -> Vec<u8> {
     let literal =
         |first: u8, text: &str| [&[first, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
@@ -353,7 +351,7 @@ pub(super) fn c_core(authority: &str, method: &str) -> Vec<u8> {
 #[tokio::test]
 async fn clients_that_send_the_sockets_path_as_authority_are_served() {
     let server = Server::start(9).await;
-    // ServerLiveResponse { live: true } in its envelope.
+    // This is ServerLiveResponse { live: true } with its prefix.
     let answer = b"\0\0\0\0\x02\x08\x01";
     for authority in ["%2Frun%2Fshadowslice%2Fgrpc.sock", "localhost"] {
         let mut stream = server.connect("grpc").await;
@@ -384,7 +382,7 @@ async fn bytes_that_are_not_http2_are_refused_and_harm_no_other_client() {
     server.stop().await;
 }
 
-/// Of HTTP/2, a peer's settings: nothing of an answer may go to it.
+/// The HTTP/2 settings of a peer that has no room for answers.
 const NO_ROOM: [u8; 15] = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0];
 
 #[tokio::test(start_paused = true)]
@@ -400,7 +398,7 @@ async fn a_peer_that_has_no_room_for_its_answer_is_given_up_before_it_is_pinged(
     server.stop().await;
 }
 
-/// The paused clock jumps ahead when all tasks are idle, so the test does not wait.
+// The paused clock jumps ahead when all tasks are idle, so the test does not wait.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_answers_no_ping_is_given_up() {
     let server = Server::start(9).await;
@@ -409,7 +407,7 @@ async fn a_peer_that_answers_no_ping_is_given_up() {
     let mut got = Vec::new();
     let ended = timeout(Duration::from_secs(100), stream.read_to_end(&mut got)).await;
     assert!(ended.is_ok(), "it is still open");
-    // A ping of eight bytes, no answer.
+    // The frame is a ping of eight bytes, and no answer.
     assert!(got.windows(9).any(|frame| frame == [0, 0, 8, 6, 0, 0, 0, 0, 0]), "it was asked first");
     server.stop().await;
 }

@@ -137,8 +137,8 @@ async fn a_body_over_the_limit_is_refused_unread_and_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_request_for_no_model_is_refused_before_its_body_comes() {
-    let server = Server::taking(9, 1 << 20).await;
+async fn a_request_for_an_unknown_model_is_refused_before_its_body_arrives() {
+    let server = Server::with_request_bytes(9, 1 << 20).await;
     let mut stream = server.connect("http").await;
     let head = "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -148,8 +148,8 @@ async fn a_request_for_no_model_is_refused_before_its_body_comes() {
 }
 
 #[tokio::test]
-async fn what_is_no_inference_is_short() {
-    let server = Server::taking(9, 1 << 20).await;
+async fn requests_other_than_inferences_are_short() {
+    let server = Server::with_request_bytes(9, 1 << 20).await;
     for (path, bytes, status) in [
         ("/v2/repository/models/m/load", 256 << 10, 400),
         ("/v2/repository/models/m/load", (256 << 10) + 1, 413),
@@ -170,7 +170,7 @@ async fn a_chunked_body_is_refused_when_it_passes_the_limit() {
     let mut stream = server.connect("http").await;
     let chunk = format!("{:x}\r\n{}\r\n", 600, "x".repeat(600));
     let head = "POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
-    // The last chunk never comes.
+    // The last chunk never arrives.
     stream.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
     assert!(rest(&mut stream).await.starts_with("HTTP/1.1 413 "));
     server.stop().await;
@@ -204,9 +204,9 @@ async fn bytes_that_are_not_http_are_refused_and_harm_no_other_client() {
     server.stop().await;
 }
 
-/// The paused clock jumps ahead when all tasks are idle, so the test does not wait.
+// The paused clock jumps ahead when all tasks are idle, so the test does not wait.
 #[tokio::test(start_paused = true)]
-async fn an_idle_connection_is_closed_be_it_new_or_used() {
+async fn an_idle_connection_is_closed_whether_new_or_used() {
     let server = Server::start(9).await;
     for begun in ["", "GET /v2 HT", "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"] {
         let mut stream = server.connect("http").await;
@@ -222,7 +222,7 @@ async fn an_idle_connection_is_closed_be_it_new_or_used() {
 #[tokio::test(start_paused = true)]
 async fn an_idle_connection_is_closed_after_keep_alive() {
     for keep_alive in [Duration::from_secs(2), Duration::from_secs(620)] {
-        let server = Server::limited(LimitsConfig { keep_alive, ..LIMITS }).await;
+        let server = Server::with_limits(LimitsConfig { keep_alive, ..LIMITS }).await;
         let mut stream = server.connect("http").await;
         assert!(ask(&mut stream, &get("/v2/health/live")).await.starts_with("HTTP/1.1 200 "));
         let idle = tokio::time::Instant::now();

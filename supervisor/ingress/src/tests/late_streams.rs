@@ -43,8 +43,8 @@ async fn receive_kind(stream: &mut UnixStream, kind: u8) -> Received {
     }
 }
 
-/// Sends what gRPC's C core sends when it has numbered a stream before it reads the GOAWAY: the reply
-/// to the PING first, then the stream.
+/// Sends what gRPC's C core sends when it has numbered a stream before it reads the GOAWAY: the
+/// reply to the PING first, then the stream.
 #[tokio::test]
 async fn a_stream_opened_as_the_connection_ends_harms_no_stream_before_it() {
     let server = Server::start(9).await;
@@ -70,7 +70,7 @@ async fn a_stream_opened_as_the_connection_ends_harms_no_stream_before_it() {
     stream.write_all(&frame(DATA, END_STREAM, 1, &[])).await.unwrap();
     let answer = receive_kind(&mut stream, DATA).await;
     assert_eq!((answer.stream, &answer.payload[..]), (1, &b"\0\0\0\0\x02\x08\x01"[..]));
-    // A client that fails to write may not read the last GOAWAY any more.
+    // A client that fails to write may not read the last GOAWAY.
     stream.read_to_end(&mut Vec::new()).await.unwrap();
     stream.write_all(&frame(PING, 0, 0, &[7; 8])).await.unwrap();
     drop(stream);

@@ -7,7 +7,7 @@ fn event(text: &str) -> Bytes {
     format!("data: {text}\n\n").into()
 }
 
-/// Two listeners for a text that counts how often it is asked for, a page and its events.
+/// Two listeners for a text that counts its requests, a page, and events.
 struct Scraped {
     events: broadcast::Sender<Bytes>,
     dir: tempfile::TempDir,
@@ -81,7 +81,7 @@ async fn one_path_and_one_method_on_every_listener() {
 }
 
 #[tokio::test]
-async fn a_scraper_that_says_nothing_does_not_hold_up_the_end() {
+async fn a_silent_scraper_does_not_delay_the_end() {
     let server = Scraped::start().await;
     let mut silent = server.connect("a").await;
     silent.write_all(b"GET /met").await.unwrap();
@@ -103,7 +103,7 @@ async fn idle_connections_make_room_for_a_scraper() {
 }
 
 #[tokio::test]
-async fn events_come_as_they_happen_and_end_with_serving() {
+async fn events_arrive_as_they_happen_and_end_with_serving() {
     let server = Scraped::start().await;
     let mut page = server.connect("a").await;
     page.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -142,7 +142,7 @@ async fn a_page_too_many_is_refused_and_none_makes_room_for_it_or_for_scrapers()
         assert!(answer.contains("asked "), "{answer}");
         scrapers.push(scraper);
     }
-    // So long has an idle one to go.
+    // An idle connection has this time to end.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     server.events.send(event("news")).unwrap();
     for page in &mut pages {
@@ -159,7 +159,7 @@ async fn a_page_too_many_is_refused_and_none_makes_room_for_it_or_for_scrapers()
 }
 
 #[tokio::test]
-async fn a_page_that_reads_nothing_holds_nothing_up_and_begins_anew() {
+async fn a_page_that_reads_nothing_delays_nothing_and_starts_again() {
     let server = Scraped::start().await;
     let mut page = server.connect("a").await;
     page.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
@@ -174,7 +174,7 @@ async fn a_page_that_reads_nothing_holds_nothing_up_and_begins_anew() {
     server.stop().await;
 }
 
-/// Reads up to that text.
+/// Reads up to a text.
 async fn until(stream: &mut UnixStream, end: &str) -> String {
     let mut read = Vec::new();
     while !String::from_utf8_lossy(&read).contains(end) {

@@ -22,7 +22,6 @@ const fn except(place: &'static str, reason: &'static str) -> Exception {
 /// The crates whose code will be redesigned before its comments and names are revised.
 pub(super) const REDESIGNED: &[Exception] = &[
     except("supervisor/control", "one reconciler for each model replaces it"),
-    except("supervisor/ingress", "its protocols get one form"),
     except("supervisor/src", "a lifecycle replaces the wiring"),
 ];
 

@@ -1,0 +1,183 @@
+//! Inferences over HTTP.
+
+use std::sync::Arc;
+
+use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Response};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
+
+use super::frontend::Frontend;
+use super::inference::{Target, tensor_bytes};
+use super::{load_metrics, trace};
+use crate::admission::{Clipped, MemoryPermit, RequestError, invalid, peer, run_blocking};
+use crate::tensors::{
+    HttpRequest, JsonAnswer, OutputFormat, OutputTensor, parse_body, text_bytes, write_answer,
+};
+use crate::transport::{Encoding, HttpAnswer, preferred_encoding};
+
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+/// The size of JSON in bytes from which it is parsed on another thread, and the size of tensors
+/// from which they are written as JSON on another thread.
+const LONG_JSON_BYTES: usize = 256 * 1024;
+
+const WORTH_COMPRESSING_BYTES: usize = 256;
+
+pub(super) async fn infer(
+    front: &Frontend,
+    target: &Target,
+    head: &Parts,
+    body: Pieces,
+    permit: &Arc<MemoryPermit>,
+) -> Result<HttpAnswer, RequestError> {
+    let journal = trace::journal(&head.extensions);
+    let _place = target.admit(permit, journal)?;
+    let parsed = parse(front, &head.headers, body, &target.metadata, permit).await;
+    let HttpRequest { request, format } = target.count_malformed(parsed)?;
+    if let Some(journal) = journal {
+        journal.set_id(&request.id);
+    }
+    let id = request.id.clone();
+    let checked = target.check(front, request, Some(&format), peer(&head.extensions), permit).await?;
+    let outputs = target.infer(checked, trace::arrival(&head.extensions), permit).await?;
+    permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs, &format))?;
+    let written = write(&target.name, id, outputs, format).await?;
+    permit.shrink_to(written.bytes.len());
+    let mut answer = respond(written, &head.headers, permit).await?;
+    if let Some(load) = load_metrics::header(&head.headers, || target.route.pipeline().load()) {
+        answer.headers_mut().insert(HeaderName::from_static(load_metrics::HEADER), load);
+    }
+    Ok(answer)
+}
+
+async fn parse(
+    front: &Frontend,
+    headers: &HeaderMap,
+    body: Pieces,
+    metadata: &Arc<Metadata>,
+    permit: &Arc<MemoryPermit>,
+) -> Result<HttpRequest, RequestError> {
+    let (body, decompression) = match content_encoding(headers)? {
+        Some(encoding) => {
+            let compressed = permit.join(body)?;
+            let (body, decompression) =
+                encoding.decompress(compressed, front.request_bytes, permit.clone()).await?;
+            permit.replace(body.len())?;
+            (body, Some(decompression))
+        }
+        None => (body, None),
+    };
+    let header_length = header_length(headers)?;
+    if header_length.unwrap_or(body.len()) < LONG_JSON_BYTES {
+        return parse_body(body, header_length, metadata, permit);
+    }
+    let (metadata, permit) = (metadata.clone(), permit.clone());
+    run_blocking("parsing the request", move || {
+        let _decompression = decompression;
+        parse_body(body, header_length, &metadata, &permit)
+    })
+    .await
+}
+
+async fn write(
+    name: &str,
+    id: String,
+    outputs: Vec<OutputTensor>,
+    format: OutputFormat,
+) -> Result<JsonAnswer, RequestFailure> {
+    let json_bytes = |(position, output): (usize, &OutputTensor)| match format.is_binary(position) {
+        true => 0,
+        false => output.data.len(),
+    };
+    if outputs.iter().enumerate().map(json_bytes).sum::<usize>() < LONG_JSON_BYTES {
+        return write_answer(name, &id, &outputs, &format);
+    }
+    let name = name.to_owned();
+    run_blocking("writing the answer", move || write_answer(&name, &id, &outputs, &format)).await
+}
+
+fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RequestFailure> {
+    let mut encodings = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .filter(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let Some(first) = encodings.next() else { return Ok(None) };
+    let name = String::from_utf8_lossy(first.as_bytes());
+    let encoding = Encoding::parse(name.trim()).filter(|_| encodings.next().is_none());
+    encoding.map(Some).ok_or_else(|| {
+        let name = Clipped(&name);
+        RequestFailure::Invalid(format!(
+            "Content-Encoding {name} is not supported; use either gzip or deflate"
+        ))
+    })
+}
+
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>, RequestFailure> {
+    let mut values = headers.get_all(HEADER_LENGTH).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return invalid("Inference-Header-Content-Length is given twice".to_owned());
+    }
+    let text = String::from_utf8_lossy(value.as_bytes());
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits).map(Some).ok_or_else(|| {
+        let text = Clipped(&text);
+        RequestFailure::Invalid(format!(
+            "Inference-Header-Content-Length must be a number of bytes, got '{text}'"
+        ))
+    })
+}
+
+/// Returns the response with a body, which is compressed if the client prefers that.
+async fn respond(
+    body: JsonAnswer,
+    headers: &HeaderMap,
+    permit: &MemoryPermit,
+) -> Result<HttpAnswer, RequestError> {
+    let accepted = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let encoding = preferred_encoding(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);
+    let bytes = match encoding {
+        Some(encoding) => {
+            let compressed = encoding.compress(permit.join(body.bytes)?, permit).await?;
+            permit.shrink_to(compressed.len());
+            compressed.into()
+        }
+        None => body.bytes,
+    };
+    let mut response = Response::new(bytes);
+    if let Some(encoding) = encoding {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    }
+    let kind = match body.header_length {
+        Some(length) => {
+            response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(length));
+            "application/octet-stream"
+        }
+        None => "application/json",
+    };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_length_is_one_number() {
+        let header = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(HEADER_LENGTH, HeaderValue::from_static(value));
+            }
+            header_length(&headers).ok()
+        };
+        assert_eq!(header(&[]), Some(None));
+        assert_eq!(header(&["0"]), Some(Some(0)));
+        assert_eq!(header(&["17"]), Some(Some(17)));
+        for lie in [&["-1"][..], &["+1"], &["1.5"], &[""], &["99999999999999999999"], &["1", "1"]] {
+            assert_eq!(header(lie), None, "{lie:?}");
+        }
+    }
+}

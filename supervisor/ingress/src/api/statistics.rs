@@ -1,0 +1,54 @@
+//! The statistics of models, in the form of Triton.
+
+use std::time::SystemTime;
+
+use crate::proto;
+use crate::tensors::MODEL_VERSION;
+use shadowslice_datapath::pipeline::{Total, Totals};
+use shadowslice_datapath::router::Route;
+
+pub(super) fn of(models: Vec<(String, Route)>) -> proto::ModelStatisticsResponse {
+    let models = models.into_iter().map(|(name, route)| model(name, &route.pipeline().totals()));
+    proto::ModelStatisticsResponse { model_stats: models.collect() }
+}
+
+fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
+    let sums = &totals.durations;
+    let part = |time| duration(Total { count: sums.count, time });
+    let batch_stats = totals.by_rows.iter().map(|(&rows, steps)| proto::InferBatchStatistics {
+        batch_size: rows.into(),
+        compute_input: duration(steps.input),
+        compute_infer: duration(steps.infer),
+        compute_output: duration(steps.output),
+    });
+    proto::ModelStatistics {
+        name,
+        version: MODEL_VERSION.to_owned(),
+        last_inference: last_inference(totals),
+        inference_count: totals.rows,
+        execution_count: totals.batch_execution.count,
+        inference_stats: Some(proto::InferStatistics {
+            success: part(sums.request),
+            fail: duration(totals.fail),
+            queue: part(sums.queue),
+            compute_input: part(sums.compute_input),
+            compute_infer: part(sums.compute_infer),
+            compute_output: part(sums.compute_output),
+            cache_hit: duration(Total::default()),
+            cache_miss: duration(Total::default()),
+        }),
+        batch_stats: batch_stats.collect(),
+        ..Default::default()
+    }
+}
+
+fn duration(Total { count, time }: Total) -> Option<proto::StatisticDuration> {
+    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    Some(proto::StatisticDuration { count, ns })
+}
+
+/// Returns the time of the last answer in ms since 1970, or 0 before the first answer.
+fn last_inference(totals: &Totals) -> u64 {
+    let since = totals.last.and_then(|last| last.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

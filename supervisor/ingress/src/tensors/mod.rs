@@ -1,0 +1,24 @@
+//! The floor that reads and writes tensors: JSON and gRPC messages, binary tensors, clients' shared
+//! memory, and the comparison with the description of a model.
+//!
+//! It uses the floor `admission`. It knows descriptions of models, but neither models nor
+//! connections.
+
+mod answer;
+mod check;
+mod codec;
+mod contents;
+mod json;
+mod object;
+mod shared_memory;
+mod values;
+
+pub(crate) use answer::{
+    JsonAnswer, MODEL_VERSION, OutputFormat, OutputTensor, check_format, text_bytes, write_answer,
+};
+pub(crate) use check::{InferRequest, NamedTensor, check_inputs, public_shape, requested_outputs};
+pub(crate) use codec::BoundedCodec;
+pub(crate) use contents::{is_quick, parse_message};
+pub(crate) use json::{HttpRequest, parse_body};
+pub(crate) use object::parse_object;
+pub(crate) use shared_memory::{RegionSlice, Regions};

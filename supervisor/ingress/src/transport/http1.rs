@@ -1,0 +1,167 @@
+//! HTTP/1.1 connections.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::Response;
+use hyper::body::{Body, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::HttpService;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use shadowslice_datapath::access::AccessEntry;
+use shadowslice_datapath::pipeline::Pieces;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::accept::Stream;
+use super::guarded_body::{BodyGuard, GuardedBody};
+use super::on_wake::OnWake;
+use crate::admission::{Client, MemoryPermit, Stop};
+
+/// The maximum length of the head of a request, in bytes.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// The time that a refused peer may continue to send before its connection is closed. If the
+/// connection were closed at once, the peer could lose the refusal: a reset overtakes answers that
+/// the peer has not read.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The time that a peer has at the end of serving to send the rest of a request.
+const REST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The progress of the request that a connection serves. It decides how the connection ends.
+#[derive(Debug, Default)]
+pub(crate) struct RequestProgress {
+    /// True if the current request has been received, or needs not be received.
+    is_received: AtomicBool,
+    /// True if a request was refused before its body was received.
+    is_cut: AtomicBool,
+}
+
+impl RequestProgress {
+    pub(crate) fn begin(&self) {
+        self.is_received.store(false, Relaxed);
+    }
+
+    pub(crate) fn mark_received(&self) {
+        self.is_received.store(true, Relaxed);
+    }
+
+    pub(crate) fn mark_cut(&self) {
+        self.is_cut.store(true, Relaxed);
+    }
+}
+
+/// Serves the requests of a connection, and closes it.
+pub(crate) async fn serve<S>(
+    stream: Stream,
+    service: S,
+    client: &Client,
+    progress: &RequestProgress,
+    stop: Stop,
+) where
+    S: HttpService<Incoming, Error = Infallible> + Unpin,
+    S::Future: Unpin,
+    S::ResBody: Body<Error = Infallible> + 'static,
+{
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // This is also the time that a connection may be idle.
+        .header_read_timeout(stop.keep_alive())
+        .max_header_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut rest_is_late = std::pin::pin!(rest_is_late(progress, stop.clone()));
+    let ending = std::pin::pin!(async {
+        tokio::select! {
+            () = stop.ends_idle() => {}
+            () = client.must_leave() => {}
+        }
+    });
+    let mut ending = OnWake::new(ending);
+    let mut is_ending = false;
+    let serving = async {
+        let ended = std::future::poll_fn(|cx| {
+            if !is_ending && Pin::new(&mut ending).poll(cx).is_ready() {
+                is_ending = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            connection.poll_without_shutdown(cx)
+        });
+        if let Err(error) = ended.await {
+            tracing::debug!(%error, "HTTP connection failed");
+        }
+        close(connection.into_parts().io.into_inner(), progress.is_cut.load(Relaxed)).await;
+    };
+    tokio::select! {
+        () = serving => {}
+        () = OnWake::new(rest_is_late.as_mut()) => {
+            tracing::debug!("cut an HTTP connection in the middle of a request");
+        }
+    }
+}
+
+/// Waits until serving has ended, and the peer has had the time to send the rest of its request.
+async fn rest_is_late(progress: &RequestProgress, stop: Stop) {
+    stop.ends_idle().await;
+    tokio::time::sleep(REST_TIMEOUT).await;
+    if progress.is_received.load(Relaxed) {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Closes a connection. If a request was refused before its body was received, first waits a little
+/// so that the peer can read the refusal.
+async fn close(mut stream: Stream, linger: bool) {
+    if stream.shutdown().await.is_err() || !linger {
+        return;
+    }
+    let mut rest = vec![0; 64 * 1024];
+    let silent = async { while stream.read(&mut rest).await.is_ok_and(|read| read > 0) {} };
+    // The connection also ends if the peer continues to send.
+    let _ = tokio::time::timeout(LINGER_TIMEOUT, silent).await;
+}
+
+pub(crate) type HttpAnswer = Response<Pieces>;
+
+/// Returns an answer that keeps its memory permit until it has been written, and then counts as
+/// delivered. An empty answer, and an answer to HEAD, counts at once, because no body is written.
+pub(crate) fn guard_answer(
+    answer: HttpAnswer,
+    permit: Option<Arc<MemoryPermit>>,
+    entry: Option<AccessEntry>,
+    is_head: bool,
+) -> Response<Full<GuardedBody<Pieces, AnswerGuard>>> {
+    if let Some(entry) = &entry {
+        entry.set_code(answer.status().as_u16());
+        if is_head || answer.body().is_empty() {
+            entry.mark_delivered();
+        }
+    }
+    answer.map(|pieces| Full::new(GuardedBody::new(pieces, AnswerGuard { permit, entry })))
+}
+
+#[derive(Debug)]
+pub(crate) struct AnswerGuard {
+    permit: Option<Arc<MemoryPermit>>,
+    entry: Option<AccessEntry>,
+}
+
+impl BodyGuard for AnswerGuard {
+    fn advance(&mut self, bytes: usize) {
+        if let Some(entry) = &self.entry {
+            entry.add_sent(bytes);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(permit) = &self.permit {
+            permit.take_deliveries().mark_written();
+        }
+        if let Some(entry) = &self.entry {
+            entry.mark_delivered();
+        }
+    }
+}
