@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use shadowslice_config::{Choice, Config, ControllerConfig};
 use shadowslice_control::controller::{Context, ControlThread, Served};
 use shadowslice_control::models::start_timeout;
+use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::figures;
 use shadowslice_policy::sharing::PolicyName;
 use shadowslice_shared::exit::{self, fail};
@@ -18,9 +19,9 @@ use shadowslice_shared::tensor::TensorSpec;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::ending::Signals;
 use crate::ground::Ground;
-use crate::running::{Running, run_models, settled};
+use crate::lifecycle::Signals;
+use crate::running::{run_models, settled};
 use crate::serve::{Failed, unavailable};
 
 /// How long a worker may take to end, beyond twice `timeouts.stop`.
@@ -84,12 +85,11 @@ async fn one(
     context: &Context,
     signals: &mut Signals,
 ) -> Result<Result<String, String>, Failed> {
-    let (_moving, still) = watch::channel(false);
+    let (_phase, phase_rx) = watch::channel(Phase::Starting);
     // No state is persisted of a model that never ran.
     let nowhere = config.run_dir.join("none");
-    let Running { registry: _registry, mut control, models, router: _router, .. } =
-        run_models((&nowhere, &nowhere), config, context, None, still).await?;
-    let served = models.borrow().served.first().cloned();
+    let (running, mut control) = run_models((&nowhere, &nowhere), config, context, None, phase_rx).await?;
+    let served = running.models.borrow().served.first().cloned();
     let Some(served) = served else {
         return Ok(Err("the supervisor created no workers for the model; please report this".to_owned()));
     };

@@ -2,17 +2,19 @@
 
 mod check_run;
 mod cli;
-mod ending;
 mod ground;
 mod init;
+mod lifecycle;
+mod listeners;
 mod manual;
-mod persist;
 mod place;
 mod running;
 mod serve;
+mod serving;
 mod shown;
 mod systemd;
-mod upgrade;
+mod tasks;
+mod telemetry;
 
 use std::process::ExitCode;
 

@@ -8,9 +8,12 @@ use tokio::sync::{mpsc, watch};
 use crate::serve::{Failed, NO_THREADS, unavailable};
 use shadowslice_config::Config;
 use shadowslice_control::controller::{Context, ControlThread, ModelState, Planned, Planner};
-use shadowslice_control::models::{ModelFactory, ModelSet, PersistedState, Registry, Served, Views};
+use shadowslice_control::models::{
+    MAX_COMMANDS, ModelFactory, ModelSet, PersistedState, Registry, Served, Views,
+};
 use shadowslice_datapath::heartbeat::Heartbeat;
 use shadowslice_datapath::peer::Guard;
+use shadowslice_datapath::phase::{Phase, PhaseReceiver};
 use shadowslice_datapath::repository::{QueuedCommand, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
@@ -18,11 +21,12 @@ use shadowslice_shared::exit;
 
 pub(crate) struct Running {
     pub(crate) registry: Registry,
-    pub(crate) control: ControlThread,
     pub(crate) router: Arc<Router>,
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) planned: Option<watch::Receiver<Planned>>,
     pub(crate) pulse: Heartbeat,
+    /// The commands of clients, until a task executes them.
+    pub(crate) client_commands_rx: Option<mpsc::Receiver<QueuedCommand>>,
     /// The state that the previous supervisor left.
     pub(crate) state: PersistedState,
 }
@@ -34,12 +38,12 @@ pub(crate) async fn run_models(
     config: &Config,
     context: &Context,
     tracer: Option<Arc<Tracer>>,
-    moving: watch::Receiver<bool>,
-) -> Result<Running, Failed> {
-    let succeeds = *moving.borrow();
+    phase_rx: PhaseReceiver,
+) -> Result<(Running, ControlThread), Failed> {
+    let takes_over = *phase_rx.borrow() == Phase::TakingOver;
     let (for_planner, shared) = watch::channel(Vec::new());
     let pulse = Heartbeat::new(context.clock);
-    let planner = Planner::new(&config.controller, context.clock, &context.gpus, shared, moving);
+    let planner = Planner::new(&config.controller, context.clock, &context.gpus, shared, phase_rx);
     let (planner, planned) = planner.unzip();
     let started = ControlThread::start(planner, pulse.clone());
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
@@ -47,20 +51,22 @@ pub(crate) async fn run_models(
     let factory = ModelFactory::new(context.clone(), hire);
     let views = Views { router: Arc::clone(&router), models, for_planner, tracer };
     let state = PersistedState::read(state_file);
-    let registry = Registry::start(file, config, factory, views, (&state, !succeeds)).await;
+    let registry = Registry::start(file, config, factory, views, (&state, !takes_over)).await;
     let registry = registry.map_err(|error| unavailable("cannot set up the models", &error))?;
-    Ok(Running { registry, control, router, models: seen, planned, pulse, state })
+    let running = Running { registry, router, models: seen, planned, pulse, client_commands_rx: None, state };
+    Ok((running, control))
 }
 
-pub(crate) fn repository(
-    models: &watch::Receiver<Arc<ModelSet>>,
-    router: &Arc<Router>,
-    guard: Guard,
-    (wishes, rising): (mpsc::Sender<QueuedCommand>, watch::Receiver<bool>),
-) -> Arc<Repository> {
-    let (models, router) = (models.clone(), Arc::clone(router));
-    let list = move || models.borrow().listed(|name| router.is_drained(name));
-    Arc::new(Repository::new(list, guard, wishes, rising))
+impl Running {
+    /// Creates the repository for clients. The commands that `guard` permits wait for a task that executes
+    /// them.
+    pub(crate) fn repository(&mut self, guard: Guard, phase_rx: PhaseReceiver) -> Arc<Repository> {
+        let (commands_tx, commands_rx) = mpsc::channel(MAX_COMMANDS);
+        self.client_commands_rx = Some(commands_rx);
+        let (models, router) = (self.models.clone(), Arc::clone(&self.router));
+        let list = move || models.borrow().listed(|name| router.is_drained(name));
+        Arc::new(Repository::new(list, guard, commands_tx, phase_rx))
+    }
 }
 
 /// An error names the first model that never will be ready.

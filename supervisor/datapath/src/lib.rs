@@ -6,6 +6,7 @@ pub mod clock;
 pub mod heartbeat;
 pub mod host_counters;
 pub mod peer;
+pub mod phase;
 pub mod pipeline;
 pub mod readiness;
 pub mod relay;

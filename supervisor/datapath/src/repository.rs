@@ -5,9 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::peer::{Guard, Peer};
+use crate::phase::PhaseReceiver;
 
 /// The longest time for which a command waits until the registry accepts it. The registry may be
 /// busy with another command that starts models.
@@ -83,7 +84,7 @@ pub struct Repository {
     list: ListModels,
     guard: Guard,
     commands_tx: mpsc::Sender<QueuedCommand>,
-    successor_rx: watch::Receiver<bool>,
+    phase_rx: PhaseReceiver,
 }
 
 impl fmt::Debug for Repository {
@@ -94,15 +95,14 @@ impl fmt::Debug for Repository {
 
 impl Repository {
     /// Creates a repository. The repository sends the commands that `guard` permits to
-    /// `commands_tx`. It refuses commands while the next supervisor is starting, according to
-    /// `successor_rx`.
+    /// `commands_tx`. It refuses commands while models move between two supervisors.
     pub fn new(
         list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
         commands_tx: mpsc::Sender<QueuedCommand>,
-        successor_rx: watch::Receiver<bool>,
+        phase_rx: PhaseReceiver,
     ) -> Self {
-        Self { list: Box::new(list), guard, commands_tx, successor_rx }
+        Self { list: Box::new(list), guard, commands_tx, phase_rx }
     }
 
     pub fn list(&self) -> Vec<ModelListing> {
@@ -118,7 +118,7 @@ impl Repository {
         if !self.guard.permits(&by, action, model) {
             return Err(ModelCommandError::Denied);
         }
-        if *self.successor_rx.borrow() {
+        if self.phase_rx.borrow().is_upgrading() {
             return Err(ModelCommandError::Succession);
         }
         let (reply_tx, reply_rx) = oneshot::channel();

@@ -32,18 +32,19 @@ mod transport;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 
 use shadowslice_config::{LimitsConfig, Listener};
 use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::peer::{Guard, Refusals};
+use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 use shadowslice_datapath::trace::Tracer;
 
-pub use admission::{BindError, Course};
+pub use admission::BindError;
 pub use api::{Events, File, MetricsListeners, Shown};
 pub use transport::{CertificateExpiry, Certificates, expiry_warnings};
 
@@ -149,7 +150,7 @@ impl Ingress {
         router: Arc<Router>,
         repository: Arc<Repository>,
         (tracer, access): (Option<Arc<Tracer>>, Option<Arc<AccessLog>>),
-        stop: watch::Receiver<Course>,
+        stop: PhaseReceiver,
     ) {
         let front = Arc::new(Frontend {
             router,

@@ -18,6 +18,8 @@ use shadowslice_config::AllowedClients;
 use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::heartbeat::Heartbeat;
+use shadowslice_datapath::phase::Phase;
+use tokio::sync::watch;
 
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,7 +36,7 @@ const LIMITS: LimitsConfig = LimitsConfig {
 
 struct Server {
     dir: tempfile::TempDir,
-    stop: watch::Sender<Course>,
+    stop: watch::Sender<Phase>,
     running: JoinHandle<()>,
 }
 
@@ -71,14 +73,14 @@ impl Server {
         )
         .await
         .unwrap();
-        let (stop, stopped) = watch::channel(Course::Serve);
+        let (stop, stopped) = watch::channel(Phase::Serving);
         let running = tokio::spawn(ingress.run(
             Arc::new(Router::new(Heartbeat::new(Clock::start()))),
             Arc::new(Repository::new(
                 Vec::new,
                 Guard::nobody(),
                 tokio::sync::mpsc::channel(1).0,
-                watch::channel(false).1,
+                watch::channel(Phase::Serving).1,
             )),
             (None, access),
             stopped,
@@ -95,7 +97,7 @@ impl Server {
     }
 
     async fn stop(self) {
-        self.stop.send_replace(Course::Stop);
+        self.stop.send_replace(Phase::Stopping);
         timeout(PATIENCE, self.running).await.unwrap().unwrap();
         assert_eq!(self.dir.path().read_dir().unwrap().count(), 0, "the sockets are gone");
     }
@@ -137,7 +139,7 @@ async fn a_request_in_flight_is_answered_after_the_stop() {
         "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
     // "100 Continue" shows that the server has begun the request.
     assert!(http::ask(&mut stream, head).await.starts_with("HTTP/1.1 100"));
-    server.stop.send_replace(Course::Stop);
+    server.stop.send_replace(Phase::Stopping);
     stream.write_all(b"{}  ").await.unwrap();
     assert!(rest(&mut stream).await.starts_with("HTTP/1.1 404"));
     server.stop().await;

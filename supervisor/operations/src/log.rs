@@ -97,7 +97,7 @@ impl Log {
     }
 
     /// Returns a function that returns the number of dropped lines.
-    pub fn dropped(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+    pub fn dropped(&self) -> impl Fn() -> u64 + Send + Sync + use<> {
         let dropped = self.dropped.clone();
         move || dropped.dropped_lines() as u64
     }

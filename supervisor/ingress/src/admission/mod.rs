@@ -21,7 +21,6 @@ mod stop;
 mod tokens;
 
 pub use bind_error::BindError;
-pub use stop::Course;
 
 pub(crate) use access_entry::{access_entry, log_error, log_grpc_status};
 pub(crate) use blocking::{one_at_a_time, run_blocking};

@@ -2,23 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::sync::watch;
-
-/// The phase of serving.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Course {
-    #[default]
-    Serve,
-    /// Another supervisor listens on the same sockets. The connections of this supervisor are
-    /// served to their end.
-    Leave,
-    /// No supervisor listens.
-    Stop,
-}
+use shadowslice_datapath::phase::{Phase, PhaseReceiver};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Stop {
-    phase_rx: watch::Receiver<Course>,
+    phase_rx: PhaseReceiver,
     drain: Duration,
     keep_alive: Duration,
 }
@@ -27,7 +15,7 @@ impl Stop {
     /// Creates the end of serving, which begins when `phase_rx` says so. `drain` is the time for
     /// requests in flight, and for peers that do not read their answers. `keep_alive` is the time
     /// that an HTTP connection may be idle.
-    pub(crate) fn new(phase_rx: watch::Receiver<Course>, drain: Duration, keep_alive: Duration) -> Self {
+    pub(crate) fn new(phase_rx: PhaseReceiver, drain: Duration, keep_alive: Duration) -> Self {
         Self { phase_rx, drain, keep_alive }
     }
 
@@ -41,7 +29,7 @@ impl Stop {
 
     pub(crate) async fn begun(mut self) {
         // An error means that the sender is gone, which also ends serving.
-        let _ = self.phase_rx.wait_for(|phase| *phase != Course::Serve).await;
+        let _ = self.phase_rx.wait_for(|phase| phase.has_ended()).await;
     }
 
     /// Waits until HTTP connections without a request must end.
@@ -49,15 +37,17 @@ impl Stop {
         self.clone().begun().await;
         if self.hands_over() {
             // Both outcomes end idle connections.
-            let _ =
-                tokio::time::timeout(self.keep_alive, self.phase_rx.wait_for(|phase| *phase == Course::Stop))
-                    .await;
+            let _ = tokio::time::timeout(
+                self.keep_alive,
+                self.phase_rx.wait_for(|phase| *phase == Phase::Stopping),
+            )
+            .await;
         }
     }
 
     /// Returns whether another supervisor has begun to listen.
     pub(crate) fn hands_over(&self) -> bool {
-        *self.phase_rx.borrow() == Course::Leave
+        *self.phase_rx.borrow() == Phase::Leaving
     }
 
     /// Waits until all connections must be closed.

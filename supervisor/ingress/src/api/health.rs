@@ -136,11 +136,11 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
-    use crate::admission::Course;
     use crate::tensors::Regions;
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::heartbeat::Heartbeat;
     use shadowslice_datapath::peer::Guard;
+    use shadowslice_datapath::phase::Phase;
     use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, SloTarget};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
@@ -152,7 +152,7 @@ mod tests {
                 Vec::new,
                 Guard::nobody(),
                 mpsc::channel(1).0,
-                watch::channel(false).1,
+                watch::channel(Phase::Serving).1,
             )),
             tracer: None,
             access: None,
@@ -186,7 +186,7 @@ mod tests {
     async fn watchers_learn_that_the_control_thread_hangs() {
         let front = front();
         let _serving = serve(&front);
-        let (_stop, stopped) = watch::channel(Course::Serve);
+        let (_stop, stopped) = watch::channel(Phase::Serving);
         let (status_tx, mut status_rx) = mpsc::channel(1);
         let place = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
         tokio::spawn(follow(
@@ -205,7 +205,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_replaced_model_changes_nothing() {
         let front = front();
-        let (stop, stopped) = watch::channel(Course::Serve);
+        let (stop, stopped) = watch::channel(Phase::Serving);
         let (status_tx, mut status_rx) = mpsc::channel(1);
         let place = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
         let mut serving = serve(&front);
@@ -227,6 +227,6 @@ mod tests {
         }
         serving.shut("it is broken");
         assert_eq!(status_rx.recv().await.unwrap().unwrap(), response(ServingStatus::NotServing));
-        stop.send_replace(Course::Stop);
+        stop.send_replace(Phase::Stopping);
     }
 }

@@ -13,14 +13,15 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
-use crate::admission::{BindError, Budget, BudgetShare, Budgets, Caller, Client, Course, Resource, Stop};
+use crate::admission::{BindError, Budget, BudgetShare, Budgets, Caller, Client, Resource, Stop};
 use crate::transport::{
     BoundListener, Connection, Protocol, RequestProgress, Service, bind_all, run, serve_http,
 };
 use shadowslice_config::{LimitsConfig, Listener};
 use shadowslice_datapath::peer::Refusals;
+use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::sockets::{Inherited, PassableSocket};
 
 /// The maximum number of connections. A scraper needs one, and so does an open page. If more are
@@ -99,7 +100,7 @@ impl MetricsListeners {
 
     /// Serves until `stop` ends serving, or its sender is dropped, and at most 1 s longer. Removes
     /// the Unix sockets unless the next supervisor uses them.
-    pub async fn run(self, shown: Shown, stop: watch::Receiver<Course>) {
+    pub async fn run(self, shown: Shown, stop: PhaseReceiver) {
         let bound = self.0.into_iter().map(|bound| (shown.clone(), bound));
         // The metrics have budgets of their own, whose memory is the number of pages.
         let budgets = Arc::new(Budgets::new(0, MAX_PAGES, 0));

@@ -55,7 +55,7 @@ async fn a_stream_opened_as_the_connection_ends_harms_no_stream_before_it() {
     stream.write_all(&frame(DATA, 0, 1, &[0; 5])).await.unwrap();
     stream.write_all(&frame(PING, 0, 0, &[7; 8])).await.unwrap();
     while receive(&mut stream).await.kind != PING {}
-    server.stop.send_replace(Course::Stop);
+    server.stop.send_replace(Phase::Stopping);
     assert_eq!(receive_kind(&mut stream, GOAWAY).await.payload[..4], [0x7f, 0xff, 0xff, 0xff]);
     let ping = receive_kind(&mut stream, PING).await.payload;
     let block = &head[24 + 9 + 9..];

@@ -11,7 +11,7 @@ fn event(text: &str) -> Bytes {
 struct Scraped {
     events: broadcast::Sender<Bytes>,
     dir: tempfile::TempDir,
-    stop: watch::Sender<Course>,
+    stop: watch::Sender<Phase>,
     running: JoinHandle<()>,
 }
 
@@ -37,7 +37,7 @@ impl Scraped {
             files: &[File { path: "/", content_type: "text/html", text: "<p>a page" }],
             events: Arc::new(move || Events { kept: vec![event("kept")], news: news.subscribe() }),
         };
-        let (stop, stopped) = watch::channel(Course::Serve);
+        let (stop, stopped) = watch::channel(Phase::Serving);
         let running = tokio::spawn(listeners.run(shown, stopped));
         Self { events, dir, stop, running }
     }
@@ -47,7 +47,7 @@ impl Scraped {
     }
 
     async fn stop(self) {
-        self.stop.send_replace(Course::Stop);
+        self.stop.send_replace(Phase::Stopping);
         timeout(PATIENCE, self.running).await.unwrap().unwrap();
         assert_eq!(self.dir.path().read_dir().unwrap().count(), 0, "the sockets are gone");
     }

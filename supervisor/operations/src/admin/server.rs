@@ -22,6 +22,7 @@ use shadowslice_control::controller::{
 use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
+use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::repository::ModelCommandError;
 use shadowslice_datapath::router::Router;
@@ -54,9 +55,9 @@ pub struct AdminContext {
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub registry: Registry,
     pub upgrades: mpsc::Sender<Upgrade>,
-    /// True while the next supervisor starts. Commands that change something are refused during
-    /// this time, because the next supervisor would not know about the change.
-    pub upgrading: watch::Receiver<bool>,
+    /// The phase of the supervisor. Commands that change something are refused while models move
+    /// between two supervisors.
+    pub phase: PhaseReceiver,
     /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
@@ -112,7 +113,7 @@ impl AdminContext {
             supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
             ready: self.router.ready(),
-            upgrading: *self.upgrading.borrow(),
+            upgrading: self.phase.borrow().is_upgrading(),
             models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
@@ -295,7 +296,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         | ControlRequest::Hold { .. }
         | ControlRequest::Reload
         | ControlRequest::Move { .. }
-            if *context.upgrading.borrow() =>
+            if context.phase.borrow().is_upgrading() =>
         {
             Err(ModelCommandError::Succession.to_string())
         }
@@ -381,7 +382,7 @@ async fn place(model: &str, gpu: usize, context: &AdminContext) -> Result<Contro
 }
 
 async fn upgrade(context: &AdminContext) -> Result<ControlReply, String> {
-    if *context.upgrading.borrow() {
+    if context.phase.borrow().is_upgrading() {
         return Err("an upgrade is already in progress".to_owned());
     }
     let (reply, outcome) = oneshot::channel();

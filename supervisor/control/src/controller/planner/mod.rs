@@ -34,6 +34,7 @@ use orders::Orders;
 use recent::Recent;
 use shadowslice_config::{ControllerConfig as Settings, ModelConfig};
 use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::pipeline::Total;
 
 pub use recent::RecentReport;
@@ -59,8 +60,8 @@ pub struct Planner {
     policy: Policy,
     models: Vec<(Served, Kept)>,
     sharers: watch::Receiver<Vec<Served>>,
-    /// Whether models are on their way from one supervisor to another, with their shares.
-    moving: watch::Receiver<bool>,
+    /// The phase of the supervisor. While models move between two supervisors, their shares stay.
+    phase_rx: PhaseReceiver,
     planned: watch::Sender<Planned>,
 }
 
@@ -135,7 +136,7 @@ impl Planner {
         clock: Clock,
         gpus: &[Arc<dyn GpuBackend>],
         sharers: watch::Receiver<Vec<Served>>,
-        moving: watch::Receiver<bool>,
+        phase_rx: PhaseReceiver,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.deciding_policy()?;
         let gpus = shapes(gpus);
@@ -144,8 +145,20 @@ impl Planner {
         let (planned, seen) = watch::channel(Planned { report, took: Total::default() });
         let Settings { act, interval, .. } = *settings;
         let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
-        let mut planner =
-            Self { choice, act, interval, clock, gpus, ids, terms, policy, models, sharers, moving, planned };
+        let mut planner = Self {
+            choice,
+            act,
+            interval,
+            clock,
+            gpus,
+            ids,
+            terms,
+            policy,
+            models,
+            sharers,
+            phase_rx,
+            planned,
+        };
         planner.meet();
         Some((planner, seen))
     }
@@ -171,7 +184,7 @@ impl Planner {
             tokio::select! {
                 Ok(()) = self.sharers.changed() => self.meet(),
                 _ = tick.tick() => {
-                    if !*self.moving.borrow() {
+                    if !self.phase_rx.borrow().is_upgrading() {
                         self.decide();
                     }
                 }

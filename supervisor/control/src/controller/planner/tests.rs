@@ -102,7 +102,7 @@ impl Rig {
             clock,
             &[gpu],
             watch::channel(sharers).1,
-            watch::channel(false).1,
+            watch::channel(shadowslice_datapath::phase::Phase::Serving).1,
         )
         .unwrap();
         Self { planner, planned, reports, ordered }

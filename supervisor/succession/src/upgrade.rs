@@ -1,142 +1,75 @@
-//! One supervisor takes over from another on the same host, while clients are served.
-//!
-//! ```text
-//! the one that serves                       the next
-//! starts it ── listening sockets, lock ───▶ makes its models, with no worker yet
-//!                                           starts the workers of one model
-//! passes requests of the model to it, ◀──── says that the model serves
-//! ends its own workers ───────────────────▶ ... and so on with each model
-//! passes requests to it, as long as         accepts the connections
-//! a client is connected here
-//! ```
-//!
-//! Models move one by one, so that a GPU needs memory for one model more, not for all twice. Until
-//! the last has moved everything can be called off: then the models come back in the same way.
-//!
-//! Both talk over a socket, a JSON document a line.
-
-mod predecessor;
-mod successor;
-
-pub(crate) use predecessor::{Conversation, Predecessor};
-pub(crate) use successor::{Successor, program};
+//! An upgrade, as the supervisor that serves executes it.
 
 use std::io;
-use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
-
-use shadowslice_control::backend::{Gpus, MpsEstate};
+use shadowslice_control::backend::Gpus;
 use shadowslice_control::controller;
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::{ModelSet, PersistedState, Registry, Served};
+use shadowslice_control::models::{ModelSet, PersistedState, Registry};
+use shadowslice_datapath::phase::Phase;
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::PassableSocket;
-use shadowslice_ingress::{Region, SharedMemory};
+use shadowslice_ingress::SharedMemory;
 use shadowslice_operations::admin::Upgrade;
 use shadowslice_operations::history::History;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 
-/// The number of the descriptor over which a successor talks with its predecessor.
-const VARIABLE: &str = "SHADOWSLICE_PREDECESSOR";
+use crate::messages::{FinalState, Instruction, Progress, described};
+use crate::successor::Successor;
 
-/// Of a line, in bytes.
-const MAX_LINE: u64 = 16 << 20;
-
-/// What the one that serves gives the next. Later versions may add fields.
-#[derive(Debug, Serialize, Deserialize)]
-struct Estate {
-    run_dir: PathBuf,
-    /// Descriptors, as the successor has them.
-    lock: RawFd,
-    /// Where requests arrive of models that have moved.
-    relay: RawFd,
-    sockets: Vec<(String, RawFd)>,
-    #[serde(default)]
-    mps: Vec<MpsEstate>,
-}
-
-/// What the next one says.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Word {
-    /// The model, which is `described` so, serves, or there is a reason why it does not.
-    Serves { model: String, described: Value, why: Option<String> },
-    /// There is no further model.
-    Started,
-    /// It ends now.
-    Failed(String),
-}
-
-/// What the one that serves answers.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Order {
-    /// The next model's workers may start.
-    Next,
-    /// The model is served here again.
-    Drop { model: String },
-    /// Nothing is said after it: the next one accepts connections from then on.
-    Go(Go),
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Go {
-    /// Whether the host is drained, and which models are.
-    pub(crate) drained: bool,
-    pub(crate) drained_models: Vec<String>,
-    pub(crate) regions: Vec<Region>,
-}
-
-/// The inputs and outputs of a model, as its workers found them.
-fn described(model: &Served) -> Value {
-    let metadata = model.pipeline.metadata();
-    metadata.and_then(|metadata| serde_json::to_value(&*metadata).ok()).unwrap_or_default()
-}
-
-/// What a supervisor leaves to the next.
-pub(crate) struct Succession<'a> {
-    pub(crate) program: &'a Path,
-    pub(crate) config: &'a Path,
-    pub(crate) run_dir: &'a RunDir,
-    pub(crate) sockets: Vec<PassableSocket>,
-    pub(crate) gpus: &'a Gpus,
-    pub(crate) memory: SharedMemory,
-    pub(crate) models: watch::Receiver<Arc<ModelSet>>,
-    pub(crate) router: &'a Router,
-    pub(crate) history: &'a Arc<History>,
-    pub(crate) registry: Registry,
-    /// Tells whether the next one is being started: nothing but what it will know may change then.
-    pub(crate) rising: watch::Sender<bool>,
-    /// How long a model of the next one may take until it serves.
-    pub(crate) within: Duration,
+/// The parts of this supervisor that an upgrade hands over.
+pub struct Succession<'a> {
+    pub program: &'a Path,
+    pub config: &'a Path,
+    pub run_dir: &'a RunDir,
+    pub sockets: Vec<PassableSocket>,
+    pub gpus: &'a Gpus,
+    pub memory: SharedMemory,
+    pub models: watch::Receiver<Arc<ModelSet>>,
+    pub router: &'a Router,
+    pub history: &'a Arc<History>,
+    pub registry: Registry,
+    pub phase: watch::Sender<Phase>,
+    /// The maximum time until a model of the next supervisor serves.
+    pub within: Duration,
 }
 
 impl Succession<'_> {
-    /// Returns when another supervisor serves, and where to say it. Orders that fail are answered
-    /// here. Dropping the future ends a process that does not serve yet.
-    pub(crate) async fn next(
+    /// Executes the commands to upgrade. Returns when another supervisor serves, with the sender for the
+    /// reply. If an upgrade fails, replies that here, and waits for the next command. Dropping the future
+    /// kills a process that does not serve yet.
+    pub async fn next(
         &self,
-        orders: &mut mpsc::Receiver<Upgrade>,
+        upgrades_rx: &mut mpsc::Receiver<Upgrade>,
     ) -> (Successor, oneshot::Sender<Result<u32, String>>) {
         loop {
-            let Some(Upgrade { reply }) = orders.recv().await else { std::future::pending().await };
-            self.rising.send_replace(true);
+            let Some(Upgrade { reply }) = upgrades_rx.recv().await else { std::future::pending().await };
+            self.enter(Phase::Serving, Phase::HandingOver);
             match self.hand_over().await {
                 Ok(next) => return (next, reply),
                 Err(why) => {
-                    self.rising.send_replace(false);
+                    self.enter(Phase::HandingOver, Phase::Serving);
                     tracing::error!(why, "the upgrade failed; this supervisor keeps serving");
                     reply.send(Err(why)).ok();
                 }
             }
         }
+    }
+
+    /// Changes the phase, unless a signal has changed it meanwhile.
+    fn enter(&self, from: Phase, to: Phase) {
+        self.phase.send_if_modified(|phase| {
+            let is_expected = *phase == from;
+            if is_expected {
+                *phase = to;
+            }
+            is_expected
+        });
     }
 
     async fn hand_over(&self) -> Result<Successor, String> {
@@ -155,7 +88,7 @@ impl Succession<'_> {
         let taken_over = async {
             self.move_all(&mut next, &models, &mut moved).await?;
             self.leave_history().await;
-            next.go(self.go(&models)).await
+            next.go(self.final_state(&models)).await
         };
         if let Err(why) = taken_over.await {
             self.take_back(next, moved).await;
@@ -171,7 +104,7 @@ impl Succession<'_> {
     async fn settled(&self) -> Result<(), String> {
         let models = Arc::clone(&self.models.borrow());
         for served in &models.served {
-            // The report may be older than a change that has just begun.
+            // The report may be older than a change that has just begun, so the controller answers.
             let unchanging = async {
                 let (done, is_done) = oneshot::channel();
                 // An error here or below means that the controller has ended.
@@ -199,16 +132,16 @@ impl Succession<'_> {
         }
     }
 
-    fn go(&self, models: &ModelSet) -> Go {
+    fn final_state(&self, models: &ModelSet) -> FinalState {
         let names = models.served.iter().map(|served| &served.model.name);
-        Go {
+        FinalState {
             drained: self.router.host() == HostState::Drained,
             drained_models: names.filter(|name| self.router.is_model_drained(name)).cloned().collect(),
             regions: self.memory.regions(),
         }
     }
 
-    /// Has each model that serves in the next one served there, one after the other.
+    /// Moves each model that is ready in the next supervisor, one after the other.
     async fn move_all(
         &self,
         next: &mut Successor,
@@ -217,7 +150,7 @@ impl Succession<'_> {
     ) -> Result<(), String> {
         loop {
             match next.hear(self.within, !moved.is_empty()).await? {
-                Word::Serves { model, described: there, why } => {
+                Progress::Serves { model, described: there, why } => {
                     let here = models.served.iter().find(|served| served.model.name == model);
                     match (here, why) {
                         (Some(here), Some(why)) if here.pipeline.ready().is_ok() => {
@@ -225,7 +158,7 @@ impl Succession<'_> {
                                 "model '{model}' is ready here, but not in the next supervisor: {why}"
                             ));
                         }
-                        // Requests are checked here, so that both must take the same ones.
+                        // Requests are checked here, so both supervisors must accept the same requests.
                         (Some(here), None) if described(here) == there => {
                             moved.push(model.clone());
                             let socket = next.relay();
@@ -243,10 +176,10 @@ impl Succession<'_> {
                         }
                         (None, _) => {}
                     }
-                    next.say(&Order::Next).await?;
+                    next.say(&Instruction::Next).await?;
                 }
-                Word::Started => return Ok(()),
-                Word::Failed(why) => {
+                Progress::Started => return Ok(()),
+                Progress::Failed(why) => {
                     next.ends().await;
                     return Err(format!("the next supervisor failed to start: {why}"));
                 }
@@ -261,7 +194,7 @@ impl Succession<'_> {
             && let Some(model) = moved.pop()
         {
             self.registry.take_back(std::slice::from_ref(&model), false).await;
-            next.say(&Order::Drop { model }).await.ok();
+            next.say(&Instruction::Drop { model }).await.ok();
         }
         self.registry.take_back(&moved, true).await;
         next.end().await;

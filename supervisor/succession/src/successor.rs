@@ -1,4 +1,4 @@
-//! The supervisor after this one, as this one sees it.
+//! The next supervisor, from the point of view of the previous one.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,35 +14,37 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use super::{Estate, Go, MAX_LINE, Order, Succession, VARIABLE, Word};
+use crate::messages::{DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, MAX_LINE, Progress};
+use crate::upgrade::Succession;
 use shadowslice_control::process::{Child, Inherited, spawn};
 use shadowslice_datapath::relay;
 use shadowslice_datapath::sockets::{PassableSocket, SocketFile};
 use shadowslice_shared::errors;
 
-/// The first number that a successor gets; the ones before are standard streams.
-const FIRST: RawFd = 3;
+/// The number of the first descriptor that a successor gets, after the standard streams.
+const FIRST_DESCRIPTOR: RawFd = 3;
 
-/// systemd's word on whose watchdog it is: the next one's, too.
+/// The variable by which systemd names the process whose watchdog it is. The next supervisor feeds the
+/// watchdog too.
 const WATCHDOG_OWNER: &str = "WATCHDOG_PID";
 
-/// How long it may take to end by itself once it has failed.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// The time within which a successor that has failed must exit by itself.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A process that is to serve. Dropping it kills it, until it serves.
+/// The process of the next supervisor. Dropping this value kills the process unless it serves.
 #[derive(Debug)]
-pub(crate) struct Successor {
+pub struct Successor {
     child: Child,
-    said: BufReader<OwnedReadHalf>,
-    orders: OwnedWriteHalf,
+    progress: BufReader<OwnedReadHalf>,
+    instructions: OwnedWriteHalf,
     lives: bool,
-    /// Where it gets requests from here. The file goes with this supervisor, or with the attempt.
+    /// The socket to which requests are relayed. Its file is removed with this value.
     relay: SocketFile,
 }
 
-/// The path by which this program was started, under which the next version will lie: a link in it
-/// is not followed yet.
-pub(crate) fn program() -> io::Result<PathBuf> {
+/// Returns the path by which this program was started, where the next version will be. Links in the path
+/// are not followed.
+pub fn program() -> io::Result<PathBuf> {
     let named = env::args_os().next().map(PathBuf::from).unwrap_or_default();
     if named.components().count() > 1 {
         return std::path::absolute(named);
@@ -53,16 +55,16 @@ pub(crate) fn program() -> io::Result<PathBuf> {
 }
 
 impl Successor {
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.pid().unsigned_abs()
     }
 
-    /// As far as is known.
-    pub(super) fn lives(&self) -> bool {
+    /// Returns true unless the process is known to have exited.
+    pub(crate) fn lives(&self) -> bool {
         self.lives
     }
 
-    pub(super) async fn start(succession: &Succession<'_>) -> Result<Self, String> {
+    pub(crate) async fn start(succession: &Succession<'_>) -> Result<Self, String> {
         if std::process::id() == 1 {
             let why = "this supervisor is process 1, and the container would end with this process; \
                        start the supervisor under an init process, as `docker run --init` does";
@@ -72,7 +74,7 @@ impl Successor {
         started.map_err(|error| format!("cannot start the next supervisor: {}", errors::chain(&error)))
     }
 
-    pub(super) fn relay(&self) -> Arc<Path> {
+    pub(crate) fn relay(&self) -> Arc<Path> {
         self.relay.path().into()
     }
 
@@ -86,33 +88,39 @@ impl Successor {
         let passed = [theirs.as_fd(), run_dir.lock(), listener.as_fd()]
             .into_iter()
             .chain(copies.iter().map(AsFd::as_fd));
-        let files: Vec<_> = (FIRST..).zip(passed).map(|(number, file)| Inherited { number, file }).collect();
-        let estate = Estate {
+        let files: Vec<_> =
+            (FIRST_DESCRIPTOR..).zip(passed).map(|(number, file)| Inherited { number, file }).collect();
+        let state = HandoverState {
             run_dir: run_dir.path().to_owned(),
-            lock: FIRST + 1,
-            relay: FIRST + 2,
-            sockets: sockets.iter().map(|socket| socket.address.clone()).zip(FIRST + 3..).collect(),
+            lock: FIRST_DESCRIPTOR + 1,
+            relay: FIRST_DESCRIPTOR + 2,
+            sockets: sockets
+                .iter()
+                .map(|socket| socket.address.clone())
+                .zip(FIRST_DESCRIPTOR + 3..)
+                .collect(),
             mps: gpus.iter().filter_map(|gpu| gpu.estate()).collect(),
         };
-        let mut environment: Vec<(OsString, OsString)> =
-            env::vars_os().filter(|(name, _)| name != VARIABLE && name != WATCHDOG_OWNER).collect();
-        environment.push((VARIABLE.into(), FIRST.to_string().into()));
+        let mut environment: Vec<(OsString, OsString)> = env::vars_os()
+            .filter(|(name, _)| name != DESCRIPTOR_VARIABLE && name != WATCHDOG_OWNER)
+            .collect();
+        environment.push((DESCRIPTOR_VARIABLE.into(), FIRST_DESCRIPTOR.to_string().into()));
         let config = std::path::absolute(config)?;
         let config = config.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
         let child = spawn(program, &["serve", config], &environment, &files)?;
-        let (said, mut orders) = ours.into_split();
-        write(&mut orders, &estate).await?;
-        Ok(Self { child, said: BufReader::new(said), orders, lives: true, relay })
+        let (progress, mut instructions) = ours.into_split();
+        write(&mut instructions, &state).await?;
+        Ok(Self { child, progress: BufReader::new(progress), instructions, lives: true, relay })
     }
 
-    pub(super) async fn say(&mut self, order: &Order) -> Result<(), String> {
-        let said = write(&mut self.orders, order).await;
+    pub(crate) async fn say(&mut self, instruction: &Instruction) -> Result<(), String> {
+        let said = write(&mut self.instructions, instruction).await;
         said.map_err(|error| self.gone(&error))
     }
 
-    /// What it says next; an error says why there is nothing within that time. If it `serves` it must
-    /// answer meanwhile.
-    pub(super) async fn hear(&mut self, within: Duration, serves: bool) -> Result<Word, String> {
+    /// Returns the next message, or the reason why none arrived within that time. If the successor
+    /// already `serves` models, it must respond meanwhile.
+    pub(crate) async fn hear(&mut self, within: Duration, serves: bool) -> Result<Progress, String> {
         let socket = self.relay();
         let heard = tokio::select! {
             heard = timeout(within, self.read()) => heard,
@@ -123,8 +131,8 @@ impl Successor {
         heard.map_err(|error| self.gone(&error))
     }
 
-    /// Returns when it has ended, or does not answer any more; then it is killed.
-    pub(super) async fn lost(&mut self) -> String {
+    /// Waits until the process has exited, or has stopped responding and was killed. Returns the reason.
+    pub(crate) async fn lost(&mut self) -> String {
         let socket = self.relay();
         tokio::select! {
             status = self.child.wait() => {
@@ -137,9 +145,9 @@ impl Successor {
 
     fn silent(&mut self) -> String {
         self.lives = false;
-        // It may have ended by now.
+        // The process may have exited.
         self.child.kill().ok();
-        format!("the next supervisor did not answer for {ANSWERS_WITHIN:?}, and was killed")
+        format!("the next supervisor did not answer for {RESPONSE_TIMEOUT:?}, and was killed")
     }
 
     fn gone(&mut self, error: &io::Error) -> String {
@@ -147,9 +155,9 @@ impl Successor {
         format!("the next supervisor exited: {}", errors::chain(error))
     }
 
-    async fn read(&mut self) -> io::Result<Word> {
+    async fn read(&mut self) -> io::Result<Progress> {
         let mut line = Vec::new();
-        (&mut self.said).take(MAX_LINE).read_until(b'\n', &mut line).await?;
+        (&mut self.progress).take(MAX_LINE).read_until(b'\n', &mut line).await?;
         if line.is_empty() {
             let status = self.child.wait().await?;
             return Err(io::Error::other(format!("{status}; see the log")));
@@ -157,28 +165,29 @@ impl Successor {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    /// It has said that it fails: it ends by itself, if it can.
-    pub(super) async fn ends(&mut self) {
+    /// Waits for the exit of a process that has reported its failure.
+    pub(crate) async fn ends(&mut self) {
         self.lives = false;
-        timeout(ENDS_WITHIN, self.child.wait()).await.ok();
+        timeout(EXIT_TIMEOUT, self.child.wait()).await.ok();
     }
 
-    /// Kills it, and waits for its end.
-    pub(super) async fn end(&mut self) {
+    /// Kills the process, and waits for its exit.
+    pub(crate) async fn end(&mut self) {
         self.child.kill().ok();
         self.ends().await;
     }
 
-    /// From now on it serves. It knows by this end of the socket when no more requests come from here.
-    pub(super) async fn go(&mut self, go: Go) -> Result<(), String> {
-        self.say(&Order::Go(go)).await?;
+    /// Makes the process accept connections. The process notices by the end of the socket when this
+    /// supervisor relays no more requests.
+    pub(crate) async fn go(&mut self, state: FinalState) -> Result<(), String> {
+        self.say(&Instruction::Go(state)).await?;
         self.child.set_free();
         Ok(())
     }
 }
 
 fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
-    // One that was killed may have left its own, with the same process number.
+    // A killed supervisor with the same process id may have left its socket.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -186,20 +195,21 @@ fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     Ok((UnixListener::bind(path)?, SocketFile::new(path)?))
 }
 
-/// How often a supervisor that serves models of this one is asked whether it lives, and how long it
-/// may take to answer.
-const ASKED_EVERY: Duration = Duration::from_secs(1);
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// The time between two checks whether a supervisor that serves moved models responds.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Returns when the supervisor at that socket does not answer any more.
+/// The time within which it must respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits until the supervisor at this socket has stopped responding.
 async fn silence(socket: &Path) {
-    while relay::is_responding(socket, ANSWERS_WITHIN).await {
-        tokio::time::sleep(ASKED_EVERY).await;
+    while relay::is_responding(socket, RESPONSE_TIMEOUT).await {
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-async fn write(orders: &mut OwnedWriteHalf, what: &impl serde::Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(what)?;
+async fn write(to: &mut OwnedWriteHalf, message: &impl serde::Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
-    orders.write_all(&line).await
+    to.write_all(&line).await
 }

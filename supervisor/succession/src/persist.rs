@@ -11,22 +11,24 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use shadowslice_control::models::{ModelSet, PersistedState};
+use shadowslice_datapath::phase::{Phase, PhaseReceiver};
 use shadowslice_datapath::router::Router;
 
 /// The minimum time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Writes the state at each change, forever, except while the next supervisor is `rising`.
-pub(crate) async fn keep(
+/// Writes the state at each change, forever, except during an upgrade.
+pub async fn persist(
     path: PathBuf,
     mut models: watch::Receiver<Arc<ModelSet>>,
     router: Arc<Router>,
-    mut rising: watch::Receiver<bool>,
+    mut phase_rx: PhaseReceiver,
 ) {
     let (mut written, mut hosted, mut told) = (None, router.changes(), false);
     loop {
-        // An error means that this supervisor ends.
-        rising.wait_for(|rising| !*rising).await.ok();
+        // From the beginning of an upgrade on, the state belongs to the next supervisor. An error means that
+        // this supervisor ends.
+        phase_rx.wait_for(|phase| !phase.is_upgrading() && *phase != Phase::Leaving).await.ok();
         hosted.mark_unchanged();
         let set = Arc::clone(&models.borrow_and_update());
         let mut reports: Vec<_> = set.served.iter().map(|served| served.report.clone()).collect();
