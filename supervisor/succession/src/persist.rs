@@ -54,7 +54,7 @@ pub async fn persist(
         });
         let changes: Vec<_> = changes.collect();
         let any = async {
-            // Without models there is no change; one that is gone is news of the others.
+            // Without models, nothing changes. If a controller has ended, the models change too.
             if changes.is_empty() || !select_all(changes).await.0 {
                 std::future::pending::<()>().await;
             }

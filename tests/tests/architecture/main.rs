@@ -27,6 +27,7 @@ const CRATES: [&str; 13] = [
     "supervisor/datapath",
     "supervisor/ingress",
     "supervisor/operations",
+    "supervisor/succession",
     "supervisor/policy",
     "benches/simulator",
     "tests",

@@ -65,6 +65,19 @@ pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
             ],
         ),
     ),
+    (
+        "supervisor/succession",
+        Dependencies::Without(
+            &[OWN, GPU, NETWORK],
+            &[
+                "shadowslice-control",
+                "shadowslice-datapath",
+                "shadowslice-ingress",
+                "shadowslice-operations",
+                "shadowslice-shared",
+            ],
+        ),
+    ),
     ("supervisor", Dependencies::Without(&[&["shadowslice-worker", "shadowslice-simulator"], GPU], &[])),
     (
         "benches/simulator",
@@ -98,6 +111,7 @@ const OWN: &[&str] = &[
     "shadowslice-python",
     "shadowslice-shared",
     "shadowslice-simulator",
+    "shadowslice-succession",
     "shadowslice-worker",
 ];
 

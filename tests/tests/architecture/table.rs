@@ -196,7 +196,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "supervisor/control/src/process/spawn.rs",
     "supervisor/datapath/src/peer/groups.rs",
     "supervisor/datapath/src/pipeline/socket.rs",
-    "supervisor/src/upgrade/predecessor.rs",
+    "supervisor/succession/src/predecessor.rs",
     "worker/src/descriptors.rs",
     "worker/src/device/cuda/buffer.rs",
     "worker/src/device/cuda/graph.rs",

@@ -5,7 +5,7 @@ use shadowslice_shared::ids::WorkerId;
 use super::Workers;
 use super::change::{HandoverFailure, HandoverOutcome};
 use super::messages::Action;
-use super::slot::{ExitReason, Phase, Role, StartPurpose};
+use super::slot::{ExitReason, Role, StartPhase, StartPurpose};
 
 impl Workers {
     pub(super) fn on_timeout(&mut self, worker: WorkerId) {
@@ -19,17 +19,17 @@ impl Workers {
         }
     }
 
-    fn starts_too_long(&mut self, worker: WorkerId, purpose: StartPurpose, phase: Phase) {
+    fn starts_too_long(&mut self, worker: WorkerId, purpose: StartPurpose, phase: StartPhase) {
         const TOO_LONG: &str = "the worker did not start in time (timeouts.spawn, timeouts.warm)";
         match (purpose, phase) {
             (StartPurpose::Reference | StartPurpose::Serve, _) => {
                 let why = Some(TOO_LONG.to_owned());
                 self.kill(worker, ExitReason::Primary { why, since: None }, TOO_LONG);
             }
-            (StartPurpose::Shadow, Phase::Spawning) => {
+            (StartPurpose::Shadow, StartPhase::Spawning) => {
                 self.give_up_shadow(worker, HandoverFailure::SpawnTimedOut, TOO_LONG)
             }
-            (StartPurpose::Shadow, Phase::Warming) => {
+            (StartPurpose::Shadow, StartPhase::Warming) => {
                 self.give_up_shadow(worker, HandoverFailure::WarmTimedOut, TOO_LONG)
             }
             (StartPurpose::Standby, _) => self.fail_standby(worker, TOO_LONG),

@@ -55,7 +55,7 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use change::OngoingChange;
 use processes::Processes;
 use relocator::Relocator;
-use slot::{ExitReason, Phase, Role, Slot, StartPurpose};
+use slot::{ExitReason, Role, Slot, StartPhase, StartPurpose};
 
 pub use change::{ChangeMechanism, ChangeReport, Failover, HandoverFailure, ResizeRefused};
 pub use messages::{
@@ -223,7 +223,7 @@ impl Workers {
         };
         let inside = self.relocator.as_ref().ok().filter(|_| boot_purpose == WorkerPurpose::Serve);
         let partition = inside.map(Relocator::target);
-        let role = Role::Starting { purpose, phase: Phase::Spawning, until };
+        let role = Role::Starting { purpose, phase: StartPhase::Spawning, until };
         let worker = self.processes.add(Slot { share, partition, role });
         let standby = purpose == StartPurpose::Standby;
         let low_priority = standby || purpose == StartPurpose::Shadow;

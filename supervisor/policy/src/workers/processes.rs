@@ -10,7 +10,7 @@ use shadowslice_shared::units::Timestamp;
 
 use super::change::HandoverOutcome;
 use super::primary::Primary;
-use super::slot::{ExitReason, Phase, Role, Slot, StartPurpose};
+use super::slot::{ExitReason, Role, Slot, StartPhase, StartPurpose};
 use super::standby::StandbyState;
 use crate::restart::Restarts;
 
@@ -90,8 +90,8 @@ impl Processes {
     /// worker was not connected before.
     pub(super) fn connected(&mut self, worker: WorkerId, until: Timestamp) -> bool {
         match self.slots.get_mut(&worker).map(|slot| &mut slot.role) {
-            Some(Role::Starting { phase: phase @ Phase::Spawning, until: due, .. }) => {
-                (*phase, *due) = (Phase::Warming, until);
+            Some(Role::Starting { phase: phase @ StartPhase::Spawning, until: due, .. }) => {
+                (*phase, *due) = (StartPhase::Warming, until);
                 true
             }
             _ => false,

@@ -20,7 +20,7 @@ pub(super) struct Slot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
     /// The worker is starting.
-    Starting { purpose: StartPurpose, phase: Phase, until: Timestamp },
+    Starting { purpose: StartPurpose, phase: StartPhase, until: Timestamp },
     /// The worker gets all traffic.
     Serving { since: Timestamp },
     /// The worker no longer gets traffic, and finishes its batches. It is then parked.
@@ -48,7 +48,7 @@ pub(super) enum StartPurpose {
 
 /// The phase of a worker's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum StartPhase {
     Spawning,
     Warming,
 }

@@ -9,7 +9,7 @@ use super::Workers;
 use super::change::{HandoverOutcome, OngoingChange};
 use super::messages::HandoverMode;
 use super::primary::Primary;
-use super::slot::{ExitReason, Phase, Role, StartPurpose};
+use super::slot::{ExitReason, Role, StartPhase, StartPurpose};
 
 /// The state of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,7 +179,7 @@ impl Workers {
             return None;
         }
         let phase = self.processes.find_map(|role| match role {
-            Role::Starting { purpose: StartPurpose::Shadow, phase: Phase::Warming, .. } => {
+            Role::Starting { purpose: StartPurpose::Shadow, phase: StartPhase::Warming, .. } => {
                 Some(HandoverPhase::Warming)
             }
             Role::Draining { .. } => Some(HandoverPhase::Draining),
@@ -196,7 +196,7 @@ impl Workers {
 
     /// Returns the role and the phase of a worker as shown in status reports.
     pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
-        let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
+        let starting = |phase| if phase == StartPhase::Spawning { "starting" } else { "warming" };
         match self.processes.role(worker) {
             Some(Role::Starting { purpose: StartPurpose::Reference, .. }) => ("reference", "warming"),
             Some(Role::Starting { purpose: StartPurpose::Serve, .. }) => ("incumbent", "warming"),
