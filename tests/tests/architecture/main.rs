@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use source::{Manifest, Source};
 
 /// The crates of the workspace, whose sources are checked.
-const CRATES: [&str; 13] = [
+const CRATES: [&str; 14] = [
     "shared",
     "worker",
     "worker/python",
