@@ -24,10 +24,10 @@ use crate::lifecycle::Signals;
 use crate::running::{run_models, settled};
 use crate::serve::{Failed, unavailable};
 
-/// How long a worker may take to end, beyond twice `timeouts.stop`.
+/// The time that a worker may take to exit, in addition to twice `timeouts.stop`.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// For workers of other users, which pass through the folder.
+/// The permissions of the folder, through which workers of other users pass.
 const PASSABLE: u32 = 0o711;
 
 /// Returns the exit code for this configuration, in which `check` found no fault.

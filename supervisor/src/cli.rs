@@ -301,7 +301,7 @@ pub(crate) fn run() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What a start would warn of.
+/// Returns the warnings that a start would log.
 fn advice(config: &config::Config) -> Vec<String> {
     let config::ListenConfig { http, grpc, metrics } = &config.listen;
     let listeners = [http, grpc, metrics].into_iter().flatten();
@@ -403,7 +403,7 @@ fn kept(held: bool) -> &'static str {
     if held { "; held until `shadowslice release`" } else { "" }
 }
 
-/// A line for each model that changes.
+/// Returns a line for each model that changes.
 fn reloaded(report: &ReloadReport) -> String {
     let line = |model: &ModelChange| {
         let ModelChange { name, change, keys, why } = model;

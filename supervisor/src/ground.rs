@@ -1,6 +1,7 @@
-//! The ground on which models run: the run directory, the host's programs and GPUs, the threads. A
-//! supervisor that serves and `check --run` have the same.
+//! The host environment: the run directory, the programs, the GPUs and the threads. `serve` and
+//! `check --run` use the same environment.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use tokio::runtime::Runtime;
 
 use crate::serve::{Failed, NO_THREADS, unavailable};
 
-/// A data-path thread takes from the queue that all threads share after so many tasks, even if its
-/// own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
-/// shared queue would wait while the others get tens of answers each.
+/// The number of tasks after which a data-path thread takes a task from the queue that all threads share,
+/// even if its own queue is not empty. Its own queue holds 256 tasks. With more active connections, those
+/// in the shared queue would wait while the others get tens of answers each.
 const SHARED_QUEUE_TURN: u32 = 2;
 
 pub(crate) struct Ground {
@@ -28,13 +29,13 @@ pub(crate) struct Ground {
     pub(crate) gpus: Gpus,
     pub(crate) runtime: Runtime,
     pub(crate) context: Context,
-    /// Reads the GPUs for as long as it is there.
+    /// The watch of the GPUs, which ends when it is dropped.
     pub(crate) watch: Watch,
 }
 
 impl Ground {
-    /// Takes the run directory, with the `lock` of the supervisor that this one succeeds, if it does.
-    /// That one leaves the `estates` of MPS.
+    /// Locks the run directory and starts MPS. During an upgrade, the previous supervisor passes its
+    /// `lock` and the `estates` of its MPS daemons.
     pub(crate) fn prepare(
         config: &Config,
         lock: Option<OwnedFd>,
@@ -44,7 +45,7 @@ impl Ground {
         let unfit = |error: HostError| unavailable("cannot serve on this host", &error);
         let library = host::onnxruntime_library(config).map_err(unfit)?;
         let mut programs = host::programs().map_err(unfit)?;
-        // A package that is upgraded replaces it, by one that may not understand this supervisor.
+        // A package upgrade may replace the file by a worker that does not understand this supervisor.
         programs.worker = held(&programs.worker)
             .map_err(|error| unavailable("cannot read the worker's program", &error))?;
         let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
@@ -52,12 +53,7 @@ impl Ground {
             end_those_left(&run_dir.private().join("workers"));
         }
         host::raise_file_limit();
-        let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
-        if users.is_some() && !nix::unistd::geteuid().is_root() {
-            let why = "workers.users: only root can run workers as other users; run the supervisor as root"
-                .to_owned();
-            return Err(Failed { why, code: exit::CONFIG });
-        }
+        let users = users(config)?;
         let place = match &users {
             Some(_) => run_dir.passable().map_err(|error| unfit(error.into()))?,
             None => run_dir.private(),
@@ -65,14 +61,8 @@ impl Ground {
         let estates = estates.unwrap_or_default();
         let gpus =
             host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), estates).map_err(unfit)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(host::data_path_threads())
-            .thread_name("data-path")
-            .global_queue_interval(SHARED_QUEUE_TURN)
-            .enable_all()
-            .build()
-            .map_err(|error| unavailable(NO_THREADS, &error))?;
-        // Requests and answers pass through this process.
+        let runtime = data_path().map_err(|error| unavailable(NO_THREADS, &error))?;
+        // Requests and responses pass through this process.
         if let Err(error) = nix::sys::prctl::set_dumpable(false) {
             tracing::warn!(
                 %error,
@@ -105,7 +95,27 @@ impl Ground {
     }
 }
 
-/// Zero where the GPU does not divide.
+/// Returns the users as which workers run, if the configuration sets them.
+fn users(config: &Config) -> Result<Option<Arc<Users>>, Failed> {
+    let Some(users) = config.workers.users.clone() else { return Ok(None) };
+    if !nix::unistd::geteuid().is_root() {
+        let why = "workers.users: only root can run workers as other users; run the supervisor as root";
+        return Err(Failed { why: why.to_owned(), code: exit::CONFIG });
+    }
+    Ok(Some(Arc::new(Users::new(users))))
+}
+
+/// Starts the threads of the data path.
+fn data_path() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(host::data_path_threads())
+        .thread_name("data-path")
+        .global_queue_interval(SHARED_QUEUE_TURN)
+        .enable_all()
+        .build()
+}
+
+/// Returns the number of groups of the GPU, or 0 if it does not divide.
 fn groups_of(gpu: &dyn GpuBackend) -> usize {
     gpu.division().map_or(0, |division| division.count())
 }

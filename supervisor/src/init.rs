@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// By their names.
+/// The names and the contents of the files.
 const FILES: [(&str, &str); 2] = [
     ("model.py", include_str!("../../configs/python/first/model.py")),
     ("shadowslice.yaml", include_str!("../../configs/python/first/shadowslice.yaml")),
@@ -20,7 +20,7 @@ pub(crate) enum InitError {
     Write(PathBuf, #[source] io::Error),
 }
 
-/// Overwrites nothing. Returns what to say.
+/// Writes the files, but overwrites none. Returns the message for the user.
 pub(crate) fn write(folder: &Path) -> Result<String, InitError> {
     fs::create_dir_all(folder).map_err(|error| InitError::Folder(folder.to_owned(), error))?;
     let paths = FILES.map(|(name, text)| (folder.join(name), text));

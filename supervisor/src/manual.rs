@@ -1,4 +1,4 @@
-//! What packages install besides the program: completions for shells, and pages for `man`.
+//! The files that packages install besides the program: completions for shells, and manual pages.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub(crate) fn completions(mut command: Command, shell: Shell) -> u8 {
     exit::print(&String::from_utf8_lossy(&script))
 }
 
-/// One page for the program, and one for each of its commands.
+/// Writes a page for the program, and one for each of its commands.
 pub(crate) fn pages(command: Command, folder: &Path) -> u8 {
     let written = clap_mangen::generate_to(command, folder);
     written.map_or_else(|error| unwritten(folder, &error), |()| 0)

@@ -11,9 +11,9 @@ use shadowslice_config::{ConfigError, profile};
 use shadowslice_policy::placement::{self, CopyLoad, Objective, Placement, Share, SmRequirement};
 use shadowslice_shared::units::Sms;
 
-/// In bytes.
-const MAX_WISH: u64 = 16 << 20;
-/// Of all models.
+/// The maximum length of a specification, in bytes.
+const MAX_SPEC: u64 = 16 << 20;
+/// The maximum number of copies of all models.
 const MAX_COPIES: u32 = 4096;
 const MAX_BATCH: u32 = 32;
 const MIB: u64 = 1 << 20;
@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 pub(crate) enum PlaceError {
     #[error("cannot read {}; give a file, or - for standard input", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    #[error("the specification exceeds {} MiB; place fewer models at a time", MAX_WISH >> 20)]
+    #[error("the specification exceeds {} MiB; place fewer models at a time", MAX_SPEC >> 20)]
     TooLarge,
     #[error("invalid specification; see `shadowslice place --help` for its JSON format")]
     Json(#[source] serde_json::Error),
@@ -38,14 +38,14 @@ pub(crate) enum PlaceError {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
-    gpus: Vec<GpuWish>,
-    models: Vec<ModelWish>,
+struct PlacementSpec {
+    gpus: Vec<GpuSpec>,
+    models: Vec<PlacedModelSpec>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GpuWish {
+struct GpuSpec {
     host: String,
     gpu: u32,
     sms: u32,
@@ -61,7 +61,7 @@ struct Place {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ModelWish {
+struct PlacedModelSpec {
     name: String,
     #[serde(default = "one")]
     copies: u32,
@@ -87,22 +87,22 @@ fn one() -> u32 {
 struct Answer {
     models: Vec<Placed>,
     gpus_used: usize,
-    /// New copies in the place of ones that go.
+    /// The number of new copies that replace others.
     moves: usize,
-    /// Whether no placement is better.
+    /// True if no placement is better.
     best: bool,
 }
 
 #[derive(Debug, Serialize)]
 struct Placed {
     name: String,
-    /// Of a copy.
+    /// The needs of a copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     need: Option<Needed>,
     on: Vec<Place>,
-    /// Those of `on` that do not have it now.
+    /// The GPUs of `on` that have no copy now.
     new: Vec<Place>,
-    /// Those that have it, and should not.
+    /// The GPUs that have a copy now, and should not.
     gone: Vec<Place>,
     missing: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,10 +121,10 @@ struct Needed {
 
 pub(crate) fn run(wish: &Path) -> Result<String, PlaceError> {
     let text = read(wish).map_err(|error| PlaceError::Read(wish.to_owned(), error))?;
-    if text.len() as u64 > MAX_WISH {
+    if text.len() as u64 > MAX_SPEC {
         return Err(PlaceError::TooLarge);
     }
-    let wish: Wish = serde_json::from_str(&text).map_err(PlaceError::Json)?;
+    let wish: PlacementSpec = serde_json::from_str(&text).map_err(PlaceError::Json)?;
     let answer = place(&wish)?;
     Ok(serde_json::to_string_pretty(&answer).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}")))
 }
@@ -132,13 +132,13 @@ pub(crate) fn run(wish: &Path) -> Result<String, PlaceError> {
 fn read(wish: &Path) -> io::Result<String> {
     let mut text = String::new();
     match wish == Path::new("-") {
-        true => io::stdin().lock().take(MAX_WISH + 1).read_to_string(&mut text),
-        false => File::open(wish)?.take(MAX_WISH + 1).read_to_string(&mut text),
+        true => io::stdin().lock().take(MAX_SPEC + 1).read_to_string(&mut text),
+        false => File::open(wish)?.take(MAX_SPEC + 1).read_to_string(&mut text),
     }?;
     Ok(text)
 }
 
-fn place(wish: &Wish) -> Result<Answer, PlaceError> {
+fn place(wish: &PlacementSpec) -> Result<Answer, PlaceError> {
     let copies = wish.models.iter().map(|model| u64::from(model.copies)).sum();
     if copies > u64::from(MAX_COPIES) {
         return Err(PlaceError::TooMany(copies));
@@ -147,13 +147,14 @@ fn place(wish: &Wish) -> Result<Answer, PlaceError> {
     let gpus = gpus(&wish.gpus);
     let largest = gpus.iter().map(|gpu| gpu.sms).max().unwrap_or(Sms(1));
     let needs: Vec<_> = wish.models.iter().map(|model| model.needs(largest)).collect::<Result<_, _>>()?;
-    let model = |(model, need): (&ModelWish, &Result<(Share, Needed), String>)| placement::ModelCopies {
-        // A copy that cannot keep its SLO anywhere is not placed.
-        copies: if need.is_ok() { model.copies } else { 0 },
-        each: need.as_ref().map_or(Share::NOTHING, |(share, _)| *share),
-        priority: model.priority,
-        on: model.on.iter().filter_map(|place| places.get(place).copied()).collect(),
-    };
+    let model =
+        |(model, need): (&PlacedModelSpec, &Result<(Share, Needed), String>)| placement::ModelCopies {
+            // A copy that cannot keep its SLO anywhere is not placed.
+            copies: if need.is_ok() { model.copies } else { 0 },
+            each: need.as_ref().map_or(Share::NOTHING, |(share, _)| *share),
+            priority: model.priority,
+            on: model.on.iter().filter_map(|place| places.get(place).copied()).collect(),
+        };
     let models: Vec<_> = wish.models.iter().zip(&needs).map(model).collect();
     let found = placement::place(&gpus, &models, Objective::FewGpus);
     let placed = wish.models.iter().zip(needs).enumerate();
@@ -163,7 +164,7 @@ fn place(wish: &Wish) -> Result<Answer, PlaceError> {
     Ok(Answer { models, gpus_used: found.gpus_used(), moves, best: found.is_best })
 }
 
-fn places(gpus: &[GpuWish]) -> Result<HashMap<Place, usize>, PlaceError> {
+fn places(gpus: &[GpuSpec]) -> Result<HashMap<Place, usize>, PlaceError> {
     let mut places = HashMap::new();
     for (index, wish) in gpus.iter().enumerate() {
         if places.insert(wish.place(), index).is_some() {
@@ -173,9 +174,9 @@ fn places(gpus: &[GpuWish]) -> Result<HashMap<Place, usize>, PlaceError> {
     Ok(places)
 }
 
-fn gpus(wish: &[GpuWish]) -> Vec<placement::GpuCapacity> {
+fn gpus(wish: &[GpuSpec]) -> Vec<placement::GpuCapacity> {
     let hosts: BTreeSet<&str> = wish.iter().map(|gpu| gpu.host.as_str()).collect();
-    let gpu = |gpu: &GpuWish| placement::GpuCapacity {
+    let gpu = |gpu: &GpuSpec| placement::GpuCapacity {
         host: hosts.range(..gpu.host.as_str()).count(),
         sms: Sms(gpu.sms),
         memory: gpu.memory_mib.saturating_mul(MIB),
@@ -184,16 +185,16 @@ fn gpus(wish: &[GpuWish]) -> Vec<placement::GpuCapacity> {
     wish.iter().map(gpu).collect()
 }
 
-impl GpuWish {
+impl GpuSpec {
     fn place(&self) -> Place {
         Place { host: self.host.clone(), gpu: self.gpu }
     }
 }
 
-impl ModelWish {
+impl PlacedModelSpec {
     fn placed(
         &self,
-        gpus: &[GpuWish],
+        gpus: &[GpuSpec],
         need: Result<(Share, Needed), String>,
         (index, found): (usize, &Placement),
     ) -> Placed {
@@ -211,7 +212,7 @@ impl ModelWish {
         }
     }
 
-    /// What a copy needs; or why it cannot keep its SLO.
+    /// Returns the needs of a copy, or the reason why it cannot meet its SLO.
     fn needs(&self, gpu: Sms) -> Result<Result<(Share, Needed), String>, PlaceError> {
         let given = self.sms.is_some() || self.memory_mib.is_some() || self.shadow_mib.is_some();
         let given = given || self.bandwidth.is_some();

@@ -1,4 +1,4 @@
-//! The models as they run, with what runs them.
+//! The models, and the parts that run them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Running {
     }
 }
 
-/// An error names the first model that never will be ready.
+/// Waits until all models are ready. An error names the first model that is unready.
 pub(crate) async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
         settled(model).await.map_err(|why| {
@@ -81,13 +81,13 @@ pub(crate) async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns when the model serves; an error says why it does not.
+/// Waits until the model is ready or unready. In the second case, returns the reason.
 pub(crate) async fn settled(model: &Served) -> Result<(), String> {
     let mut report = model.report.clone();
     let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
     match report.wait_for(|report| settled(&report.state)).await.map(|report| report.state.clone()) {
         Ok(ModelState::Unready { why, .. }) => Err(why),
-        // Without a controller the supervisor ends.
+        // If the controller has ended, so does the supervisor.
         _ => Ok(()),
     }
 }

@@ -176,6 +176,7 @@ async fn serve(
         tokio::select! {
             served = serving.run(predecessor.take(), ingress, sockets, unclaimed, repository) => served,
             () = control.ended() => Err(control_ended()),
+            () = shared.registry.panicked() => Err(control_ended()),
             failed = tasks.failure() => Err(failed),
         }
     };

@@ -1,4 +1,4 @@
-//! What the metrics' listeners show: the metrics, and the page with its samples.
+//! The content of the metrics listeners: the metrics, and the web page with its samples.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use shadowslice_operations::admin::AdminContext;
 use shadowslice_operations::history::History;
 use shadowslice_operations::metrics;
 
-/// The page, as it stands in the binary.
+/// The files of the web page.
 const FILES: &[File] = &[
     File { path: "/", content_type: "text/html; charset=utf-8", text: include_str!("page/index.html") },
     File { path: "/page.css", content_type: "text/css; charset=utf-8", text: include_str!("page/page.css") },

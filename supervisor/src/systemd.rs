@@ -1,4 +1,4 @@
-//! Word to systemd, if it has started the supervisor: that it serves, that it moves, that it stops.
+//! Notifications to systemd, if systemd has started the supervisor.
 
 use std::future::pending;
 
@@ -6,33 +6,33 @@ use sd_notify::NotifyState;
 use shadowslice_datapath::heartbeat::Heartbeat;
 
 pub(crate) fn serving() {
-    say(NotifyState::Ready);
+    notify(NotifyState::Ready);
 }
 
-/// The process that serves from now on.
+/// Reports the process that serves from now on.
 pub(crate) fn succeeded_by(pid: u32) {
-    say(NotifyState::MainPid(pid));
+    notify(NotifyState::MainPid(pid));
 }
 
 pub(crate) fn stopping() {
-    say(NotifyState::Stopping);
+    notify(NotifyState::Stopping);
 }
 
-/// Feeds its watchdog, if there is one, while the control thread moves. That this runs shows that
-/// the data path does.
+/// Feeds systemd's watchdog, if there is one, while the control thread responds. This task shows that the
+/// data path responds too.
 pub(crate) async fn feed_watchdog(pulse: Heartbeat) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return pending().await };
     let mut turn = tokio::time::interval(limit / 3);
     loop {
         turn.tick().await;
         if pulse.is_alive() {
-            say(NotifyState::Watchdog);
+            notify(NotifyState::Watchdog);
         }
     }
 }
 
-/// Without systemd nothing is said.
-fn say(word: NotifyState<'_>) {
+/// Notifies systemd, if it has started the supervisor.
+fn notify(word: NotifyState<'_>) {
     let words = [word];
     if let Err(error) = sd_notify::notify(&words) {
         let [state] = words;

@@ -79,7 +79,8 @@ impl FromStr for PolicyArgument {
         if let Ok(choice) = text.parse() {
             return Ok(Self::Policy(choice));
         }
-        let bare = text.strip_suffix(Choice::ADMISSION_SUFFIX);
+        let bare = [Choice::ADMISSION_SUFFIX, Choice::FORMER_SUFFIX];
+        let bare = bare.into_iter().find_map(|suffix| text.strip_suffix(suffix));
         Ok(Self::Baseline { name: bare.unwrap_or(text).parse()?, refuses_late: bare.is_some() })
     }
 }

@@ -29,28 +29,28 @@ pub(super) struct ModelDiff {
     /// The keys that the controller and the pipeline apply while the workers continue.
     pub(super) in_place: Vec<&'static str>,
     /// The keys that need new workers and a new queue.
-    pub(super) anew: Vec<&'static str>,
+    pub(super) needs_workers: Vec<&'static str>,
 }
 
 impl ModelDiff {
     /// Returns the diff of a model whose configuration stays, and whose files must be read again.
     pub(super) fn again(model: &ModelConfig) -> Self {
-        Self { model: model.clone(), in_place: Vec::new(), anew: vec![FILES] }
+        Self { model: model.clone(), in_place: Vec::new(), needs_workers: vec![FILES] }
     }
 
     /// Adds that the model's files must be read again.
     pub(super) fn reads_files(&mut self) {
         if !self.reads_its_files() {
-            self.anew.push(FILES);
+            self.needs_workers.push(FILES);
         }
     }
 
     pub(super) fn reads_its_files(&self) -> bool {
-        self.anew.contains(&FILES)
+        self.needs_workers.contains(&FILES)
     }
 
     pub(super) fn keys(&self) -> Vec<&'static str> {
-        self.in_place.iter().chain(&self.anew).copied().collect()
+        self.in_place.iter().chain(&self.needs_workers).copied().collect()
     }
 }
 
@@ -136,7 +136,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
         ("access_log", *access_log == old.access_log),
     ];
-    same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    differing(&same)
 }
 
 fn but_sample(tracing: Option<&TracingConfig>) -> Option<(&str, &str)> {
@@ -185,7 +185,7 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("standby", *standby == old.standby),
         ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
     ];
-    let anew = [
+    let needs_workers = [
         ("share.initial", moves),
         ("handover", same_mechanism),
         ("gpu", *gpu == old.gpu),
@@ -199,14 +199,19 @@ pub(super) fn change(old: &ModelConfig, new: &ModelConfig) -> Option<ModelDiff> 
         ("warmup", *warmup == old.warmup),
         (FILES, *broken == old.broken),
     ];
-    let differ = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
-        keys.iter().filter(|(_, same)| !same).map(|(key, _)| *key).collect()
-    };
-    let mut anew = differ(&anew);
-    anew.extend(engine(&old.engine, &new.engine));
-    let in_place = differ(&in_place);
-    // A default share that equals a given one is no change, nor is another path of an equal profile.
-    (!in_place.is_empty() || !anew.is_empty()).then(|| ModelDiff { model: new.clone(), in_place, anew })
+    let in_place = differing(&in_place);
+    let needs_workers = [differing(&needs_workers), engine(&old.engine, &new.engine)].concat();
+    // A default share that equals a given one does not count, nor does another path of an equal profile.
+    (!in_place.is_empty() || !needs_workers.is_empty()).then(|| ModelDiff {
+        model: new.clone(),
+        in_place,
+        needs_workers,
+    })
+}
+
+/// Returns the keys without `true`, which means that both configurations have the same value.
+fn differing(same: &[(&'static str, bool)]) -> Vec<&'static str> {
+    same.iter().filter(|(_, same)| !same).map(|(key, _)| *key).collect()
 }
 
 fn engine(old: &EngineConfig, new: &EngineConfig) -> Vec<&'static str> {
@@ -237,7 +242,7 @@ fn engine(old: &EngineConfig, new: &EngineConfig) -> Vec<&'static str> {
             vec![("engine", false)]
         }
     };
-    same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    differing(&same)
 }
 
 #[cfg(test)]

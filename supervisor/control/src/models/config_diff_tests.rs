@@ -5,7 +5,7 @@ use super::*;
 const LINE: &str = "engine: emulated, slo: 20ms";
 const TENSORS: &str = "tensors: [{input: x, output: y, datatype: FP32, shape: [4]}]";
 
-/// A configuration of these models, each with more keys, and more keys for all.
+/// Returns a configuration with these models, each with its keys, and with `more` top-level keys.
 fn config(models: &[(&str, &str)], more: &str) -> Config {
     let dir = tempfile::tempdir().unwrap();
     let line = |(name, keys): &(&str, &str)| {
@@ -28,11 +28,12 @@ pub(in crate::models) fn one(keys: &str) -> Config {
     config(&[("a", keys)], "")
 }
 
-/// How the keys of a model differ that had `old` and has `new`: in place, anew.
+/// Returns the keys that differ between two configurations of a model: those that change in place, and
+/// those that need new workers.
 fn differ(old: &str, new: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     let diff = compare(&one(old), &one(new)).unwrap();
     assert!(diff.added.is_empty() && diff.removed.is_empty());
-    diff.changed.into_iter().next().map(|change| (change.in_place, change.anew)).unwrap_or_default()
+    diff.changed.into_iter().next().map(|change| (change.in_place, change.needs_workers)).unwrap_or_default()
 }
 
 #[test]
@@ -105,16 +106,19 @@ fn each_key_changes_in_place_or_takes_new_workers() {
     for (keys, named) in in_place {
         assert_eq!(differ("", keys), (vec![named], vec![]), "{keys}");
     }
-    let anew = [
+    let needs_workers = [
         ("batch: {max: 4}", "batch.max"),
         ("queue: {max_requests: 7}", "queue.max_requests"),
         ("queue: {memory: 128Mi}", "queue.memory"),
         ("cpus: [0]", "cpus"),
         ("tensors: [{input: x, output: y, datatype: FP32, shape: [8]}]", "tensors"),
     ];
-    for (keys, named) in anew {
-        let (in_place, anew) = differ("", keys);
-        assert!(in_place.is_empty() && anew.contains(&named), "{keys}: {in_place:?} {anew:?}");
+    for (keys, named) in needs_workers {
+        let (in_place, needs_workers) = differ("", keys);
+        assert!(
+            in_place.is_empty() && needs_workers.contains(&named),
+            "{keys}: {in_place:?} {needs_workers:?}"
+        );
     }
 }
 

@@ -83,7 +83,7 @@ impl InstanceSpec {
             return SpecDifference::NewWorkers;
         }
         match config_diff::change(&self.model, &desired.model) {
-            Some(change) if !change.anew.is_empty() => SpecDifference::NewWorkers,
+            Some(change) if !change.needs_workers.is_empty() => SpecDifference::NewWorkers,
             Some(_) => SpecDifference::InPlace,
             None => SpecDifference::None,
         }

@@ -1,5 +1,5 @@
-//! Reading of files that may never be read: a pipe that no process writes to, a file system of
-//! which the server is gone.
+//! Reads files with a time limit. A pipe without a writer, or a file system whose server is gone, may
+//! block forever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,15 @@ use tokio::time::timeout;
 
 use crate::process::LoadedFiles;
 
-/// How long reading may take.
-const WITHIN: Duration = Duration::from_secs(10);
+/// The maximum time of a read.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct FileReader {
-    /// A read that took too long, and its thread with it.
+    /// The thread of a read that took too long.
     stuck: Option<JoinHandle<()>>,
-    /// One model's files are digested at a time, so that serving keeps the other cores.
+    /// The permit to compute digests. Only one core does that at a time, so that serving keeps the other
+    /// cores.
     digesting: Arc<Semaphore>,
 }
 
@@ -38,7 +39,12 @@ impl FileReader {
         });
     }
 
-    /// At most one read is left behind: until that ends, there is no other.
+    /// Runs `read` in a thread of its own. At most one thread is left behind. Until it has ended, other
+    /// reads fail.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason if the read has not finished in time, or panics.
     pub(super) async fn read<T: Send + 'static>(
         &mut self,
         read: impl FnOnce() -> T + Send + 'static,
@@ -52,7 +58,7 @@ impl FileReader {
         let reading = spawn_blocking(move || {
             tell.send(read()).ok();
         });
-        match timeout(WITHIN, told).await {
+        match timeout(READ_TIMEOUT, told).await {
             Ok(Ok(read)) => Ok(read),
             Ok(Err(_)) => {
                 Err("cannot read the files because of a bug in shadowslice; please report it with the log"
@@ -62,7 +68,7 @@ impl FileReader {
                 self.stuck = Some(reading);
                 Err(format!(
                     "reading the files timed out after {} s; check for a pipe, or for a file system that does not respond",
-                    WITHIN.as_secs()
+                    READ_TIMEOUT.as_secs()
                 ))
             }
         }
@@ -81,7 +87,7 @@ mod tests {
         assert_eq!(files.read(|| 1).await, Ok(1));
         let (end, ended) = sync_channel::<()>(1);
         let read = files.read(move || ended.recv().is_err());
-        let (read, ()) = tokio::join!(read, tokio::time::advance(WITHIN * 2));
+        let (read, ()) = tokio::join!(read, tokio::time::advance(READ_TIMEOUT * 2));
         let why = read.unwrap_err();
         assert!(why.contains("10 s"), "{why}");
         assert!(files.read(|| 2).await.unwrap_err().contains("earlier"));
@@ -93,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_read_that_panics_is_told() {
+    async fn a_read_that_panics_is_reported() {
         assert!(FileReader::default().read(|| panic!("here")).await.is_err());
     }
 }

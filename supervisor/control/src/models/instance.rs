@@ -223,7 +223,7 @@ impl Instance {
     pub(super) async fn hold(&self, held: bool) {
         if self.served.report.borrow().held != held {
             let (reply, _) = oneshot::channel();
-            // Without a controller, there is no share to hold.
+            // If the controller has ended, no worker needs the hold.
             send_order(&self.served.orders, Order::Hold { held, reply }).await.ok();
         }
     }

@@ -1,4 +1,4 @@
-//! What a copy of a model takes of a GPU: by its profile, and by what was seen of it.
+//! The resources that a copy of a model needs, according to its profile and its statistics.
 
 use shadowslice_config::ModelConfig;
 use shadowslice_policy::placement::{self, CopyLoad, Share, SmRequirement, UnmetLoad};
@@ -15,30 +15,30 @@ const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Needs {
-    /// For its SLO at the rate; `None` while nothing is known of its times.
+    /// The SMs that it needs for its SLO at `rate`. `None` if its execution times are not known.
     pub sms: Option<Result<SmRequirement, UnmetLoad>>,
-    /// Rows offered each second, over the last minute or two.
+    /// The rows that arrive per second, over the last minute or two.
     pub rate: f64,
-    /// Requests each second that a copy answers within the SLO at most, on the whole GPU; `None` while
-    /// that is not known, or if the SLO cannot be met.
+    /// The maximum requests per second that a copy answers within the SLO on the whole GPU. `None` if it
+    /// is not known, or if the SLO cannot be met.
     pub capacity: Option<f64>,
-    /// In bytes, with its weights.
+    /// The GPU memory in bytes, with the weights.
     pub memory: Option<u64>,
-    /// What a second worker takes beside the first, in bytes.
+    /// The additional GPU memory of a second worker, in bytes.
     pub shadow: Option<u64>,
-    /// The part of the GPU's memory bandwidth, 0 to 1; 0 where it is not known.
+    /// The fraction of the GPU's memory bandwidth, from 0 to 1. It is 0 if it is not known.
     pub bandwidth: f64,
 }
 
 impl Needs {
-    /// Of a model that has not run: without requests.
+    /// Returns the needs of a model that has not run, without requests.
     pub(super) fn from_profile(model: &ModelConfig, gpu: &dyn GpuBackend) -> Self {
         let execution = model.profile.as_ref().map(|profile| &profile.execution);
         let (shadow, memory) = profile_memory(model).unzip();
         Self::with(model, gpu, execution, 0.0, (memory, shadow))
     }
 
-    /// By what the driver says of the GPUs, too.
+    /// Returns the needs of a model that runs. `gpus` are the driver's readings.
     pub fn of(served: &Served, gpus: &[Watched]) -> Self {
         let Served { model, gpu, pipeline, report, .. } = served;
         let seen = pipeline.report();
@@ -95,7 +95,7 @@ impl Needs {
         }
     }
 
-    /// What is not known counts as little as can be.
+    /// Returns the part of a GPU that the model needs. If a need is not known, assumes the minimum.
     pub(super) fn share(&self, model: &ModelConfig, gpu: &dyn GpuBackend) -> Share {
         let whole = gpu.sms(Percent::WHOLE);
         let sms = match &self.sms {
@@ -117,14 +117,14 @@ fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> 
     Execution::new(vec![at], times.iter().map(row).collect()).ok()
 }
 
-/// A worker's beside its weights, and with them; in bytes.
+/// Returns the memory of a worker without and with its weights, in bytes, according to the profile.
 fn profile_memory(model: &ModelConfig) -> Option<(u64, u64)> {
     let memory = model.profile.as_ref()?.memory;
     let shadow = memory.context.saturating_add(memory.activations);
     Some((shadow, shadow.saturating_add(memory.weights)))
 }
 
-/// The same, as the driver says.
+/// Returns the memory of a worker without and with its weights, in bytes, according to the driver.
 fn observed_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
     let worker = report.workers.iter().find(|worker| worker.role == "incumbent")?;
     let memory = worker.memory?;

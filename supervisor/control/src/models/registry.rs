@@ -15,7 +15,7 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_policy::reconcile::{Goal, Presence};
 use shadowslice_shared::units::Percent;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::client_overrides::ClientOverrides;
@@ -65,6 +65,8 @@ pub(super) struct Inner {
     /// The turn to read the configuration or a model's files and to change desired states accordingly.
     pub(super) reading: AsyncMutex<()>,
     commands: Semaphore,
+    /// Notified if a reconciler has panicked.
+    panicked: Notify,
 }
 
 #[derive(Debug)]
@@ -114,6 +116,7 @@ impl Registry {
             table: Mutex::new(table),
             reading: AsyncMutex::default(),
             commands: Semaphore::new(MAX_COMMANDS),
+            panicked: Notify::new(),
         }));
         let config = registry.placed(&registry.table(), config.clone(), |name| state.gpu(name));
         registry.table().config = config.clone();
@@ -140,7 +143,7 @@ impl Registry {
                     .await
                     .map_err(|why| StartError { model: written.name.clone(), why })?;
             }
-            tokio::spawn(reconciler.run());
+            registry.spawn(reconciler);
         }
         Ok(registry)
     }
@@ -175,6 +178,27 @@ impl Registry {
     /// Returns true if a sharing policy changes shares.
     pub(super) fn policy_acts(&self) -> bool {
         self.0.factory.context.policy_acts
+    }
+
+    /// Runs a reconciler in a task of its own.
+    pub(super) fn spawn(&self, reconciler: Reconciler) {
+        let (registry, task) = (self.clone(), tokio::spawn(reconciler.run()));
+        tokio::spawn(async move {
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                tracing::error!(
+                    %error,
+                    "a model's reconciler panicked, which is a bug in shadowslice; stopping the supervisor; please report it with the log"
+                );
+                registry.0.panicked.notify_one();
+            }
+        });
+    }
+
+    /// Waits until a reconciler has panicked, which is a bug.
+    pub async fn panicked(&self) {
+        self.0.panicked.notified().await;
     }
 
     /// Adds a model, and returns its reconciler, which the caller must run.

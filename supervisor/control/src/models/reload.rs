@@ -114,7 +114,7 @@ impl Registry {
         let desired = DesiredModel { spec, presence, share: None };
         let reconciler = self.add(table, desired, ClientOverrides::default());
         let ticket = reconciler.ticket();
-        tokio::spawn(reconciler.run());
+        self.spawn(reconciler);
         ticket
     }
 
@@ -125,7 +125,7 @@ impl Registry {
         let entry = table.entry(&diff.model.name)?;
         let is_served = entry.is_to_be_served();
         let loads_again = is_served && (diff.reads_its_files() || entry.is_failing());
-        let needs_workers = loads_again || is_served && !diff.anew.is_empty();
+        let needs_workers = loads_again || is_served && !diff.needs_workers.is_empty();
         let is_settled = entry.goal.borrow().is_settled();
         let ticket = Ticket::change(&entry.goal, |desired| {
             desired.reconfigure(diff.model.clone(), policy_acts, is_settled);
