@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, Workers};
+use shadowslice_policy::workers::{
+    Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkerPhase, WorkerRole, Workers,
+};
 use shadowslice_shared::boot::{BootRefusal, LoadedModel, WorkerPurpose};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -17,6 +19,7 @@ use super::groups::Tenancy;
 use super::loaded::{self, BatchLimit};
 use super::memory::{MemoryAccount, MemoryOwner};
 use super::outcome::Records;
+use super::reported::ReportedRole;
 use super::reports::{ModelReport, WaitReason, Waits};
 use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
 use crate::backend::{GpuBackend, shown};
@@ -184,7 +187,10 @@ impl Controller {
     fn end_the_stopped(&mut self) {
         let mut stopped = Vec::new();
         for process in self.processes.values_mut() {
-            let warm = matches!(self.workers.role_and_phase(process.id).1, "serving" | "standing");
+            let warm = matches!(
+                self.workers.role_and_phase(process.id).1,
+                WorkerPhase::Serving | WorkerPhase::Standing
+            );
             if process.has_stood_still() && warm {
                 stopped.push(process.id);
             }
@@ -301,7 +307,7 @@ impl Controller {
                     return self.tell(LifecycleEvent::Misbehaved { worker, why });
                 }
                 self.tell(LifecycleEvent::Warmed { worker, warmed, asked });
-                if self.workers.role_and_phase(worker) == ("standby", "standing") {
+                if self.workers.role_and_phase(worker) == (WorkerRole::Standby, WorkerPhase::Standing) {
                     tracing::info!(model = self.model.name, pid, "warm standby ready");
                 }
             }
@@ -333,7 +339,8 @@ impl Controller {
                         )
                     }
                     BootRefusal::NoPartitions(_)
-                        if matches!(role, "reference" | "incumbent") && !needs_partition =>
+                        if matches!(role, WorkerRole::Reference | WorkerRole::Incumbent)
+                            && !needs_partition =>
                     {
                         tracing::info!(
                             model,
@@ -345,7 +352,7 @@ impl Controller {
                     _ => tracing::warn!(
                         model,
                         pid,
-                        role,
+                        role = ReportedRole::from(role).to_string(),
                         why,
                         "stopping a worker that cannot serve the model; if no other worker serves, requests wait or are refused until one starts; correct the cause"
                     ),

@@ -21,6 +21,7 @@ mod outcome;
 mod perform;
 mod planner;
 mod publish;
+mod reported;
 mod reports;
 mod room;
 mod standbys;
@@ -35,6 +36,9 @@ pub use loaded::{BatchLimit, warm_up};
 pub use memory::MemoryLedger;
 pub use planner::{
     DoorReport, ModelPlan, PlanReport, Planned, Planner, RecentReport, SeenReport, first_shares,
+};
+pub use reported::{
+    ChangeCause, ChangeOutcome, Mechanism, ReportedPhase, ReportedRole, ReportedState, ReportedVerdict,
 };
 pub use reports::{
     HandoverReport, Handovers, ModelReport, ModelState, NextStart, WaitReason, Warming, WorkerMemory,

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::changes::Changes;
 use super::events::Controller;
+use super::reported::{ChangeCause, ChangeOutcome, Mechanism};
 use super::reports::{HandoverReport, Handovers, us};
 
 pub(super) type Reply = oneshot::Sender<Result<HandoverReport, ResizeRefused>>;
@@ -109,27 +110,26 @@ impl Controller {
             LifecycleReport::HandoverFailed { change, rolled_back, reason } => {
                 let outcomes = self.records.changes.of(change.request.cause);
                 let (outcome, counts) = match rolled_back {
-                    true => {
-                        ("rolled back", [&mut outcomes.rolled_back, &mut self.records.handovers.rolled_back])
+                    true => (
+                        ChangeOutcome::RolledBack,
+                        [&mut outcomes.rolled_back, &mut self.records.handovers.rolled_back],
+                    ),
+                    false => {
+                        (ChangeOutcome::Aborted, [&mut outcomes.aborted, &mut self.records.handovers.aborted])
                     }
-                    false => ("aborted", [&mut outcomes.aborted, &mut self.records.handovers.aborted]),
                 };
                 counts.into_iter().for_each(|count| *count += 1);
-                let cause = change.request.cause.name();
                 tracing::warn!(
                     model = self.model.name,
-                    outcome,
-                    cause,
+                    outcome = outcome.to_string(),
+                    cause = ChangeCause::from(change.request.cause).to_string(),
                     from = %change.from,
                     to = %change.request.share,
                     why = reason.to_string(),
                     "hand-over failed; the model keeps its previous share"
                 );
-                let report = HandoverReport {
-                    outcome: outcome.to_owned(),
-                    why: Some(reason.to_string()),
-                    ..self.change_report(&change)
-                };
+                let report =
+                    HandoverReport { outcome, why: Some(reason.to_string()), ..self.change_report(&change) };
                 self.records.handovers.last = Some(report.clone());
                 self.records.answer(&change.request, Ok(report));
             }
@@ -171,7 +171,7 @@ impl Controller {
         tracing::info!(
             model = self.model.name,
             share = %request.share,
-            mechanism = report.mechanism,
+            mechanism = report.mechanism.to_string(),
             stall_ms = rounding::round(report.stall_us / 1e3),
             "share changed"
         );
@@ -193,37 +193,43 @@ impl Controller {
             "the model's worker failed; its warm standby takes over"
         );
         self.records.handovers.failovers += 1;
-        let report = HandoverReport { why: Some(why), ..self.report_of("taken over", (from, to), sms) };
+        let report =
+            HandoverReport { why: Some(why), ..self.report_of(ChangeOutcome::TakenOver, (from, to), sms) };
         self.records.reported(report);
     }
 
     fn change_report(&self, ChangeReport { request, from, mechanism, sms }: &ChangeReport) -> HandoverReport {
-        let (name, at_once) = match *mechanism {
-            ChangeMechanism::InProcess => ("in-process", true),
-            ChangeMechanism::Shadow { at_once } => ("shadow", at_once),
-            ChangeMechanism::Revive => ("restart", false),
+        let (mechanism, at_once) = match *mechanism {
+            ChangeMechanism::InProcess => (Mechanism::InProcess, true),
+            ChangeMechanism::Shadow { at_once } => (Mechanism::Shadow, at_once),
+            ChangeMechanism::Revive => (Mechanism::Restart, false),
         };
         let effect = match (mechanism, &self.records.effect) {
-            (ChangeMechanism::Shadow { .. }, Some(effect)) => effect.took.map(ms),
+            (Mechanism::Shadow, Some(effect)) => effect.took.map(ms),
             _ => None,
         };
         HandoverReport {
-            mechanism: name.to_owned(),
-            cause: request.cause.name().to_owned(),
+            mechanism,
+            cause: request.cause.into(),
             at_once,
             effect_ms: effect,
-            ..self.report_of("completed", (*from, request.share), *sms)
+            ..self.report_of(ChangeOutcome::Completed, (*from, request.share), *sms)
         }
     }
 
     /// How a change went, with the stall measured since it began; after a death, unless the caller
     /// sets another cause.
-    fn report_of(&self, outcome: &str, (from, to): (Percent, Percent), sms: (Sms, Sms)) -> HandoverReport {
+    fn report_of(
+        &self,
+        outcome: ChangeOutcome,
+        (from, to): (Percent, Percent),
+        sms: (Sms, Sms),
+    ) -> HandoverReport {
         let stall = self.pipeline.stall();
         HandoverReport {
-            outcome: outcome.to_owned(),
-            mechanism: self.workers.mechanism().0.to_owned(),
-            cause: "death".to_owned(),
+            outcome,
+            mechanism: Mechanism::of(&self.workers),
+            cause: ChangeCause::Death,
             at_once: true,
             why: None,
             from_percent: from.get(),

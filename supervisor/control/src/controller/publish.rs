@@ -8,6 +8,7 @@ use shadowslice_policy::workers::{Workers, WorkersState};
 use shadowslice_shared::units::Timestamp;
 
 use super::events::Controller;
+use super::reported::{Mechanism, ReportedRole};
 use super::reports::{ModelReport, ModelState, NextStart, WaitReason, Warming, WorkerMemory, WorkerReport};
 use crate::process::Worker;
 
@@ -21,8 +22,8 @@ impl ModelReport {
             sms: workers.sms_in_force().0,
             partition: None,
             execution: workers.execution().cloned(),
-            mechanism: workers.mechanism().0,
-            no_partition: workers.mechanism().1.map(str::to_owned),
+            mechanism: Mechanism::of(workers),
+            no_partition: workers.no_partition().map(str::to_owned),
             since: Timestamp::default(),
             coming: None,
             ready: None,
@@ -119,7 +120,7 @@ impl Controller {
             tracing::info!(
                 model,
                 why,
-                mechanism = new.mechanism,
+                mechanism = new.mechanism.to_string(),
                 "in-worker resize is not available for this model; share changes use the mechanism shown here"
             );
         }
@@ -182,18 +183,18 @@ impl Controller {
 
     fn worker_reports(&self) -> Vec<WorkerReport> {
         let mut all: Vec<_> = self.processes.values().map(|process| self.worker_report(process)).collect();
-        all.sort_by_key(|worker| worker.role != "incumbent");
+        all.sort_by_key(|worker| worker.role != ReportedRole::Incumbent);
         all
     }
 
     fn worker_report(&self, process: &Worker) -> WorkerReport {
         let (role, phase) = self.workers.role_and_phase(process.id);
         WorkerReport {
-            role: role.to_owned(),
+            role: role.into(),
             pid: process.pid,
             share_percent: self.workers.share_of(process.id).unwrap_or(process.share).get(),
             sms: process.sms.0,
-            phase: phase.to_owned(),
+            phase: phase.into(),
             restarts: self.workers.failures_in_a_row(),
             boot_ms: process.boot_ms,
             answer_error: process.answer_error,

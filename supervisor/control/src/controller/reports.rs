@@ -11,6 +11,7 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::changes::Changes;
 use super::loaded::BatchLimit;
+use super::reported::{ChangeCause, ChangeOutcome, Mechanism, ReportedPhase, ReportedRole};
 use crate::backend::GpuBackend;
 use crate::process::BootMs;
 
@@ -51,8 +52,7 @@ pub struct ModelReport {
     pub partition: Option<(Arc<Division>, Groups)>,
     /// How long batches take on each number of SMs, as workers measured it before they served.
     pub execution: Option<Execution>,
-    /// How the share is changed: `in-process`, `shadow` or `never`.
-    pub mechanism: &'static str,
+    pub mechanism: Mechanism,
     /// Why the share is not changed inside the worker, where it is not.
     pub no_partition: Option<String>,
     /// Since when; the origin for the share that it was started with.
@@ -94,18 +94,6 @@ pub enum WaitReason {
     Turn,
 }
 
-impl WaitReason {
-    pub const ALL: [Self; 3] = [Self::Memory, Self::Mps, Self::Turn];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Mps => "mps",
-            Self::Turn => "turn",
-        }
-    }
-}
-
 /// What the last workers that were not started wait for.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Waits {
@@ -145,7 +133,7 @@ pub struct Warming {
 impl ModelReport {
     /// Returns the time that the serving worker took to start, in ms.
     pub(crate) fn start_ms(&self) -> Option<u64> {
-        let serving = self.workers.iter().find(|worker| worker.phase == "serving")?;
+        let serving = self.workers.iter().find(|worker| worker.phase == ReportedPhase::Serving)?;
         let BootMs { spawn, libraries, context, session, warmup, proof } = serving.boot_ms;
         // Rounded to whole milliseconds.
         Some((spawn + libraries + context + session + warmup + proof) as u64)
@@ -159,13 +147,11 @@ impl ModelReport {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// `incumbent`, `shadow`, `standby`, `parked`, `reference` or `leaving`.
-    pub role: String,
+    pub role: ReportedRole,
     pub pid: i32,
     pub share_percent: u32,
     pub sms: u32,
-    /// `starting`, `warming`, `serving`, `draining`, `standing` or `stopping`.
-    pub phase: String,
+    pub phase: ReportedPhase,
     /// Deaths of this model's workers in a row, before this one.
     pub restarts: u32,
     pub boot_ms: BootMs,
@@ -212,13 +198,10 @@ pub struct Handovers {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HandoverReport {
-    /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
-    pub outcome: String,
-    /// The mechanism: `in-process`, `shadow`, `never`, or `restart` if the model was down.
+    pub outcome: ChangeOutcome,
     #[serde(default)]
-    pub mechanism: String,
-    /// Its cause: `hand`, `policy` or `worker`; `death` if there was no order.
-    pub cause: String,
+    pub mechanism: Mechanism,
+    pub cause: ChangeCause,
     /// Whether a worker stood ready for it.
     pub at_once: bool,
     /// Why, if it was not completed; of a death, what the worker died of.

@@ -2,7 +2,7 @@
 
 use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wrapped};
 use crate::figures;
-use shadowslice_control::controller::{ModelPlan, PlanReport};
+use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedVerdict};
 
 pub fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
@@ -42,7 +42,7 @@ pub(crate) fn why(model: &ModelPlan) -> String {
 
 /// Describes the mechanism of the change and the model's groups of SMs.
 fn place(model: &ModelPlan) -> String {
-    let mut text = model.mechanism.clone();
+    let mut text = model.mechanism.to_string();
     match model.groups.as_deref() {
         Some("all") => text.push_str(", all groups"),
         Some(groups) => text.push_str(&format!(", groups {groups}")),
@@ -63,7 +63,7 @@ const COLUMNS: [TableColumn<ModelPlan>; 11] = [
     right(0, "SMS", |model| model.sms.to_string()),
     right(0, "WANTED", |model| format!("{}%", model.wanted_percent)),
     right(0, "SMS", |model| model.wanted_sms.to_string()),
-    left(0, "VERDICT", |model| model.verdict.clone()),
+    left(0, "VERDICT", |model| model.verdict.to_string()),
     right(0, "REQ/S", |model| match idle(model) {
         true => "idle".to_owned(),
         false => figures::rate(model.recent.arrival_rate),
@@ -82,10 +82,10 @@ fn idle(model: &ModelPlan) -> bool {
 
 /// Returns one word for the reason why a wanted change is not made.
 fn kept_by(model: &ModelPlan) -> &'static str {
-    match (model.verdict.as_str(), &model.not_ordered) {
+    match (model.verdict, &model.not_ordered) {
         (_, Some(_)) => "obstacle",
         _ if model.held => "hold",
-        ("wait", None) => "hand-over",
+        (ReportedVerdict::Wait, None) => "hand-over",
         _ => "-",
     }
 }
@@ -93,7 +93,7 @@ fn kept_by(model: &ModelPlan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_control::controller::{DoorReport, RecentReport, SeenReport};
+    use shadowslice_control::controller::{DoorReport, Mechanism, RecentReport, SeenReport};
 
     fn model(name: &str) -> ModelPlan {
         ModelPlan {
@@ -103,12 +103,12 @@ mod tests {
             sms: 132,
             wanted_percent: 79,
             wanted_sms: 104,
-            mechanism: "in-process".to_owned(),
+            mechanism: Mechanism::InProcess,
             no_partition: None,
             groups: Some("0-12".to_owned()),
             groups_shared_with: vec!["digits".to_owned()],
             held: false,
-            verdict: "shrink".to_owned(),
+            verdict: ReportedVerdict::Shrink,
             why: "it makes room for digits, which missed 23.5 % of its requests before that".to_owned(),
             not_ordered: None,
             last_order_why: None,

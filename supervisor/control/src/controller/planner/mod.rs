@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::reports::ModelState;
-use super::{Cause, Order, Served};
+use super::{Cause, ChangeCause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
 use recent::Recent;
@@ -279,7 +279,7 @@ impl Planner {
             to_percent = to.get(),
             from_sms = live.share.0,
             to_sms = sharer.sms(to).0,
-            cause = Cause::Policy.name(),
+            cause = ChangeCause::Policy.to_string(),
             verdict,
             arrival_rate = rounding::round(figures.arrival_rate),
             p99_ms = rounding::round(figures.p99_ms),

@@ -9,6 +9,7 @@ use shadowslice_policy::sharing::{
 };
 use shadowslice_shared::groups::Groups;
 
+use super::super::{Mechanism, ReportedVerdict};
 use super::{RecentReport, Served, Settings};
 use shadowslice_config::OnLate;
 use shadowslice_shared::units::ms;
@@ -33,8 +34,7 @@ pub struct ModelPlan {
     pub sms: u32,
     pub wanted_percent: u32,
     pub wanted_sms: u32,
-    /// How its share is changed: `in-process`, `shadow` or `never`.
-    pub mechanism: String,
+    pub mechanism: Mechanism,
     /// Why not inside the worker, where it is not.
     pub no_partition: Option<String>,
     /// If it is changed inside the worker: the groups of SMs on which batches run.
@@ -42,8 +42,7 @@ pub struct ModelPlan {
     /// The models that have some of these groups, too.
     pub groups_shared_with: Vec<String>,
     pub held: bool,
-    /// `keep`, `grow`, `shrink` or `wait`.
-    pub verdict: String,
+    pub verdict: ReportedVerdict,
     pub why: String,
     /// Why a wanted change is not ordered.
     pub not_ordered: Option<String>,
@@ -167,12 +166,12 @@ fn of_model(
         sms: live.share.0,
         wanted_percent: wanted.get(),
         wanted_sms: sharer.sms(wanted).0,
-        mechanism: report.mechanism.to_owned(),
+        mechanism: report.mechanism,
         no_partition: report.no_partition.clone(),
         groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
         groups_shared_with: Vec::new(),
         held: live.held,
-        verdict: name(verdict).to_owned(),
+        verdict: kind(verdict),
         why,
         not_ordered,
         last_order_why: None,
@@ -183,12 +182,12 @@ fn of_model(
     }
 }
 
-fn name(verdict: &Verdict) -> &'static str {
+fn kind(verdict: &Verdict) -> ReportedVerdict {
     match verdict {
-        Verdict { blocked_by: Some(_), .. } => "wait",
-        Verdict { from, to, .. } if from < to => "grow",
-        Verdict { from, to, .. } if from > to => "shrink",
-        Verdict { .. } => "keep",
+        Verdict { blocked_by: Some(_), .. } => ReportedVerdict::Wait,
+        Verdict { from, to, .. } if from < to => ReportedVerdict::Grow,
+        Verdict { from, to, .. } if from > to => ReportedVerdict::Shrink,
+        Verdict { .. } => ReportedVerdict::Keep,
     }
 }
 
@@ -302,38 +301,46 @@ mod tests {
         let change =
             |from, to, blocked_by| Verdict { from: Sms(from), to: Sms(to), blocked_by, why: chosen.clone() };
         for (verdict, kind, said) in [
-            (keep(VerdictReason::PolicyShare), "keep", "divides the GPU"),
+            (keep(VerdictReason::PolicyShare), ReportedVerdict::Keep, "divides the GPU"),
             (
                 keep(VerdictReason::Met(missed)),
-                "keep",
+                ReportedVerdict::Keep,
                 "12.3 % of recent requests missed the SLO (1.0 % allowed)",
             ),
-            (keep(VerdictReason::Violating(missed)), "keep", "layouts are tried next"),
-            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts because resnet50 violates"),
+            (keep(VerdictReason::Violating(missed)), ReportedVerdict::Keep, "layouts are tried next"),
+            (
+                keep(layout(LayoutStage::Trying)),
+                ReportedVerdict::Keep,
+                "trying layouts because resnet50 violates",
+            ),
             (
                 keep(VerdictReason::Infeasible { missed, two_batches: Duration::from_millis(401) }),
-                "keep",
+                ReportedVerdict::Keep,
                 "two batches of one row take 401.0 ms",
             ),
             (
                 keep(VerdictReason::NotBatchTime { missed, two_batches: Duration::from_millis(2) }),
-                "keep",
+                ReportedVerdict::Keep,
                 "2.0 ms, so more SMs would not help",
             ),
             (
                 change(60, 40, None),
-                "shrink",
+                ReportedVerdict::Shrink,
                 "40 SMs instead of 60 SMs: lower priorities in two halves; chosen because resnet50 violated its SLO; \
                  missed requests by layout (first priority in brackets): initial shares 18.2 % (0.4 %), \
                  lower priorities in two halves 7.5 % (0.0 %)",
             ),
-            (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
-            (change(40, 60, Some(Blocker::Handover)), "wait", "60 SMs after the change under way"),
-            (change(40, 60, Some(Blocker::Held)), "wait", "held at 40 SMs"),
+            (change(40, 60, None), ReportedVerdict::Grow, "60 SMs instead of 40 SMs"),
+            (
+                change(40, 60, Some(Blocker::Handover)),
+                ReportedVerdict::Wait,
+                "60 SMs after the change under way",
+            ),
+            (change(40, 60, Some(Blocker::Held)), ReportedVerdict::Wait, "held at 40 SMs"),
         ] {
             let words = words(&verdict, &names);
             assert!(words.contains(said), "{words}");
-            assert_eq!(name(&verdict), kind);
+            assert_eq!(super::kind(&verdict), kind);
         }
     }
 

@@ -4,7 +4,7 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::{mpsc, watch};
 
 use super::super::reports::{HandoverReport, Handovers, ModelReport, ModelState, NextStart};
-use super::super::{Cause, Changes, ORDERS, Order, ResizeRefused};
+use super::super::{Cause, ChangeOutcome, Changes, Mechanism, ORDERS, Order, ReportedVerdict, ResizeRefused};
 use super::*;
 use crate::backend::EmulatedGpu;
 use shadowslice_config as config;
@@ -46,7 +46,7 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
         share,
         sms: gpu.sms(share).0,
         partition: None,
-        mechanism: "shadow",
+        mechanism: Mechanism::Shadow,
         no_partition: None,
         since: Timestamp::default(),
         coming: None,
@@ -152,15 +152,15 @@ fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
 #[test]
 fn a_wanted_share_is_ordered_once_and_not_again_while_that_is_under_way() {
     let mut rig = Rig::new("policy: static+admission");
-    assert_eq!(rig.decide()[0].verdict, "grow");
+    assert_eq!(rig.decide()[0].verdict, ReportedVerdict::Grow);
     let (percent, reply) = rig.ordered(0).unwrap();
     assert_eq!(percent, 50);
     let waiting = rig.decide();
-    assert_eq!((waiting[0].verdict.as_str(), waiting[0].wanted_percent), ("wait", 50));
+    assert_eq!((waiting[0].verdict, waiting[0].wanted_percent), (ReportedVerdict::Wait, 50));
     assert!(rig.ordered(0).is_none());
     // The other one ends it without a word, as a controller does when all is to end.
     drop(reply);
-    assert_eq!(rig.decide()[0].verdict, "grow");
+    assert_eq!(rig.decide()[0].verdict, ReportedVerdict::Grow);
     assert!(rig.ordered(0).is_some());
 }
 
@@ -171,7 +171,7 @@ fn what_was_refused_rests_before_it_is_tried_again() {
     let (_, reply) = rig.ordered(0).unwrap();
     reply.send(Err(ResizeRefused::Busy("a".to_owned()))).unwrap();
     let row = rig.decide().swap_remove(0);
-    assert_eq!(row.verdict, "grow");
+    assert_eq!(row.verdict, ReportedVerdict::Grow);
     let why = row.not_ordered.unwrap();
     assert!(why.contains("already changing") && why.contains("next attempt in 1 s"), "{why}");
     assert!(rig.ordered(0).is_none());
@@ -186,7 +186,7 @@ fn a_model_whose_answers_are_wrong_with_another_share_is_left_alone() {
     let share = Percent::new(50).unwrap();
     reply.send(Err(ResizeRefused::Wrong { model: "a".to_owned(), share })).unwrap();
     let row = rig.decide().swap_remove(0);
-    assert_eq!((row.verdict.as_str(), row.held), ("wait", true));
+    assert_eq!((row.verdict, row.held), (ReportedVerdict::Wait, true));
     assert!(rig.ordered(0).is_none());
 }
 
@@ -196,9 +196,9 @@ fn a_hand_over_that_was_taken_back_rests_too() {
     rig.decide();
     let (_, reply) = rig.ordered(0).unwrap();
     let report = HandoverReport {
-        outcome: "completed".to_owned(),
-        mechanism: "shadow".to_owned(),
-        cause: "policy".to_owned(),
+        outcome: ChangeOutcome::Completed,
+        mechanism: Mechanism::Shadow,
+        cause: ChangeCause::Policy,
         at_once: false,
         why: None,
         from_percent: 20,
@@ -235,8 +235,8 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
         report.state = ModelState::Unready { why: "broken".to_owned(), next: NextStart::OnChange }
     });
     let rows = rig.decide();
-    assert_eq!((rows[0].verdict.as_str(), rows[0].held, rows[0].wanted_percent), ("wait", true, 50));
-    assert_eq!(rows[1].verdict, "grow");
+    assert_eq!((rows[0].verdict, rows[0].held, rows[0].wanted_percent), (ReportedVerdict::Wait, true, 50));
+    assert_eq!(rows[1].verdict, ReportedVerdict::Grow);
     assert!(rows[1].not_ordered.as_ref().unwrap().contains("is not ready"));
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
 }
@@ -261,7 +261,10 @@ fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
 fn recommendations_are_not_orders() {
     let mut rig = Rig::new("policy: static+admission, act: false");
     let rows = rig.decide();
-    assert!(rows.iter().all(|row| row.verdict == "grow" && row.not_ordered.is_some()), "{rows:?}");
+    assert!(
+        rows.iter().all(|row| row.verdict == ReportedVerdict::Grow && row.not_ordered.is_some()),
+        "{rows:?}"
+    );
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
 }
 
