@@ -92,7 +92,7 @@ impl AdminContext {
 
     fn decided(&self) -> PlanReport {
         let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
-        decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
+        decided.unwrap_or_else(|| PlanReport::empty(&self.controller))
     }
 
     pub fn status(&self) -> HostStatus {

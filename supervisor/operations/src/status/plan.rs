@@ -72,12 +72,12 @@ const COLUMNS: [TableColumn<ModelPlan>; 11] = [
         model.recent.attainment.map_or("-".to_owned(), |met| figures::percent(1.0 - met))
     }),
     right(0, "BUSY", |model| format!("{:.0}%", model.recent.busy * 100.0)),
-    left(0, "REFUSES", |model| if model.door.refuse_late { "late" } else { "-" }.to_owned()),
+    left(0, "REFUSES", |model| if model.admission.refuse_late { "late" } else { "-" }.to_owned()),
     left(0, "KEPT BY", |model| kept_by(model).to_owned()),
 ];
 
 fn idle(model: &ModelPlan) -> bool {
-    model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.seen.queued == 0
+    model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.observed.queued == 0
 }
 
 /// Returns one word for the reason why a wanted change is not made.
@@ -93,7 +93,7 @@ fn kept_by(model: &ModelPlan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_control::controller::{DoorReport, Mechanism, RecentReport, SeenReport};
+    use shadowslice_control::controller::{AdmissionReport, Mechanism, ObservationReport, RecentReport};
 
     fn model(name: &str) -> ModelPlan {
         ModelPlan {
@@ -112,8 +112,14 @@ mod tests {
             why: "it makes room for digits, which missed 23.5 % of its requests before that".to_owned(),
             not_ordered: None,
             last_order_why: None,
-            door: DoorReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
-            seen: SeenReport { arrival_rate: 0.0, p99_ms: 0.0, attainment: 1.0, busy: 0.0, queued: 0 },
+            admission: AdmissionReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
+            observed: ObservationReport {
+                arrival_rate: 0.0,
+                p99_ms: 0.0,
+                attainment: 1.0,
+                busy: 0.0,
+                queued: 0,
+            },
             recent: RecentReport { span_s: 14.2, arrival_rate: 99.0, attainment: Some(0.8), busy: 0.97 },
             overload: None,
         }
