@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use shadowslice_config::{Choice, Config, ControllerConfig};
-use shadowslice_control::controller::{Context, ControlThread, Served};
+use shadowslice_control::controller::{Context, ControlThread, ReportedRole, Served};
 use shadowslice_control::models::start_timeout;
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::figures;
@@ -156,7 +156,7 @@ fn found(served: &Served, took: Duration) -> String {
     if let Some(limit) = &report.batch_limit {
         let _ = write!(text, "\n  batches are smaller than the default: {}", limit.why);
     }
-    let worker = report.workers.iter().find(|worker| worker.role == "incumbent");
+    let worker = report.workers.iter().find(|worker| worker.role == ReportedRole::Incumbent);
     if let Some(memory) = worker.and_then(|worker| worker.memory) {
         let _ = write!(
             text,

@@ -68,12 +68,32 @@ pub enum ModelCommandError {
     Succession,
 }
 
+/// The state of a model as clients see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Availability {
+    Ready,
+    Loading,
+    Unloading,
+    Unavailable,
+}
+
+impl Availability {
+    /// Returns the name in the protocol's index of models.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "READY",
+            Self::Loading => "LOADING",
+            Self::Unloading => "UNLOADING",
+            Self::Unavailable => "UNAVAILABLE",
+        }
+    }
+}
+
 /// A model as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelListing {
     pub name: String,
-    /// The current state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
-    pub state: &'static str,
+    pub state: Availability,
     pub reason: String,
 }
 

@@ -24,7 +24,9 @@ pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervi
 
 use shadowslice_config::ModelConfig;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
-use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelReport};
+use shadowslice_control::controller::{
+    BatchLimit, Handovers, Mechanism, ModelPlan, ModelReport, ReportedState,
+};
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
@@ -99,9 +101,7 @@ pub struct GpuStatus {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelStatus {
     pub name: String,
-    /// The state: `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading`, `unloaded`
-    /// or `moved`.
-    pub state: String,
+    pub state: ReportedState,
     /// The time since the model entered this state, in seconds.
     #[serde(default)]
     pub state_age_s: f64,
@@ -128,9 +128,8 @@ pub struct ModelStatus {
     #[serde(default)]
     pub share_age_s: Option<f64>,
     pub sms: u32,
-    /// The mechanism that changes the share: `in-process`, `shadow` or `never`.
     #[serde(default)]
-    pub mechanism: String,
+    pub mechanism: Mechanism,
     /// The reason why the share cannot change inside the worker.
     #[serde(default)]
     pub no_partition: Option<String>,
@@ -309,20 +308,19 @@ pub fn of_model(
     let pipeline_report = pipeline.report();
     let PipelineReport { open, latencies, queued: queue, in_flight, .. } = pipeline_report;
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
-    let shadow = report.mechanism == "shadow";
+    let shadow = report.mechanism == Mechanism::Shadow;
     let cannot_resize =
         gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
     let now = Instant::now();
     let changed = report.since != Timestamp::default();
-    let (state, why) = states::name_and_reason(&report.state);
-    let why = why.or_else(|| states::progress(report, now));
+    let why = states::reason(&report.state).or_else(|| states::progress(report, now));
     let at_most = |limit: &BatchLimit| match limit.max {
         0 => format!("the first axis is not the batch axis: {}", limit.why),
         max => format!("at most {max} rows: {}", limit.why),
     };
     ModelStatus {
         name: model.name.clone(),
-        state: state.to_owned(),
+        state: ReportedState::from(&report.state),
         state_age_s: now.saturating_duration_since(report.state_since).as_secs_f64(),
         drained: false,
         why,
@@ -333,7 +331,7 @@ pub fn of_model(
         share_percent: report.share.get(),
         share_age_s: changed.then(|| pipeline_report.at.since(report.since).as_secs_f64()),
         sms: report.sms,
-        mechanism: report.mechanism.to_owned(),
+        mechanism: report.mechanism,
         no_partition: report.no_partition.clone(),
         groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
         held: report.held,
@@ -382,10 +380,10 @@ fn stalled(batch: StalledBatch) -> String {
     )
 }
 
-pub fn of_unloaded(model: &ModelConfig, why: &str, state: &str) -> ModelStatus {
+pub fn of_unloaded(model: &ModelConfig, why: &str, state: ReportedState) -> ModelStatus {
     ModelStatus {
         name: model.name.clone(),
-        state: state.to_owned(),
+        state,
         why: Some(why.to_owned()),
         gpu: model.gpu,
         gpu_auto: model.gpu_auto,

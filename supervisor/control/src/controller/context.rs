@@ -1,4 +1,4 @@
-//! What all controllers share.
+//! The context that all controllers share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,33 +16,33 @@ use crate::process::{Programs, StartQueue, Users};
 #[derive(Debug, Clone)]
 pub struct Context {
     pub programs: Programs,
-    /// ONNX Runtime's library, if any model needs it.
+    /// The path of ONNX Runtime's library, if a model needs it.
     pub library: PathBuf,
-    /// Where engines that were built for this GPU are kept.
+    /// The folder for engines that were built for this GPU.
     pub engines: PathBuf,
-    /// The folder with a file for each worker that runs.
+    /// The folder with a file for each running worker.
     pub register: PathBuf,
-    /// Names of variables that workers have besides those that all have.
+    /// The names of environment variables that workers get in addition to the usual ones.
     pub variables: Vec<String>,
-    /// In bytes, for each worker; `None` for no limit.
+    /// The limit on each worker's memory, in bytes. `None` means no limit.
     pub worker_memory: Option<u64>,
-    /// Where each model's workers run as a user of their own.
+    /// The users of the models' workers. `None` if all workers run as the supervisor's user.
     pub users: Option<Arc<Users>>,
     pub timeouts: Timeouts,
-    /// Bytes of one answer at most.
+    /// The largest size of an answer, in bytes.
     pub response_bytes: u64,
     pub clock: Clock,
     pub data_path: tokio::runtime::Handle,
-    /// Whether priorities that are lowered can be raised again.
+    /// True if the process priority of shadows can be lowered, because it can be raised again.
     pub lower_shadows: bool,
     pub gpus: Gpus,
     pub readings: Arc<Readings>,
-    /// What the models need of the GPUs' memory, by the index of the GPU.
+    /// The ledgers of the GPUs' memory, by the index of the GPU.
     pub memory: Vec<Arc<MemoryLedger>>,
-    /// Which model has which groups of SMs, by the index of the GPU.
+    /// The ledgers of the GPUs' groups of SMs, by the index of the GPU.
     pub groups: Vec<Arc<GroupLedger>>,
-    /// Whether a policy changes shares, so that one that is set by hand must be held.
+    /// True if a policy changes shares. In that case, a share that an operator sets is held.
     pub policy_acts: bool,
-    /// The line in which all models start their workers.
+    /// The queue in which all models wait to start their workers.
     pub starts: Arc<StartQueue>,
 }

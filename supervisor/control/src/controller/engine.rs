@@ -1,4 +1,4 @@
-//! What a worker is told about the engine that runs its model.
+//! The description of the engine that a worker needs to run its model.
 
 use std::path::Path;
 
@@ -10,14 +10,18 @@ use shadowslice_config as config;
 
 use shadowslice_config::{EngineConfig, ModelConfig};
 
-/// `library` is ONNX Runtime's; `engines` is the folder for what is built for a share.
+/// Returns the description of a model's engine. `library` is the library of ONNX Runtime. `engines` is the
+/// folder for engines and optimised models.
 pub fn spec(model: &ModelConfig, library: &Path, engines: &Path, share: Percent) -> EngineSpec {
     match &model.engine {
         EngineConfig::OnnxRuntime { path, threads, providers } => EngineSpec::OnnxRuntime {
             library: library.to_owned(),
             path: path.clone(),
             threads: *threads,
-            providers: providers.iter().map(|provider| offered(*provider, model, engines, share)).collect(),
+            providers: providers
+                .iter()
+                .map(|provider| provider_spec(*provider, model, engines, share))
+                .collect(),
             optimised: Some(engines.join(&model.name).join("optimised")),
         },
         EngineConfig::Python { path, interpreter, threads } => EngineSpec::Python {
@@ -32,7 +36,8 @@ pub fn spec(model: &ModelConfig, library: &Path, engines: &Path, share: Percent)
     }
 }
 
-/// Which worker computes the reference answers first. A Python model may know no CPU.
+/// Returns the purpose of the worker that first tries to compute the reference answers. On a real GPU, a
+/// Python model computes them on the GPU, because the model may not support the CPU.
 pub fn reference(model: &ModelConfig, gpu: &dyn GpuBackend) -> WorkerPurpose {
     let real = gpu.status().uuid.is_some();
     match model.engine {
@@ -41,8 +46,9 @@ pub fn reference(model: &ModelConfig, gpu: &dyn GpuBackend) -> WorkerPurpose {
     }
 }
 
-/// TensorRT chooses its kernels for the SMs it sees, so its engines are kept for each share.
-fn offered(
+/// Returns the description of an execution provider. Each share has its own cache of TensorRT engines,
+/// because TensorRT chooses kernels for the SMs that it finds.
+fn provider_spec(
     provider: config::ProviderKind,
     model: &ModelConfig,
     engines: &Path,

@@ -1,11 +1,13 @@
-//! The controller of one model: hears what happens, tells it to the machine that decides, and has
-//! performed what follows.
+//! The controller of one model. It passes events to the state machine of the model's workers, and
+//! performs the actions that the state machine returns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, Workers};
+use shadowslice_policy::workers::{
+    Action, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkerPhase, WorkerRole, Workers,
+};
 use shadowslice_shared::boot::{BootRefusal, LoadedModel, WorkerPurpose};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -17,8 +19,9 @@ use super::groups::Tenancy;
 use super::loaded::{self, BatchLimit};
 use super::memory::{MemoryAccount, MemoryOwner};
 use super::outcome::Records;
+use super::reported::ReportedRole;
 use super::reports::{ModelReport, WaitReason, Waits};
-use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
+use super::{ControllerTask, MAX_QUEUED_EVENTS, MAX_QUEUED_ORDERS, Order, engine};
 use crate::backend::{GpuBackend, shown};
 use crate::process::{
     KeptWeights, LoadedFiles, ReferenceFile, StartPlace, User, Worker, WorkerEvent, WorkerSaid,
@@ -28,22 +31,24 @@ use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
-/// How often workers' processes are looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// The interval between checks for suspended processes.
+const SUSPENSION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The receivers for everything that a controller handles.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    orders: mpsc::Receiver<Order>,
-    facts: mpsc::Receiver<LaneEvent>,
-    events: mpsc::Receiver<WorkerEvent>,
-    /// Reports whenever standbys of the GPU must yield.
-    yields: watch::Receiver<()>,
-    /// When some model on the GPU is to have other groups of SMs.
-    moves: watch::Receiver<()>,
-    /// When the model may start the worker that has waited in line.
+    orders_rx: mpsc::Receiver<Order>,
+    lane_events_rx: mpsc::Receiver<LaneEvent>,
+    worker_events_rx: mpsc::Receiver<WorkerEvent>,
+    /// The receiver that reports whenever standbys of the GPU must yield.
+    yields_rx: watch::Receiver<()>,
+    /// The receiver that reports whenever the groups of a model on the GPU change.
+    moves_rx: watch::Receiver<()>,
+    /// The notification that the model may start the worker that waits for its turn.
     turn: Arc<Notify>,
 }
 
+/// The controller of one model.
 #[derive(Debug)]
 pub struct Controller {
     pub(super) context: Context,
@@ -53,37 +58,37 @@ pub struct Controller {
     pub(super) reference: ReferenceFile,
     pub(super) files: Arc<LoadedFiles>,
     pub(super) weights: KeptWeights,
-    /// From the first worker on, where models have users of their own.
+    /// The user of the model's workers. `None` before the first worker, and if workers share a user.
     pub(super) user: Option<Arc<User>>,
-    /// What decides.
+    /// The state machine that decides.
     pub(super) workers: Workers,
     pub(super) processes: BTreeMap<WorkerId, Worker>,
-    /// Where shares are partitions inside the worker: the model's groups of SMs.
+    /// The model's groups of SMs. `None` if shares are not partitions inside the worker.
     pub(super) tenancy: Option<Tenancy>,
-    /// Where the model cannot have batches of the default size.
+    /// The limit of batches. `None` unless batches of the default size are too large.
     pub(super) batch_limit: Option<BatchLimit>,
-    /// Why the model cannot be served as its configuration demands, if so.
+    /// The reason why the model cannot be served with its configuration.
     fault: Option<String>,
     pub(super) waits: Waits,
     pub(super) place: StartPlace,
     pub(super) account: MemoryAccount,
     pub(super) records: Records,
-    pub(super) events: mpsc::Sender<WorkerEvent>,
-    pub(super) report: watch::Sender<ModelReport>,
+    pub(super) worker_events_tx: mpsc::Sender<WorkerEvent>,
+    pub(super) report_tx: watch::Sender<ModelReport>,
 }
 
-/// Parts of a model that its controller works with.
+/// The parts of a model that its controller uses.
 #[derive(Debug)]
 pub struct ModelParts {
     pub pipeline: Arc<Pipeline>,
-    /// Is empty.
+    /// The file for the reference answers. It is empty at first.
     pub reference: ReferenceFile,
     pub files: Arc<LoadedFiles>,
     pub facts: mpsc::Receiver<LaneEvent>,
 }
 
 impl ControllerTask {
-    /// Makes the controller; the first worker gets `share`, which an operator may hold.
+    /// Creates the controller. The first worker gets `share`. If `held` is true, an operator holds it.
     pub fn new(
         context: Context,
         model: Arc<ModelConfig>,
@@ -92,8 +97,8 @@ impl ControllerTask {
         parts: ModelParts,
     ) -> (Self, watch::Receiver<ModelReport>) {
         let ModelParts { pipeline, reference, files, facts } = parts;
-        let (orders, ordered) = mpsc::channel(ORDERS);
-        let (events, happened) = mpsc::channel(EVENTS);
+        let (orders, orders_rx) = mpsc::channel(MAX_QUEUED_ORDERS);
+        let (worker_events_tx, worker_events_rx) = mpsc::channel(MAX_QUEUED_EVENTS);
         let gpu = Arc::clone(&context.gpus[model.gpu]);
         let division = division_for(&model, &*gpu);
         let required = model.handover == HandoverMode::InProcess;
@@ -106,10 +111,16 @@ impl ControllerTask {
             &context.memory[model.gpu],
             MemoryOwner::new(&model, workers.needs_shadows()),
         );
-        let (report, seen) = watch::channel(ModelReport::of(&workers));
-        let (yields, moves) = (account.yields(), groups.moves());
+        let (report_tx, report_rx) = watch::channel(ModelReport::of(&workers));
         let place = context.starts.enter();
-        let inbox = Inbox { orders: ordered, facts, events: happened, yields, moves, turn: place.turn() };
+        let inbox = Inbox {
+            orders_rx,
+            lane_events_rx: facts,
+            worker_events_rx,
+            yields_rx: account.yields(),
+            moves_rx: groups.moves(),
+            turn: place.turn(),
+        };
         let controller = Controller {
             context,
             model,
@@ -128,10 +139,10 @@ impl ControllerTask {
             place,
             account,
             records: Records::default(),
-            events,
-            report,
+            worker_events_tx,
+            report_tx,
         };
-        (Self { controller, inbox, orders }, seen)
+        (Self { controller, inbox, orders }, report_rx)
     }
 }
 
@@ -139,12 +150,12 @@ impl Controller {
     pub(super) async fn run(mut self, mut inbox: Inbox) {
         let first = self.workers.begin(self.fault.take(), self.now());
         self.perform_all(first);
-        self.tell_groups();
+        self.update_groups();
         self.publish();
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut check = tokio::time::interval(SUSPENSION_CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.workers.have_ended() {
-            self.hear(&mut inbox, &mut look).await;
+            self.handle_next(&mut inbox, &mut check).await;
             self.publish();
             if self.workers.coming().is_none() {
                 self.records.changes_ended();
@@ -153,8 +164,8 @@ impl Controller {
         self.account.stands(false, self.now());
     }
 
-    /// Every receiver is cancel-safe.
-    async fn hear(&mut self, inbox: &mut Inbox, look: &mut Interval) {
+    /// Waits for the next event, and handles it. Every receiver is cancel-safe.
+    async fn handle_next(&mut self, inbox: &mut Inbox, check: &mut Interval) {
         let due = self.workers.due().map(|due| self.context.clock.instant(due));
         let alarm = async {
             match due {
@@ -164,14 +175,16 @@ impl Controller {
         };
         tokio::select! {
             biased;
-            // Facts first: what a lane tells happened before its worker's end.
-            Some(fact) = inbox.facts.recv() => self.lane_told(fact),
-            Some(WorkerEvent { worker, said }) = inbox.events.recv() => self.worker_said(worker, said),
-            Some(order) = inbox.orders.recv() => self.ordered(order),
-            Ok(()) = inbox.yields.changed() => self.yield_memory(),
-            Ok(()) = inbox.moves.changed() => self.tell_groups(),
-            () = inbox.turn.notified() => self.turn_comes(),
-            _ = look.tick() => self.end_the_stopped(),
+            // A lane's events come first, because they happened before the exit of its worker.
+            Some(event) = inbox.lane_events_rx.recv() => self.handle_lane_event(event),
+            Some(WorkerEvent { worker, said: event }) = inbox.worker_events_rx.recv() => {
+                self.handle_worker_event(worker, event);
+            }
+            Some(order) = inbox.orders_rx.recv() => self.handle_order(order),
+            Ok(()) = inbox.yields_rx.changed() => self.yield_memory(),
+            Ok(()) = inbox.moves_rx.changed() => self.update_groups(),
+            () = inbox.turn.notified() => self.handle_turn(),
+            _ = check.tick() => self.report_suspended_workers(),
             () = alarm => {
                 let actions = self.workers.on_timer(self.now());
                 self.perform_all(actions);
@@ -179,34 +192,37 @@ impl Controller {
         }
     }
 
-    /// A worker that was stopped is no spare, and would keep the next batch. One that starts has
-    /// time limits.
-    fn end_the_stopped(&mut self) {
-        let mut stopped = Vec::new();
+    /// Reports warm workers whose process is suspended. Such a worker cannot take the traffic over, or
+    /// would not answer the next batch. For a worker that is starting, time limits are enough.
+    fn report_suspended_workers(&mut self) {
+        let mut suspended = Vec::new();
         for process in self.processes.values_mut() {
-            let warm = matches!(self.workers.role_and_phase(process.id).1, "serving" | "standing");
+            let warm = matches!(
+                self.workers.role_and_phase(process.id).1,
+                WorkerPhase::Serving | WorkerPhase::Standing
+            );
             if process.has_stood_still() && warm {
-                stopped.push(process.id);
+                suspended.push(process.id);
             }
         }
-        for worker in stopped {
-            self.tell(LifecycleEvent::Misbehaved {
+        for worker in suspended {
+            self.handle(LifecycleEvent::Misbehaved {
                 worker,
                 why: "a signal suspended the worker's process".to_owned(),
             });
         }
     }
 
-    fn turn_comes(&mut self) {
+    fn handle_turn(&mut self) {
         if self.waits.primary == Some(WaitReason::Turn) {
-            self.tell(LifecycleEvent::WaitEnded);
+            self.handle(LifecycleEvent::WaitEnded);
         }
     }
 
     fn yield_memory(&mut self) {
         if self.account.must_yield() {
             self.waits.standby = Some(WaitReason::Memory);
-            self.tell(LifecycleEvent::StandbyRevoked(
+            self.handle(LifecycleEvent::StandbyRevoked(
                 "a hand-over, a starting worker or a model of higher priority needs the standby's memory; \
                  the supervisor tries again shortly"
                     .to_owned(),
@@ -214,36 +230,36 @@ impl Controller {
         }
     }
 
-    fn ordered(&mut self, order: Order) {
+    fn handle_order(&mut self, order: Order) {
         match order {
-            Order::Stop => self.tell(LifecycleEvent::Stop),
+            Order::Stop => self.handle(LifecycleEvent::Stop),
             Order::Resize { share, groups, cause, hold, reply } => {
                 if let Some(tenancy) = &self.tenancy {
                     tenancy.prefer(groups);
                 }
-                let number = Some(self.records.expect(reply));
+                let number = Some(self.records.register_order(reply));
                 let request = ResizeRequest { number, share, cause, decided: self.now() };
-                self.tell(LifecycleEvent::Resize { request, hold });
+                self.handle(LifecycleEvent::Resize { request, hold });
             }
             Order::Configure { model } => {
                 self.model = model;
-                self.tell(LifecycleEvent::Configured(settings(&self.model, &self.context, &*self.gpu)));
+                self.handle(LifecycleEvent::Configured(settings(&self.model, &self.context, &*self.gpu)));
                 self.account.update(MemoryOwner::new(&self.model, self.workers.needs_shadows()));
             }
             Order::Hold { held, reply } => {
-                // The receiver may be gone.
+                // If the receiver is gone, nothing waits for the reply.
                 reply.send(self.workers.hold(held)).ok();
             }
             Order::AwaitChange { done } => self.records.await_change(done),
         }
     }
 
-    fn lane_told(&mut self, fact: LaneEvent) {
-        let fact = match fact {
+    fn handle_lane_event(&mut self, event: LaneEvent) {
+        let event = match event {
             LaneEvent::Drained(worker) => LifecycleEvent::Drained(worker),
             LaneEvent::PoisonConfirmed => LifecycleEvent::PoisonConfirmed,
             LaneEvent::FirstAnswer(worker, at) => {
-                self.records.note_effect(worker, at);
+                self.records.record_effect(worker, at);
                 LifecycleEvent::FirstAnswer(worker)
             }
             LaneEvent::Prepared(worker, prepared) => LifecycleEvent::Prepared { worker, prepared },
@@ -256,22 +272,22 @@ impl Controller {
             },
             LaneEvent::Broken(worker, why) => LifecycleEvent::Misbehaved { worker, why },
         };
-        self.tell(fact);
+        self.handle(event);
     }
 
-    fn worker_said(&mut self, worker: WorkerId, said: WorkerSaid) {
+    fn handle_worker_event(&mut self, worker: WorkerId, event: WorkerSaid) {
         let (model, pid) = (&self.model.name, self.pid(worker));
-        tracing::debug!(model, pid, ?said, "worker event");
+        tracing::debug!(model, pid, said = ?event, "worker event");
         let Some(process) = self.processes.get_mut(&worker) else { return };
-        process.note(&said);
+        process.note(&event);
         let (asked, purpose) = (process.groups, process.purpose);
-        match said {
-            WorkerSaid::Connected => self.tell(LifecycleEvent::Connected(worker)),
+        match event {
+            WorkerSaid::Connected => self.handle(LifecycleEvent::Connected(worker)),
             WorkerSaid::Loaded(found) => {
                 if self.pipeline.metadata().is_some()
                     && let Err(why) = self.describe(&found)
                 {
-                    self.tell(LifecycleEvent::Misbehaved { worker, why });
+                    self.handle(LifecycleEvent::Misbehaved { worker, why });
                 }
             }
             WorkerSaid::Warming { rows } => {
@@ -281,7 +297,7 @@ impl Controller {
                 let useful = self.useful_batches(purpose);
                 self.limit_batches(BatchLimit::of_use(useful, self.model.slo.latency, &warmed.times));
                 let result = self.reference.seal().map_err(|error| errors::chain(&error));
-                self.tell(LifecycleEvent::ReferenceWritten { worker, result });
+                self.handle(LifecycleEvent::ReferenceWritten { worker, result });
             }
             WorkerSaid::Warmed(warmed) => {
                 if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
@@ -298,16 +314,16 @@ impl Controller {
                 let found = process.loaded.take();
                 self.account.warmed(self.now());
                 if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
-                    return self.tell(LifecycleEvent::Misbehaved { worker, why });
+                    return self.handle(LifecycleEvent::Misbehaved { worker, why });
                 }
-                self.tell(LifecycleEvent::Warmed { worker, warmed, asked });
-                if self.workers.role_and_phase(worker) == ("standby", "standing") {
+                self.handle(LifecycleEvent::Warmed { worker, warmed, asked });
+                if self.workers.role_and_phase(worker) == (WorkerRole::Standby, WorkerPhase::Standing) {
                     tracing::info!(model = self.model.name, pid, "warm standby ready");
                 }
             }
             WorkerSaid::Refused(refusal) => {
                 if matches!(refusal, BootRefusal::Proof { .. }) {
-                    // They may be damaged: the next worker loads them from the file.
+                    // The weights may be damaged, so the next worker loads them from the file.
                     self.weights = KeptWeights::default();
                 }
                 let refusal = self.with_smaller_batches(refusal);
@@ -333,7 +349,8 @@ impl Controller {
                         )
                     }
                     BootRefusal::NoPartitions(_)
-                        if matches!(role, "reference" | "incumbent") && !needs_partition =>
+                        if matches!(role, WorkerRole::Reference | WorkerRole::Incumbent)
+                            && !needs_partition =>
                     {
                         tracing::info!(
                             model,
@@ -345,12 +362,12 @@ impl Controller {
                     _ => tracing::warn!(
                         model,
                         pid,
-                        role,
+                        role = ReportedRole::from(role).to_string(),
                         why,
                         "stopping a worker that cannot serve the model; if no other worker serves, requests wait or are refused until one starts; correct the cause"
                     ),
                 }
-                self.tell(LifecycleEvent::Refused { worker, refusal });
+                self.handle(LifecycleEvent::Refused { worker, refusal });
             }
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model, why, "the connection to a starting worker broke; its exit follows");
@@ -363,12 +380,13 @@ impl Controller {
                     status = self.ended_warming(rows, status);
                 }
                 let idle = self.pipeline.is_idle(worker);
-                self.tell(LifecycleEvent::Exited { worker, status, idle });
+                self.handle(LifecycleEvent::Exited { worker, status, idle });
             }
         }
     }
 
-    /// A worker that finds another model than its predecessors is refused.
+    /// Describes the loaded model for clients. Fails if the model differs from the one that earlier
+    /// workers loaded.
     fn describe(&self, found: &LoadedModel) -> Result<(), String> {
         let described = loaded::describe(&self.model, self.largest_batch().as_ref(), found);
         let described = described.map_err(|refusal| refusal.to_string());
@@ -385,7 +403,8 @@ impl Controller {
         self.batch_limit.clone().or_else(known)
     }
 
-    /// Where the size of batches is left to the model, the next worker has smaller ones.
+    /// Lowers the limit of batches if the refusal is due to their size and the configuration gives none.
+    /// Returns the refusal, with advice if the configuration gives the size.
     fn with_smaller_batches(&mut self, refusal: BootRefusal) -> BootRefusal {
         let batch = &self.model.batch;
         let limit = match &refusal {
@@ -407,7 +426,7 @@ impl Controller {
         if self.limit_batches(limit) { BootRefusal::OtherForm(why) } else { refusal }
     }
 
-    /// Returns the reason why a worker ended that was trying batches of `rows` rows.
+    /// Returns the reason for the exit of a worker that was trying batches of `rows` rows.
     fn ended_warming(&mut self, rows: u32, status: String) -> String {
         let limit = BatchLimit::below(&self.model.batch, rows, &format!("the worker exited ({status})"));
         if self.limit_batches(limit) || rows <= 1 {
@@ -419,7 +438,8 @@ impl Controller {
         )
     }
 
-    /// Once the model has served, clients know its batches. Returns whether there is another limit.
+    /// Sets the limit of batches. Does nothing if clients already know the model's batches. Returns true
+    /// if the limit was set.
     fn limit_batches(&mut self, limit: Option<BatchLimit>) -> bool {
         let Some(limit) = limit.filter(|_| self.pipeline.metadata().is_none()) else { return false };
         let BatchLimit { max, why } = &limit;
@@ -433,24 +453,25 @@ impl Controller {
         true
     }
 
-    fn tell_groups(&mut self) {
+    fn update_groups(&mut self) {
         if let Some(tenancy) = &self.tenancy {
-            self.tell(LifecycleEvent::Groups(tenancy.groups()));
+            self.handle(LifecycleEvent::Groups(tenancy.groups()));
         }
     }
 
-    fn tell(&mut self, fact: LifecycleEvent) {
-        let actions = self.workers.on(fact, self.now());
+    /// Passes an event to the state machine, and performs the actions that follow.
+    fn handle(&mut self, event: LifecycleEvent) {
+        let actions = self.workers.on(event, self.now());
         self.perform_all(actions);
     }
 
-    /// Performs actions in order; facts that arise on the way are told afterwards.
+    /// Performs actions in order. Afterwards, passes the events that they caused to the state machine.
     fn perform_all(&mut self, mut actions: Vec<Action>) {
-        let mut facts = VecDeque::new();
+        let mut events = VecDeque::new();
         loop {
-            facts.extend(actions.into_iter().filter_map(|action| self.perform(action)));
-            let Some(fact) = facts.pop_front() else { return };
-            actions = self.workers.on(fact, self.now());
+            events.extend(actions.into_iter().filter_map(|action| self.perform(action)));
+            let Some(event) = events.pop_front() else { return };
+            actions = self.workers.on(event, self.now());
         }
     }
 
@@ -463,7 +484,8 @@ impl Controller {
     }
 }
 
-/// How the GPU divides, as far as known before the load; else why the share may be no partition.
+/// Returns the division of the GPU, or the reason why the share cannot be a partition. The model may
+/// turn out later not to support partitions.
 fn division_for(model: &ModelConfig, gpu: &dyn GpuBackend) -> Result<Division, String> {
     let by_configuration = |mode: &str| Err(format!("the configuration sets `handover: {mode}`"));
     match model.handover {

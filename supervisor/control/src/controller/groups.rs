@@ -1,4 +1,4 @@
-//! Which model has which groups of a GPU's SMs.
+//! The ledger of a GPU's groups of SMs, which assigns groups to models.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,14 +8,17 @@ use shadowslice_policy::groups::{GroupTenant, place};
 use shadowslice_shared::groups::Groups;
 use tokio::sync::watch;
 
-/// How many impossible partitions of a model are remembered: there are 136 runs of sixteen groups.
-const CANNOT: usize = 136;
+/// The largest number of impossible partitions that the ledger stores for a model. Sixteen groups have 136
+/// runs.
+const MAX_IMPOSSIBLE: usize = 136;
 
+/// The groups of all models on a GPU.
 #[derive(Debug)]
 pub struct GroupLedger {
+    /// The number of groups.
     total: usize,
     tenants: Mutex<Tenants>,
-    moved: watch::Sender<()>,
+    moved_tx: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -24,7 +27,7 @@ struct Tenants {
     by_id: BTreeMap<u64, GroupTenant>,
 }
 
-/// A model's place in the ledger; dropping it takes the model out.
+/// A model's entry in the ledger. When it is dropped, the model leaves the ledger.
 #[derive(Debug)]
 pub(super) struct Tenancy {
     id: u64,
@@ -32,14 +35,14 @@ pub(super) struct Tenancy {
 }
 
 impl GroupLedger {
-    /// For a GPU with `total` free groups; 0 where the GPU does not divide.
+    /// Creates the ledger of a GPU with `total` groups. `total` is 0 if the GPU cannot be divided.
     pub fn new(total: usize) -> Self {
-        Self { total, tenants: Mutex::default(), moved: watch::Sender::new(()) }
+        Self { total, tenants: Mutex::default(), moved_tx: watch::Sender::new(()) }
     }
 
-    /// Changes whenever the groups of any model do.
+    /// Returns a receiver that reports whenever the groups of a model change.
     pub fn moves(&self) -> watch::Receiver<()> {
-        self.moved.subscribe()
+        self.moved_tx.subscribe()
     }
 
     fn change(&self, change: impl FnOnce(&mut Tenants)) {
@@ -53,7 +56,7 @@ impl GroupLedger {
                 moved |= std::mem::replace(&mut tenant.now, groups) != groups;
             }
         }
-        self.moved.send_if_modified(|()| moved);
+        self.moved_tx.send_if_modified(|()| moved);
     }
 }
 
@@ -69,19 +72,20 @@ impl Tenancy {
         Self { id, ledger: Arc::clone(ledger) }
     }
 
-    /// It cannot have `cannot`. Returns the groups that it is to have.
-    pub(super) fn ask(&self, count: usize, cannot: Option<Groups>) -> Groups {
+    /// Requests `count` groups. The model cannot have the partition `cannot`. Returns the model's groups.
+    pub(super) fn request(&self, count: usize, cannot: Option<Groups>) -> Groups {
         self.ledger.change(|tenants| {
             let Some(tenant) = tenants.by_id.get_mut(&self.id) else { return };
             tenant.count = count;
-            let news = |groups: &Groups| tenant.cannot.len() < CANNOT && !tenant.cannot.contains(groups);
-            tenant.cannot.extend(cannot.filter(news));
+            let is_new =
+                |groups: &Groups| tenant.cannot.len() < MAX_IMPOSSIBLE && !tenant.cannot.contains(groups);
+            tenant.cannot.extend(cannot.filter(is_new));
         });
         self.groups()
     }
 
-    /// Sets the groups that the model has whenever it has as many; `None` where it does not matter
-    /// which ones. They change at once if it has as many now.
+    /// Sets the groups that the model gets whenever it has this number of groups. `None` means that the
+    /// model accepts any groups. If the model has this number of groups now, its groups change immediately.
     pub(super) fn prefer(&self, groups: Option<Groups>) {
         self.ledger.change(|tenants| {
             if let Some(tenant) = tenants.by_id.get_mut(&self.id) {
@@ -117,7 +121,7 @@ mod tests {
         assert_eq!([first.groups(), second.groups()], [high; 2]);
         second.prefer(Some(low));
         assert_eq!([first.groups(), second.groups()], [high, low]);
-        assert_eq!(first.ask(4, None).count(), 4);
+        assert_eq!(first.request(4, None).count(), 4);
     }
 
     #[test]
@@ -129,9 +133,9 @@ mod tests {
         assert_eq!(first.groups().common(second.groups()), Groups::NONE);
         assert!(moves.has_changed().unwrap());
         let at_first = first.groups();
-        first.ask(16, None);
+        first.request(16, None);
         assert_eq!(first.groups(), Groups::WHOLE);
-        first.ask(10, None);
+        first.request(10, None);
         assert_eq!(first.groups(), at_first);
         drop(second);
         let third = Tenancy::of(&ledger, 6, 1);

@@ -1,4 +1,4 @@
-//! Starting a worker, and putting its lane on the data path.
+//! The start of a worker and of its lane on the data path.
 
 use std::io;
 use std::path::PathBuf;
@@ -43,13 +43,11 @@ pub(super) enum LaunchError {
 }
 
 impl LaunchError {
-    /// Whether the reason passes by itself before long, and is not a fault of the model.
-    fn is_passing(&self) -> bool {
+    /// Returns true if the reason is temporary and not a fault of the model.
+    fn is_temporary(&self) -> bool {
         matches!(self, Self::Turn | Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
     }
-}
 
-impl LaunchError {
     fn wait_reason(&self) -> Option<WaitReason> {
         match self {
             Self::Turn => Some(WaitReason::Turn),
@@ -61,7 +59,7 @@ impl LaunchError {
 }
 
 impl Controller {
-    /// Starts a worker; tells why not, if it cannot be started.
+    /// Starts a worker. If it cannot be started, returns an event with the reason.
     pub(super) fn start(&mut self, launch: Launch) -> Option<LifecycleEvent> {
         let worker = launch.worker;
         if launch.standby
@@ -79,8 +77,8 @@ impl Controller {
         let error = error?;
         let why = errors::chain(&error);
         tracing::debug!(model = self.model.name, why, "cannot start a worker");
-        let failure = match error.is_passing() {
-            // No failure: its pauses do not grow.
+        let failure = match error.is_temporary() {
+            // This does not count as a failure, so the backoff does not grow.
             true if launch.standby && matches!(error, LaunchError::Turn) => {
                 StartFailure::NoRoomForStandby(why)
             }
@@ -107,7 +105,7 @@ impl Controller {
         let rank = Rank { start, priority, is_reference: purpose.is_reference() };
         let permit = self.place.ask(rank, self.now()).ok_or(LaunchError::Turn)?;
         let partition = self.partition_for(purpose);
-        // A worker needs the whole GPU to make a partition in it, or to compute a reference on it.
+        // To create a partition or to compute reference answers on the GPU, a worker needs the whole GPU.
         let whole = partition.is_some() || purpose == WorkerPurpose::DeviceReference;
         let granted = if whole { Percent::WHOLE } else { share };
         let wanted = GrantRequest { share: granted, priority, memory_limit, room: self.room() };
@@ -123,7 +121,7 @@ impl Controller {
             partition,
         };
         let user = self.user()?;
-        // Until the model has served, any content of its files may be loaded.
+        // Before the model has served, its workers may load any content of its files.
         let files = self.pipeline.metadata().map(|_| FilesToLoad {
             files: Arc::clone(&self.files),
             copies: self.context.engines.join(&self.model.name),
@@ -146,7 +144,7 @@ impl Controller {
             low_priority: low_priority && self.context.lower_shadows,
             permit: Some(permit),
             data_path: &self.context.data_path,
-            events: self.events.clone(),
+            events: self.worker_events_tx.clone(),
         };
         let model = Arc::clone(&self.model);
         let limit = self.largest_batch();
@@ -160,15 +158,16 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns how long a batch may take to be of use, where that can be seen: a CPU does not show how
-    /// fast a GPU is.
+    /// Returns the longest useful time of a batch. Returns `None` if a limit is known already, or if the
+    /// worker runs on a CPU, whose times do not apply to the GPU.
     pub(super) fn useful_batches(&self, purpose: WorkerPurpose) -> Option<Duration> {
         let elsewhere = purpose == WorkerPurpose::Reference && self.gpu.status().uuid.is_some();
         let is_first = self.batch_limit.is_none() && self.pipeline.metadata().is_none();
         loaded::useful_for(&self.model).filter(|_| is_first && !elsewhere)
     }
 
-    /// With a folder of its own, where the model's kept forms are.
+    /// Returns the id of the user for the model's workers, and the folder that this user owns. The folder
+    /// contains optimised models and engines.
     fn user(&mut self) -> Result<Option<(u32, PathBuf)>, LaunchError> {
         let Some(users) = &self.context.users else { return Ok(None) };
         if self.user.is_none() {

@@ -1,4 +1,5 @@
-//! What a loaded model means under its configuration. Pure.
+//! The metadata and the warm-up plan that follow from a loaded model and its configuration. This module
+//! does no I/O.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::process::plan_warm_up;
 use shadowslice_config::{BatchConfig, EngineConfig, ModelConfig, OnLate, batch_sizes};
 use shadowslice_datapath::pipeline::Metadata;
 
-/// What clients and batcher see of a loaded model; or why it cannot be served as configured.
+/// Returns the metadata of a loaded model, or the reason why the model cannot be served as configured.
 pub(super) fn describe(
     model: &ModelConfig,
     limit: Option<&BatchLimit>,
@@ -31,7 +32,7 @@ pub(super) fn describe(
     })
 }
 
-/// Returns what a worker warms up of a model.
+/// Returns the plan for the warm-up of a worker.
 pub fn warm_up(
     model: &ModelConfig,
     limit: Option<&BatchLimit>,
@@ -42,25 +43,26 @@ pub fn warm_up(
     Ok(WarmUp { batch_is_given: model.batch.max.is_some(), ..plan })
 }
 
-/// The largest batch of a model whose configuration leaves that to the model, and which cannot have
-/// the default.
+/// The largest batch of a model that cannot have the default batch. The configuration of the model gives
+/// no size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchLimit {
-    /// In rows; 0 if the first axis is not a batch.
+    /// The largest batch, in rows. It is 0 if the first axis is not the batch axis.
     pub max: u32,
-    /// What happened with larger batches.
+    /// The reason why larger batches are not used.
     pub why: String,
 }
 
-/// A batch that takes longer is slow, however long the SLO allows: only then is it worthwhile to
-/// warm up fewer sizes.
+/// The time above which a batch is slow, even if the SLO allows more. Fewer sizes are warmed up only if
+/// batches are slow.
 const SLOW_BATCH: Duration = Duration::from_secs(1);
 
-/// A size is useful up to this multiple of the SLO's latency: the host may be busy as it is tried.
+/// The multiple of the SLO's latency up to which a size is useful. It is above 1, because the host may be
+/// busy during the warm-up.
 const SLO_MARGIN: u32 = 2;
 
-/// Returns how long a batch may take to be of use to a model whose sizes are left to it. `None` if
-/// every size is.
+/// Returns the longest time of a useful batch. Returns `None` if every size is useful, for example because
+/// the configuration gives the size.
 pub(super) fn useful_for(model: &ModelConfig) -> Option<Duration> {
     let is_bound = model.batch.max.is_none() && model.queue.on_late == OnLate::Reject;
     is_bound.then(|| model.slo.latency.saturating_mul(SLO_MARGIN).max(SLOW_BATCH))
@@ -77,8 +79,8 @@ impl BatchLimit {
         Some(Self { max, why: format!("a batch of {rows} rows takes {took:.1} s, and the SLO is {slo} s") })
     }
 
-    /// Returns the limit after a batch of `failed` rows failed. `None` if smaller ones don't help, or
-    /// if the configuration says how large batches are.
+    /// Returns the limit after a batch of `failed` rows failed. Returns `None` if no smaller batch exists,
+    /// or if the configuration gives the size.
     pub(super) fn below(batch: &BatchConfig, failed: u32, why: &str) -> Option<Self> {
         let smaller = batch_sizes(BatchConfig::DEFAULT_MAX).into_iter().rfind(|&size| size < failed);
         let max = smaller.filter(|_| batch.max.is_none())?;
@@ -95,7 +97,7 @@ fn limited<'b>(batch: &'b BatchConfig, limit: Option<&BatchLimit>) -> Cow<'b, Ba
     }
 }
 
-/// The largest batch, and the sizes to warm up.
+/// Returns the largest batch, and the sizes to warm up.
 fn batching(batch: &BatchConfig, loaded: &LoadedModel) -> Result<(u32, Vec<u32>), BootRefusal> {
     if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
         let why = format!(

@@ -12,8 +12,8 @@ fn ledger(limit: Option<u64>) -> Arc<MemoryLedger> {
     Arc::new(MemoryLedger::new(limit.map(|gib| gib * GIB)))
 }
 
-/// Returns the accounts of models of 2, 3 and 9 GiB, the last of which has no shadows, and of a model
-/// whose memory is unknown.
+/// Returns the accounts of models of 2, 3 and 9 GiB, and of a model whose memory is unknown. The model of
+/// 9 GiB has no shadows.
 fn accounts(ledger: &Arc<MemoryLedger>) -> [MemoryAccount; 4] {
     [owner("a", Some(2), true), owner("b", Some(3), true), owner("c", Some(9), false), owner("d", None, true)]
         .map(|owner| MemoryAccount::open(ledger, owner))
@@ -94,7 +94,7 @@ fn standbys_yield_until_there_is_enough() {
     let ledger = ledger(None);
     let [high, low, young, other] = [("a", 2, 1), ("b", 3, 2), ("c", 9, 2), ("d", 1, 1)]
         .map(|(model, gib, priority)| with_priority(&ledger, model, gib, priority));
-    assert!(!other.make_room(GIB, Beneficiary::Worker), "there is no standby");
+    assert!(!other.make_room(GIB, Beneficiary::Worker), "the model has no standby");
     let mut yields = other.yields();
     [&high, &low, &young].into_iter().for_each(|account| account.stands(true, at(0)));
     let yielding = || [&high, &low, &young].map(MemoryAccount::must_yield);

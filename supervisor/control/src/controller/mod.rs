@@ -1,13 +1,14 @@
-//! Control: one task a model, which starts its workers, replaces them, and never touches a request.
+//! The controllers. Each model has a controller, which starts and replaces the model's workers. A
+//! controller handles no requests.
 //!
 //! ```text
 //! orders (resize, stop) ──┐
-//! facts of the pipeline ──┼─▶ Controller ─▶ policy's machine ─▶ actions ─▶ pipeline, processes
+//! events of the lanes ────┼─▶ Controller ─▶ state machine ─▶ actions ─▶ pipeline, processes
 //! events of the workers ──┘        └─▶ report (for status)
 //! ```
 //!
-//! The controllers have a thread of their own: starting a process takes milliseconds, in which the
-//! reactor that serves clients must not stop.
+//! The controllers run on a separate thread, because the start of a process blocks for milliseconds. The
+//! data path must not be blocked for that time.
 
 mod changes;
 mod context;
@@ -21,6 +22,7 @@ mod outcome;
 mod perform;
 mod planner;
 mod publish;
+mod reported;
 mod reports;
 mod room;
 mod standbys;
@@ -34,7 +36,10 @@ pub use groups::GroupLedger;
 pub use loaded::{BatchLimit, warm_up};
 pub use memory::MemoryLedger;
 pub use planner::{
-    DoorReport, ModelPlan, PlanReport, Planned, Planner, RecentReport, SeenReport, first_shares,
+    AdmissionReport, ModelPlan, ObservationReport, PlanReport, Planned, Planner, RecentReport, first_shares,
+};
+pub use reported::{
+    ChangeCause, ChangeOutcome, Mechanism, ReportedPhase, ReportedRole, ReportedState, ReportedVerdict,
 };
 pub use reports::{
     HandoverReport, Handovers, ModelReport, ModelState, NextStart, WaitReason, Warming, WorkerMemory,
@@ -54,47 +59,52 @@ use shadowslice_config::ModelConfig;
 use shadowslice_datapath::pipeline::Pipeline;
 pub use shadowslice_policy::workers::{Cause, ResizeRefused};
 
-/// Orders that may wait for a controller.
-const ORDERS: usize = 16;
+/// The largest number of orders in a controller's queue.
+const MAX_QUEUED_ORDERS: usize = 16;
 
-/// Worker events that may wait for a controller; a worker has fewer than eight in its life.
-const EVENTS: usize = 256;
+/// The largest number of worker events in a controller's queue. A worker causes fewer than eight events
+/// in its life.
+const MAX_QUEUED_EVENTS: usize = 256;
 
+/// A model with its controller.
 #[derive(Debug, Clone)]
 pub struct Served {
-    /// Its number; no two models ever have the same, nor do a model and its successor.
+    /// The unique number of this controller. A model and its successor have different numbers.
     pub id: usize,
     pub model: Arc<ModelConfig>,
     pub gpu: Arc<dyn GpuBackend>,
     pub pipeline: Arc<Pipeline>,
     pub report: watch::Receiver<ModelReport>,
     pub orders: mpsc::Sender<Order>,
-    /// The report of the workers that are being started to take its place.
+    /// The report of the workers that are starting to replace this model's workers.
     pub successor: Option<watch::Receiver<ModelReport>>,
-    /// The files that it was loaded from.
+    /// The files from which the model was loaded.
     pub files: Arc<LoadedFiles>,
 }
 
+/// An order to a controller.
 #[derive(Debug)]
 pub enum Order {
+    /// Changes the share.
     Resize {
         share: Percent,
-        /// The groups that a layout gives the model, where its share is a partition.
+        /// The groups that a layout gives the model, if its share is a partition.
         groups: Option<Groups>,
         cause: Cause,
-        /// Whether the share is held from then on, where a policy would change it again.
+        /// True if the share is held afterwards, so that the policy does not change it.
         hold: bool,
         reply: oneshot::Sender<Result<HandoverReport, ResizeRefused>>,
     },
+    /// Prevents the policy from changing the share, or allows changes again.
     Hold {
         held: bool,
-        /// Hears whether that is news.
+        /// The sender for the reply, which is true if the order changed `held`.
         reply: oneshot::Sender<bool>,
     },
-    /// Sends to `done` when no change of the share waits or is under way.
+    /// Sends to `done` when no change of the share waits or is in progress.
     AwaitChange { done: oneshot::Sender<()> },
-    /// Go by this configuration from now on. What the workers were started with does not differ.
+    /// Applies this configuration. It does not differ in settings that workers get when they start.
     Configure { model: Arc<ModelConfig> },
-    /// End all workers, and then the controller. The pipeline is shut first.
+    /// Stops all workers and then the controller. The pipeline must have been shut before.
     Stop,
 }

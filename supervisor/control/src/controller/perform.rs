@@ -1,4 +1,4 @@
-//! What the machine decides is done here, and nothing else decides.
+//! The actions of the state machine. This module performs them and makes no decisions.
 
 use shadowslice_policy::workers::{Action, LifecycleEvent};
 use shadowslice_shared::batch::Command;
@@ -10,15 +10,15 @@ use super::reports::WaitReason;
 use crate::process::Worker;
 
 impl Controller {
-    /// Performs an action; returns what it brings about at once.
+    /// Performs an action. Returns the event that the action causes immediately.
     pub(super) fn perform(&mut self, action: Action) -> Option<LifecycleEvent> {
         tracing::debug!(model = self.model.name, ?action, "decided");
         match action {
             Action::Start(launch) => return self.start(launch),
-            Action::Load(worker) => self.with(worker, Worker::warm),
+            Action::Load(worker) => self.with_process(worker, Worker::warm),
             Action::Attach { worker, share, slice, sizes } => self.attach(worker, share, slice, sizes),
             Action::Route(worker) => {
-                self.with(worker, Worker::serve);
+                self.with_process(worker, Worker::serve);
                 let serving = self.processes.get(&worker).map(|process| Serving {
                     pid: process.pid,
                     brought: process.memory.unwrap_or_default().brought,
@@ -31,8 +31,8 @@ impl Controller {
             Action::Drain(worker) => self.pipeline.drain(worker),
             Action::Requeue(worker) => self.pipeline.requeue(worker),
             Action::Condemn(worker) => self.pipeline.condemn(worker),
-            Action::Hurry(worker) => self.with(worker, Worker::serve),
-            Action::Stop(worker) => self.with(worker, Worker::stop),
+            Action::Hurry(worker) => self.with_process(worker, Worker::serve),
+            Action::Stop(worker) => self.with_process(worker, Worker::stop),
             Action::Kill(worker, why) => {
                 tracing::error!(
                     model = self.model.name,
@@ -40,12 +40,12 @@ impl Controller {
                     why,
                     "killing a worker that failed or did not exit in time; if the model needs another worker, the supervisor starts one"
                 );
-                self.with(worker, |process| process.kill());
+                self.with_process(worker, |process| process.kill());
                 self.pipeline.worker_killed();
             }
             Action::AskGroups { count, cannot } => {
                 let tenancy = self.tenancy.as_ref()?;
-                return Some(LifecycleEvent::Groups(tenancy.ask(count, cannot)));
+                return Some(LifecycleEvent::Groups(tenancy.request(count, cannot)));
             }
             Action::Prepare(worker, groups) => self.pipeline.command(worker, Command::Prepare(groups)),
             Action::Forget(worker, groups) => self.pipeline.command(worker, Command::Forget(groups)),
@@ -64,13 +64,13 @@ impl Controller {
         None
     }
 
-    fn with(&mut self, worker: WorkerId, change: impl FnOnce(&mut Worker)) {
+    fn with_process(&mut self, worker: WorkerId, change: impl FnOnce(&mut Worker)) {
         if let Some(process) = self.processes.get_mut(&worker) {
             change(process);
         }
     }
 
-    /// A worker that has served stands ready from now on, if there is memory for it.
+    /// Makes a worker that has served the standby, if there is enough memory.
     fn keep(&mut self, worker: WorkerId) -> Option<LifecycleEvent> {
         tracing::info!(
             model = self.model.name,

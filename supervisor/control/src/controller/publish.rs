@@ -1,4 +1,4 @@
-//! What other parts of the supervisor see of a controller.
+//! The report of a controller to other parts of the supervisor.
 
 use std::mem::discriminant;
 use std::sync::Arc;
@@ -8,11 +8,13 @@ use shadowslice_policy::workers::{Workers, WorkersState};
 use shadowslice_shared::units::Timestamp;
 
 use super::events::Controller;
+use super::reported::{Mechanism, ReportedRole};
 use super::reports::{ModelReport, ModelState, NextStart, WaitReason, Warming, WorkerMemory, WorkerReport};
 use crate::process::Worker;
 
 impl ModelReport {
-    /// Of a model that has started nothing yet, or as far as its workers' machine knows.
+    /// Creates a report with the values that the state machine knows. All other values are those of a
+    /// model without workers.
     pub(super) fn of(workers: &Workers) -> Self {
         Self {
             state: ModelState::Loading,
@@ -21,8 +23,8 @@ impl ModelReport {
             sms: workers.sms_in_force().0,
             partition: None,
             execution: workers.execution().cloned(),
-            mechanism: workers.mechanism().0,
-            no_partition: workers.mechanism().1.map(str::to_owned),
+            mechanism: Mechanism::of(workers),
+            no_partition: workers.no_partition().map(str::to_owned),
             since: Timestamp::default(),
             coming: None,
             ready: None,
@@ -47,7 +49,7 @@ impl Controller {
         let workers = &self.workers;
         let state = self.state();
         let (since, state_since) = {
-            let seen = self.report.borrow();
+            let seen = self.report_tx.borrow();
             let same = discriminant(&seen.state) == discriminant(&state);
             (
                 if seen.share == workers.share() { seen.since } else { self.now() },
@@ -59,7 +61,7 @@ impl Controller {
         let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
         let no_standby = workers.standby_obstacle().map(str::to_owned);
         let report = ModelReport {
-            waits: self.waits.going_on(&state, no_standby.is_some()),
+            waits: self.waits.current(&state, no_standby.is_some()),
             state,
             state_since,
             partition,
@@ -79,7 +81,7 @@ impl Controller {
             ..ModelReport::of(workers)
         };
         self.log_changes(&report);
-        self.report.send_if_modified(|seen| {
+        self.report_tx.send_if_modified(|seen| {
             let changed = *seen != report;
             *seen = report;
             changed
@@ -87,7 +89,7 @@ impl Controller {
     }
 
     fn log_changes(&self, new: &ModelReport) {
-        let old = self.report.borrow();
+        let old = self.report_tx.borrow();
         let model = &self.model.name;
         if old.state != new.state {
             match &new.state {
@@ -119,7 +121,7 @@ impl Controller {
             tracing::info!(
                 model,
                 why,
-                mechanism = new.mechanism,
+                mechanism = new.mechanism.to_string(),
                 "in-worker resize is not available for this model; share changes use the mechanism shown here"
             );
         }
@@ -142,17 +144,16 @@ impl Controller {
         );
     }
 
-    /// While the next worker boots, requests wait for it if there was one before; but a model that
-    /// is unready stays so until it serves.
+    /// Returns the state of the model. A model that is unready stays unready until a worker serves.
     fn state(&self) -> ModelState {
-        let was = &self.report.borrow().state;
+        let was = &self.report_tx.borrow().state;
         match self.workers.state() {
             WorkersState::Loading | WorkersState::Restarting | WorkersState::Waiting(_)
                 if let ModelState::Unready { why, .. } = was =>
             {
                 ModelState::Unready { why: why.clone(), next: NextStart::UnderWay }
             }
-            // A start like any other, only later.
+            // The worker starts as usual when it is its turn.
             WorkersState::Waiting(_) if self.waits.primary == Some(WaitReason::Turn) => self.loading(),
             WorkersState::Loading => self.loading(),
             WorkersState::Ready => ModelState::Ready,
@@ -168,12 +169,13 @@ impl Controller {
         }
     }
 
-    /// Returns the state of a model whose worker starts.
+    /// Returns the state of a model whose worker starts. If a worker has served before, requests wait
+    /// for the next worker.
     fn loading(&self) -> ModelState {
         if self.pipeline.ready().is_ok() { ModelState::Restarting } else { ModelState::Loading }
     }
 
-    /// Returns how far the one worker is, if there is one.
+    /// Returns the progress of the worker that is warming up.
     fn warming(&self) -> Option<Warming> {
         let limit = self.context.timeouts.warm;
         let warming = self.processes.values().filter_map(|process| process.warming);
@@ -182,18 +184,18 @@ impl Controller {
 
     fn worker_reports(&self) -> Vec<WorkerReport> {
         let mut all: Vec<_> = self.processes.values().map(|process| self.worker_report(process)).collect();
-        all.sort_by_key(|worker| worker.role != "incumbent");
+        all.sort_by_key(|worker| worker.role != ReportedRole::Incumbent);
         all
     }
 
     fn worker_report(&self, process: &Worker) -> WorkerReport {
         let (role, phase) = self.workers.role_and_phase(process.id);
         WorkerReport {
-            role: role.to_owned(),
+            role: role.into(),
             pid: process.pid,
             share_percent: self.workers.share_of(process.id).unwrap_or(process.share).get(),
             sms: process.sms.0,
-            phase: phase.to_owned(),
+            phase: phase.into(),
             restarts: self.workers.failures_in_a_row(),
             boot_ms: process.boot_ms,
             answer_error: process.answer_error,

@@ -11,16 +11,18 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::changes::Changes;
 use super::loaded::BatchLimit;
+use super::reported::{ChangeCause, ChangeOutcome, Mechanism, ReportedPhase, ReportedRole};
 use crate::backend::GpuBackend;
 use crate::process::BootMs;
 
+/// The state of a model, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelState {
     Loading,
     Ready,
-    /// Its worker died; the next one comes, and requests wait.
+    /// The worker died. The next one is starting, and requests wait.
     Restarting,
-    /// The GPU takes no worker for now, and this is why; requests wait.
+    /// The GPU accepts no worker at present, for this reason. Requests wait.
     Waiting(String),
     /// Requests are refused.
     Unready {
@@ -30,94 +32,83 @@ pub enum ModelState {
     Stopping,
 }
 
-/// When a worker of an unready model is started.
+/// The next start of a worker of an unready model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStart {
     UnderWay,
     At(Instant),
-    /// Once the model's files or its configuration differ.
+    /// A worker starts when the model's files or its configuration change.
     OnChange,
 }
 
+/// The state of a model and of its workers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelReport {
     pub state: ModelState,
-    /// Since when it is in that state, for whatever reason.
+    /// The time at which the model entered this state. A new reason does not change it.
     pub state_since: Instant,
     /// The share in force.
     pub share: Percent,
     pub sms: u32,
-    /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
+    /// The division of the GPU and the groups on which batches run, if the share is a partition.
     pub partition: Option<(Arc<Division>, Groups)>,
-    /// How long batches take on each number of SMs, as workers measured it before they served.
+    /// The times of batches by number of SMs. Workers measured them before they served.
     pub execution: Option<Execution>,
-    /// How the share is changed: `in-process`, `shadow` or `never`.
-    pub mechanism: &'static str,
-    /// Why the share is not changed inside the worker, where it is not.
+    pub mechanism: Mechanism,
+    /// The reason why the share cannot change inside the worker.
     pub no_partition: Option<String>,
-    /// Since when; the origin for the share that it was started with.
+    /// The time at which this share came into force. It is zero for the share at the start.
     pub since: Timestamp,
-    /// The share that is to come, by a hand-over that is under way or waits.
+    /// The requested share of a change that is in progress or waits.
     pub coming: Option<Percent>,
-    /// The share of a worker that stands ready, the standing or the parked one; the larger of two.
+    /// The share of the standby or the parked worker. If the model has both, the larger share.
     pub ready: Option<Percent>,
-    /// How far the worker is that is to serve, while it warms up.
+    /// The progress of a worker that is warming up.
     pub warming: Option<Warming>,
-    /// The largest batch, and why larger ones are not used, where the default is too large.
+    /// The largest batch and the reason, if the default batch is too large.
     pub batch_limit: Option<BatchLimit>,
-    /// Why no worker stands ready though one should.
+    /// The reason why a standby is missing although the configuration requires one.
     pub no_standby: Option<String>,
-    /// What workers wait for that cannot be started for now, each of them once.
+    /// The resource that each worker waits for that cannot start yet.
     pub waits: Vec<WaitReason>,
-    /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
+    /// The GPU memory that a worker of the model needs, in bytes, if it is known.
     pub memory_need: Option<u64>,
+    /// True if the policy must not change the share.
     pub held: bool,
     pub workers: Vec<WorkerReport>,
-    /// Deaths since the start of the worker that served or was to serve.
+    /// The number of deaths since the start of workers that served or were starting to serve.
     pub worker_deaths: u64,
-    /// What the last of them died of.
+    /// The cause of the last death.
     pub last_death: Option<String>,
-    /// Times that a worker was started in the place of such a worker, after a pause.
+    /// The number of workers that were started to replace such a worker, after a backoff.
     pub worker_restarts: u64,
     pub handovers: Handovers,
     pub changes: Changes,
 }
 
-/// What a worker waits for that cannot be started for now.
+/// The resource that a worker waits for before it can start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitReason {
     /// GPU memory.
     Memory,
-    /// The MPS server, which takes no clients.
+    /// The MPS server, which accepts no clients at present.
     Mps,
     /// Other workers, which start first.
     Turn,
 }
 
-impl WaitReason {
-    pub const ALL: [Self; 3] = [Self::Memory, Self::Mps, Self::Turn];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Mps => "mps",
-            Self::Turn => "turn",
-        }
-    }
-}
-
-/// What the last workers that were not started wait for.
+/// The resources that the last workers wait for that could not start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Waits {
-    /// The worker that is to serve.
+    /// The resource for the worker that will serve.
     pub(super) primary: Option<WaitReason>,
-    /// The standing worker.
+    /// The resource for the standby.
     pub(super) standby: Option<WaitReason>,
 }
 
 impl Waits {
-    /// Returns the waits that go on: a worker may have been given up since.
-    pub(super) fn going_on(self, state: &ModelState, has_no_standby: bool) -> Vec<WaitReason> {
+    /// Returns the waits that continue in this state of the model.
+    pub(super) fn current(self, state: &ModelState, has_no_standby: bool) -> Vec<WaitReason> {
         let primary = self.primary.filter(|reason| match reason {
             WaitReason::Turn => matches!(
                 state,
@@ -132,57 +123,60 @@ impl Waits {
     }
 }
 
+/// The warm-up of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Warming {
-    /// The rows of the batches that it tries.
+    /// The number of rows of the batch that the worker tries.
     pub rows: u32,
-    /// When it began to warm up.
+    /// The time at which the warm-up began.
     pub since: Instant,
-    /// The time after which it is given up.
+    /// The limit on the time of the warm-up.
     pub limit: Duration,
 }
 
 impl ModelReport {
     /// Returns the time that the serving worker took to start, in ms.
     pub(crate) fn start_ms(&self) -> Option<u64> {
-        let serving = self.workers.iter().find(|worker| worker.phase == "serving")?;
+        let serving = self.workers.iter().find(|worker| worker.phase == ReportedPhase::Serving)?;
         let BootMs { spawn, libraries, context, session, warmup, proof } = serving.boot_ms;
         // Rounded to whole milliseconds.
         Some((spawn + libraries + context + session + warmup + proof) as u64)
     }
 
-    /// The SMs that a share of its GPU comes to, by the means by which its share is changed.
+    /// Returns the number of SMs of a share of the model's GPU. The number depends on the mechanism by
+    /// which the share changes.
     pub(super) fn sms_of(&self, gpu: &dyn GpuBackend, share: Percent) -> Sms {
         self.partition.as_ref().map_or_else(|| gpu.sms(share), |(division, _)| division.sms_of(share))
     }
 }
 
+/// The state of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// `incumbent`, `shadow`, `standby`, `parked`, `reference` or `leaving`.
-    pub role: String,
+    pub role: ReportedRole,
     pub pid: i32,
     pub share_percent: u32,
     pub sms: u32,
-    /// `starting`, `warming`, `serving`, `draining`, `standing` or `stopping`.
-    pub phase: String,
-    /// Deaths of this model's workers in a row, before this one.
+    pub phase: ReportedPhase,
+    /// The number of consecutive deaths of the model's workers before this worker.
     pub restarts: u32,
     pub boot_ms: BootMs,
-    /// How far its answers lay from the reference at most, relative to an output's largest value.
+    /// The largest difference between the worker's answers and the reference answers, relative to the
+    /// largest value of an output.
     pub answer_error: Option<f64>,
-    /// What it has of its device's memory, once it is warm.
+    /// The memory of the worker on its device. `None` until the worker is warm.
     pub memory: Option<WorkerMemory>,
 }
 
-/// A worker's memory by kind, in MiB. The rest are contexts, kernels and recordings.
+/// A worker's memory by kind, in MiB, without contexts, kernels and CUDA graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerMemory {
-    /// Weights, which all workers of the model share.
+    /// The weights, which all workers of the model share.
     pub weights_mib: u64,
-    /// Those of them that this worker brought to the GPU; the driver counts them as its own.
+    /// The part of the weights that this worker loaded onto the GPU. The driver counts this part as the
+    /// worker's memory.
     pub brought_mib: u64,
-    /// What is computed on the way from inputs to outputs, for the largest batch.
+    /// The memory for intermediate results of the largest batch.
     pub scratch_mib: u64,
 }
 
@@ -193,47 +187,46 @@ impl From<DeviceMemory> for WorkerMemory {
     }
 }
 
+/// The changes of a model's share, and the failovers, since the start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Handovers {
     pub completed: u64,
     pub aborted: u64,
-    /// Completed ones that were taken back in their probation.
+    /// The completed changes that were rolled back in their probation.
     pub rolled_back: u64,
-    /// Completed ones inside the worker.
+    /// The completed changes inside the worker.
     #[serde(default)]
     pub in_process: u64,
-    /// Completed ones to a worker that stood ready.
+    /// The completed changes to a worker that was already warm.
     pub flips: u64,
-    /// Times that the standing worker took over from one that died.
+    /// The number of times that a standby replaced a worker that died.
     pub failovers: u64,
-    /// The last hand-over that ended, or the last fail-over.
+    /// The last change that ended, or the last failover.
     pub last: Option<HandoverReport>,
 }
 
+/// A change of share that ended, or a failover.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HandoverReport {
-    /// `completed`, `aborted` or `rolled back`; `taken over` after a death.
-    pub outcome: String,
-    /// The mechanism: `in-process`, `shadow`, `never`, or `restart` if the model was down.
+    pub outcome: ChangeOutcome,
     #[serde(default)]
-    pub mechanism: String,
-    /// Its cause: `hand`, `policy` or `worker`; `death` if there was no order.
-    pub cause: String,
-    /// Whether a worker stood ready for it.
+    pub mechanism: Mechanism,
+    pub cause: ChangeCause,
+    /// True if the change did not have to wait until a worker was warm.
     pub at_once: bool,
-    /// Why, if it was not completed; of a death, what the worker died of.
+    /// The reason why the change was not completed, or the cause of the worker's death.
     pub why: Option<String>,
     pub from_percent: u32,
-    /// The share asked for.
+    /// The requested share.
     pub to_percent: u32,
     pub from_sms: u32,
     pub to_sms: u32,
-    /// From the decision to the first batch completed at the new share, in ms; none until a request
-    /// has come.
+    /// The time from the decision to the first batch at the new share, in ms. `None` before that batch.
     pub effect_ms: Option<f64>,
-    /// The longest time in which a batch was ready and a slot free, and no lane took it, in µs.
+    /// The longest time in which a batch was ready and a slot was free, but no lane took the batch, in
+    /// µs.
     pub stall_us: f64,
-    /// All such time together, in µs.
+    /// The sum of these times, in µs.
     pub stall_total_us: f64,
 }
 
@@ -249,12 +242,12 @@ mod tests {
     fn a_wait_ends_with_its_state() {
         let waits = Waits { primary: Some(WaitReason::Mps), standby: Some(WaitReason::Memory) };
         let waiting = ModelState::Waiting("MPS is restarted".to_owned());
-        assert_eq!(waits.going_on(&waiting, false), [WaitReason::Mps]);
-        assert_eq!(waits.going_on(&waiting, true), [WaitReason::Mps, WaitReason::Memory]);
-        assert_eq!(waits.going_on(&ModelState::Ready, true), [WaitReason::Memory]);
-        assert_eq!(waits.going_on(&ModelState::Ready, false), []);
+        assert_eq!(waits.current(&waiting, false), [WaitReason::Mps]);
+        assert_eq!(waits.current(&waiting, true), [WaitReason::Mps, WaitReason::Memory]);
+        assert_eq!(waits.current(&ModelState::Ready, true), [WaitReason::Memory]);
+        assert_eq!(waits.current(&ModelState::Ready, false), []);
         let turn = Waits { primary: Some(WaitReason::Turn), standby: None };
-        assert_eq!(turn.going_on(&ModelState::Loading, false), [WaitReason::Turn]);
-        assert_eq!(turn.going_on(&ModelState::Ready, false), []);
+        assert_eq!(turn.current(&ModelState::Loading, false), [WaitReason::Turn]);
+        assert_eq!(turn.current(&ModelState::Ready, false), []);
     }
 }

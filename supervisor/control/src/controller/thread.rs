@@ -1,4 +1,4 @@
-//! The thread on which the controllers run, and the planner.
+//! The thread on which the controllers and the planner run.
 
 use std::io;
 
@@ -10,23 +10,24 @@ use shadowslice_datapath::heartbeat::{HEARTBEAT_INTERVAL, Heartbeat};
 use super::events::{Controller, Inbox};
 use super::{Order, Planner};
 
-/// Controllers that may wait to be run.
-const WAITING: usize = 16;
+/// The largest number of controllers that wait until the thread runs them.
+const MAX_QUEUED_TASKS: usize = 16;
 
+/// A controller that the thread can run.
 #[derive(Debug)]
 pub struct ControllerTask {
     pub(super) controller: Controller,
     pub(super) inbox: Inbox,
-    /// Its orders: it is told to stop when all is to end.
+    /// The sender for the controller's orders. The thread sends `Stop` when it stops.
     pub orders: mpsc::Sender<Order>,
 }
 
-/// The thread. Controllers come to it while it runs, and go when they are told to stop.
+/// The thread. It accepts controllers while it runs. A controller ends after an order to stop.
 #[derive(Debug)]
 pub struct ControlThread {
-    stop: watch::Sender<bool>,
-    cut: Option<oneshot::Sender<()>>,
-    ended: oneshot::Receiver<()>,
+    stop_tx: watch::Sender<bool>,
+    cut_tx: Option<oneshot::Sender<()>>,
+    ended_rx: oneshot::Receiver<()>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -36,10 +37,10 @@ impl ControlThread {
         pulse: Heartbeat,
     ) -> io::Result<(Self, mpsc::Sender<ControllerTask>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (hire, hired) = mpsc::channel(WAITING);
-        let (stop, stopped) = watch::channel(false);
-        let (cut, cut_short) = oneshot::channel();
-        let (end, ended) = oneshot::channel();
+        let (tasks_tx, tasks_rx) = mpsc::channel(MAX_QUEUED_TASKS);
+        let (stop_tx, stop_rx) = watch::channel(false);
+        let (cut_tx, cut_rx) = oneshot::channel();
+        let (ended_tx, ended_rx) = oneshot::channel();
         let work = move || {
             runtime.block_on(async {
                 let planning = async {
@@ -56,55 +57,57 @@ impl ControlThread {
                     }
                 };
                 tokio::select! {
-                    () = run(hired, stopped) => {}
+                    () = run(tasks_rx, stop_rx) => {}
                     () = beating => {}
-                    _ = cut_short => {}
+                    _ = cut_rx => {}
                     () = planning => {}
                 }
             });
-            // Processes that are still there are killed as the runtime drops them.
+            // When the runtime drops processes that still run, they are killed.
             drop(runtime);
-            // An error means that the end is not waited for.
-            end.send(()).ok();
+            // An error means that nothing waits for the end.
+            ended_tx.send(()).ok();
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(work)?;
-        Ok((Self { stop, cut: Some(cut), ended, thread: Some(thread) }, hire))
+        Ok((Self { stop_tx, cut_tx: Some(cut_tx), ended_rx, thread: Some(thread) }, tasks_tx))
     }
 
-    /// Tells all controllers to stop, and takes no more of them.
+    /// Stops all controllers. The thread accepts no further controllers.
     pub fn stop(&self) {
-        self.stop.send_replace(true);
+        self.stop_tx.send_replace(true);
     }
 
+    /// Waits until the thread has ended.
     pub async fn ended(&mut self) {
-        // An error means that the thread is gone, which is an end, too.
-        if !self.ended.is_terminated() {
-            (&mut self.ended).await.ok();
+        // An error also means that the thread has ended.
+        if !self.ended_rx.is_terminated() {
+            (&mut self.ended_rx).await.ok();
         }
     }
 
-    /// Kills all workers and ends at once.
+    /// Kills all workers and ends the thread immediately.
     pub fn cut(&mut self) {
-        if let Some(cut) = self.cut.take() {
-            // The thread may have ended already.
-            cut.send(()).ok();
+        if let Some(cut_tx) = self.cut_tx.take() {
+            // An error means that the thread has already ended.
+            cut_tx.send(()).ok();
         }
         if let Some(thread) = self.thread.take() {
+            // An error means that the thread panicked, which the panic hook has reported.
             thread.join().ok();
         }
     }
 }
 
-/// Ends also when a controller panics, which is a fault of this program.
-async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receiver<bool>) {
+/// Runs controllers until all have stopped. Also ends when a controller panics, which is a bug.
+async fn run(mut tasks_rx: mpsc::Receiver<ControllerTask>, mut stop_rx: watch::Receiver<bool>) {
     let mut controllers = JoinSet::new();
-    let mut told: Vec<mpsc::Sender<Order>> = Vec::new();
+    let mut orders_txs: Vec<mpsc::Sender<Order>> = Vec::new();
     let mut stopping = false;
     while !(stopping && controllers.is_empty()) {
         tokio::select! {
-            Some(ControllerTask { controller, inbox, orders }) = hired.recv(), if !stopping => {
-                told.retain(|orders| !orders.is_closed());
-                told.push(orders);
+            Some(ControllerTask { controller, inbox, orders }) = tasks_rx.recv(), if !stopping => {
+                orders_txs.retain(|orders| !orders.is_closed());
+                orders_txs.push(orders);
                 controllers.spawn(controller.run(inbox));
             }
             Some(ended) = controllers.join_next() => {
@@ -116,11 +119,11 @@ async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receive
                     return;
                 }
             }
-            // An error means that the sender of the stop is gone.
-            _ = stop.wait_for(|stop| *stop), if !stopping => {
+            // An error means that the sender is gone, so the controllers stop as well.
+            _ = stop_rx.wait_for(|stop| *stop), if !stopping => {
                 stopping = true;
-                for orders in told.drain(..) {
-                    // The controller empties a full queue; a closed one means that it has ended.
+                for orders in orders_txs.drain(..) {
+                    // A controller empties a full queue. If the queue is closed, the controller has ended.
                     orders.send(Order::Stop).await.ok();
                 }
             }

@@ -40,9 +40,9 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::controller::{ModelState, Order};
+use crate::controller::{ModelState, Order, ReportedState};
 use shadowslice_config::ModelConfig;
-use shadowslice_datapath::repository::ModelListing;
+use shadowslice_datapath::repository::{Availability, ModelListing};
 
 use client_overrides::ClientOverrides;
 
@@ -155,12 +155,12 @@ enum Absence {
 }
 
 impl Unloaded {
-    /// Returns the state as shown in `status`: `unloading` while accepted requests are still answered.
-    pub fn state(&self) -> &'static str {
+    /// Returns the state for `status`.
+    pub fn state(&self) -> ReportedState {
         match &self.absence {
-            Absence::Unloaded { last: Some(orders) } if !orders.is_closed() => "unloading",
-            Absence::Unloaded { .. } => "unloaded",
-            Absence::Moved => "moved",
+            Absence::Unloaded { last: Some(orders) } if !orders.is_closed() => ReportedState::Unloading,
+            Absence::Unloaded { .. } => ReportedState::Unloaded,
+            Absence::Moved => ReportedState::Moved,
         }
     }
 }
@@ -170,27 +170,29 @@ impl ModelSet {
     pub fn listed(&self, is_drained: impl Fn(&str) -> bool) -> Vec<ModelListing> {
         let served = self.served.iter().map(|served| {
             let (state, reason) = match &served.report.borrow().state {
-                ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
+                ModelState::Ready | ModelState::Restarting => (Availability::Ready, String::new()),
                 // Requests wait if a worker has served before.
-                ModelState::Waiting(why) if served.pipeline.ready().is_ok() => ("READY", why.clone()),
-                ModelState::Waiting(why) => ("LOADING", why.clone()),
-                ModelState::Loading => ("LOADING", String::new()),
-                ModelState::Unready { why, .. } => ("UNAVAILABLE", why.clone()),
-                ModelState::Stopping => ("UNLOADING", String::new()),
+                ModelState::Waiting(why) if served.pipeline.ready().is_ok() => {
+                    (Availability::Ready, why.clone())
+                }
+                ModelState::Waiting(why) => (Availability::Loading, why.clone()),
+                ModelState::Loading => (Availability::Loading, String::new()),
+                ModelState::Unready { why, .. } => (Availability::Unavailable, why.clone()),
+                ModelState::Stopping => (Availability::Unloading, String::new()),
             };
             let name = served.model.name.clone();
-            if state == "READY" && is_drained(&name) {
+            if state == Availability::Ready && is_drained(&name) {
                 let reason =
                     "the model is drained: the server still answers requests, but send no more".to_owned();
-                return ModelListing { name, state: "UNAVAILABLE", reason };
+                return ModelListing { name, state: Availability::Unavailable, reason };
             }
             ModelListing { name, state, reason }
         });
         let unloaded = self.unloaded.iter().map(|unloaded| {
             let (state, reason) = match unloaded.state() {
-                "moved" => ("READY", String::new()),
-                "unloading" => ("UNLOADING", unloaded.why.clone()),
-                _ => ("UNAVAILABLE", unloaded.why.clone()),
+                ReportedState::Moved => (Availability::Ready, String::new()),
+                ReportedState::Unloading => (Availability::Unloading, unloaded.why.clone()),
+                _ => (Availability::Unavailable, unloaded.why.clone()),
             };
             ModelListing { name: unloaded.model.name.clone(), state, reason }
         });

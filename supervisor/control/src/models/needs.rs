@@ -7,7 +7,7 @@ use shadowslice_shared::profile::{Execution, ExecutionRow};
 use shadowslice_shared::units::{Percent, Sms};
 
 use crate::backend::GpuBackend;
-use crate::controller::{ModelReport, Served};
+use crate::controller::{ModelReport, ReportedRole, Served};
 use crate::nvml::Watched;
 use shadowslice_datapath::pipeline::Rates;
 
@@ -126,7 +126,7 @@ fn profile_memory(model: &ModelConfig) -> Option<(u64, u64)> {
 
 /// Returns the memory of a worker without and with its weights, in bytes, according to the driver.
 fn observed_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
-    let worker = report.workers.iter().find(|worker| worker.role == "incumbent")?;
+    let worker = report.workers.iter().find(|worker| worker.role == ReportedRole::Incumbent)?;
     let memory = worker.memory?;
     let own = gpu?.reading.as_ref()?.usage.as_ref()?.bytes_of(worker.pid)?;
     let shadow = own.saturating_sub(memory.brought_mib.saturating_mul(MIB));

@@ -20,7 +20,9 @@ use crate::tensors::{MODEL_VERSION, parse_object};
 use crate::transport::HttpAnswer;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestFailure;
-use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, ModelListing, Repository};
+use shadowslice_datapath::repository::{
+    Availability, ModelCommand, ModelCommandError, ModelListing, Repository,
+};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
@@ -118,11 +120,11 @@ pub(super) async fn unload(
 }
 
 fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
-    let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
+    let wanted = repository.list().into_iter().filter(|model| !ready || model.state == Availability::Ready);
     let model = |ModelListing { name, state, reason }| ModelIndex {
         name,
         version: MODEL_VERSION.to_owned(),
-        state: state.to_owned(),
+        state: state.name().to_owned(),
         reason,
     };
     wanted.map(model).collect()

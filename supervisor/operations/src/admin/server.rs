@@ -17,7 +17,7 @@ use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatu
 use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
-    Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
+    Cause, ChangeOutcome, ModelPlan, Order, PlanReport, Planned, ReportedRole, ResizeRefused, WorkerReport,
 };
 use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
@@ -92,7 +92,7 @@ impl AdminContext {
 
     fn decided(&self) -> PlanReport {
         let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
-        decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
+        decided.unwrap_or_else(|| PlanReport::empty(&self.controller))
     }
 
     pub fn status(&self) -> HostStatus {
@@ -125,8 +125,8 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
     // The next supervisor's worker is shown as a shadow, because it will take over. In the next
     // supervisor's own pipeline, this worker is the incumbent.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
-    report.workers.extend(successor.map(|worker| match worker.role.as_str() {
-        "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
+    report.workers.extend(successor.map(|worker| match worker.role {
+        ReportedRole::Incumbent => WorkerReport { role: ReportedRole::Shadow, ..worker },
         _ => worker,
     }));
     let needs = Needs::of(served, gpus);
@@ -272,12 +272,14 @@ async fn audited(request: ControlRequest, peer: &Peer, context: &AdminContext) -
     let command = request.command().map(|(action, on)| (action, on.to_owned()));
     let reply = reply_to(request, context).await;
     if let Some((action, on)) = command {
+        let failed_outcome;
         let outcome = match &reply {
             ControlReply::Refused(why) => AuditOutcome::Failed(why),
             // The reload has already logged each error.
             ControlReply::Faulty(_) => AuditOutcome::Failed("the configuration has errors"),
-            ControlReply::Handover { report, .. } if report.outcome != "completed" => {
-                AuditOutcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
+            ControlReply::Handover { report, .. } if report.outcome != ChangeOutcome::Completed => {
+                failed_outcome = report.outcome.to_string();
+                AuditOutcome::Failed(report.why.as_deref().unwrap_or(&failed_outcome))
             }
             ControlReply::Reloaded(report) => {
                 let failed = report.models.iter().find_map(|model| model.why.as_deref());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::status::{HostStatus, ModelStatus, change_text};
-use shadowslice_control::controller::PlanReport;
+use shadowslice_control::controller::{ChangeOutcome, PlanReport, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
 /// The number of samples without a refusal after which the next refusal is reported as a new event.
@@ -132,18 +132,22 @@ fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<
     if count > 1 {
         text.push_str(&format!(" (the last of {count})"));
     }
-    let kind = if last.outcome == "completed" { HistoryEventKind::Change } else { HistoryEventKind::Failure };
+    let kind = if last.outcome == ChangeOutcome::Completed {
+        HistoryEventKind::Change
+    } else {
+        HistoryEventKind::Failure
+    };
     Some(HistoryEvent::of(now, kind, text))
 }
 
 /// Returns an event if the model's state has changed. A restart is not reported, because the
 /// worker's death has already been reported.
 fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
-    let was = before.map_or("", |before| before.state.as_str());
-    if now.state == was || matches!(now.state.as_str(), "restarting" | "stopping") {
+    let was = before.map(|before| before.state);
+    if Some(now.state) == was || matches!(now.state, ReportedState::Restarting | ReportedState::Stopping) {
         return None;
     }
-    if was == "restarting" && now.state == "ready" {
+    if was == Some(ReportedState::Restarting) && now.state == ReportedState::Ready {
         return Some(HistoryEvent::of(now, HistoryEventKind::State, "ready again".to_owned()));
     }
     let why = now.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();

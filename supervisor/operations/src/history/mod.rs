@@ -25,7 +25,7 @@ use crate::admin::AdminContext;
 use crate::status::HostStatus;
 use events::{HistoryEvent, RefusalTracker};
 use sample::HistorySample;
-use shadowslice_control::controller::PlanReport;
+use shadowslice_control::controller::{PlanReport, ReportedState};
 use shadowslice_datapath::pipeline::RecentLatencies;
 
 /// The time between two samples.
@@ -131,7 +131,7 @@ impl History {
         loop {
             ticks.tick().await;
             let now = Snapshot::now(&context);
-            if now.status.models.iter().any(|model| model.state == "moved") {
+            if now.status.models.iter().any(|model| model.state == ReportedState::Moved) {
                 // The models have moved to the next supervisor, so this supervisor has no figures
                 // about them.
                 continue;

@@ -8,6 +8,7 @@ use super::Snapshot;
 use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
+use shadowslice_control::controller::Mechanism;
 use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_shared::rounding::round;
@@ -54,7 +55,7 @@ struct ModelSample {
     part_sms: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,
-    mechanism: String,
+    mechanism: Mechanism,
     #[serde(skip_serializing_if = "is_nothing")]
     held: bool,
     slo_ms: f64,
@@ -165,7 +166,7 @@ impl ModelSample {
             sms: model.sms,
             part_sms: round(part_sms),
             groups: model.groups.clone(),
-            mechanism: model.mechanism.clone(),
+            mechanism: model.mechanism,
             held: model.held,
             slo_ms: model.slo.latency_ms,
             percentile: model.slo.percentile,

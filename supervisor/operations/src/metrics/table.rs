@@ -7,7 +7,7 @@ use super::{Certificate, ModelMetrics, PolicyMetrics, SupervisorMetrics};
 use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
-use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
+use shadowslice_control::controller::{Changes, Mechanism, Outcomes, ReportedState, WaitReason};
 use shadowslice_datapath::host_counters::{HTTP_CODES, HostCounts, HostLimit};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 
@@ -17,7 +17,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge(
         "shadowslice_model_ready",
         "1 if the model is ready; 0 while it is loading, restarting, unready or stopping.",
-        |model| one(f64::from(model.status.state == "ready")),
+        |model| one(f64::from(model.status.state == ReportedState::Ready)),
     ),
     gauge("shadowslice_model_drained", "1 if an operator drained the model or the host; else 0.", |model| {
         one(f64::from(model.status.drained))
@@ -47,7 +47,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge(
         "shadowslice_share_in_process",
         "1 if the share is a partition inside the worker, which changes between two batches; else 0.",
-        |model| one(f64::from(model.status.mechanism == "in-process")),
+        |model| one(f64::from(model.status.mechanism == Mechanism::InProcess)),
     ),
     counter("shadowslice_requests_accepted_total", "Requests accepted into the queue.", |model| {
         one(model.status.requests.accepted as f64)
@@ -326,20 +326,21 @@ fn with_cause(cause: &str, mut samples: Vec<MetricSample>) -> Vec<MetricSample> 
 
 fn waiting(model: &ModelMetrics) -> Vec<MetricSample> {
     let count = |reason| model.waits.iter().filter(|wait| **wait == reason).count() as u64;
-    let counts = WaitReason::ALL.map(|reason| (reason.name(), count(reason)));
+    let reasons = [("memory", WaitReason::Memory), ("mps", WaitReason::Mps), ("turn", WaitReason::Turn)];
+    let counts = reasons.map(|(name, reason)| (name, count(reason)));
     by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
 }
 
 /// Returns the sum of the workers' memory for each role. Workers whose memory is unknown are
 /// omitted, because the value 0 would be wrong.
 fn gpu_memory(model: &ModelMetrics) -> Vec<MetricSample> {
-    let mut by_role = BTreeMap::new();
+    let mut by_role = BTreeMap::<String, u64>::new();
     for worker in &model.status.workers {
         if let Some(mib) = worker.memory_mib {
-            *by_role.entry(worker.report.role.as_str()).or_default() += mib * MIB;
+            *by_role.entry(worker.report.role.to_string()).or_default() += mib * MIB;
         }
     }
-    by("role", &by_role.into_iter().collect::<Vec<_>>())
+    by("role", &by_role.iter().map(|(role, bytes)| (role.as_str(), *bytes)).collect::<Vec<_>>())
 }
 
 fn memory_by_kind(model: &ModelMetrics) -> Vec<MetricSample> {

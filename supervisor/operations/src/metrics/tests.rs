@@ -6,7 +6,10 @@ use serde_json::json;
 use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
-use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
+use shadowslice_control::controller::{
+    ChangeCause, ChangeOutcome, HandoverReport, Handovers, Mechanism, ReportedPhase, ReportedRole,
+    ReportedState, WorkerMemory, WorkerReport,
+};
 use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram};
 
@@ -50,7 +53,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         gpu_auto: false,
         need: None,
         name: name.to_owned(),
-        state: "ready".to_owned(),
+        state: ReportedState::Ready,
         state_age_s: 0.0,
         drained: false,
         why: None,
@@ -59,7 +62,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         share_percent: 29,
         share_age_s: None,
         sms: 38,
-        mechanism: "in-process".to_owned(),
+        mechanism: Mechanism::InProcess,
         no_partition: None,
         groups: Some("0-4".to_owned()),
         held: false,
@@ -180,18 +183,20 @@ fn traces_are_counted_if_requests_are_traced() {
 
 #[test]
 fn only_a_serving_model_is_ready() {
-    for state in ["loading", "restarting", "unready", "stopping"] {
+    for state in
+        [ReportedState::Loading, ReportedState::Restarting, ReportedState::Unready, ReportedState::Stopping]
+    {
         let mut model = model("m");
-        model.status.state = state.to_owned();
+        model.status.state = state;
         has(&render(&[model], None, None, &[], &NOTHING), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
     }
 }
 
 fn last_handover() -> HandoverReport {
     HandoverReport {
-        outcome: "completed".to_owned(),
-        mechanism: "shadow".to_owned(),
-        cause: "hand".to_owned(),
+        outcome: ChangeOutcome::Completed,
+        mechanism: Mechanism::Shadow,
+        cause: ChangeCause::Hand,
         at_once: false,
         why: None,
         from_percent: 20,
@@ -262,7 +267,14 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
         "invalid": count, "refused": {"late": count, "queue_full": count}, "retried": count, "cancelled": count
     }))
     .unwrap();
-    let roles = ["incumbent", "shadow", "standby", "parked", "reference", "leaving"];
+    let roles = [
+        ReportedRole::Incumbent,
+        ReportedRole::Shadow,
+        ReportedRole::Standby,
+        ReportedRole::Parked,
+        ReportedRole::Reference,
+        ReportedRole::Leaving,
+    ];
     status.workers = roles.map(|role| worker(role, Some(1234))).into();
     status.handovers.last = Some(HandoverReport { effect_ms: Some(123.456), ..last_handover() });
     let total = Total { count, time: Duration::from_nanos(123_456_789_123_456) };
@@ -300,13 +312,13 @@ fn twenty_models_fill_less_than_205_kb() {
     assert!(text.len() < 205_000, "{} bytes", text.len());
 }
 
-fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
+fn worker(role: ReportedRole, memory_mib: Option<u64>) -> WorkerStatus {
     let report = WorkerReport {
-        role: role.to_owned(),
+        role,
         pid: 7,
         share_percent: 29,
         sms: 38,
-        phase: "serving".to_owned(),
+        phase: ReportedPhase::Serving,
         restarts: 0,
         boot_ms: Default::default(),
         answer_error: Default::default(),
@@ -318,9 +330,16 @@ fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
 #[test]
 fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
     let mut model = model("m");
-    let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
+    let leaving = [
+        worker(ReportedRole::Leaving, Some(3)),
+        worker(ReportedRole::Leaving, Some(4)),
+        worker(ReportedRole::Leaving, None),
+    ];
     model.status.workers = Vec::from(leaving);
-    model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
+    model
+        .status
+        .workers
+        .extend([worker(ReportedRole::Incumbent, Some(438)), worker(ReportedRole::Shadow, None)]);
     let text = render(&[model], None, None, &[], &NOTHING);
     let name = "shadowslice_worker_gpu_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::GpuStatus;
 use shadowslice_control::backend::gib;
-use shadowslice_control::controller::WorkerReport;
+use shadowslice_control::controller::{ReportedRole, WorkerReport};
 use shadowslice_control::nvml::{Memory, Reading, Watched};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -58,13 +58,14 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
 /// memory counts as free, because the standby would be stopped.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
-    let of = |role: &str| workers.iter().find(|worker| worker.role == role);
+    let of = |role| workers.iter().find(|worker| worker.role == role);
     let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
     // The new worker shares the weights that the incumbent has loaded onto the GPU.
-    let brought =
-        of("incumbent").and_then(|worker| worker.memory).map_or(0, |memory| memory.brought_mib * MIB);
-    let needed = bytes("incumbent").map(|bytes| bytes.saturating_sub(brought)).or(need)?;
-    let free = usage.memory.free.saturating_add(bytes("standby").unwrap_or(0));
+    let brought = of(ReportedRole::Incumbent)
+        .and_then(|worker| worker.memory)
+        .map_or(0, |memory| memory.brought_mib * MIB);
+    let needed = bytes(ReportedRole::Incumbent).map(|bytes| bytes.saturating_sub(brought)).or(need)?;
+    let free = usage.memory.free.saturating_add(bytes(ReportedRole::Standby).unwrap_or(0));
     (needed > free)
         .then(|| format!("a second worker needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
 }
@@ -114,7 +115,7 @@ fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
 mod tests {
     use super::*;
     use shadowslice_config::{CudaDevice, GpuConfig, Partitioning};
-    use shadowslice_control::controller::WorkerMemory;
+    use shadowslice_control::controller::{ReportedPhase, WorkerMemory};
     use shadowslice_control::nvml::{GpuProcess, Identity, Power, Usage};
 
     fn reading(usage: Option<Usage>) -> Reading {
@@ -153,11 +154,11 @@ mod tests {
 
     fn worker(pid: i32) -> WorkerReport {
         WorkerReport {
-            role: "incumbent".to_owned(),
+            role: ReportedRole::Incumbent,
             pid,
             share_percent: 30,
             sms: 38,
-            phase: "serving".to_owned(),
+            phase: ReportedPhase::Serving,
             restarts: 0,
             boot_ms: Default::default(),
             answer_error: Default::default(),
@@ -210,7 +211,7 @@ mod tests {
                 GpuProcess { pid: 8, bytes: standby.map(|gib| gib << 30) },
             ],
         };
-        let standby = WorkerReport { role: "standby".to_owned(), ..worker(8) };
+        let standby = WorkerReport { role: ReportedRole::Standby, ..worker(8) };
         let why = |workers: &[WorkerReport], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
         let too_little = "a second worker needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
         assert_eq!(why(&[worker(7)], None, usage(4, None)).as_deref(), Some(too_little));

@@ -2,7 +2,7 @@
 
 use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wrapped};
 use crate::figures;
-use shadowslice_control::controller::{ModelPlan, PlanReport};
+use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedVerdict};
 
 pub fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
@@ -42,7 +42,7 @@ pub(crate) fn why(model: &ModelPlan) -> String {
 
 /// Describes the mechanism of the change and the model's groups of SMs.
 fn place(model: &ModelPlan) -> String {
-    let mut text = model.mechanism.clone();
+    let mut text = model.mechanism.to_string();
     match model.groups.as_deref() {
         Some("all") => text.push_str(", all groups"),
         Some(groups) => text.push_str(&format!(", groups {groups}")),
@@ -63,7 +63,7 @@ const COLUMNS: [TableColumn<ModelPlan>; 11] = [
     right(0, "SMS", |model| model.sms.to_string()),
     right(0, "WANTED", |model| format!("{}%", model.wanted_percent)),
     right(0, "SMS", |model| model.wanted_sms.to_string()),
-    left(0, "VERDICT", |model| model.verdict.clone()),
+    left(0, "VERDICT", |model| model.verdict.to_string()),
     right(0, "REQ/S", |model| match idle(model) {
         true => "idle".to_owned(),
         false => figures::rate(model.recent.arrival_rate),
@@ -72,20 +72,20 @@ const COLUMNS: [TableColumn<ModelPlan>; 11] = [
         model.recent.attainment.map_or("-".to_owned(), |met| figures::percent(1.0 - met))
     }),
     right(0, "BUSY", |model| format!("{:.0}%", model.recent.busy * 100.0)),
-    left(0, "REFUSES", |model| if model.door.refuse_late { "late" } else { "-" }.to_owned()),
+    left(0, "REFUSES", |model| if model.admission.refuse_late { "late" } else { "-" }.to_owned()),
     left(0, "KEPT BY", |model| kept_by(model).to_owned()),
 ];
 
 fn idle(model: &ModelPlan) -> bool {
-    model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.seen.queued == 0
+    model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.observed.queued == 0
 }
 
 /// Returns one word for the reason why a wanted change is not made.
 fn kept_by(model: &ModelPlan) -> &'static str {
-    match (model.verdict.as_str(), &model.not_ordered) {
+    match (model.verdict, &model.not_ordered) {
         (_, Some(_)) => "obstacle",
         _ if model.held => "hold",
-        ("wait", None) => "hand-over",
+        (ReportedVerdict::Wait, None) => "hand-over",
         _ => "-",
     }
 }
@@ -93,7 +93,7 @@ fn kept_by(model: &ModelPlan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_control::controller::{DoorReport, RecentReport, SeenReport};
+    use shadowslice_control::controller::{AdmissionReport, Mechanism, ObservationReport, RecentReport};
 
     fn model(name: &str) -> ModelPlan {
         ModelPlan {
@@ -103,17 +103,23 @@ mod tests {
             sms: 132,
             wanted_percent: 79,
             wanted_sms: 104,
-            mechanism: "in-process".to_owned(),
+            mechanism: Mechanism::InProcess,
             no_partition: None,
             groups: Some("0-12".to_owned()),
             groups_shared_with: vec!["digits".to_owned()],
             held: false,
-            verdict: "shrink".to_owned(),
+            verdict: ReportedVerdict::Shrink,
             why: "it makes room for digits, which missed 23.5 % of its requests before that".to_owned(),
             not_ordered: None,
             last_order_why: None,
-            door: DoorReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
-            seen: SeenReport { arrival_rate: 0.0, p99_ms: 0.0, attainment: 1.0, busy: 0.0, queued: 0 },
+            admission: AdmissionReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
+            observed: ObservationReport {
+                arrival_rate: 0.0,
+                p99_ms: 0.0,
+                attainment: 1.0,
+                busy: 0.0,
+                queued: 0,
+            },
             recent: RecentReport { span_s: 14.2, arrival_rate: 99.0, attainment: Some(0.8), busy: 0.97 },
             overload: None,
         }

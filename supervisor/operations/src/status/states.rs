@@ -1,18 +1,14 @@
-//! Formats a model's state as a name, a reason and times.
+//! Formats the reason for a model's state, and its times.
 
 use std::time::{Duration, Instant};
 
 use shadowslice_control::controller::{ModelReport, ModelState, NextStart, WaitReason};
 
-/// Returns a state's name and its reason.
-pub(super) fn name_and_reason(state: &ModelState) -> (&'static str, Option<String>) {
+/// Returns the reason for a state.
+pub(super) fn reason(state: &ModelState) -> Option<String> {
     match state {
-        ModelState::Loading => ("loading", None),
-        ModelState::Ready => ("ready", None),
-        ModelState::Restarting => ("restarting", None),
-        ModelState::Waiting(why) => ("restarting", Some(why.clone())),
-        ModelState::Unready { why, .. } => ("unready", Some(why.clone())),
-        ModelState::Stopping => ("stopping", None),
+        ModelState::Waiting(why) | ModelState::Unready { why, .. } => Some(why.clone()),
+        ModelState::Loading | ModelState::Ready | ModelState::Restarting | ModelState::Stopping => None,
     }
 }
 

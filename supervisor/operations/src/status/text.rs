@@ -3,7 +3,7 @@
 use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
 use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
 use crate::figures;
-use shadowslice_control::controller::{HandoverReport, ModelPlan};
+use shadowslice_control::controller::{ChangeCause, HandoverReport, ModelPlan, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
 pub fn text(status: &HostStatus) -> String {
@@ -44,7 +44,7 @@ const MAX_NAMED: usize = 5;
 fn unready_host(models: &[ModelStatus]) -> String {
     let unready: Vec<&str> = models
         .iter()
-        .filter(|model| model.state != "ready" || model.drained)
+        .filter(|model| model.state != ReportedState::Ready || model.drained)
         .map(|model| model.name.as_str())
         .collect();
     let more = match unready.len().saturating_sub(MAX_NAMED) {
@@ -96,7 +96,7 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
 /// Describes for how long a model has been unready, and when the supervisor tries to start it
 /// again.
 fn next_try(model: &ModelStatus) -> String {
-    if model.state != "unready" {
+    if model.state != ReportedState::Unready {
         return String::new();
     }
     let next = match model.next_try_s {
@@ -109,14 +109,14 @@ fn next_try(model: &ModelStatus) -> String {
 
 /// Describes a change of the share, whether completed or failed, and its reason.
 pub(crate) fn change_text(last: &HandoverReport, plan: Option<&ModelPlan>) -> String {
-    let reason = match last.cause.as_str() {
-        "hand" => "by hand".to_owned(),
-        "policy" => {
+    let reason = match last.cause {
+        ChangeCause::Hand => "by hand".to_owned(),
+        ChangeCause::Policy => {
             let why = plan.and_then(|plan| plan.last_order_why.as_deref());
             format!("by the policy: {}", why.unwrap_or("no reason is known"))
         }
-        "death" => "after a worker's death".to_owned(),
-        _ => "the worker could not keep its share".to_owned(),
+        ChangeCause::Death => "after a worker's death".to_owned(),
+        ChangeCause::Worker | ChangeCause::Unknown => "the worker could not keep its share".to_owned(),
     };
     let HandoverReport { from_percent, to_percent, to_sms, outcome, .. } = last;
     let why = last.why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
@@ -124,8 +124,8 @@ pub(crate) fn change_text(last: &HandoverReport, plan: Option<&ModelPlan>) -> St
 }
 
 pub(crate) fn state(model: &ModelStatus) -> String {
-    let drained = model.drained && model.state == "ready";
-    if drained { "drained".to_owned() } else { model.state.clone() }
+    let drained = model.drained && model.state == ReportedState::Ready;
+    if drained { "drained".to_owned() } else { model.state.to_string() }
 }
 
 /// Returns the current share. The suffix `h` marks a held share.
@@ -169,7 +169,7 @@ mod tests {
 
     fn model(name: &str) -> ModelStatus {
         let slo = SloStatus { latency_ms: 20.0, percentile: 99.0, attainment: Some(1.0), slack: None };
-        let (name, state) = (name.to_owned(), "ready".to_owned());
+        let (name, state) = (name.to_owned(), ReportedState::Ready);
         ModelStatus { name, state, share_percent: 100, sms: 132, slo, ..ModelStatus::default() }
     }
 
@@ -199,8 +199,9 @@ mod tests {
 
     #[test]
     fn any_status_fits_80_columns_and_cuts_no_name() {
-        let (name, state) = ("a-model-with-a-name.that_is-as-long-as-names-may-be".repeat(2), "restarting");
-        let mut long = ModelStatus { state: state.to_owned(), why: Some("for ".repeat(60)), ..model(&name) };
+        let (name, state) =
+            ("a-model-with-a-name.that_is-as-long-as-names-may-be".repeat(2), ReportedState::Restarting);
+        let mut long = ModelStatus { state, why: Some("for ".repeat(60)), ..model(&name) };
         long.requests.succeeded = 4_000_000_000;
         (long.requests.failed, long.requests.rejected, long.queue) = (123_456, 98_765, 99_999);
         let slo = SloStatus { attainment: Some(0.9999), slack: Some(-9.0), ..long.slo.clone() };

@@ -4,6 +4,7 @@ use super::snapshot::TopModel;
 use crate::figures::{self, span};
 use crate::status::table::wrapped;
 use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
+use shadowslice_control::controller::Mechanism;
 
 /// Returns the lines. The most important lines come first, because a small screen shows only the
 /// first lines.
@@ -31,7 +32,7 @@ pub(super) fn lines(model: &TopModel, width: usize) -> Vec<String> {
 
 /// Returns true if the model is neither unloaded nor moved to the next supervisor.
 fn runs_here(status: &ModelStatus) -> bool {
-    !status.mechanism.is_empty()
+    status.mechanism != Mechanism::Absent
 }
 
 fn head(model: &TopModel) -> String {

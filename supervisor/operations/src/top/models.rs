@@ -4,6 +4,7 @@ use super::snapshot::TopModel;
 use crate::figures;
 use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
+use shadowslice_control::controller::{ChangeOutcome, Mechanism};
 use shadowslice_datapath::pipeline::Rates;
 
 /// Returns the table's head and a row for each model. Omits columns that do not fit, according to
@@ -37,11 +38,10 @@ const COLUMNS: [TableColumn<TopModel>; 18] = [
 
 /// Returns the mechanism that changes the share.
 fn by(model: &TopModel) -> String {
-    match model.status.mechanism.as_str() {
-        "in-process" => "inside",
-        other => other,
+    match model.status.mechanism {
+        Mechanism::InProcess => "inside".to_owned(),
+        other => other.to_string(),
     }
-    .to_owned()
 }
 
 fn requests(model: &TopModel) -> String {
@@ -70,7 +70,7 @@ fn last_change(model: &TopModel) -> String {
         return "-".to_owned();
     };
     let change = format!("{}>{}% {}", last.from_percent, last.to_percent, last.cause);
-    let in_force = matches!(last.outcome.as_str(), "completed" | "taken over");
+    let in_force = matches!(last.outcome, ChangeOutcome::Completed | ChangeOutcome::TakenOver);
     match status.share_age_s.filter(|_| in_force) {
         Some(age) => format!("{change}, {} ago", figures::span(age)),
         None => format!("{change}, {}", last.outcome),

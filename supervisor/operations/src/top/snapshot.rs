@@ -3,7 +3,7 @@
 
 use super::interval::Interval;
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
-use shadowslice_control::controller::{ModelPlan, PlanReport};
+use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
 /// The supervisor's reply to one poll.
@@ -44,7 +44,7 @@ impl TopModel {
     }
 
     pub(super) fn is_ready(&self) -> bool {
-        self.status.state == "ready"
+        self.status.state == ReportedState::Ready
     }
 
     /// Returns true if the model violates its SLO.

@@ -92,17 +92,6 @@ pub enum Cause {
     Worker,
 }
 
-impl Cause {
-    /// Returns the name of the cause for reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hand => "hand",
-            Self::Policy => "policy",
-            Self::Worker => "worker",
-        }
-    }
-}
-
 /// A request for a new share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResizeRequest {

@@ -62,7 +62,7 @@ pub use messages::{
     Action, Cause, HandoverMode, Launch, LifecycleEvent, LifecycleReport, ResizeRequest, Settings,
     StartFailure, Timeouts,
 };
-pub use view::{HandoverPhase, WorkersState};
+pub use view::{HandoverPhase, WorkerPhase, WorkerRole, WorkersState};
 
 /// The state of one model's workers. See the [module](self).
 #[derive(Debug)]

@@ -50,6 +50,40 @@ pub enum HandoverPhase {
     Aborting,
 }
 
+/// The role of a worker, as status reports show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerRole {
+    /// The worker serves or will serve, or finishes its batches after a cut-over.
+    Incumbent,
+    /// The worker takes the traffic over from the incumbent, with a new share.
+    Shadow,
+    /// The worker is or becomes the warm standby.
+    Standby,
+    /// The worker served until a hand-over, and can take the traffic back.
+    Parked,
+    /// The worker computes the reference answers.
+    Reference,
+    /// The worker exits for another reason.
+    Leaving,
+}
+
+/// The phase of a worker's life, as status reports show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerPhase {
+    /// The process is starting.
+    Starting,
+    /// The worker is loading the model and warming up.
+    Warming,
+    /// The worker gets all traffic.
+    Serving,
+    /// The worker finishes its batches.
+    Draining,
+    /// The worker is warm and gets no traffic.
+    Standing,
+    /// The worker is exiting.
+    Stopping,
+}
+
 impl Workers {
     /// Returns the state of the model.
     pub fn state(&self) -> WorkersState<'_> {
@@ -98,14 +132,14 @@ impl Workers {
         self.relocator.as_ref().ok().map(|relocator| (relocator.division(), relocator.current()))
     }
 
-    /// Returns the mechanism by which the share changes. If the share cannot change inside the worker,
-    /// also returns the reason.
-    pub fn mechanism(&self) -> (&'static str, Option<&str>) {
-        match (&self.relocator, self.settings.handover) {
-            (Ok(_), _) => ("in-process", None),
-            (Err(why), HandoverMode::Never) => ("never", Some(why)),
-            (Err(why), _) => ("shadow", Some(why)),
-        }
+    /// Returns the reason why the share cannot change inside the worker.
+    pub fn no_partition(&self) -> Option<&str> {
+        self.relocator.as_ref().err().map(String::as_str)
+    }
+
+    /// Returns the configured mechanism for changes of the share.
+    pub fn handover_mode(&self) -> HandoverMode {
+        self.settings.handover
     }
 
     /// Returns true if changes of share start a shadow.
@@ -194,29 +228,41 @@ impl Workers {
         Some(phase.unwrap_or(HandoverPhase::Spawning))
     }
 
-    /// Returns the role and the phase of a worker as shown in status reports.
-    pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
-        let starting = |phase| if phase == StartPhase::Spawning { "starting" } else { "warming" };
+    /// Returns the role and the phase of a worker for status reports. A worker that has not been
+    /// started, or whose exit has been reported, is leaving.
+    pub fn role_and_phase(&self, worker: WorkerId) -> (WorkerRole, WorkerPhase) {
+        let starting =
+            |phase| if phase == StartPhase::Spawning { WorkerPhase::Starting } else { WorkerPhase::Warming };
         match self.processes.role(worker) {
-            Some(Role::Starting { purpose: StartPurpose::Reference, .. }) => ("reference", "warming"),
-            Some(Role::Starting { purpose: StartPurpose::Serve, .. }) => ("incumbent", "warming"),
-            Some(&Role::Starting { purpose: StartPurpose::Shadow, phase, .. }) => ("shadow", starting(phase)),
+            Some(Role::Starting { purpose: StartPurpose::Reference, .. }) => {
+                (WorkerRole::Reference, WorkerPhase::Warming)
+            }
+            Some(Role::Starting { purpose: StartPurpose::Serve, .. }) => {
+                (WorkerRole::Incumbent, WorkerPhase::Warming)
+            }
+            Some(&Role::Starting { purpose: StartPurpose::Shadow, phase, .. }) => {
+                (WorkerRole::Shadow, starting(phase))
+            }
             Some(&Role::Starting { purpose: StartPurpose::Standby, phase, .. }) => {
-                ("standby", starting(phase))
+                (WorkerRole::Standby, starting(phase))
             }
             Some(Role::Serving { .. }) if self.handover_phase() == Some(HandoverPhase::Draining) => {
-                ("shadow", "serving")
+                (WorkerRole::Shadow, WorkerPhase::Serving)
             }
-            Some(Role::Serving { .. }) => ("incumbent", "serving"),
-            Some(Role::Draining { .. }) => ("incumbent", "draining"),
-            Some(Role::Parked { .. }) => ("parked", "standing"),
-            Some(Role::Standby { .. }) => ("standby", "standing"),
+            Some(Role::Serving { .. }) => (WorkerRole::Incumbent, WorkerPhase::Serving),
+            Some(Role::Draining { .. }) => (WorkerRole::Incumbent, WorkerPhase::Draining),
+            Some(Role::Parked { .. }) => (WorkerRole::Parked, WorkerPhase::Standing),
+            Some(Role::Standby { .. }) => (WorkerRole::Standby, WorkerPhase::Standing),
             Some(Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. }) => {
-                ("parked", "stopping")
+                (WorkerRole::Parked, WorkerPhase::Stopping)
             }
-            Some(Role::Exiting { reason: ExitReason::Handover(_), .. }) => ("shadow", "stopping"),
-            Some(Role::Exiting { reason: ExitReason::Standby { .. }, .. }) => ("standby", "stopping"),
-            Some(Role::Exiting { .. }) | None => ("leaving", "stopping"),
+            Some(Role::Exiting { reason: ExitReason::Handover(_), .. }) => {
+                (WorkerRole::Shadow, WorkerPhase::Stopping)
+            }
+            Some(Role::Exiting { reason: ExitReason::Standby { .. }, .. }) => {
+                (WorkerRole::Standby, WorkerPhase::Stopping)
+            }
+            Some(Role::Exiting { .. }) | None => (WorkerRole::Leaving, WorkerPhase::Stopping),
         }
     }
 }

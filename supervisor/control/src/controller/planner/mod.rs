@@ -1,11 +1,11 @@
-//! The planner: asks the policy once an interval, and orders what it says.
+//! The planner. It calls the policy once in each interval, and sends the policy's changes as orders.
 //!
 //! ```text
-//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ admissions ─▶ pipelines
-//!                                                         └─▶ changes ─▶ orders of the controllers
+//! reports, observations ─▶ PolicyInput ─▶ Policy::decide ─┬─▶ admissions ─▶ pipelines
+//!                                                         └─▶ changes ─▶ orders to the controllers
 //! ```
 //!
-//! The planner decides nothing and never waits: the next facts tell of refused or failed orders.
+//! The planner makes no decisions and never waits. The next input contains refused and failed orders.
 
 mod facts;
 mod orders;
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::reports::ModelState;
-use super::{Cause, Order, Served};
+use super::{Cause, ChangeCause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
 use recent::Recent;
@@ -38,15 +38,17 @@ use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::pipeline::Total;
 
 pub use recent::RecentReport;
-pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
+pub use report::{AdmissionReport, ModelPlan, ObservationReport, PlanReport};
 
+/// The last decision of the policy, and the time of all decisions.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Planned {
     pub report: PlanReport,
-    /// How long each took since the start.
+    /// The time that decisions took since the start.
     pub took: Total,
 }
 
+/// The planner of all models.
 #[derive(Debug)]
 pub struct Planner {
     choice: Choice,
@@ -54,47 +56,53 @@ pub struct Planner {
     interval: Duration,
     clock: Clock,
     gpus: Vec<SharedGpu>,
-    /// The models that the policy knows, by their numbers, and what it was told of them.
+    /// The numbers of the models that the policy knows.
     ids: Vec<usize>,
-    terms: Vec<ModelSpec>,
+    /// The specs of these models.
+    specs: Vec<ModelSpec>,
     policy: Policy,
-    models: Vec<(Served, Kept)>,
-    sharers: watch::Receiver<Vec<Served>>,
+    models: Vec<PlannedModel>,
+    served_rx: watch::Receiver<Vec<Served>>,
     /// The phase of the supervisor. While models move between two supervisors, their shares stay.
     phase_rx: PhaseReceiver,
-    planned: watch::Sender<Planned>,
+    planned_tx: watch::Sender<Planned>,
 }
 
-/// What the planner keeps of a model.
-#[derive(Debug, Default)]
-struct Kept {
+/// A model with the planner's records of it.
+#[derive(Debug)]
+struct PlannedModel {
+    served: Served,
     orders: Orders,
     recent: Recent,
 }
 
 impl Served {
-    /// What the policy is told of the model; its largest batch is known only once it is loaded.
-    fn terms(&self) -> ModelSpec {
-        let terms = self.model.spec(|share| self.sms(share));
+    /// Returns the spec of the model for the policy. The largest batch is known only after the load.
+    fn spec(&self) -> ModelSpec {
+        let spec = self.model.spec(|share| self.sms(share));
         match self.pipeline.metadata() {
-            Some(metadata) => ModelSpec { max_batch: metadata.max_batch.max(1), ..terms },
-            None => terms,
+            Some(metadata) => ModelSpec { max_batch: metadata.max_batch.max(1), ..spec },
+            None => spec,
         }
     }
 
-    /// The smallest share that comes to these SMs; `at` if that share does.
-    fn share(&self, sms: Sms, at: Percent) -> Percent {
-        if self.sms(at) == sms { at } else { self.model.smallest_share_for(sms, |share| self.sms(share)) }
+    /// Returns the smallest share with these SMs. If the share `current` has them, returns `current`.
+    fn share(&self, sms: Sms, current: Percent) -> Percent {
+        if self.sms(current) == sms {
+            current
+        } else {
+            self.model.smallest_share_for(sms, |share| self.sms(share))
+        }
     }
 
-    /// The SMs that a share comes to, by the means by which it is changed.
+    /// Returns the number of SMs of a share. The number depends on the mechanism by which it changes.
     fn sms(&self, share: Percent) -> Sms {
         self.report.borrow().sms_of(&*self.gpu, share)
     }
 }
 
-/// The shares that the models' first workers start with: those of the policy, where its decisions
-/// are carried out, else the configured ones.
+/// Returns the shares of the models' first workers. If decisions are applied, these are the policy's
+/// shares, otherwise the configured ones.
 pub fn first_shares(
     settings: &Settings,
     gpus: &[Arc<dyn GpuBackend>],
@@ -108,43 +116,43 @@ pub fn first_shares(
         let gpu = Arc::clone(&gpus[model.gpu]);
         move |share: Percent| gpu.sms(share)
     };
-    let terms: Vec<ModelSpec> = models.iter().map(|model| model.spec(sms_of(model))).collect();
-    let wanted = Policy::new(choice, &shapes(gpus), &terms).initial();
-    let share = |(model, (terms, sms)): (&ModelConfig, (&ModelSpec, Sms))| {
-        if terms.initial_given || sms == terms.initial {
+    let specs: Vec<ModelSpec> = models.iter().map(|model| model.spec(sms_of(model))).collect();
+    let wanted = Policy::new(choice, &shared_gpus(gpus), &specs).initial();
+    let share = |(model, (spec, sms)): (&ModelConfig, (&ModelSpec, Sms))| {
+        if spec.initial_given || sms == spec.initial {
             model.share.initial
         } else {
             model.smallest_share_for(sms, sms_of(model))
         }
     };
-    models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
+    models.iter().zip(specs.iter().zip(wanted)).map(share).collect()
 }
 
-/// The SMs that a worker can have of each GPU, and the groups of them.
-fn shapes(gpus: &[Arc<dyn GpuBackend>]) -> Vec<SharedGpu> {
-    let shape = |gpu: &Arc<dyn GpuBackend>| SharedGpu {
+/// Returns the number of SMs that a worker can have on each GPU, and the GPU's groups.
+fn shared_gpus(gpus: &[Arc<dyn GpuBackend>]) -> Vec<SharedGpu> {
+    let shared = |gpu: &Arc<dyn GpuBackend>| SharedGpu {
         sms: gpu.sms(Percent::WHOLE),
         division: gpu.division().ok().map(|division| Division::clone(division)),
     };
-    gpus.iter().map(shape).collect()
+    gpus.iter().map(shared).collect()
 }
 
 impl Planner {
-    /// `None` where no policy decides.
+    /// Creates the planner. Returns `None` if no policy decides.
     pub fn new(
         settings: &Settings,
         clock: Clock,
         gpus: &[Arc<dyn GpuBackend>],
-        sharers: watch::Receiver<Vec<Served>>,
+        served_rx: watch::Receiver<Vec<Served>>,
         phase_rx: PhaseReceiver,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.deciding_policy()?;
-        let gpus = shapes(gpus);
+        let gpus = shared_gpus(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
-        let report = PlanReport::nothing_yet(settings);
-        let (planned, seen) = watch::channel(Planned { report, took: Total::default() });
+        let report = PlanReport::empty(settings);
+        let (planned_tx, planned_rx) = watch::channel(Planned { report, took: Total::default() });
         let Settings { act, interval, .. } = *settings;
-        let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
+        let (ids, specs, models) = (Vec::new(), Vec::new(), Vec::new());
         let mut planner = Self {
             choice,
             act,
@@ -152,37 +160,36 @@ impl Planner {
             clock,
             gpus,
             ids,
-            terms,
+            specs,
             policy,
             models,
-            sharers,
+            served_rx,
             phase_rx,
-            planned,
+            planned_tx,
         };
-        planner.meet();
-        Some((planner, seen))
+        planner.update_models();
+        Some((planner, planned_rx))
     }
 
-    /// Takes over the models that there are now.
-    fn meet(&mut self) {
-        let sharers = self.sharers.borrow_and_update().clone();
+    /// Adopts the current models, and keeps the records of those that it knows.
+    fn update_models(&mut self) {
+        let served = self.served_rx.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
-        let kept = |sharer: &Served| {
-            let place = known.iter().position(|(other, _)| other.id == sharer.id);
-            place.map(|place| known.swap_remove(place).1).unwrap_or_default()
+        let model = |served: Served| match known.iter().position(|model| model.served.id == served.id) {
+            Some(place) => PlannedModel { served, ..known.swap_remove(place) },
+            None => PlannedModel { served, orders: Orders::default(), recent: Recent::default() },
         };
-        let kept: Vec<_> = sharers.iter().map(kept).collect();
-        self.models = sharers.into_iter().zip(kept).collect();
-        self.learn_terms();
+        self.models = served.into_iter().map(model).collect();
+        self.update_specs();
     }
 
     pub async fn run(mut self) {
-        // Before the first interval ends, a policy has nothing to go by.
+        // Before the end of the first interval, there are no observations.
         let mut tick = interval_at(Instant::now() + self.interval, self.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                Ok(()) = self.sharers.changed() => self.meet(),
+                Ok(()) = self.served_rx.changed() => self.update_models(),
                 _ = tick.tick() => {
                     if !self.phase_rx.borrow().is_upgrading() {
                         self.decide();
@@ -194,92 +201,99 @@ impl Planner {
 
     fn decide(&mut self) {
         if self.models.is_empty() {
-            // What was decided last was about models that have gone.
-            self.planned.send_modify(|planned| planned.report.models.clear());
+            // The last decision was about models that have been removed.
+            self.planned_tx.send_modify(|planned| planned.report.models.clear());
             return;
         }
-        self.learn_terms();
+        self.update_specs();
         let now = self.clock.now();
-        let facts = self.facts(now);
+        let input = self.input(now);
         let began = self.clock.now();
-        let decision = self.policy.decide(&facts);
+        let decision = self.policy.decide(&input);
         let took = self.clock.now().since(began);
         if self.act {
             self.set_admissions(&decision.admissions);
         }
-        let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
+        let names: Vec<String> = self.specs.iter().map(|spec| spec.name.clone()).collect();
         let mut obstacles = vec![None; self.models.len()];
         for change in &decision.changes {
-            let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
-            let Some((live, verdict)) = rows else { continue };
-            let verdict = report::words(verdict, &names);
-            obstacles[change.model] = self.order(change, live, &verdict, now).err();
+            let rows = input.models.get(change.model).zip(decision.report.get(change.model));
+            let Some((snapshot, verdict)) = rows else { continue };
+            let verdict = report::explanation(verdict, &names);
+            obstacles[change.model] = self.order(change, snapshot, &verdict, now).err();
         }
-        let sharers = self.models.iter().map(|(sharer, _)| sharer);
-        let mut models = report::models(sharers, &facts, &decision, &names, obstacles);
-        for (model, (sharer, kept)) in models.iter_mut().zip(&self.models) {
-            model.last_order_why = kept.orders.reason().map(str::to_owned);
-            model.recent = kept.recent.report(&sharer.pipeline.rates());
+        let served = self.models.iter().map(|model| &model.served);
+        let mut plans = report::models(served, &input, &decision, &names, obstacles);
+        for (plan, model) in plans.iter_mut().zip(&self.models) {
+            plan.last_order_why = model.orders.reason().map(str::to_owned);
+            plan.recent = model.recent.report(&model.served.pipeline.rates());
         }
-        self.planned.send_modify(|planned| {
+        self.planned_tx.send_modify(|planned| {
             planned.took.add(took);
             planned.report.decisions += 1;
-            planned.report.models = models;
+            planned.report.models = plans;
         });
     }
 
     fn set_admissions(&self, admissions: &[AdmissionPolicy]) {
-        for ((sharer, _), door) in self.models.iter().zip(admissions) {
-            sharer.pipeline.set_admission(*door);
+        for (model, admission) in self.models.iter().zip(admissions) {
+            model.served.pipeline.set_admission(*admission);
         }
     }
 
-    fn facts(&mut self, now: Timestamp) -> PolicyInput {
-        let live = |(sharer, kept): &mut (Served, Kept)| {
-            kept.orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
-            let seen = sharer.pipeline.observe();
-            kept.recent.add(&seen);
-            facts::live(sharer, &kept.orders, seen)
+    fn input(&mut self, now: Timestamp) -> PolicyInput {
+        let snapshot = |PlannedModel { served, orders, recent }: &mut PlannedModel| {
+            orders.update(&served.model.name, &served.report.borrow(), now);
+            let seen = served.pipeline.observe();
+            recent.add(&seen);
+            facts::snapshot(served, orders, seen)
         };
-        let models = self.models.iter_mut().map(live).collect();
+        let models = self.models.iter_mut().map(snapshot).collect();
         PolicyInput { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }
     }
 
+    /// Orders a change of share.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the change is not ordered.
     fn order(
         &mut self,
         change: &ShareChange,
-        live: &ModelSnapshot,
+        snapshot: &ModelSnapshot,
         verdict: &str,
         now: Timestamp,
     ) -> Result<(), String> {
-        let Some((sharer, kept)) = self.models.get_mut(change.model) else { return Ok(()) };
+        let Some(PlannedModel { served, orders, .. }) = self.models.get_mut(change.model) else {
+            return Ok(());
+        };
         if !self.act {
             return Err("controller.act is false".to_owned());
         }
         let (serves, from) = {
-            let report = sharer.report.borrow();
+            let report = served.report.borrow();
             (report.state == ModelState::Ready, report.share)
         };
         if !serves {
             return Err("the model is not ready".to_owned());
         }
-        let to = sharer.share(change.to, from);
-        let moves = change.groups.is_some() && change.groups != live.groups;
-        if sharer.sms(to) == sharer.sms(from) && moves && kept.orders.named(change.groups) {
+        let to = served.share(change.to, from);
+        let moves = change.groups.is_some() && change.groups != snapshot.groups;
+        if served.sms(to) == served.sms(from) && moves && orders.last_had(change.groups) {
             return Ok(());
         }
-        if sharer.sms(to) == sharer.sms(from) && !moves {
+        if served.sms(to) == served.sms(from) && !moves {
             return Err(format!("{from} is the nearest share that share.min, share.max and the GPU allow"));
         }
-        kept.orders.send(&sharer.orders, to, change.groups, verdict, now)?;
-        let figures = SeenReport::of(&live.observation);
+        orders.send(&served.orders, to, change.groups, verdict, now)?;
+        let figures = ObservationReport::of(&snapshot.observation);
         tracing::info!(
-            model = sharer.model.name,
+            model = served.model.name,
             from_percent = from.get(),
             to_percent = to.get(),
-            from_sms = live.share.0,
-            to_sms = sharer.sms(to).0,
-            cause = Cause::Policy.name(),
+            from_sms = snapshot.share.0,
+            to_sms = served.sms(to).0,
+            cause = ChangeCause::Policy.to_string(),
             verdict,
             arrival_rate = rounding::round(figures.arrival_rate),
             p99_ms = rounding::round(figures.p99_ms),
@@ -290,17 +304,17 @@ impl Planner {
         Ok(())
     }
 
-    /// Configurations change, and whether a model can be batched is known once it is loaded. The
-    /// policy keeps what it learnt of models that stay.
-    fn learn_terms(&mut self) {
-        let (ids, terms): (Vec<usize>, Vec<ModelSpec>) =
-            self.models.iter().map(|(sharer, _)| (sharer.id, sharer.terms())).unzip();
-        if ids == self.ids && terms == self.terms {
+    /// Passes new specs to the policy. Specs change with the configuration, and with the load of a model.
+    /// The policy keeps its knowledge of models that stay.
+    fn update_specs(&mut self) {
+        let (ids, specs): (Vec<usize>, Vec<ModelSpec>) =
+            self.models.iter().map(|model| (model.served.id, model.served.spec())).unzip();
+        if ids == self.ids && specs == self.specs {
             return;
         }
         let places: Vec<Option<usize>> =
             ids.iter().map(|id| self.ids.iter().position(|other| other == id)).collect();
-        self.policy = Policy::new(self.choice, &self.gpus, &terms).remembering(&self.policy, &places);
-        (self.ids, self.terms) = (ids, terms);
+        self.policy = Policy::new(self.choice, &self.gpus, &specs).remembering(&self.policy, &places);
+        (self.ids, self.specs) = (ids, specs);
     }
 }

@@ -1,4 +1,4 @@
-//! The planner's orders to one controller: one at a time, with a pause after a failure.
+//! The planner's orders to one controller. At most one order is pending, and a backoff follows a failure.
 
 use shadowslice_shared::rounding;
 use std::time::Duration;
@@ -11,39 +11,47 @@ use super::super::reports::ModelReport;
 use super::super::{HandoverReport, ResizeRefused};
 use super::{Cause, Order};
 
-/// How long a model is left alone after its first failure, and at most. It doubles with each.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The time without orders after the first failure. It doubles with each failure.
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+/// The longest time without orders after a failure. A failure is forgotten after the same time.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-type Outcome = Result<HandoverReport, ResizeRefused>;
+/// The reply to an order.
+type OrderReply = Result<HandoverReport, ResizeRefused>;
 
+/// The orders to one controller.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    under_way: Option<(Percent, oneshot::Receiver<Outcome>)>,
-    failed: Option<Failed>,
-    /// What the last order was given for.
+    /// The share of the pending order, and the receiver for its reply.
+    pending: Option<(Percent, oneshot::Receiver<OrderReply>)>,
+    failed: Option<FailedOrder>,
+    /// The reason for the last order.
     reason: Option<String>,
-    /// The groups that it named.
+    /// The groups in the last order.
     groups: Option<Groups>,
-    /// Whether another share is known to make its answers wrong.
+    /// True if the model has answered wrongly with another share.
     wrong: bool,
+    /// The number of the policy's changes that were rolled back.
     rolled_back: u64,
 }
 
+/// A failed order.
 #[derive(Debug)]
-struct Failed {
+struct FailedOrder {
+    /// The time of the next attempt.
     until: Timestamp,
-    pause: Duration,
+    backoff: Duration,
     why: String,
 }
 
 impl Orders {
-    pub(super) fn coming(&self) -> Option<Percent> {
-        self.under_way.as_ref().map(|(share, _)| *share)
+    /// Returns the share of the pending order.
+    pub(super) fn pending_share(&self) -> Option<Percent> {
+        self.pending.as_ref().map(|(share, _)| *share)
     }
 
-    /// Whether the model's share is to be left alone, as answers were wrong with another one.
-    pub(super) fn are_vain(&self) -> bool {
+    /// Returns true if the share must not change, because answers were wrong with another share.
+    pub(super) fn answers_were_wrong(&self) -> bool {
         self.wrong
     }
 
@@ -51,51 +59,56 @@ impl Orders {
         self.reason.as_deref()
     }
 
-    /// Whether the last order named these groups: whether the model can have them is not known.
-    pub(super) fn named(&self, groups: Option<Groups>) -> bool {
+    /// Returns true if the last order contained these groups. The model may not be able to have them.
+    pub(super) fn last_had(&self, groups: Option<Groups>) -> bool {
         self.groups == groups
     }
 
-    pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Timestamp) {
-        // Only the policy's own changes count: a failure of an operator's order is not the
-        // policy's.
+    /// Evaluates the reply to the pending order, and the model's report.
+    pub(super) fn update(&mut self, model: &str, report: &ModelReport, now: Timestamp) {
+        // Only the policy's own changes count, and not the failure of an operator's order.
         let rolled_back = report.changes.by_policy.rolled_back;
-        let taken_back = rolled_back > self.rolled_back;
+        let has_rolled_back = rolled_back > self.rolled_back;
         self.rolled_back = rolled_back;
-        let said = self.under_way.as_mut().map(|(_, outcome)| outcome.try_recv());
-        if !matches!(said, Some(Err(oneshot::error::TryRecvError::Empty))) {
-            self.under_way = None;
+        let reply = self.pending.as_mut().map(|(_, reply_rx)| reply_rx.try_recv());
+        if !matches!(reply, Some(Err(oneshot::error::TryRecvError::Empty))) {
+            self.pending = None;
         }
-        self.wrong |= matches!(said, Some(Ok(Err(ResizeRefused::Wrong { .. }))));
-        let why = match said {
+        self.wrong |= matches!(reply, Some(Ok(Err(ResizeRefused::Wrong { .. }))));
+        let why = match reply {
             Some(Ok(Ok(report))) => report.why,
-            // The share is in force already, or an operator holds it now.
+            // The share is already in force, or an operator holds it now.
             Some(Ok(Err(ResizeRefused::InForce { .. } | ResizeRefused::Held(_)))) => None,
             Some(Ok(Err(refused))) => Some(refused.to_string()),
-            // Under way still, or the controller ended.
+            // The order is still pending, or the controller has ended.
             Some(Err(_)) | None => None,
         };
-        let why = why.or(taken_back.then(|| "the new worker failed during its probation".to_owned()));
+        let why = why.or(has_rolled_back.then(|| "the new worker failed during its probation".to_owned()));
         if let Some(why) = why {
             self.fail(model, why, now);
         }
     }
 
     fn fail(&mut self, model: &str, why: String, now: Timestamp) {
-        let recent = self.failed.as_ref().filter(|failed| now.since(failed.until) < LONGEST_PAUSE);
-        let pause = recent.map_or(FIRST_PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
+        let recent = self.failed.as_ref().filter(|failed| now.since(failed.until) < MAX_BACKOFF);
+        let backoff = recent.map_or(INITIAL_BACKOFF, |failed| (failed.backoff * 2).min(MAX_BACKOFF));
         tracing::warn!(
             model,
             why,
-            pause_ms = rounding::ms(pause),
+            pause_ms = rounding::ms(backoff),
             "the policy's change of the model's share failed; the policy can change the share again after the pause"
         );
-        self.failed = Some(Failed { until: now + pause, pause, why });
+        self.failed = Some(FailedOrder { until: now + backoff, backoff, why });
     }
 
+    /// Sends an order.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why no order can be sent now.
     pub(super) fn send(
         &mut self,
-        to: &mpsc::Sender<Order>,
+        orders_tx: &mpsc::Sender<Order>,
         share: Percent,
         groups: Option<Groups>,
         reason: &str,
@@ -108,14 +121,15 @@ impl Orders {
                 failed.why
             ));
         }
-        if self.under_way.is_some() {
+        if self.pending.is_some() {
             return Err("a share change is in progress".to_owned());
         }
-        let (reply, outcome) = oneshot::channel();
+        let (reply, reply_rx) = oneshot::channel();
         let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
-        to.try_send(order)
+        orders_tx
+            .try_send(order)
             .map_err(|_| "too many orders are queued for the model; the policy tries again".to_owned())?;
-        self.under_way = Some((share, outcome));
+        self.pending = Some((share, reply_rx));
         self.groups = groups;
         self.reason = Some(reason.to_owned());
         Ok(())

@@ -1,4 +1,4 @@
-//! What was seen of a model over more than an interval, which few requests may leave out.
+//! The figures of a model over the last seconds. A single interval may contain no request.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use shadowslice_datapath::pipeline::Rates;
 use shadowslice_policy::sharing::Observation;
 
-/// The time that the report covers; the interval in which it is full counts, too.
-const SPAN: Duration = Duration::from_secs(10);
+/// The time that the report covers. The interval in which this time is reached counts completely.
+const WINDOW: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
@@ -19,24 +19,24 @@ struct Sums {
     busy: Duration,
 }
 
-/// What was seen in each interval of the last [`SPAN`].
+/// The sums of each interval in the last [`WINDOW`].
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    /// The oldest first.
+    /// The intervals, the oldest first.
     intervals: VecDeque<Sums>,
     all: Sums,
 }
 
-/// What was seen of a model in the last seconds.
+/// The figures of a model over the last seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RecentReport {
-    /// Which ones; fewer after the start.
+    /// The time that the figures cover, in seconds. It is shorter after the start.
     pub span_s: f64,
-    /// Requests a second, refused ones included, as `status` has them.
+    /// The number of requests per second, including refused requests, as in `status`.
     pub arrival_rate: f64,
-    /// Answered within the SLO / answered or refused; `None` if there was none.
+    /// The requests answered within the SLO / the requests answered or refused. `None` without requests.
     pub attainment: Option<f64>,
-    /// The part of the time in which a batch executed.
+    /// The fraction of the time in which a batch executed.
     pub busy: f64,
 }
 
@@ -50,9 +50,7 @@ impl Sums {
             busy: self.busy + seen.busy,
         }
     }
-}
 
-impl Sums {
     fn without(self, old: Self) -> Self {
         Self {
             span: self.span.saturating_sub(old.span),
@@ -71,14 +69,14 @@ impl Recent {
         self.all = self.all.add(new);
         self.intervals.push_back(new);
         while let Some(oldest) = self.intervals.front().copied()
-            && self.all.span.saturating_sub(oldest.span) >= SPAN
+            && self.all.span.saturating_sub(oldest.span) >= WINDOW
         {
             self.intervals.pop_front();
             self.all = self.all.without(oldest);
         }
     }
 
-    /// Returns the report. `rates` are those that `status` shows.
+    /// Returns the report. `rates` are the rates in `status`.
     pub(super) fn report(&self, rates: &Rates) -> RecentReport {
         let Sums { span, answered, in_time, refused, busy } = self.all;
         let (span_s, ended) = (span.as_secs_f64(), answered + refused);

@@ -1,4 +1,4 @@
-//! What the policy decided, and why, for `shadowslice plan`.
+//! The report of the policy's decisions and of their reasons, for `shadowslice plan`.
 
 use std::time::Duration;
 
@@ -9,22 +9,25 @@ use shadowslice_policy::sharing::{
 };
 use shadowslice_shared::groups::Groups;
 
+use super::super::{Mechanism, ReportedVerdict};
 use super::{RecentReport, Served, Settings};
 use shadowslice_config::OnLate;
 use shadowslice_shared::units::ms;
 
+/// The last decision of the policy.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PlanReport {
     pub policy: String,
-    /// Whether decisions are carried out.
+    /// True if decisions are applied.
     pub act: bool,
     pub interval_ms: f64,
-    /// Decisions since the start; 0 while there is none, and always under `static`.
+    /// The number of decisions since the start. It is always 0 with the policy `static`.
     pub decisions: u64,
-    /// Every model, as the configuration orders them; empty while there is no decision.
+    /// All models in the order of the configuration. It is empty before the first decision.
     pub models: Vec<ModelPlan>,
 }
 
+/// The policy's decision about one model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelPlan {
     pub name: String,
@@ -33,58 +36,61 @@ pub struct ModelPlan {
     pub sms: u32,
     pub wanted_percent: u32,
     pub wanted_sms: u32,
-    /// How its share is changed: `in-process`, `shadow` or `never`.
-    pub mechanism: String,
-    /// Why not inside the worker, where it is not.
+    pub mechanism: Mechanism,
+    /// The reason why the share cannot change inside the worker.
     pub no_partition: Option<String>,
-    /// If it is changed inside the worker: the groups of SMs on which batches run.
+    /// The groups of SMs on which batches run, if the share changes inside the worker.
     pub groups: Option<String>,
-    /// The models that have some of these groups, too.
+    /// The models that also use some of these groups.
     pub groups_shared_with: Vec<String>,
     pub held: bool,
-    /// `keep`, `grow`, `shrink` or `wait`.
-    pub verdict: String,
+    pub verdict: ReportedVerdict,
+    /// The reason for the verdict.
     pub why: String,
-    /// Why a wanted change is not ordered.
+    /// The reason why a wanted change is not ordered.
     pub not_ordered: Option<String>,
-    /// Why the policy gave its last order; `None` while it has given none.
+    /// The reason for the policy's last order. `None` before its first order.
     #[serde(default)]
     pub last_order_why: Option<String>,
-    pub door: DoorReport,
-    pub seen: SeenReport,
+    #[serde(rename = "door")]
+    pub admission: AdmissionReport,
+    #[serde(rename = "seen")]
+    pub observed: ObservationReport,
     #[serde(default)]
     pub recent: RecentReport,
-    /// Why no share would do, if more requests arrive than a copy answers.
+    /// The reason why no share is sufficient, if more requests arrive than a copy can answer.
     #[serde(default)]
     pub overload: Option<String>,
 }
 
+/// The admission and batching of a model's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct DoorReport {
+pub struct AdmissionReport {
     /// The largest batch, in rows.
     pub max_batch: u32,
-    /// How long a batch that is not full waits for more, in ms.
+    /// The longest time for which a batch that is not full waits for requests, in ms.
     pub max_delay_ms: f64,
-    /// Whether a request that cannot be answered in time is refused.
+    /// True if requests that cannot be answered in time are refused.
     pub refuse_late: bool,
 }
 
-/// What was seen of a model between the last two decisions.
+/// The figures of a model between the last two decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct SeenReport {
-    /// Requests a second, refused ones included.
+pub struct ObservationReport {
+    /// The number of requests per second, including refused requests.
     pub arrival_rate: f64,
-    /// 99th percentile of the latency, in ms; 0 without any answer.
+    /// The 99th percentile of the latency, in ms. It is 0 without answers.
     pub p99_ms: f64,
-    /// Answered within the SLO / answered or refused; 1 if there was none.
+    /// The requests answered within the SLO / the requests answered or refused. It is 1 without requests.
     pub attainment: f64,
-    /// The part of the time in which a batch executed.
+    /// The fraction of the time in which a batch executed.
     pub busy: f64,
     pub queued: usize,
 }
 
 impl PlanReport {
-    pub fn nothing_yet(settings: &Settings) -> Self {
+    /// Returns the report before the first decision.
+    pub fn empty(settings: &Settings) -> Self {
         Self {
             policy: settings.policy.to_string(),
             act: settings.act,
@@ -95,7 +101,7 @@ impl PlanReport {
     }
 }
 
-impl SeenReport {
+impl ObservationReport {
     pub(super) fn of(seen: &Observation) -> Self {
         let seconds = seen.span.as_secs_f64();
         let ended = seen.answered + seen.refused;
@@ -109,10 +115,10 @@ impl SeenReport {
     }
 }
 
-impl DoorReport {
-    /// With `on_late: serve` it refuses no late request.
-    fn of(door: &AdmissionPolicy, on_late: OnLate, configured_delay: Duration) -> Self {
-        let AdmissionPolicy { max_batch, refuse_late } = *door;
+impl AdmissionReport {
+    /// Creates the report. With `on_late: serve`, late requests are not refused.
+    fn of(admission: &AdmissionPolicy, on_late: OnLate, configured_delay: Duration) -> Self {
+        let AdmissionPolicy { max_batch, refuse_late } = *admission;
         Self {
             max_batch,
             max_delay_ms: ms(configured_delay),
@@ -121,79 +127,79 @@ impl DoorReport {
     }
 }
 
-/// `obstacles`: why changes were not ordered.
+/// Returns the decisions about all models. `obstacles` are the reasons why changes were not ordered.
 pub(super) fn models<'a>(
-    sharers: impl Iterator<Item = &'a Served>,
-    facts: &PolicyInput,
+    served: impl Iterator<Item = &'a Served>,
+    input: &PolicyInput,
     decision: &Decision,
     names: &[String],
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
     let decided = decision.report.iter().zip(&decision.admissions);
-    let sharers: Vec<&Served> = sharers.collect();
-    let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
-    rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
-        let plan = of_model(sharer, live, (verdict, door), words(verdict, names), not_ordered);
-        ModelPlan { groups_shared_with: neighbours(sharer, &sharers), ..plan }
+    let all: Vec<&Served> = served.collect();
+    let rows = all.iter().zip(input.models.iter().zip(decided)).zip(obstacles);
+    rows.map(|((served, (snapshot, (verdict, admission))), not_ordered)| {
+        let plan = of_model(served, snapshot, (verdict, admission), explanation(verdict, names), not_ordered);
+        ModelPlan { groups_shared_with: neighbours(served, &all), ..plan }
     })
     .collect()
 }
 
-/// The models that have groups in common with this one. A model on the whole GPU does not count.
-fn neighbours(sharer: &Served, all: &[&Served]) -> Vec<String> {
-    let groups = |sharer: &Served| sharer.report.borrow().partition.as_ref().map(|(_, groups)| *groups);
-    let part = |sharer: &Served| groups(sharer).filter(|groups| *groups != Groups::WHOLE);
-    let Some(own) = part(sharer) else { return Vec::new() };
-    let others = all.iter().filter(|other| other.id != sharer.id && other.model.gpu == sharer.model.gpu);
+/// Returns the models that have groups in common with this model. Models on the whole GPU do not count.
+fn neighbours(served: &Served, all: &[&Served]) -> Vec<String> {
+    let groups = |model: &Served| model.report.borrow().partition.as_ref().map(|(_, groups)| *groups);
+    let part = |model: &Served| groups(model).filter(|groups| *groups != Groups::WHOLE);
+    let Some(own) = part(served) else { return Vec::new() };
+    let others = all.iter().filter(|other| other.id != served.id && other.model.gpu == served.model.gpu);
     let meets = |other: &&&Served| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
     others.filter(meets).map(|other| other.model.name.clone()).collect()
 }
 
 fn of_model(
-    sharer: &Served,
-    live: &ModelSnapshot,
-    (verdict, door): (&Verdict, &AdmissionPolicy),
+    served: &Served,
+    snapshot: &ModelSnapshot,
+    (verdict, admission): (&Verdict, &AdmissionPolicy),
     why: String,
     not_ordered: Option<String>,
 ) -> ModelPlan {
-    let report = sharer.report.borrow().clone();
+    let report = served.report.borrow().clone();
     let share = report.share;
-    let wanted = sharer.share(verdict.to, share);
-    let on_late = sharer.model.queue.on_late;
+    let wanted = served.share(verdict.to, share);
+    let on_late = served.model.queue.on_late;
     ModelPlan {
-        name: sharer.model.name.clone(),
-        gpu: sharer.model.gpu,
+        name: served.model.name.clone(),
+        gpu: served.model.gpu,
         share_percent: share.get(),
-        sms: live.share.0,
+        sms: snapshot.share.0,
         wanted_percent: wanted.get(),
-        wanted_sms: sharer.sms(wanted).0,
-        mechanism: report.mechanism.to_owned(),
+        wanted_sms: served.sms(wanted).0,
+        mechanism: report.mechanism,
         no_partition: report.no_partition.clone(),
         groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
         groups_shared_with: Vec::new(),
-        held: live.held,
-        verdict: name(verdict).to_owned(),
+        held: snapshot.held,
+        verdict: kind(verdict),
         why,
         not_ordered,
         last_order_why: None,
-        door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
-        seen: SeenReport::of(&live.observation),
+        admission: AdmissionReport::of(admission, on_late, served.model.batch.max_delay),
+        observed: ObservationReport::of(&snapshot.observation),
         recent: RecentReport::default(),
         overload: None,
     }
 }
 
-fn name(verdict: &Verdict) -> &'static str {
+fn kind(verdict: &Verdict) -> ReportedVerdict {
     match verdict {
-        Verdict { blocked_by: Some(_), .. } => "wait",
-        Verdict { from, to, .. } if from < to => "grow",
-        Verdict { from, to, .. } if from > to => "shrink",
-        Verdict { .. } => "keep",
+        Verdict { blocked_by: Some(_), .. } => ReportedVerdict::Wait,
+        Verdict { from, to, .. } if from < to => ReportedVerdict::Grow,
+        Verdict { from, to, .. } if from > to => ReportedVerdict::Shrink,
+        Verdict { .. } => ReportedVerdict::Keep,
     }
 }
 
-/// `names` are those of all models.
-pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
+/// Returns the reason for a verdict as text. `names` are the names of all models.
+pub(super) fn explanation(verdict: &Verdict, names: &[String]) -> String {
     let Verdict { from, to, blocked_by, why } = verdict;
     let why = reason(why, names);
     match blocked_by {
@@ -205,7 +211,7 @@ pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
 }
 
 fn reason(why: &VerdictReason, names: &[String]) -> String {
-    let said = |MissRate { actual, allowed }: &MissRate| {
+    let missed_text = |MissRate { actual, allowed }: &MissRate| {
         format!(
             "{:.1} % of recent requests missed the SLO ({:.1} % allowed)",
             actual * 100.0,
@@ -214,27 +220,27 @@ fn reason(why: &VerdictReason, names: &[String]) -> String {
     };
     match why {
         VerdictReason::PolicyShare => "the policy divides the GPU this way".to_owned(),
-        VerdictReason::Met(missed) => said(missed),
+        VerdictReason::Met(missed) => missed_text(missed),
         VerdictReason::Violating(missed) => {
-            format!("{}; late requests are refused, and layouts are tried next", said(missed))
+            format!("{}; late requests are refused, and layouts are tried next", missed_text(missed))
         }
-        VerdictReason::Layout(layout) => of_layout(layout, names),
+        VerdictReason::Layout(layout) => layout_text(layout, names),
         VerdictReason::Infeasible { missed, two_batches } => format!(
             "{}; the SLO cannot be met: two batches of one row take {:.1} ms alone on the whole GPU",
-            said(missed),
+            missed_text(missed),
             ms(*two_batches)
         ),
         VerdictReason::NotBatchTime { missed, two_batches } => format!(
             "{}; two batches take at most {:.1} ms, so more SMs would not help; check the host and the clients",
-            said(missed),
+            missed_text(missed),
             ms(*two_batches)
         ),
     }
 }
 
-fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
+fn layout_text(layout: &LayoutReport, names: &[String]) -> String {
     let beneficiary = names.get(layout.beneficiary).map_or("a model", String::as_str);
-    let pattern = described(layout.pattern);
+    let pattern = pattern_text(layout.pattern);
     let begins = match layout.stage {
         LayoutStage::Trying => {
             format!("trying layouts because {beneficiary} violates its SLO; now: {pattern}")
@@ -244,7 +250,7 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     let tried = layout.tried.iter().map(|tried| {
         format!(
             "{} {:.1} % ({:.1} %)",
-            described(tried.pattern),
+            pattern_text(tried.pattern),
             tried.missed * 100.0,
             tried.missed_first_priority * 100.0
         )
@@ -256,7 +262,7 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     format!("{begins}; missed requests by layout (first priority in brackets): {}", tried.join(", "))
 }
 
-fn described(pattern: Pattern) -> String {
+fn pattern_text(pattern: Pattern) -> String {
     let text = match pattern {
         Pattern::Apart(part) => return format!("the violating model alone on {part}"),
         Pattern::FirstApart(part) => return format!("the first priority alone on {part}"),
@@ -301,52 +307,60 @@ mod tests {
         let chosen = layout(LayoutStage::Chosen);
         let change =
             |from, to, blocked_by| Verdict { from: Sms(from), to: Sms(to), blocked_by, why: chosen.clone() };
-        for (verdict, kind, said) in [
-            (keep(VerdictReason::PolicyShare), "keep", "divides the GPU"),
+        for (verdict, kind, expected) in [
+            (keep(VerdictReason::PolicyShare), ReportedVerdict::Keep, "divides the GPU"),
             (
                 keep(VerdictReason::Met(missed)),
-                "keep",
+                ReportedVerdict::Keep,
                 "12.3 % of recent requests missed the SLO (1.0 % allowed)",
             ),
-            (keep(VerdictReason::Violating(missed)), "keep", "layouts are tried next"),
-            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts because resnet50 violates"),
+            (keep(VerdictReason::Violating(missed)), ReportedVerdict::Keep, "layouts are tried next"),
+            (
+                keep(layout(LayoutStage::Trying)),
+                ReportedVerdict::Keep,
+                "trying layouts because resnet50 violates",
+            ),
             (
                 keep(VerdictReason::Infeasible { missed, two_batches: Duration::from_millis(401) }),
-                "keep",
+                ReportedVerdict::Keep,
                 "two batches of one row take 401.0 ms",
             ),
             (
                 keep(VerdictReason::NotBatchTime { missed, two_batches: Duration::from_millis(2) }),
-                "keep",
+                ReportedVerdict::Keep,
                 "2.0 ms, so more SMs would not help",
             ),
             (
                 change(60, 40, None),
-                "shrink",
+                ReportedVerdict::Shrink,
                 "40 SMs instead of 60 SMs: lower priorities in two halves; chosen because resnet50 violated its SLO; \
                  missed requests by layout (first priority in brackets): initial shares 18.2 % (0.4 %), \
                  lower priorities in two halves 7.5 % (0.0 %)",
             ),
-            (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
-            (change(40, 60, Some(Blocker::Handover)), "wait", "60 SMs after the change under way"),
-            (change(40, 60, Some(Blocker::Held)), "wait", "held at 40 SMs"),
+            (change(40, 60, None), ReportedVerdict::Grow, "60 SMs instead of 40 SMs"),
+            (
+                change(40, 60, Some(Blocker::Handover)),
+                ReportedVerdict::Wait,
+                "60 SMs after the change under way",
+            ),
+            (change(40, 60, Some(Blocker::Held)), ReportedVerdict::Wait, "held at 40 SMs"),
         ] {
-            let words = words(&verdict, &names);
-            assert!(words.contains(said), "{words}");
-            assert_eq!(name(&verdict), kind);
+            let text = explanation(&verdict, &names);
+            assert!(text.contains(expected), "{text}");
+            assert_eq!(super::kind(&verdict), kind);
         }
     }
 
     #[test]
     fn who_serves_the_late_turns_nobody_away() {
-        let door = AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) };
-        let told = |on_late| DoorReport::of(&door, on_late, Duration::ZERO).refuse_late;
-        assert!(told(OnLate::Reject) && !told(OnLate::Serve));
+        let admission = AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) };
+        let refuses = |on_late| AdmissionReport::of(&admission, on_late, Duration::ZERO).refuse_late;
+        assert!(refuses(OnLate::Reject) && !refuses(OnLate::Serve));
     }
 
     #[test]
     fn figures_of_an_idle_model_are_numbers() {
-        let idle = SeenReport::of(&Observation::default());
+        let idle = ObservationReport::of(&Observation::default());
         assert_eq!((idle.arrival_rate, idle.attainment, idle.p99_ms), (0.0, 1.0, 0.0));
         let seen = Observation {
             span: Duration::from_millis(500),
@@ -356,7 +370,7 @@ mod tests {
             refused: 20,
             ..Observation::default()
         };
-        let busy = SeenReport::of(&seen);
+        let busy = ObservationReport::of(&seen);
         assert_eq!((busy.arrival_rate, busy.attainment), (200.0, 0.5));
     }
 }

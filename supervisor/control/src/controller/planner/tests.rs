@@ -4,7 +4,9 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::{mpsc, watch};
 
 use super::super::reports::{HandoverReport, Handovers, ModelReport, ModelState, NextStart};
-use super::super::{Cause, Changes, ORDERS, Order, ResizeRefused};
+use super::super::{
+    Cause, ChangeOutcome, Changes, MAX_QUEUED_ORDERS, Mechanism, Order, ReportedVerdict, ResizeRefused,
+};
 use super::*;
 use crate::backend::EmulatedGpu;
 use shadowslice_config as config;
@@ -46,7 +48,7 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
         share,
         sms: gpu.sms(share).0,
         partition: None,
-        mechanism: "shadow",
+        mechanism: Mechanism::Shadow,
         no_partition: None,
         since: Timestamp::default(),
         coming: None,
@@ -71,9 +73,9 @@ impl Rig {
         let config = config(controller, "initial: 50%, ", "");
         let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
         let (clock, share) = (Clock::start(), Percent::new(20).unwrap());
-        let (mut sharers, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut served, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
-            let (facts, _) = mpsc::channel(1);
+            let (lane_events_tx, _) = mpsc::channel(1);
             let settings = pipeline::PipelineSettings {
                 name: model.name.clone(),
                 live: pipeline::LiveSettings { slo: model.slo, max_delay: Duration::ZERO, reject_late: true },
@@ -82,26 +84,26 @@ impl Rig {
                 profile: None,
                 content: Arc::default(),
             };
-            let (orders, to_controller) = mpsc::channel(ORDERS);
-            let (told, seen) = watch::channel(report(ModelState::Ready, share, &*gpu));
-            sharers.push(Served {
-                id: sharers.len(),
+            let (orders, orders_rx) = mpsc::channel(MAX_QUEUED_ORDERS);
+            let (report_tx, report_rx) = watch::channel(report(ModelState::Ready, share, &*gpu));
+            served.push(Served {
+                id: served.len(),
                 model: Arc::new(model.clone()),
                 gpu: Arc::clone(&gpu),
-                pipeline: Arc::new(Pipeline::new(settings, clock, facts).unwrap()),
-                report: seen,
+                pipeline: Arc::new(Pipeline::new(settings, clock, lane_events_tx).unwrap()),
+                report: report_rx,
                 orders,
                 successor: None,
                 files: Arc::default(),
             });
-            reports.push(told);
-            ordered.push(to_controller);
+            reports.push(report_tx);
+            ordered.push(orders_rx);
         }
         let (planner, planned) = Planner::new(
             &config.controller,
             clock,
             &[gpu],
-            watch::channel(sharers).1,
+            watch::channel(served).1,
             watch::channel(shadowslice_datapath::phase::Phase::Serving).1,
         )
         .unwrap();
@@ -113,8 +115,8 @@ impl Rig {
         self.planned.borrow().report.models.clone()
     }
 
-    /// The share that was ordered of a model since the last time, with where its answer goes.
-    fn ordered(&mut self, model: usize) -> Option<(u32, super::super::outcome::Reply)> {
+    /// Returns the share in the next order for a model, and the sender for the reply.
+    fn ordered(&mut self, model: usize) -> Option<(u32, super::super::outcome::ReplySender)> {
         match self.ordered[model].try_recv().ok()? {
             Order::Resize { share, cause, reply, .. } => {
                 assert_eq!(cause, Cause::Policy);
@@ -128,21 +130,21 @@ impl Rig {
 #[test]
 fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
     let mut rig = Rig::new("policy: adaptive");
-    for told in &rig.reports {
-        told.send_modify(|report| (report.share, report.sms) = (Percent::new(50).unwrap(), 66));
+    for report_tx in &rig.reports {
+        report_tx.send_modify(|report| (report.share, report.sms) = (Percent::new(50).unwrap(), 66));
     }
     rig.decide();
     let (low, high): (Groups, Groups) = ((0..8).collect(), (8..16).collect());
     let seen = Observation { span: Duration::from_millis(100), ..Observation::default() };
     let report = rig.reports[0].borrow().clone();
-    let live = ModelSnapshot {
+    let snapshot = ModelSnapshot {
         groups: Some(low),
-        ..facts::live(&rig.planner.models[0].0, &Orders::default(), seen)
+        ..facts::snapshot(&rig.planner.models[0].served, &Orders::default(), seen)
     };
-    let sms = rig.planner.models[0].0.sms(report.share);
+    let sms = rig.planner.models[0].served.sms(report.share);
     let change = ShareChange { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
     for _ in 0..3 {
-        rig.planner.order(&change, &live, "moved", Timestamp::default()).unwrap();
+        rig.planner.order(&change, &snapshot, "moved", Timestamp::default()).unwrap();
     }
     let Order::Resize { share, groups, .. } = rig.ordered[0].try_recv().unwrap() else { panic!() };
     assert_eq!((share, groups), (report.share, Some(high)));
@@ -152,15 +154,15 @@ fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
 #[test]
 fn a_wanted_share_is_ordered_once_and_not_again_while_that_is_under_way() {
     let mut rig = Rig::new("policy: static+admission");
-    assert_eq!(rig.decide()[0].verdict, "grow");
+    assert_eq!(rig.decide()[0].verdict, ReportedVerdict::Grow);
     let (percent, reply) = rig.ordered(0).unwrap();
     assert_eq!(percent, 50);
     let waiting = rig.decide();
-    assert_eq!((waiting[0].verdict.as_str(), waiting[0].wanted_percent), ("wait", 50));
+    assert_eq!((waiting[0].verdict, waiting[0].wanted_percent), (ReportedVerdict::Wait, 50));
     assert!(rig.ordered(0).is_none());
-    // The other one ends it without a word, as a controller does when all is to end.
+    // The controller drops the order without a reply, as it does when it stops.
     drop(reply);
-    assert_eq!(rig.decide()[0].verdict, "grow");
+    assert_eq!(rig.decide()[0].verdict, ReportedVerdict::Grow);
     assert!(rig.ordered(0).is_some());
 }
 
@@ -171,11 +173,11 @@ fn what_was_refused_rests_before_it_is_tried_again() {
     let (_, reply) = rig.ordered(0).unwrap();
     reply.send(Err(ResizeRefused::Busy("a".to_owned()))).unwrap();
     let row = rig.decide().swap_remove(0);
-    assert_eq!(row.verdict, "grow");
+    assert_eq!(row.verdict, ReportedVerdict::Grow);
     let why = row.not_ordered.unwrap();
     assert!(why.contains("already changing") && why.contains("next attempt in 1 s"), "{why}");
     assert!(rig.ordered(0).is_none());
-    assert!(rig.ordered(1).is_some(), "its neighbour is no part of that");
+    assert!(rig.ordered(1).is_some(), "the other model is independent of that");
 }
 
 #[test]
@@ -186,7 +188,7 @@ fn a_model_whose_answers_are_wrong_with_another_share_is_left_alone() {
     let share = Percent::new(50).unwrap();
     reply.send(Err(ResizeRefused::Wrong { model: "a".to_owned(), share })).unwrap();
     let row = rig.decide().swap_remove(0);
-    assert_eq!((row.verdict.as_str(), row.held), ("wait", true));
+    assert_eq!((row.verdict, row.held), (ReportedVerdict::Wait, true));
     assert!(rig.ordered(0).is_none());
 }
 
@@ -196,9 +198,9 @@ fn a_hand_over_that_was_taken_back_rests_too() {
     rig.decide();
     let (_, reply) = rig.ordered(0).unwrap();
     let report = HandoverReport {
-        outcome: "completed".to_owned(),
-        mechanism: "shadow".to_owned(),
-        cause: "policy".to_owned(),
+        outcome: ChangeOutcome::Completed,
+        mechanism: Mechanism::Shadow,
+        cause: ChangeCause::Policy,
         at_once: false,
         why: None,
         from_percent: 20,
@@ -235,8 +237,8 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
         report.state = ModelState::Unready { why: "broken".to_owned(), next: NextStart::OnChange }
     });
     let rows = rig.decide();
-    assert_eq!((rows[0].verdict.as_str(), rows[0].held, rows[0].wanted_percent), ("wait", true, 50));
-    assert_eq!(rows[1].verdict, "grow");
+    assert_eq!((rows[0].verdict, rows[0].held, rows[0].wanted_percent), (ReportedVerdict::Wait, true, 50));
+    assert_eq!(rows[1].verdict, ReportedVerdict::Grow);
     assert!(rows[1].not_ordered.as_ref().unwrap().contains("is not ready"));
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
 }
@@ -244,16 +246,16 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
 #[test]
 fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
     let mut rig = Rig::new("policy: static+admission");
-    Arc::make_mut(&mut rig.planner.models[0].0.model).queue.on_late = OnLate::Serve;
-    let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.door.refuse_late).collect();
+    Arc::make_mut(&mut rig.planner.models[0].served.model).queue.on_late = OnLate::Serve;
+    let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.admission.refuse_late).collect();
     assert_eq!(refuse_late, [false, true]);
 }
 
 #[test]
 fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
     let mut rig = Rig::new("policy: static+admission");
-    Arc::make_mut(&mut rig.planner.models[0].0.model).batch.max_delay = Duration::from_millis(5);
-    let max_delay_ms: Vec<f64> = rig.decide().iter().map(|row| row.door.max_delay_ms).collect();
+    Arc::make_mut(&mut rig.planner.models[0].served.model).batch.max_delay = Duration::from_millis(5);
+    let max_delay_ms: Vec<f64> = rig.decide().iter().map(|row| row.admission.max_delay_ms).collect();
     assert_eq!(max_delay_ms, [5.0, 0.0]);
 }
 
@@ -261,7 +263,10 @@ fn a_plan_says_how_long_batches_wait_that_the_configuration_has_wait_longer() {
 fn recommendations_are_not_orders() {
     let mut rig = Rig::new("policy: static+admission, act: false");
     let rows = rig.decide();
-    assert!(rows.iter().all(|row| row.verdict == "grow" && row.not_ordered.is_some()), "{rows:?}");
+    assert!(
+        rows.iter().all(|row| row.verdict == ReportedVerdict::Grow && row.not_ordered.is_some()),
+        "{rows:?}"
+    );
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
 }
 
@@ -270,7 +275,7 @@ fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
     let refuses_late = |controller: &str| {
         let mut rig = Rig::new(controller);
         rig.decide();
-        rig.planner.models.iter().map(|(sharer, _)| sharer.pipeline.refuses_late()).collect::<Vec<_>>()
+        rig.planner.models.iter().map(|model| model.served.pipeline.refuses_late()).collect::<Vec<_>>()
     };
     assert_eq!(refuses_late("policy: adaptive"), [false; 2]);
     assert_eq!(refuses_late("policy: static+admission"), [true; 2]);
@@ -280,8 +285,8 @@ fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
 #[test]
 fn a_controller_that_is_behind_is_not_waited_for() {
     let mut rig = Rig::new("policy: static+admission");
-    // No controller empties the queue of orders; each answer is given up.
-    let orders = rig.planner.models[0].0.orders.clone();
+    // No controller empties the queue of orders, and nothing waits for the replies.
+    let orders = rig.planner.models[0].served.orders.clone();
     while orders.try_send(Order::Stop).is_ok() {}
     let why = rig.decide().swap_remove(0).not_ordered.unwrap();
     assert!(why.contains("too many orders"), "{why}");
@@ -324,8 +329,8 @@ async fn nothing_is_decided_before_an_interval_is_over() {
 #[test]
 fn a_share_is_the_smallest_that_comes_to_its_sms() {
     let rig = Rig::new("policy: static+admission");
-    let sharer = &rig.planner.models[0].0;
-    let share = |sms, at| sharer.share(Sms(sms), Percent::new(at).unwrap()).get();
+    let served = &rig.planner.models[0].served;
+    let share = |sms, at| served.share(Sms(sms), Percent::new(at).unwrap()).get();
     assert_eq!(share(66, 20), 50);
     assert_eq!(share(26, 40), 20);
     assert_eq!(share(38, 30), 30, "what is in force stays, though 29 % would do");
@@ -335,29 +340,29 @@ fn a_share_is_the_smallest_that_comes_to_its_sms() {
 #[test]
 fn models_come_and_go_and_what_was_ordered_of_those_that_stay_is_known() {
     let mut rig = Rig::new("policy: static+admission");
-    let sharers = rig.planner.sharers.borrow().clone();
-    let (told, seen) = watch::channel(sharers.clone());
-    rig.planner.sharers = seen;
+    let served = rig.planner.served_rx.borrow().clone();
+    let (served_tx, served_rx) = watch::channel(served.clone());
+    rig.planner.served_rx = served_rx;
     rig.decide();
     assert!(rig.ordered(0).is_some_and(|(share, _reply)| share == 50));
-    told.send_replace(sharers[..1].to_vec());
-    rig.planner.meet();
+    served_tx.send_replace(served[..1].to_vec());
+    rig.planner.update_models();
     assert_eq!(rig.decide().len(), 1);
-    told.send_replace(Vec::new());
-    rig.planner.meet();
+    served_tx.send_replace(Vec::new());
+    rig.planner.update_models();
     assert!(rig.decide().is_empty(), "nothing is said of models that have gone");
-    told.send_replace(sharers);
-    rig.planner.meet();
+    served_tx.send_replace(served);
+    rig.planner.update_models();
     assert_eq!(rig.decide().len(), 2);
 }
 
 #[test]
 fn a_share_is_in_force_though_its_groups_have_fewer_sms_than_others() {
     let mut rig = Rig::new("policy: static+admission");
-    let division = Arc::clone(rig.planner.models[0].0.gpu.division().unwrap());
+    let division = Arc::clone(rig.planner.models[0].served.gpu.division().unwrap());
     let have = |rig: &Rig, share: Percent, groups: Groups| {
-        for told in &rig.reports {
-            told.send_modify(|report| {
+        for report_tx in &rig.reports {
+            report_tx.send_modify(|report| {
                 (report.share, report.sms) = (share, division.sms(groups).0);
                 report.partition = Some((Arc::clone(&division), groups));
             });
@@ -380,11 +385,11 @@ fn a_share_is_in_force_though_its_groups_have_fewer_sms_than_others() {
 #[test]
 fn what_was_learnt_is_known_while_models_stay() {
     let mut rig = Rig::new("policy: adaptive");
-    let sharers = rig.planner.sharers.borrow().clone();
-    let (told, seen) = watch::channel(sharers.clone());
-    rig.planner.sharers = seen;
-    // Whatever they have, it stays.
-    rig.reports.iter().for_each(|told| told.send_modify(|report| report.held = true));
+    let served = rig.planner.served_rx.borrow().clone();
+    let (served_tx, served_rx) = watch::channel(served.clone());
+    rig.planner.served_rx = served_rx;
+    // The shares stay as they are.
+    rig.reports.iter().for_each(|report_tx| report_tx.send_modify(|report| report.held = true));
     let span = Duration::from_millis(100);
     for interval in 1..=20 {
         let missed = Observation {
@@ -396,19 +401,19 @@ fn what_was_learnt_is_known_while_models_stay() {
             batches: vec![BatchStats { rows: 4, count: 10, mean: span / 10 }],
             ..Observation::default()
         };
-        let mut facts = rig.planner.facts(Timestamp::after_origin(span * interval));
-        facts.models.iter_mut().for_each(|live| live.observation = missed.clone());
-        let _not_carried_out = rig.planner.policy.decide(&facts);
+        let mut input = rig.planner.input(Timestamp::after_origin(span * interval));
+        input.models.iter_mut().for_each(|model| model.observation = missed.clone());
+        let _not_carried_out = rig.planner.policy.decide(&input);
     }
     let refuses = |rig: &mut Rig| {
-        let facts = rig.planner.facts(Timestamp::after_origin(span * 21));
-        rig.planner.policy.decide(&facts).admissions[0].refuse_late
+        let input = rig.planner.input(Timestamp::after_origin(span * 21));
+        rig.planner.policy.decide(&input).admissions[0].refuse_late
     };
     assert!(refuses(&mut rig));
     let mut meets = |first: usize, second: usize| {
-        let of = |id: usize| Served { id, ..sharers[id % 2].clone() };
-        told.send_replace(vec![of(first), of(second)]);
-        rig.planner.meet();
+        let of = |id: usize| Served { id, ..served[id % 2].clone() };
+        served_tx.send_replace(vec![of(first), of(second)]);
+        rig.planner.update_models();
         refuses(&mut rig)
     };
     assert!(meets(1, 0), "the same in another order");
@@ -420,8 +425,8 @@ fn every_policy_bears_a_server_whose_models_are_all_unloaded() {
     for kind in shadowslice_policy::sharing::PolicyName::ALL {
         let mut rig = Rig::new(&format!("policy: {kind}+admission, act: false"));
         rig.decide();
-        rig.planner.sharers = watch::channel(Vec::new()).1;
-        rig.planner.meet();
+        rig.planner.served_rx = watch::channel(Vec::new()).1;
+        rig.planner.update_models();
         assert!(rig.decide().is_empty(), "{kind}");
     }
 }

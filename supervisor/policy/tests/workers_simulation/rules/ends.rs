@@ -1,7 +1,7 @@
 //! Rules about exits. A worker is ordered to exit or killed only for a valid reason, and no worker is
 //! forgotten.
 
-use shadowslice_policy::workers::{Action, LifecycleEvent, WorkersState};
+use shadowslice_policy::workers::{Action, LifecycleEvent, WorkerPhase, WorkerRole, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -62,7 +62,7 @@ impl RuleChecker {
         } else if hangs {
             self.note("a worker hangs while it prepares a partition");
         }
-        if slow && self.seen(worker).role == "standby" && !self.seen(worker).failed {
+        if slow && self.seen(worker).role == Some(WorkerRole::Standby) && !self.seen(worker).failed {
             self.standby_too_slow(worker);
         }
         let seen = self.seen(worker);
@@ -75,10 +75,9 @@ impl RuleChecker {
         let stay = self.workers.values().filter(|seen| !seen.leaves() && !seen.misbehaved).count();
         let most = MOST - usize::from(!self.may_have_standby);
         rule(stay <= most, "the number of workers is bounded")?;
-        let standing = self
-            .workers
-            .iter()
-            .filter(|(worker, seen)| !seen.leaves() && step.workers.role_and_phase(**worker).0 == "standby");
+        let standing = self.workers.iter().filter(|(worker, seen)| {
+            !seen.leaves() && step.workers.role_and_phase(**worker).0 == WorkerRole::Standby
+        });
         rule(standing.count() <= 1, "there is at most one standby")?;
         if stay == MOST {
             self.note("three workers");
@@ -97,7 +96,7 @@ impl RuleChecker {
             let ends = seen.killed.map(|at| at + timeouts.stop).max(seen.ends_by);
             let by_itself = seen.refused.or(seen.lane_ended).map(|at| at + timeouts.stop);
             let drains = seen.drains.filter(|_| seen.parked.is_none()).map(|at| at + timeouts.drain);
-            let parked = step.workers.role_and_phase(*worker) == ("parked", "standing");
+            let parked = step.workers.role_and_phase(*worker) == (WorkerRole::Parked, WorkerPhase::Standing);
             let parked = seen.parked.filter(|_| parked).map(|at| at + timeouts.dwell);
             let boots = (!seen.warm).then_some(seen.boot_by);
             let due = ends.or(by_itself).or(drains).or(parked).or(boots);

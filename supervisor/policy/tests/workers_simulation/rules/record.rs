@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Launch, LifecycleEvent, Settings};
+use shadowslice_policy::workers::{Launch, LifecycleEvent, Settings, WorkerRole};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 
@@ -41,7 +41,7 @@ pub(super) struct WorkerRecord {
     pub(super) standby_since: Option<Timestamp>,
     pub(super) unwanted: Option<Timestamp>,
     /// The role that status reports show.
-    pub(super) role: &'static str,
+    pub(super) role: Option<WorkerRole>,
     /// True if the worker was awaited or revoked while it was starting as a standby.
     pub(super) hurried: bool,
     /// True if the worker failed as a standby. The next standby must not start before the time of this
@@ -85,7 +85,7 @@ impl WorkerRecord {
             parked: None,
             standby_since: None,
             unwanted: None,
-            role: "",
+            role: None,
             hurried: false,
             failed: false,
             rest: Duration::ZERO,

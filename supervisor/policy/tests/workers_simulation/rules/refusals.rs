@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shadowslice_policy::workers::{
     Action, Cause, HandoverMode, HandoverPhase, LifecycleEvent, LifecycleReport, ResizeRefused,
-    ResizeRequest, Workers, WorkersState,
+    ResizeRequest, WorkerRole, Workers, WorkersState,
 };
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::{Percent, Sms};
@@ -49,7 +49,9 @@ impl RuleChecker {
             }) => {
                 let seen = self.workers.get(worker);
                 let seen = seen.filter(|seen| seen.refused == Some(step.now) && seen.told_to_end.is_none());
-                let Some(seen) = seen.filter(|seen| seen.killed.is_none() && seen.role != "standby") else {
+                let Some(seen) =
+                    seen.filter(|seen| seen.killed.is_none() && seen.role != Some(WorkerRole::Standby))
+                else {
                     return;
                 };
                 let (share, primary) = (seen.launch.share, !seen.launch.low_priority);

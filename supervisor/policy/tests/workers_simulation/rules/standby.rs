@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Launch, LifecycleEvent, StartFailure, Workers, WorkersState};
+use shadowslice_policy::workers::{
+    Action, Launch, LifecycleEvent, StartFailure, WorkerPhase, WorkerRole, Workers, WorkersState,
+};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -42,14 +44,18 @@ impl StandbyRules {
 }
 
 fn is_standby(workers: &Workers, worker: WorkerId) -> bool {
-    workers.role_and_phase(worker).0 == "standby"
+    workers.role_and_phase(worker).0 == WorkerRole::Standby
 }
 
 impl RuleChecker {
     pub(super) fn standby_before(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let Stimulus::LifecycleEvent(fact) = step.stimulus else { return Ok(()) };
         if let LifecycleEvent::StandbyRevoked(_) = fact {
-            for seen in self.workers.values_mut().filter(|seen| seen.role == "standby" && !seen.leaves()) {
+            for seen in self
+                .workers
+                .values_mut()
+                .filter(|seen| seen.role == Some(WorkerRole::Standby) && !seen.leaves())
+            {
                 seen.rest = REVOKED_COOLDOWN;
                 seen.hurried = true;
             }
@@ -65,7 +71,8 @@ impl RuleChecker {
             LifecycleEvent::LaneEnded { worker, .. } => (*worker, false),
             _ => return Ok(()),
         };
-        let Some(seen) = self.workers.get_mut(&worker).filter(|seen| seen.role == "standby") else {
+        let Some(seen) = self.workers.get_mut(&worker).filter(|seen| seen.role == Some(WorkerRole::Standby))
+        else {
             return Ok(());
         };
         let left_before = seen.failed || seen.told_to_end.is_some() || seen.killed.is_some();
@@ -130,7 +137,10 @@ impl RuleChecker {
         let inside = step.workers.partition().is_some();
         let kept = step.actions.iter().any(|action| matches!(action, Action::Keep(_)));
         let called_in = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::StandbyRevoked(_)));
-        let Some(seen) = self.workers.get(&worker).filter(|seen| seen.role == "standby" && seen.is_usable())
+        let Some(seen) = self
+            .workers
+            .get(&worker)
+            .filter(|seen| seen.role == Some(WorkerRole::Standby) && seen.is_usable())
         else {
             return Ok(());
         };
@@ -151,8 +161,8 @@ impl RuleChecker {
     pub(super) fn roles(&mut self, step: &Step<'_>) {
         for (worker, seen) in &mut self.workers {
             let (role, phase) = step.workers.role_and_phase(*worker);
-            seen.role = role;
-            if (role, phase) == ("standby", "standing") {
+            seen.role = Some(role);
+            if (role, phase) == (WorkerRole::Standby, WorkerPhase::Standing) {
                 seen.standby_since.get_or_insert(step.now);
             }
         }
@@ -192,7 +202,9 @@ impl RuleChecker {
         let dwell = self.settings.timeouts.dwell.max(SECOND) + self.allowance;
         let busy = step.workers.handover_phase().is_some() || step.workers.coming().is_some();
         let inside = step.workers.partition().is_some();
-        for seen in self.workers.values_mut().filter(|seen| seen.role == "standby" && !seen.leaves()) {
+        for seen in
+            self.workers.values_mut().filter(|seen| seen.role == Some(WorkerRole::Standby) && !seen.leaves())
+        {
             let Some(since) = seen.standby_since else { continue };
             let wanted = self.settings.standby;
             let fits = seen.fits(step.workers.share(), &self.settings, inside);

@@ -1,7 +1,7 @@
 //! Rules about traffic. If at least one worker can serve, the traffic must go to such a worker.
 
 use shadowslice_policy::scheduler::Slice;
-use shadowslice_policy::workers::{Action, Launch, LifecycleEvent, WorkersState};
+use shadowslice_policy::workers::{Action, Launch, LifecycleEvent, WorkerRole, WorkersState};
 use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
@@ -68,7 +68,7 @@ impl RuleChecker {
 
     pub(super) fn route(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let seen = self.seen(worker);
-        let becomes_standby = seen.role == "standby" || seen.standby_since.is_some();
+        let becomes_standby = seen.role == Some(WorkerRole::Standby) || seen.standby_since.is_some();
         let takes_back = self.seen(worker).drains.is_some();
         let seen = self.seen(worker);
         rule(seen.is_usable(), "traffic goes only to a warm worker that is neither dead nor exiting")?;
