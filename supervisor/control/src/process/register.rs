@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use procfs::process::Process;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// How long a worker may take to end by itself, once its supervisor is gone, and once it is killed.
@@ -67,8 +68,8 @@ fn end(pid: Pid, then: u64) -> io::Result<()> {
     // Looked at while the number cannot come to stand for another process unnoticed.
     let is_left = began(pid.as_raw_nonzero().get()).is_ok_and(|began| began == then);
     let ends = || -> io::Result<bool> {
-        let within = Timespec::try_from(ENDS_WITHIN).map_err(io::Error::other)?;
-        Ok(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&within))? > 0)
+        let within = PollTimeout::try_from(ENDS_WITHIN).map_err(io::Error::other)?;
+        Ok(poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], within)? > 0)
     };
     if !is_left || ends()? {
         return Ok(());

@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::time::Instant;
@@ -29,7 +28,8 @@ const AROUND: u64 = 128;
 
 /// Our end of a worker's standard error, and its own.
 pub(super) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(pipe_with(PipeFlags::CLOEXEC)?)
+    let (ours, theirs) = io::pipe()?;
+    Ok((ours.into(), theirs.into()))
 }
 
 /// Logs until no process has the other end any more.

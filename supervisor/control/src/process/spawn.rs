@@ -4,16 +4,17 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
-use nix::sys::signal::{SigSet, Signal};
-use rustix::process::{Pid, PidfdFlags, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
+use nix::sys::signal::{SigSet, Signal, kill};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -116,12 +117,11 @@ pub fn spawn(
     let environment = environment.iter().map(variable).collect::<io::Result<Vec<CString>>>()?;
     let attributes = attributes()?;
     let start = || Ok(posix_spawn(program.as_c_str(), &actions, &attributes, &arguments, &environment)?);
-    let pid = own(start, |pid| Some(pid.as_raw()))?;
-    let pid = Pid::from_raw(pid.as_raw()).ok_or(io::ErrorKind::Other)?;
-    watched(pid).inspect_err(|_| {
+    let started = own(start, |pid| Some(pid.as_raw()))?;
+    watched(started.as_raw()).inspect_err(|_| {
         // An unwatched child's end would not be noticed. An error means that it has ended.
-        kill_process(pid, rustix::process::Signal::KILL).ok();
-        waitpid(Some(pid), WaitOptions::empty()).ok();
+        kill(started, Signal::SIGKILL).ok();
+        nix::sys::wait::waitpid(started, None).ok();
     })
 }
 
@@ -146,13 +146,15 @@ pub fn held(program: &Path) -> io::Result<PathBuf> {
         return Ok(program.to_owned());
     }
     // Never closed.
-    let number = rustix::io::fcntl_dupfd_cloexec(&file, ABOVE)?.into_raw_fd();
+    let number = fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(ABOVE))?;
     Ok(Path::new(HELD).join(number.to_string()))
 }
 
 /// Watches a child that has not been waited for.
-fn watched(pid: Pid) -> io::Result<Child> {
-    Ok(Child { pid, process: watch(pid.as_raw_nonzero().get())?, status: None, free: false })
+fn watched(pid: i32) -> io::Result<Child> {
+    let process = watch(pid)?;
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(Child { pid, process, status: None, free: false })
 }
 
 /// Readable once the process has ended.

@@ -36,6 +36,10 @@ impl KeptWeights {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{MsgFlags, send as send_bytes};
+
     use super::*;
 
     fn content(number: u8) -> RegionContent {
@@ -71,7 +75,7 @@ mod tests {
         }
         assert_eq!(kept.0.len(), MAX_REGIONS);
         let (ours, theirs) = socket_pair().unwrap();
-        rustix::net::send(&theirs, b"no region", rustix::net::SendFlags::empty()).unwrap();
+        send_bytes(theirs.as_raw_fd(), b"no region", MsgFlags::empty()).unwrap();
         assert!(kept.take(&ours).is_err());
     }
 }
