@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use parking_lot::Mutex;
 
 use super::facts::{Identity, Usage};
@@ -234,36 +234,39 @@ fn count(event: &XidEvent, readings: &Readings) {
     );
 }
 
+/// The capacity of a channel that carries no messages and only signals by being closed.
+const CLOSE_ONLY: usize = 0;
+
 /// A thread that ends when this is dropped.
 #[derive(Debug)]
 struct Thread {
-    /// Taken to tell it to stop.
-    stop: Option<SyncSender<Infallible>>,
-    /// Closed by its end.
-    ended: Receiver<Infallible>,
+    /// The sender whose drop stops the thread.
+    stop_tx: Option<Sender<Infallible>>,
+    /// The receiver of a channel that closes when the thread has ended.
+    ended_rx: Receiver<Infallible>,
 }
 
 struct Stop(Receiver<Infallible>);
 
 impl Thread {
     fn start(name: &str, work: Work, driver: Arc<dyn Driver>, readings: Arc<Readings>) -> io::Result<Self> {
-        let (stop, stopped) = sync_channel(0);
-        let (end, ended) = sync_channel::<Infallible>(0);
+        let (stop_tx, stop_rx) = bounded(CLOSE_ONLY);
+        let (ended_tx, ended_rx) = bounded::<Infallible>(CLOSE_ONLY);
         let body = move || {
-            work(&*driver, &readings, &Stop(stopped));
-            // The driver must be free before `end` tells the waiting thread that this one is over.
+            work(&*driver, &readings, &Stop(stop_rx));
+            // The driver must be free before the waiting thread sees that this one has ended.
             drop(driver);
-            drop(end);
+            drop(ended_tx);
         };
         std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        Ok(Self { stop: Some(stop), ended })
+        Ok(Self { stop_tx: Some(stop_tx), ended_rx })
     }
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.stop = None;
-        if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
+        self.stop_tx = None;
+        if self.ended_rx.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "the supervisor stops without waiting for a monitoring thread, because the NVIDIA driver does not respond; check `nvidia-smi` and `dmesg`"
             );
