@@ -25,12 +25,12 @@ use tokio::task::JoinHandle;
 
 use super::boot::{self, Boot, FilesToLoad};
 use super::environment::environment;
+use super::pid_files::Entry;
 use super::priority;
 use super::reference::ReferenceFile;
-use super::register::Entry;
-use super::says;
 use super::spawn::{Child, Inherited, spawn};
 use super::start_queue::StartPermit;
+use super::stderr_forward;
 use super::weights::KeptWeights;
 use crate::backend::Grant;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -202,13 +202,13 @@ impl Worker {
         files.extend(
             their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),
         );
-        let (said, saying) = says::pipe().map_err(SpawnError::Pipe)?;
+        let (said, saying) = stderr_forward::pipe().map_err(SpawnError::Pipe)?;
         files.push(Inherited { number: STDERR, file: saying.as_fd() });
         let spawned = Instant::now();
         let child = start(&launch, &files)?;
         drop((theirs, their_boot, saying));
         let pid = child.pid();
-        tokio::spawn(says::log(said, launch.assignment.model.clone(), pid));
+        tokio::spawn(stderr_forward::log(said, launch.assignment.model.clone(), pid));
         settle(&launch, pid);
 
         let (kill, killed) = mpsc::channel(1);

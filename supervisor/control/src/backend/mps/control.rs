@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Limits;
-use super::answers::{self, ServerStatus};
+use super::replies::{self, ServerStatus};
 use crate::backend::Environment;
 use crate::backend::command::{self, CommandError};
 
@@ -76,12 +76,12 @@ impl Control {
 
     async fn pids(&self, command: String) -> Result<Vec<i32>, ControlError> {
         let said = self.say(&command).await?;
-        answers::pids(&said).ok_or(ControlError::Unclear { command, said })
+        replies::pids(&said).ok_or(ControlError::Unclear { command, said })
     }
 
     pub(super) async fn server_status(&self, server: i32) -> Result<ServerStatus, ControlError> {
         let said = self.say(&format!("get_server_status {server}")).await?;
-        Ok(answers::server_status(&said))
+        Ok(replies::server_status(&said))
     }
 
     /// Starts a server for this user. It is there some time later.
@@ -93,7 +93,7 @@ impl Control {
     pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<(), ControlError> {
         let command = format!("terminate_client {server} {client}");
         let said = self.say(&command).await?;
-        if answers::is_off(&said) { Ok(()) } else { Err(ControlError::Unclear { command, said }) }
+        if replies::is_off(&said) { Ok(()) } else { Err(ControlError::Unclear { command, said }) }
     }
 
     /// Ends the daemon, which first waits for all clients.

@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, ChildStdin};
 
 use super::control::Control;
-use super::place::Directories;
+use super::directories::Directories;
 use crate::backend::command;
 use crate::process::watch;
 

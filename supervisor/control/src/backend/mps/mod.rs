@@ -4,13 +4,13 @@
 //! A share is never set at the server: it is a variable of the worker, read with its context.
 //! Nothing that the control thread calls here waits for the daemon.
 
-mod answers;
 mod control;
 mod daemon;
-mod estate;
-mod keeper;
+mod directories;
+mod handover;
 mod limits;
-mod place;
+mod monitor;
+mod replies;
 
 use shadowslice_shared::rounding;
 use std::io;
@@ -34,10 +34,10 @@ use super::{
 };
 use control::ControlError;
 pub use control::{Control, control_program};
-pub use estate::MpsEstate;
-use keeper::{Condition, Inbox, Keeper, Request};
+use directories::Directories;
+pub use handover::MpsEstate;
 pub use limits::Limits;
-use place::Directories;
+use monitor::{Condition, Inbox, Keeper, Request};
 use shadowslice_shared::errors;
 
 /// Requests that may wait for a daemon's keeper; each worker has at most three.
@@ -238,7 +238,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
     }
     let program = &setup.program;
     let named = std::env::var_os(PIPE_DIRECTORY).map(PathBuf::from);
-    if let Some((place, pid)) = place::foreign_daemon(named, program) {
+    if let Some((place, pid)) = directories::foreign_daemon(named, program) {
         tracing::warn!(
             pid,
             place = %place.display(),
@@ -253,7 +253,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
         tracing::info!(
             device = setup.device,
             uuid = setup.uuid,
-            version = answers::version(&version),
+            version = replies::version(&version),
             daemon = daemon.pid(),
             server,
             sms = found.total.0,

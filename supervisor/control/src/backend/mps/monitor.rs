@@ -10,10 +10,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::MpsError;
-use super::answers::ServerStatus;
 use super::control::{Control, ControlError};
 use super::daemon::Daemon;
-use super::place::Directories;
+use super::directories::Directories;
+use super::replies::ServerStatus;
 use shadowslice_shared::errors;
 
 /// How often to look at a state that MPS does not announce.

@@ -7,8 +7,8 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::Sms;
 
 use super::daemon::Daemon;
-use super::keeper::{Condition, Keeper};
-use super::place::Directories;
+use super::directories::Directories;
+use super::monitor::{Condition, Keeper};
 use super::{Found, MpsError, MpsGpu, MpsSetup};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
