@@ -17,8 +17,8 @@ use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockTy
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde::{Deserialize, Serialize};
 
-/// The maximum number of regions that the supervisor sends to a worker. The same maximum applies to the
-/// regions that the supervisor accepts from a worker.
+/// The maximum number of regions that the supervisor sends to a worker. The same maximum applies to
+/// the regions that the supervisor accepts from a worker.
 pub const MAX_REGIONS: usize = 16;
 
 /// The maximum size of a message in bytes, without the descriptor.

@@ -1,4 +1,4 @@
-//! Worker processes: spawning, booting, watching, ending.
+//! Worker processes: their start, boot, monitoring and end.
 
 mod boot;
 mod environment;
@@ -18,7 +18,7 @@ pub use boot::{FilesToLoad, plan_warm_up};
 pub use loaded_files::LoadedFiles;
 pub(crate) use orphans::own;
 pub use orphans::reap_orphans;
-pub use pid_files::end_those_left;
+pub use pid_files::kill_leftover_workers;
 pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 

@@ -126,8 +126,8 @@ impl HolderProcess {
     }
 }
 
-/// The capacity of the channel that signals the end of the standard input. One signal is sent, and the
-/// sender must not wait while a kernel runs.
+/// The capacity of the channel that signals the end of the standard input. One signal is sent, and
+/// the sender must not wait while a kernel runs.
 const MAX_STOP_SIGNALS: usize = 1;
 
 /// Keeps the groups busy until the standard input ends. Writes a line to the standard output once
