@@ -11,16 +11,14 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde::{Deserialize, Serialize};
 
-/// The maximum number of regions that the supervisor sends to a worker. The same maximum applies to the
-/// regions that the supervisor accepts from a worker.
+/// The maximum number of regions that the supervisor sends to a worker. The same maximum applies to
+/// the regions that the supervisor accepts from a worker.
 pub const MAX_REGIONS: usize = 16;
 
 /// The maximum size of a message in bytes, without the descriptor.
@@ -46,7 +44,7 @@ pub struct WeightRegion {
 
 /// Creates a pair of connected sockets over which regions are sent.
 pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
 }
 
 /// Sends a region without blocking.
@@ -56,11 +54,9 @@ pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Returns [`io::ErrorKind::WouldBlock`] if the socket is full, or another error of the socket.
 pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) -> io::Result<()> {
     let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut rights = SendAncillaryBuffer::new(&mut space);
-    let files = [file];
-    rights.push(SendAncillaryMessage::ScmRights(&files));
-    sendmsg(socket, &[IoSlice::new(&message)], &mut rights, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    let (socket, files) = (socket.as_fd().as_raw_fd(), [file.as_raw_fd()]);
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<()>(socket, &[IoSlice::new(&message)], &[ControlMessage::ScmRights(&files)], flags, None)?;
     Ok(())
 }
 
@@ -95,14 +91,15 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
 
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
     use super::*;
 
     #[test]
     fn regions_arrive_with_their_descriptors_and_nothing_blocks() {
         let (ours, theirs) = socket_pair().unwrap();
         assert!(receive(&theirs).unwrap().is_none());
-        let mut file =
-            File::from(rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let mut file = File::from(memfd_create("region", MFdFlags::MFD_CLOEXEC).unwrap());
         file.write_all(b"weights").unwrap();
         let content = RegionContent { fingerprint: [7; 32], bytes: u64::MAX };
         send(&ours, &content, file.as_fd()).unwrap();
@@ -120,7 +117,7 @@ mod tests {
     fn invalid_messages_are_errors_and_a_closed_socket_gives_none() {
         let (ours, theirs) = socket_pair().unwrap();
         for garbage in [&b"x"[..], &[0; 40], &[255; 400]] {
-            rustix::net::send(&ours, garbage, SendFlags::empty()).unwrap();
+            nix::sys::socket::send(ours.as_raw_fd(), garbage, MsgFlags::empty()).unwrap();
             assert!(receive(&theirs).is_err());
         }
         drop(ours);

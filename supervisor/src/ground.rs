@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use shadowslice_config::Config;
-use shadowslice_control::backend::{GpuBackend, Gpus, MpsEstate};
+use shadowslice_control::backend::{GpuBackend, Gpus, MpsHandover};
 use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{
-    StartQueue, Users, end_those_left, held, may_raise_priority, reap_orphans,
+    StartQueue, Users, held, kill_leftover_workers, may_raise_priority, reap_orphans,
 };
 use shadowslice_datapath::clock::Clock;
 use shadowslice_shared::exit;
@@ -35,11 +35,11 @@ pub(crate) struct Ground {
 
 impl Ground {
     /// Locks the run directory and starts MPS. During an upgrade, the previous supervisor passes its
-    /// `lock` and the `estates` of its MPS daemons.
+    /// `lock` and its MPS daemons.
     pub(crate) fn prepare(
         config: &Config,
         lock: Option<OwnedFd>,
-        estates: Option<&[MpsEstate]>,
+        mps_handovers: Option<&[MpsHandover]>,
     ) -> Result<Self, Failed> {
         reap_orphans();
         let unfit = |error: HostError| unavailable("cannot serve on this host", &error);
@@ -49,8 +49,8 @@ impl Ground {
         programs.worker = held(&programs.worker)
             .map_err(|error| unavailable("cannot read the worker's program", &error))?;
         let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
-        if estates.is_none() {
-            end_those_left(&run_dir.private().join("workers"));
+        if mps_handovers.is_none() {
+            kill_leftover_workers(&run_dir.private().join("workers"));
         }
         host::raise_file_limit();
         let users = users(config)?;
@@ -58,9 +58,9 @@ impl Ground {
             Some(_) => run_dir.passable().map_err(|error| unfit(error.into()))?,
             None => run_dir.private(),
         };
-        let estates = estates.unwrap_or_default();
-        let gpus =
-            host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), estates).map_err(unfit)?;
+        let mps_handovers = mps_handovers.unwrap_or_default();
+        let gpus = host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), mps_handovers)
+            .map_err(unfit)?;
         let runtime = data_path().map_err(|error| unavailable(NO_THREADS, &error))?;
         // Requests and responses pass through this process.
         if let Err(error) = nix::sys::prctl::set_dumpable(false) {

@@ -3,26 +3,27 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_gettime};
+
+/// The event that the peer has closed its end of a socket or will not send any more. nix does not
+/// name it.
+const PEER_CLOSED: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
 
 /// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux always has this clock");
     let part = |part| u64::try_from(part).expect("the time since boot is not negative");
-    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
+    part(now.tv_sec()) * 1_000_000_000 + part(now.tv_nsec())
 }
 
 /// Returns the time `span` after `ns`. If the result exceeds the clock's range, returns the end of
 /// the range, which the clock never reaches.
 pub(crate) fn after(ns: u64, span: Duration) -> u64 {
     ns.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
-}
-
-pub(crate) fn timespec(ns: u64) -> Timespec {
-    let part = |part| i64::try_from(part).expect("a u64 of nanoseconds has fewer seconds than an i64 holds");
-    Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
 }
 
 /// The error of a wait that ended because the peer closed its end of the socket.
@@ -44,9 +45,9 @@ pub(crate) fn still_wanted(socket: impl AsFd) -> Result<(), HungUp> {
 }
 
 fn hears_within(ns: u64, socket: &impl AsFd) -> Result<(), HungUp> {
-    let mut watched = [PollFd::new(socket, PollFlags::RDHUP)];
-    match poll(&mut watched, Some(&timespec(ns))) {
-        Ok(0) | Err(Errno::INTR) => Ok(()),
+    let mut watched = [PollFd::new(socket.as_fd(), PEER_CLOSED)];
+    match ppoll(&mut watched, Some(TimeSpec::from_duration(Duration::from_nanos(ns))), None) {
+        Ok(0) | Err(Errno::EINTR) => Ok(()),
         Ok(_) | Err(_) => Err(HungUp),
     }
 }

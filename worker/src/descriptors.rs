@@ -4,7 +4,8 @@
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use shadowslice_shared::boot::descriptors as number;
 
 /// The inherited descriptors, except for the boot socket.
@@ -43,7 +44,7 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     // The supervisor needs non-blocking ends, and `socketpair` may have made both ends
     // non-blocking. The worker needs blocking ends.
     for socket in [&boot, &batches] {
-        ioctl_fionbio(socket, false).map_err(AdoptError::Blocking)?;
+        fcntl(socket, FcntlArg::F_SETFL(OFlag::empty())).map_err(AdoptError::Blocking)?;
     }
     let descriptors = Descriptors {
         batches,
@@ -62,7 +63,7 @@ fn take(number: RawFd) -> Option<OwnedFd> {
     // SAFETY: only the next call uses the descriptor. That call fails with EBADF if the descriptor
     // is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
-    fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
+    fcntl(maybe_open, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;
     // SAFETY: the descriptor is open and has no other owner: the process has opened no descriptors
     // yet, and `adopt` takes each number once.
     Some(unsafe { OwnedFd::from_raw_fd(number) })

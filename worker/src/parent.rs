@@ -4,22 +4,22 @@
 //! does not detect this, so a separate thread watches the supervisor's process.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::process::{PidfdFlags, getppid, pidfd_open};
+use nix::unistd::{Pid, getppid};
+use rustix::process::{PidfdFlags, pidfd_open};
 
-/// The time that a worker gets to exit normally after its supervisor has exited. In this time, a
+/// The time in ms that a worker gets to exit normally after its supervisor has exited. In it, a
 /// batch on the GPU can end, and the model can run its exit handlers.
-const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const EXIT_TIMEOUT_MS: u16 = 5000;
 
 /// The process that started this process.
 #[derive(Debug)]
 pub(crate) struct ParentProcess {
-    pid: rustix::process::Pid,
+    pid: Pid,
     /// A descriptor that becomes readable when the parent process exits.
     ended: OwnedFd,
 }
@@ -28,8 +28,9 @@ impl ParentProcess {
     /// Returns the parent process, or `None` if the parent is in another PID namespace and
     /// therefore not visible.
     pub(crate) fn find() -> io::Result<Option<Self>> {
-        let Some(pid) = getppid() else { return Ok(None) };
-        Ok(Some(Self { pid, ended: pidfd_open(pid, PidfdFlags::empty())? }))
+        let pid = getppid();
+        let Some(visible) = rustix::process::Pid::from_raw(pid.as_raw()) else { return Ok(None) };
+        Ok(Some(Self { pid, ended: pidfd_open(visible, PidfdFlags::empty())? }))
     }
 
     /// Starts a thread that kills this process after its parent has exited. Call this after
@@ -40,14 +41,15 @@ impl ParentProcess {
     }
 
     fn watch(&self) {
-        while poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], None) == Err(Errno::INTR) {}
-        if getppid() == Some(self.pid) {
+        let mut ended = [PollFd::new(self.ended.as_fd(), PollFlags::POLLIN)];
+        while poll(&mut ended, PollTimeout::NONE) == Err(Errno::EINTR) {}
+        if getppid() == self.pid {
             // The model has closed descriptors that it does not own, so this thread cannot watch
             // the parent.
             return;
         }
         // The error is ignored, because a signal can only shorten this wait.
-        poll(&mut [], Some(&EXIT_TIMEOUT)).ok();
+        poll(&mut [], EXIT_TIMEOUT_MS).ok();
         // SIGKILL is needed, because exit handlers could also hang. An error is ignored, because no
         // other call could end the process.
         kill(Pid::this(), Signal::SIGKILL).ok();

@@ -1,4 +1,4 @@
-//! What the host must offer before anything is served.
+//! The checks and set-up of the host before the supervisor serves: GPUs, programs and limits.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::backend::{
-    self, CommandError, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsEstate, MpsGpu,
+    self, CommandError, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsGpu, MpsHandover,
     MpsSetup, ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
@@ -81,14 +81,15 @@ pub enum HostError {
     RunDir(#[from] RunDirError),
 }
 
-/// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they
-/// are dropped, or take one of the `estates` over. `probe` tells what a CUDA process finds.
+/// Finds the configured GPUs. A GPU under MPS gets a daemon with directories in `private`, or takes
+/// over the daemon of one of the `handovers`. The daemon ends when the GPU is dropped. `probe` is
+/// the program that reports what a CUDA process finds.
 pub fn gpus(
     gpus: &[GpuConfig],
     private: &Path,
     probe: &Path,
     several_users: bool,
-    estates: &[MpsEstate],
+    handovers: &[MpsHandover],
 ) -> Result<Gpus, HostError> {
     let mut known = Vec::new();
     let make = |(index, gpu): (usize, &GpuConfig)| -> Result<Arc<dyn GpuBackend>, HostError> {
@@ -100,8 +101,8 @@ pub fn gpus(
                 match partition {
                     Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
                     Partitioning::Mps => {
-                        let estate = estates.iter().find(|estate| estate.uuid == uuid).cloned();
-                        Arc::new(mps_gpu(index, (name, uuid), (private, several_users), probe, estate)?)
+                        let handover = handovers.iter().find(|handover| handover.uuid == uuid).cloned();
+                        Arc::new(mps_gpu(index, (name, uuid), (private, several_users), probe, handover)?)
                     }
                 }
             }
@@ -110,8 +111,8 @@ pub fn gpus(
     gpus.iter().enumerate().map(make).collect()
 }
 
-/// An index and a UUID, or two spellings of a UUID, may mean the same GPU; then its shares would be
-/// given away twice.
+/// Refuses a GPU that is already listed. An index and a UUID, or two spellings of a UUID, can mean
+/// the same GPU, whose shares would then be assigned twice.
 fn only_once(known: &mut Vec<(String, String)>, device: &str, uuid: &str) -> Result<(), HostError> {
     if let Some((other, _)) = known.iter().find(|(_, known)| known.eq_ignore_ascii_case(uuid)) {
         return Err(HostError::SameGpu { device: device.to_owned(), other: other.clone() });
@@ -123,7 +124,7 @@ fn only_once(known: &mut Vec<(String, String)>, device: &str, uuid: &str) -> Res
 /// The length of a whole UUID: `GPU-` and 36 characters.
 const WHOLE_UUID: usize = 40;
 
-/// The name as configured, and the UUID. A whole UUID needs no NVML.
+/// Returns the configured name and the UUID of a GPU. A whole UUID needs no NVML.
 fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
     let name = device.to_string();
     let known = match Library::open().and_then(|nvml| nvml.identities()) {
@@ -131,8 +132,8 @@ fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
         Err(_) if name.len() == WHOLE_UUID => return Ok((name.clone(), name)),
         Err(source) => return Err(HostError::NoDriver { device: name, source }),
     };
-    let mut meant = known.into_iter().filter(|gpu| gpu.is(device));
-    match (meant.next(), meant.count()) {
+    let mut matches = known.into_iter().filter(|gpu| gpu.is(device));
+    match (matches.next(), matches.count()) {
         (Some(gpu), 0) => Ok((name, gpu.uuid)),
         (first, more) => Err(HostError::NoGpu { device: name, found: usize::from(first.is_some()) + more }),
     }
@@ -156,7 +157,7 @@ fn mps_gpu(
     (device, uuid): (String, String),
     (private, several_users): (&Path, bool),
     probe: &Path,
-    estate: Option<MpsEstate>,
+    handover: Option<MpsHandover>,
 ) -> Result<MpsGpu, HostError> {
     let setup = MpsSetup {
         device: device.clone(),
@@ -166,19 +167,20 @@ fn mps_gpu(
         probe: probe.to_owned(),
         private: private.to_owned(),
         several_users,
-        estate,
+        handover,
         limits: Limits::default(),
     };
     MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })
 }
 
-/// An empty path if no model needs it.
+/// Returns the path of ONNX Runtime's library, or an empty path if no model needs it.
 pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
     let needed = config.models.iter().any(|model| matches!(model.engine, EngineConfig::OnnxRuntime { .. }));
     if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
 }
 
-/// `configured`, else as the environment says, else where `make` and packages put it.
+/// Returns the path of ONNX Runtime's library: the configured one, the one in the environment, or
+/// one where `make` and packages install it.
 pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError> {
     let from_environment = || std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from);
     let places = match configured.map(Path::to_owned).or_else(from_environment) {
@@ -192,7 +194,7 @@ pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError>
     })
 }
 
-/// What is wrong with a Python model, tried in a process of its own.
+/// Returns the fault of a Python model, if any. A separate process checks the model.
 pub fn fault_of(model: &ModelConfig) -> Option<String> {
     let EngineConfig::Python { path, interpreter, .. } = &model.engine else { return None };
     let tried = programs().and_then(|programs| {
@@ -200,13 +202,13 @@ pub fn fault_of(model: &ModelConfig) -> Option<String> {
         let tried = backend::python_fault(interpreter, &programs.python, path, temporary.path());
         runtime()?.block_on(tried).map_err(HostError::Interpreter)
     });
-    // An interpreter that hangs or is another program says nothing about the model's file.
+    // If the interpreter hangs or is another program, the error does not concern the model's file.
     let fault = tried.unwrap_or_else(|error| Some(errors::chain(&error)))?;
     let path = path.to_string_lossy();
     Some(if fault.contains(&*path) { fault } else { format!("{path}: {fault}") })
 }
 
-/// Which libraries `worker` can load, tried in a process of its own.
+/// Returns the libraries that `worker` can load. A separate process tries to load them.
 pub fn libraries(worker: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, HostError> {
     runtime()?.block_on(backend::libraries(worker, onnxruntime)).map_err(HostError::Libraries)
 }
@@ -224,8 +226,8 @@ pub fn worker_program() -> Result<PathBuf, HostError> {
     if program.is_file() { Ok(program) } else { Err(HostError::NoWorker(program)) }
 }
 
-/// The package of Python models' workers lies beside the binary, or where packages put it. It is
-/// looked for when a model needs it.
+/// Returns the programs that run as workers. The package for Python models is next to the binary,
+/// or where packages install it. It is checked only when a model needs it.
 pub fn programs() -> Result<Programs, HostError> {
     let beside = executable_dir()?;
     let packaged = beside.join("../lib/shadowslice/python");
@@ -238,12 +240,13 @@ fn executable_dir() -> Result<PathBuf, HostError> {
     Ok(executable.parent().map_or_else(PathBuf::new, Path::to_owned))
 }
 
-/// Half of the cores serve clients, at most eight threads: the other half is the workers'.
+/// Returns the number of threads that serve clients: half of the cores, and at most eight. The
+/// other half is for the workers.
 pub fn data_path_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 8))
 }
 
-/// Connections and workers need descriptors.
+/// Raises the limit on open files, because connections and workers need descriptors.
 pub fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -255,8 +258,9 @@ pub fn raise_file_limit() {
     }
 }
 
-/// As configured, but few enough that the limit on open files leaves workers and commands what they
-/// need. Otherwise clients could prevent that a dead worker is replaced.
+/// Returns the number of connections to accept: the configured number, or fewer if the limit on
+/// open files is low. Workers and commands need descriptors too. Otherwise, clients could prevent
+/// the restart of a worker.
 pub fn connections(config: &Config) -> usize {
     let configured = config.limits.connections;
     let Ok((open_files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return configured };
@@ -272,11 +276,11 @@ pub fn connections(config: &Config) -> usize {
     taken
 }
 
-/// Returns what the limit on open files takes from `limits.connections`, as a start with the limits
-/// of this process would find it.
+/// Returns a warning if the limit on open files is too low for `limits.connections`. A start with
+/// the limits of this process would find the same.
 pub fn connections_warning(config: &Config) -> Option<String> {
     let configured = config.limits.connections;
-    // A start raises the limit to the hard one.
+    // At the start, the supervisor raises the soft limit to the hard limit.
     let (_, open_files) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     let own = config.own_descriptors();
     let taken = affordable(configured, own, open_files);
@@ -289,14 +293,14 @@ pub fn connections_warning(config: &Config) -> Option<String> {
     })
 }
 
-/// `limits.memory`, or a quarter of the memory that this process may have, by the host and its
-/// cgroup; as much as two of the largest requests need in any case.
+/// Returns `limits.memory`, or a quarter of the memory that the host and the cgroup permit. The
+/// result is at least the memory for two of the largest requests.
 pub fn request_memory(limits: &config::LimitsConfig) -> u64 {
     const PART: u64 = 4;
     if let Some(memory) = limits.memory {
         return memory;
     }
-    let host = procfs::Meminfo::current().map_or(u64::MAX, |told| told.mem_total);
+    let host = procfs::Meminfo::current().map_or(u64::MAX, |meminfo| meminfo.mem_total);
     let of_cgroup = |cgroup: &ProcessCGroup| {
         let folder = Path::new("/sys/fs/cgroup").join(cgroup.pathname.trim_start_matches('/'));
         std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()
@@ -332,7 +336,7 @@ mod tests {
     fn connections_leave_descriptors_for_workers_and_commands() {
         assert_eq!(affordable(16384, 120, 1 << 20), 16384);
         assert_eq!(affordable(16384, 120, 1024), 1024 - 120);
-        assert_eq!(affordable(16384, 120, 100), 1, "there is no use in none");
+        assert_eq!(affordable(16384, 120, 100), 1, "at least one connection");
         assert_eq!(affordable(16384, 120, u64::MAX), 16384);
     }
 }

@@ -1,5 +1,5 @@
-//! The run directory: where the sockets are, and what is closed to others. What lies there must be
-//! this user's own: a folder that others write to could lead the supervisor to any file by a link.
+//! The run directory with the sockets and the private files. Only this user can write to it. In a
+//! folder that others can write to, a link could lead the supervisor to any file.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, set_permissions, symlink_metadata};
 use std::io;
@@ -12,12 +12,13 @@ use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, eaccess, geteuid};
 use shadowslice_config::{CONTROL_SOCKET, PRIVATE};
 
+/// The name of the folder that workers of other users can enter.
 const PASSABLE: &str = "workers";
 
-/// In the private folder.
+/// The name of the lock file in the private folder.
 const LOCK: &str = "lock";
 
-/// Permission to write for the group, or for all others.
+/// The mode bits that permit the group or all others to write.
 const OTHERS_WRITE: u32 = 0o022;
 
 #[derive(Debug, thiserror::Error)]
@@ -38,13 +39,13 @@ pub enum RunDirError {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Its supervisors in turn hold the same lock, which goes with the last descriptor. So it is
-    /// never unlocked, as that would take it from the others.
+    /// The lock, which successive supervisors share. The kernel releases the lock with its last
+    /// descriptor. An explicit unlock would release it for all of them.
     lock: File,
 }
 
 impl RunDir {
-    /// With the lock of the supervisor that this one succeeds, if it does.
+    /// Creates and locks the run directory, or takes over the lock of the previous supervisor.
     pub fn take(path: &Path, inherited: Option<OwnedFd>) -> Result<Self, RunDirError> {
         let private = path.join(PRIVATE);
         own_dir(path, |path| make(path, 0o755))?;
@@ -59,8 +60,9 @@ impl RunDir {
         taken(open_lock(&private.join(LOCK), true)?)
     }
 
-    /// Why a supervisor of this user could not take it, found without making anything. A supervisor
-    /// that runs there is no reason, nor is whose it is.
+    /// Returns the reason why a supervisor of this user could not use the directory, without
+    /// creating anything. A supervisor that already runs there, even another user's, does not count
+    /// as a reason.
     pub fn refuses(path: &Path) -> Option<RunDirError> {
         let refused = examine(path).err()?;
         let socket = path.join(CONTROL_SOCKET);
@@ -78,12 +80,13 @@ impl RunDir {
         self.private().join("state.json")
     }
 
-    /// The file in which samples for the page go to the next supervisor.
+    /// Returns the path of the file that passes the status page's samples to the next supervisor.
     pub fn history(&self) -> PathBuf {
         self.private().join("history")
     }
 
-    /// The socket by which this process passes requests to the next supervisor.
+    /// Returns the path of the socket over which this process passes requests to the next
+    /// supervisor.
     pub fn relay(&self) -> PathBuf {
         self.private().join(format!("relay-{}.sock", std::process::id()))
     }
@@ -92,20 +95,21 @@ impl RunDir {
         &self.path
     }
 
-    /// A folder in it where workers of other users reach what they know of.
+    /// Creates and returns the folder in which workers of other users can open files whose names
+    /// they know.
     pub fn passable(&self) -> Result<PathBuf, RunDirError> {
         let path = self.path.join(PASSABLE);
         own_dir(&path, |path| make(path, 0o711))?;
         Ok(path)
     }
 
-    /// The folder in it that is closed to others.
+    /// Returns the folder that other users cannot enter.
     pub fn private(&self) -> PathBuf {
         self.path.join(PRIVATE)
     }
 }
 
-/// Why a folder that is there may not be used; `None` if it may.
+/// Returns the reason why an existing folder is not safe to use, or `None` if it is safe.
 pub fn unsafe_because(path: &Path) -> io::Result<Option<&'static str>> {
     let found = symlink_metadata(path)?;
     let own = found.uid() == geteuid().as_raw();
@@ -131,7 +135,7 @@ fn open_lock(path: &Path, create: bool) -> Result<File, RunDirError> {
     })
 }
 
-/// [`RunDir::take`], but nothing is made or locked.
+/// Makes the checks of [`RunDir::take`], without creating or locking anything.
 fn examine(path: &Path) -> Result<(), RunDirError> {
     let private = path.join(PRIVATE);
     own_dir(path, could_be_made)?;
@@ -145,13 +149,13 @@ fn could_be_made(path: &Path) -> io::Result<()> {
     Ok(eaccess(there, AccessFlags::W_OK | AccessFlags::X_OK)?)
 }
 
-/// With this mode, whatever the umask.
+/// Creates a folder with this mode, independent of the umask.
 fn make(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
     set_permissions(path, <Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode))
 }
 
-/// Makes a directory if there is none. One that is there keeps its mode.
+/// Creates a directory with `make` if it does not exist. An existing directory keeps its mode.
 fn own_dir(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), RunDirError> {
     let failed = |source| RunDirError::Make { path: path.to_owned(), source };
     match unsafe_because(path) {
@@ -225,7 +229,7 @@ mod tests {
         }
         let served = RunDir::take(&path, None).unwrap();
         assert!(RunDir::refuses(&path).is_none(), "{served:?}");
-        // It may be the one of another user's supervisor.
+        // The socket may belong to another user's supervisor.
         let supervisor = UnixListener::bind(below("open").join(CONTROL_SOCKET)).unwrap();
         assert!(RunDir::refuses(&below("open")).is_none());
         drop(supervisor);

@@ -2,9 +2,9 @@
 //! only the log's thread blocks. If the queue is full, lines are dropped and counted.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use crossbeam_channel::bounded;
 use shadowslice_shared::exit;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -14,6 +14,10 @@ const MAX_QUEUED_LINES: usize = 8192;
 
 /// The time within which the reader of standard error must accept the last lines when the log ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The capacity of the channel that signals the end of a flush. One signal is sent, which must not
+/// wait for the receiver.
+const MAX_FLUSH_SIGNALS: usize = 1;
 
 /// Returns the log filter that RUST_LOG specifies. Audit messages pass the filter at every level,
 /// unless RUST_LOG contains `audit=off`.
@@ -105,16 +109,16 @@ impl Log {
 
 /// Stops a writer when all its lines are written. Returns true if the writer stopped in time.
 pub(crate) fn finish(writer: WorkerGuard, thread: &str) -> bool {
-    let (done, flushed) = sync_channel(1);
+    let (flushed_tx, flushed_rx) = bounded(MAX_FLUSH_SIGNALS);
     // If nothing reads standard error, the writer reports its failure to standard error and blocks
     // forever. A separate thread is used, because it can block without consequences.
     let flush = move || {
         drop(writer);
         // An error only means that the timeout has expired and nothing waits for the writer.
-        done.send(()).ok();
+        flushed_tx.send(()).ok();
     };
     let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(flush);
-    thread.is_ok() && flushed.recv_timeout(FLUSH_TIMEOUT).is_ok()
+    thread.is_ok() && flushed_rx.recv_timeout(FLUSH_TIMEOUT).is_ok()
 }
 
 #[cfg(test)]

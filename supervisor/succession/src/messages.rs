@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use shadowslice_control::backend::MpsEstate;
+use shadowslice_control::backend::MpsHandover;
 use shadowslice_control::models::Served;
 use shadowslice_ingress::Region;
 
@@ -26,7 +26,7 @@ pub(crate) struct HandoverState {
     pub(crate) relay: RawFd,
     pub(crate) sockets: Vec<(String, RawFd)>,
     #[serde(default)]
-    pub(crate) mps: Vec<MpsEstate>,
+    pub(crate) mps: Vec<MpsHandover>,
 }
 
 /// A message of the next supervisor.

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::messages::{
     DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, MAX_LINE, Progress, described,
 };
-use shadowslice_control::backend::MpsEstate;
+use shadowslice_control::backend::MpsHandover;
 use shadowslice_control::models::{PersistedState, Registry};
 use shadowslice_datapath::sockets::Inherited;
 
@@ -30,7 +30,7 @@ pub struct Predecessor {
     pub lock: Option<OwnedFd>,
     pub relay: Option<OwnedFd>,
     pub sockets: Inherited,
-    pub mps: Vec<MpsEstate>,
+    pub mps: Vec<MpsHandover>,
 }
 
 impl Predecessor {

@@ -99,7 +99,7 @@ impl Successor {
                 .map(|socket| socket.address.clone())
                 .zip(FIRST_DESCRIPTOR + 3..)
                 .collect(),
-            mps: gpus.iter().filter_map(|gpu| gpu.estate()).collect(),
+            mps: gpus.iter().filter_map(|gpu| gpu.handover()).collect(),
         };
         let mut environment: Vec<(OsString, OsString)> = env::vars_os()
             .filter(|(name, _)| name != DESCRIPTOR_VARIABLE && name != WATCHDOG_OWNER)

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use rustix::thread::futex;
+use rustix::thread::futex::{self, Timespec};
 use shadowslice_shared::boot::{BootRefusal, PRIORITY_VARIABLE, SHARE_VARIABLE};
 use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
@@ -22,7 +22,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::StartedBatch;
 use super::timeline::BatchProgress;
-use crate::clock::{now_ns, timespec};
+use crate::clock::now_ns;
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
@@ -157,6 +157,11 @@ impl Drop for EmulatedGpu {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+fn timespec(ns: u64) -> Timespec {
+    let part = |part| i64::try_from(part).expect("a u64 of nanoseconds has fewer seconds than an i64 holds");
+    Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
 }
 
 fn wake_all(pool: &Pool) {

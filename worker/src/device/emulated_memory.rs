@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::weights::{self, RegionContent};
@@ -23,7 +23,7 @@ pub(super) fn take(supervisor: Option<&OwnedFd>, profile: &ProcessMemory) -> io:
             return Ok(memory);
         }
     }
-    let file = memfd_create("shadowslice-weights", MemfdFlags::CLOEXEC)?;
+    let file = memfd_create("shadowslice-weights", MFdFlags::MFD_CLOEXEC)?;
     weights::send(supervisor, &content, file.as_fd())?;
     Ok(memory)
 }

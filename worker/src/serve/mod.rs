@@ -51,7 +51,7 @@ pub enum ServeError {
     )]
     Send(#[source] Errno),
     #[error("cannot wait for the next batch; this worker exits, and the supervisor starts another one")]
-    Wait(#[source] rustix::io::Errno),
+    Wait(#[source] Errno),
     /// The GPU is unusable for this process; another process may still use it.
     #[error(
         "a CUDA error made the GPU unusable for this worker; this worker exits, and the supervisor starts another one"

@@ -2,12 +2,12 @@
 //! batch's inputs and queues its kernels.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
-use rustix::event::{PollFd, PollFlags, poll};
 use shadowslice_shared::batch::{
     Batch, BatchAnswer, BatchOutput, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
@@ -107,14 +107,15 @@ impl GpuServeLoop {
 
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
         let completed = self.engine.gpu().completions();
-        let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+        let input = |file| PollFd::new(file, PollFlags::POLLIN);
+        let mut watched = [input(completed), input(socket.as_fd())];
         // A closed socket is always ready. Watching it would end every wait immediately.
         let count = if more { 2 } else { 1 };
-        match poll(&mut watched[..count], None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        match poll(&mut watched[..count], PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(ServeError::Wait(errno)),
         }
-        let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        let ready = |polled: &PollFd<'_>| polled.any() != Some(false);
         Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 

@@ -1,4 +1,4 @@
-//! Short-lived programs: fed, read and bounded.
+//! Runs short-lived programs with an input, a limit on their output and a timeout.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use tokio::process::{Child, Command};
 use super::{Environment, inherited_settings};
 use crate::process::{close_on_exec, own};
 
-/// The most bytes of a program's output that are read, on each stream.
-const MAX_OUTPUT: u64 = 64 * 1024;
+/// The maximum number of bytes that are read from each output stream of a program.
+const MAX_OUTPUT_BYTES: u64 = 64 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
@@ -32,16 +32,17 @@ pub enum CommandError {
     TooLate { program: PathBuf, limit: Duration },
 }
 
+/// The output of a program that has exited.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct CommandOutput {
     pub(super) status: ExitStatus,
     pub(super) out: String,
     pub(super) err: String,
 }
 
-/// Without the supervisor's MPS variables and descriptors, in a process group of its own, so that a
-/// terminal's Ctrl-C does not reach it. To be started at once, and without a `fork`, as workers
-/// are: `PATH` is unchanged, and there is no `pre_exec`.
+/// Returns a command without the supervisor's MPS variables and descriptors. It has its own process
+/// group, so Ctrl-C in a terminal does not reach it. Start it immediately. Like the start of a
+/// worker, its start needs no `fork`, because `PATH` is unchanged and no `pre_exec` is set.
 pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<Command> {
     close_on_exec()?;
     let mut command = std::process::Command::new(program);
@@ -55,36 +56,36 @@ pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<C
     Ok(command)
 }
 
-/// Starts what [`command`] has made.
+/// Starts a command from [`command`].
 pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
     own(|| command.spawn(), |child| child.id().and_then(|pid| i32::try_from(pid).ok()))
 }
 
-/// Runs a program to its end, with this input; kills it after `limit`.
+/// Runs a program with this input until it exits. Kills the program after `limit`.
 pub(super) async fn run(
     program: &Path,
     arguments: &[&str],
     environment: &Environment,
     input: &str,
     limit: Duration,
-) -> Result<Said, CommandError> {
+) -> Result<CommandOutput, CommandError> {
     let named = || program.to_owned();
     let child = command(program, environment).and_then(|mut command| spawn(command.args(arguments)));
     let mut child = child.map_err(|source| CommandError::Start { program: named(), source })?;
     match tokio::time::timeout(limit, converse(&mut child, input)).await {
         Ok(said) => said.map_err(|source| CommandError::Talk { program: named(), source }),
         Err(_) => {
-            // An error means that it has ended meanwhile.
+            // An error means that the program has exited in the meantime.
             child.kill().await.ok();
             Err(CommandError::TooLate { program: named(), limit })
         }
     }
 }
 
-async fn converse(child: &mut Child, input: &str) -> io::Result<Said> {
+async fn converse(child: &mut Child, input: &str) -> io::Result<CommandOutput> {
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(input.as_bytes()).await {
-            // A broken pipe means that the program reads no input.
+            // A broken pipe means that the program does not read its input.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
             _ => {}
         }
@@ -94,12 +95,12 @@ async fn converse(child: &mut Child, input: &str) -> io::Result<Said> {
     tokio::try_join!(read(stdout, &mut out), read(stderr, &mut err))?;
     let status = child.wait().await?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Said { status, out: text(out), err: text(err) })
+    Ok(CommandOutput { status, out: text(out), err: text(err) })
 }
 
 async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>, to: &mut Vec<u8>) -> io::Result<()> {
     if let Some(from) = from {
-        from.take(MAX_OUTPUT).read_to_end(to).await?;
+        from.take(MAX_OUTPUT_BYTES).read_to_end(to).await?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The emulated GPU: workers share its SMs through a pool in memory.
+//! The emulated GPU. Workers share its SMs through a pool in shared memory.
 
 use parking_lot::Mutex;
 use rustix::thread::futex;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::{BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease};
 
-/// Its leases are seats.
+/// An emulated GPU, whose leases are seats.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     sms: Sms,

@@ -1,4 +1,4 @@
-//! A worker's part of a GPU.
+//! The part of a GPU that a worker uses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,18 +10,18 @@ use shadowslice_shared::units::Sms;
 use super::{Environment, GpuBackend, GrantError, GrantRequest, Lease, Room, VISIBLE, Wait};
 use crate::process::Inherited;
 
-/// To be [given back](Grant::give_back) when the worker is dead and not before.
+/// A worker's part of a GPU. [Give it back](Grant::give_back) only after the worker has exited.
 #[derive(Debug)]
 pub struct Grant {
     gpu: Arc<dyn GpuBackend>,
     wanted: GrantRequest,
-    /// `None` for a worker that must not touch the GPU.
+    /// The lease, or `None` for a worker that must not use the GPU.
     lease: Option<Lease>,
-    /// Until the worker takes its memory.
+    /// The memory that is reserved until the worker has allocated it.
     reservation: Option<Reservation>,
 }
 
-/// Memory that is kept for a worker, until this is dropped.
+/// A reservation of memory for a worker. Dropping this ends the reservation.
 #[derive(Debug)]
 struct Reservation {
     reserved: Arc<AtomicU64>,
@@ -29,7 +29,7 @@ struct Reservation {
 }
 
 impl Reservation {
-    /// An error if too little is free besides what other workers were promised.
+    /// Reserves memory. Returns an error if too little is free after all other reservations.
     fn of(gpu: &dyn GpuBackend, Room { needed, free }: Room) -> Result<Self, GrantError> {
         let reserved = &gpu.usage().reserved;
         let others = reserved.fetch_add(needed, Ordering::Relaxed);
@@ -46,7 +46,8 @@ impl Drop for Reservation {
 }
 
 impl Grant {
-    /// A worker that computes the reference answers on the CPU gets nothing of the GPU.
+    /// Grants a worker its part of the GPU. A worker that computes the reference answers on the CPU
+    /// gets no part.
     pub fn of(
         gpu: &Arc<dyn GpuBackend>,
         wanted: GrantRequest,
@@ -62,7 +63,7 @@ impl Grant {
         Ok(Self { gpu: Arc::clone(gpu), wanted, lease, reservation })
     }
 
-    /// Counts its worker as executing, as one that warms up does.
+    /// Counts the worker as executing, because a worker executes while it warms up.
     pub fn occupy(&self) -> Option<OccupancyGuard> {
         self.lease.map(|_| self.gpu.occupancy().occupy(self.wanted.share))
     }
@@ -87,19 +88,21 @@ impl Grant {
         Some(Inherited { number: descriptors::POOL, file })
     }
 
-    /// `None` without the GPU. The worker's memory is kept until the [`Admission`] is dropped.
+    /// Returns the check of the worker's device, or `None` if the worker does not use the GPU. The
+    /// worker's memory is reserved until the [`Admission`] is dropped.
     pub fn admission(&mut self, pid: i32) -> Option<Admission> {
         self.lease?;
         let reservation = self.reservation.take();
         Some(Admission { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
     }
 
-    /// Before a kill: something to wait for, so that no kernel is cut.
+    /// Ends the worker's GPU work before a kill, so that the kill does not interrupt a kernel.
+    /// Returns a future to wait for.
     pub fn terminate(&self, pid: i32) -> Option<Wait> {
         self.lease.and_then(|_| self.gpu.terminate(pid))
     }
 
-    /// Ends when the worker has surely lost its context.
+    /// Waits until the worker has certainly lost its GPU context.
     pub async fn lost(&self) {
         match self.lease.and_then(|lease| self.gpu.lost(lease)) {
             Some(lost) => lost.await,
@@ -107,7 +110,8 @@ impl Grant {
         }
     }
 
-    /// The worker has exited. Where the GPU takes a while to notice, the grant counts until then.
+    /// Gives the grant back after the worker has exited. If the GPU does not notice the exit
+    /// immediately, the grant counts until it does.
     pub fn give_back(self, pid: i32) {
         if let Some(departed) = self.lease.and_then(|_| self.gpu.departed(pid)) {
             tokio::spawn(async move {
@@ -126,6 +130,7 @@ impl Drop for Grant {
     }
 }
 
+/// The check that a worker runs on the granted part of the GPU.
 #[derive(Debug)]
 pub struct Admission {
     gpu: Arc<dyn GpuBackend>,
@@ -135,7 +140,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// May block.
+    /// Checks the SMs that the worker found. This function may block.
     pub fn check(&self, found: Sms) -> Result<(), String> {
         self.gpu.admit(&self.wanted, self.pid, found)
     }

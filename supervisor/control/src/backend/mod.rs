@@ -1,6 +1,6 @@
-//! Partitioning: from a share to the environment that a new worker must have. One trait,
-//! [`GpuBackend`], and three backends: [`EmulatedGpu`], [`MpsGpu`], and [`WholeGpu`], on which no
-//! share is enforced.
+//! The GPUs, which turn a worker's share into the environment of its process. The trait
+//! [`GpuBackend`] has three implementations: [`EmulatedGpu`], [`MpsGpu`] and [`WholeGpu`], which
+//! enforces no share.
 
 mod command;
 mod emulated;
@@ -25,19 +25,19 @@ use shadowslice_datapath::pipeline::Occupancy;
 pub(crate) use command::CommandError;
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
-pub use mps::{Control, Limits, MpsError, MpsEstate, MpsGpu, MpsSetup, control_program};
+pub use mps::{Control, Limits, MpsError, MpsGpu, MpsHandover, MpsSetup, control_program};
 pub(crate) use probe::ProbeError;
 pub use probe::{Isolation, Libraries, OnnxRuntime, Probed, isolation, libraries, probe, python_fault};
 pub use whole::WholeGpu;
 
 pub type Environment = Vec<(&'static str, String)>;
 
-/// Something to wait for; the backend that returns it bounds the wait.
+/// A future to wait for. The backend that returns it limits the time of the wait.
 pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// ONNX Runtime reports its use to its maker, and keeps files for that, unless told not to.
+/// The variable that keeps ONNX Runtime from sending usage data to its vendor and from storing it.
 pub(crate) const NO_TELEMETRY: (&str, &str) = ("ORT_DISABLE_TELEMETRY", "1");
 
 pub(crate) const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
@@ -45,35 +45,35 @@ pub(crate) const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrantRequest {
     pub share: Percent,
-    /// Its model's priority; 1 is the highest.
+    /// The priority of the model. 1 is the highest.
     pub priority: u32,
-    /// The most GPU memory that it may take, in bytes.
+    /// The maximum GPU memory of the worker in bytes.
     pub memory_limit: Option<u64>,
     pub room: Option<Room>,
 }
 
-/// Memory in bytes: what a worker will take, and what there is of it.
+/// The memory that a worker needs and the memory that is free, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     pub needed: u64,
-    /// A moment ago.
+    /// The free memory at the last reading.
     pub free: u64,
 }
 
 #[derive(Debug)]
 pub struct GpuUsage {
     occupancy: Arc<Occupancy>,
-    /// Bytes of memory promised to workers that have not taken them yet.
+    /// The memory in bytes that is reserved for workers that have not allocated it yet.
     reserved: Arc<AtomicU64>,
 }
 
 impl GpuUsage {
-    /// `divides`: whether a worker is confined to its share.
+    /// Creates the usage of an idle GPU. `divides` is true if the GPU enforces shares.
     fn new(divides: bool) -> Self {
         Self { occupancy: Occupancy::new(divides), reserved: Arc::default() }
     }
 
-    /// What is left of so many free bytes when every worker has taken what it was promised.
+    /// Returns the part of `free` bytes that is not reserved.
     pub fn unreserved(&self, free: u64) -> u64 {
         free.saturating_sub(self.reserved.load(Ordering::Relaxed))
     }
@@ -83,7 +83,7 @@ impl GpuUsage {
 pub enum GrantError {
     #[error("the emulated GPU already has {SEATS} workers; stop some models")]
     NoSeat,
-    /// The GPU recovers from a fault, and will take a worker later.
+    /// The GPU recovers from a fault, and accepts workers later.
     #[error("{0}")]
     Recovering(String),
     #[error(
@@ -91,26 +91,26 @@ pub enum GrantError {
         gib(*needed), gib(*free)
     )]
     NoMemory {
-        /// In bytes, as is `free`.
+        /// The needed memory in bytes, like `free`.
         needed: u64,
         free: u64,
     },
 }
 
-/// What a backend remembers of a worker that it let in: a seat, or the life of a server.
+/// A backend's identifier for an admitted worker: a seat, or the generation of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease(pub(crate) u64);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
-    /// As the configuration names it.
+    /// The name of the GPU in the configuration.
     pub device: String,
     pub uuid: Option<String>,
-    /// `emulated`, `mps` or `none`.
+    /// The name of the backend: `emulated`, `mps` or `none`.
     pub backend: &'static str,
     pub sms: Sms,
     pub mps_server_pid: Option<i32>,
-    /// Why it takes no workers, if it takes none.
+    /// The reason why the GPU accepts no workers, if it accepts none.
     pub why: Option<String>,
 }
 
@@ -119,68 +119,71 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
 
     fn sms(&self, share: Percent) -> Sms;
 
-    /// How its SMs divide into groups; else why processes cannot have partitions of their own.
+    /// Returns the division of the SMs into groups, or the reason why processes cannot use
+    /// partitions.
     fn division(&self) -> Result<&Arc<Division>, &str>;
 
     fn usage(&self) -> &GpuUsage;
 
-    /// What executes on it.
+    /// Returns the occupancy of the GPU by executing workers.
     fn occupancy(&self) -> &Arc<Occupancy> {
         &self.usage().occupancy
     }
 
-    /// Lets a worker in. Never waits.
+    /// Admits a worker. This function never waits.
     fn enter(&self) -> Result<Lease, GrantError>;
 
-    /// The worker is dead.
+    /// Ends the lease of a worker that has exited.
     fn leave(&self, _lease: Lease) {}
 
     fn environment(&self, wanted: &GrantRequest) -> Environment;
 
     fn device(&self, lease: Lease) -> DeviceSpec;
 
-    /// The memory that the workers of an emulated GPU share.
+    /// Returns the memory that the workers of an emulated GPU share.
     fn pool(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// May block, for as long as a conversation with the MPS daemon takes.
+    /// Checks that a worker runs on its part of the GPU. Blocks while it communicates with MPS.
     fn admit(&self, wanted: &GrantRequest, pid: i32, found: Sms) -> Result<(), String>;
 
-    /// Before a kill: ends what the worker runs on the GPU, as far as that is possible.
+    /// Ends the worker's GPU work before a kill, if that is possible.
     fn terminate(&self, _pid: i32) -> Option<Wait> {
         None
     }
 
-    /// After the exit: waits until the GPU has noticed.
+    /// Waits until the GPU has noticed the worker's exit.
     fn departed(&self, _pid: i32) -> Option<Wait> {
         None
     }
 
-    /// Ends when the worker of this lease has surely lost its context, even if it does not know.
+    /// Waits until the worker of this lease has certainly lost its context, even if the worker has
+    /// not noticed this.
     fn lost(&self, _lease: Lease) -> Option<Wait> {
         None
     }
 
-    /// What it runs that another supervisor can take over.
-    fn estate(&self) -> Option<MpsEstate> {
+    /// Returns the MPS daemon that another supervisor can take over.
+    fn handover(&self) -> Option<MpsHandover> {
         None
     }
 
-    /// From now on another supervisor keeps that,
+    /// Passes the MPS daemon to another supervisor.
     fn pass(&self) {}
 
-    /// or this one does, which has taken it over.
+    /// Keeps the MPS daemon that this supervisor has taken over.
     fn keep(&self) {}
 
-    /// Ends what the backend runs, at once if need be, unless it was passed on. The workers are gone.
+    /// Stops the MPS daemon, unless it was passed on. Call this after all workers have exited.
+    /// `at_once` skips the orderly stop.
     fn stop(&self, _at_once: bool) {}
 }
 
-/// The GPUs, as the configuration orders them.
+/// The GPUs in the order of the configuration.
 pub type Gpus = Vec<Arc<dyn GpuBackend>>;
 
-/// The variables of this process that are MPS's, and must not reach a worker by chance.
+/// Returns the MPS variables of this process, which must not reach a worker.
 pub fn inherited_settings() -> impl Iterator<Item = std::ffi::OsString> {
     let is_mps = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("CUDA_MPS_");
     std::env::vars_os().map(|(name, _)| name).filter(move |name| is_mps(name))

@@ -1,5 +1,5 @@
-//! What a CUDA process finds in a given environment. `shadowslice-worker --probe` finds out, since
-//! the supervisor opens no CUDA context and loads no vendor's libraries but NVML.
+//! Probes what a CUDA process finds in an environment. `shadowslice-worker --probe` does this,
+//! because the supervisor opens no CUDA context and loads no vendor library except NVML.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,68 +12,68 @@ use super::command::{self, CommandError};
 use super::{Environment, NO_TELEMETRY};
 use crate::process::python_variables;
 
-/// How long a probe may take: a driver that is not kept loaded takes seconds to come up.
-const LIMIT: Duration = Duration::from_secs(60);
+/// The time within which a probe must end. A driver that is not kept loaded takes seconds to start.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Probed {
     pub sms: u32,
     pub uuid: String,
     pub name: String,
-    /// The version of CUDA that the driver speaks, e.g. 13000.
+    /// The CUDA version of the driver, for example 13000.
     pub driver: u32,
-    /// In bytes, as is `memory_free`.
+    /// The total memory in bytes, like `memory_free`.
     pub memory_total: u64,
     pub memory_free: u64,
 }
 
-/// How a short kernel fared beside another process that held half of the GPU's groups.
+/// The duration of a short kernel next to another process that keeps half of the GPU's groups busy.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Isolation {
     pub division: Division,
-    /// On the other half, before that process was there, in us.
+    /// The duration in us on the other half, before that process started.
     pub alone_us: f64,
-    /// On the other half.
+    /// The duration in us on the other half.
     pub apart_us: f64,
-    /// On the same half.
+    /// The duration in us on the same half.
     pub together_us: f64,
 }
 
-/// Which libraries a worker can load; an error is in the words of the dynamic linker or of ONNX
-/// Runtime.
+/// The libraries that a worker can load. Errors are those of the dynamic linker or of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Libraries {
     pub libcuda: Result<(), String>,
     pub cudnn: Result<(), String>,
-    /// `None` if no file was named.
+    /// The result for ONNX Runtime, or `None` if no file was given.
     pub onnxruntime: Option<Result<OnnxRuntime, String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct OnnxRuntime {
-    /// 31 for version 1.31.
+    /// The minor version, for example 31 for version 1.31.
     pub minor: Option<u32>,
-    /// The provider for CUDA, and the CUDA that it uses, e.g. 13.
+    /// The result for the CUDA provider, with the major version of its CUDA, for example 13.
     pub cuda: Result<Option<u32>, String>,
     pub tensorrt: Result<(), String>,
 }
 
-/// Beside a process on other groups, a kernel may take at most so many times as long as alone.
-const APART: f64 = 2.0;
+/// The maximum duration of a kernel next to a process on other groups, relative to its duration
+/// alone.
+const MAX_APART_RATIO: f64 = 2.0;
 
-/// Beside a process on the same groups, it takes at least so many times as long as alone: the other
-/// process's kernels take a hundred times as long.
-const TOGETHER: f64 = 5.0;
+/// The minimum duration of a kernel next to a process on the same groups, relative to its duration
+/// alone. The kernels of the other process take a hundred times as long.
+const MIN_TOGETHER_RATIO: f64 = 5.0;
 
 impl Isolation {
-    /// An error says why partitions cannot be relied on.
+    /// Returns the division, or the reason why partitions are not reliable on this GPU.
     pub fn proven(self) -> Result<Division, String> {
         let Self { division, alone_us, apart_us, together_us } = self;
         let times = format!("{alone_us:.0} us alone, {apart_us:.0} apart, {together_us:.0} together");
-        if apart_us > APART * alone_us {
+        if apart_us > MAX_APART_RATIO * alone_us {
             return Err(format!("partitions without a common group of SMs slow each other down ({times})"));
         }
-        if together_us < TOGETHER * alone_us {
+        if together_us < MIN_TOGETHER_RATIO * alone_us {
             return Err(format!("groups of SMs differ between two processes ({times})"));
         }
         Ok(division)
@@ -100,12 +100,12 @@ pub async fn probe(program: &Path, environment: &Environment) -> Result<Probed, 
     ask(program, &["--probe"], environment).await
 }
 
-/// Measures whether partitions of two processes keep apart in these surroundings.
+/// Measures whether the partitions of two processes are isolated in this environment.
 pub async fn isolation(program: &Path, environment: &Environment) -> Result<Isolation, ProbeError> {
     ask(program, &["--probe", "partitions"], environment).await
 }
 
-/// With ONNX Runtime from this file.
+/// Returns the libraries that a worker can load, with ONNX Runtime from this file.
 pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, ProbeError> {
     let path = onnxruntime.map(Path::to_string_lossy);
     let arguments = ["--probe", "libraries"].into_iter().chain(path.as_deref()).collect::<Vec<_>>();
@@ -113,8 +113,8 @@ pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<Lib
     ask(program, &arguments, &vec![(name, value.to_owned())]).await
 }
 
-/// What the package of Python models' workers finds wrong with a model's file, which is imported
-/// with this folder to write to.
+/// Returns the fault that the package for Python models finds in a model's file, if any. The
+/// package imports the file, which can write to the folder `temporary`.
 pub async fn python_fault(
     interpreter: &Path,
     package: &Path,
@@ -125,7 +125,7 @@ pub async fn python_fault(
     let variables = python_variables(package, std::env::var_os("PYTHONPATH"));
     let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned())).to_vec();
     let arguments = ["-m", "shadowslice.check", &model, &temporary];
-    let said = command::run(interpreter, &arguments, &variables, "", LIMIT).await?;
+    let said = command::run(interpreter, &arguments, &variables, "", PROBE_TIMEOUT).await?;
     let fault = [said.out.trim(), said.err.trim()].into_iter().find(|said| !said.is_empty());
     Ok((!said.status.success()).then(|| fault.unwrap_or("cannot import the model").to_owned()))
 }
@@ -135,7 +135,8 @@ async fn ask<T: DeserializeOwned>(
     arguments: &[&str],
     environment: &Environment,
 ) -> Result<T, ProbeError> {
-    let said = command::run(program, arguments, environment, "", LIMIT).await.map_err(ProbeError::Run)?;
+    let said =
+        command::run(program, arguments, environment, "", PROBE_TIMEOUT).await.map_err(ProbeError::Run)?;
     if !said.status.success() {
         let why = said.err.trim().trim_start_matches("error: ");
         let why = if why.is_empty() { said.status.to_string() } else { why.to_owned() };

@@ -1,4 +1,4 @@
-//! A CUDA GPU without MPS: every worker has the whole of it, and they take turns.
+//! A CUDA GPU without MPS. Each worker uses the whole GPU, and the workers take turns.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub struct WholeGpu {
 }
 
 impl WholeGpu {
-    /// `no_pipe` is a path at which there is nothing: workers look for MPS there and find none,
-    /// whatever else runs on the host.
+    /// Creates the backend. `no_pipe` is a path that does not exist. Workers look for MPS there and
+    /// find none, even if another MPS daemon runs on the host.
     pub fn new(device: String, uuid: String, sms: Sms, no_pipe: PathBuf) -> Self {
         tracing::warn!(
             device,

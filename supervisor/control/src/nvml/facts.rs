@@ -1,4 +1,4 @@
-//! What is known of a host's driver and GPUs, as plain data.
+//! The data about a host's driver and GPUs.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use shadowslice_config::CudaDevice;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
     pub driver: String,
-    /// The newest CUDA that it supports.
+    /// The newest CUDA version that the driver supports.
     pub cuda: CudaVersion,
-    /// Its GPUs by NVML's index; for a GPU that cannot be asked (a lost one, say), the reason.
+    /// The GPUs by NVML's index, or the reason why NVML cannot query a GPU, for example a lost one.
     pub gpus: Vec<Result<Gpu, String>>,
 }
 
@@ -22,7 +22,7 @@ pub struct CudaVersion {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
     pub identity: Identity,
-    /// The major and minor number of its compute capability.
+    /// The major and minor number of the compute capability.
     pub capability: (i32, i32),
     pub compute_mode: ComputeMode,
     pub mig: bool,
@@ -31,18 +31,18 @@ pub struct Gpu {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// NVML's index, which is that of `nvidia-smi`.
+    /// The index of the GPU in NVML and `nvidia-smi`.
     pub index: u32,
-    /// `GPU-...`.
+    /// The UUID, which begins with `GPU-`.
     pub uuid: String,
     pub name: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// Any number.
+    /// The GPU accepts any number of processes.
     Default,
-    /// One, which may be the MPS server.
+    /// The GPU accepts one process, which may be the MPS server.
     ExclusiveProcess,
     Prohibited,
     Unknown,
@@ -51,11 +51,11 @@ pub enum ComputeMode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     pub memory: Memory,
-    /// The part of the last moments in which any kernel ran, however few SMs it took. `None` where
-    /// the GPU does not say.
+    /// The part of the last sampling period in which any kernel ran, in percent. A kernel counts
+    /// even if it uses few SMs. `None` if the GPU does not report this.
     pub utilisation_percent: Option<u32>,
     pub power: Power,
-    /// The processes that compute on it, each once.
+    /// The processes that compute on the GPU, without duplicates.
     pub processes: Vec<GpuProcess>,
 }
 
@@ -63,29 +63,29 @@ pub struct Usage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
     pub used: u64,
-    /// What the driver keeps for itself is neither used nor free.
+    /// The free memory. Memory that the driver reserves is neither used nor free.
     pub free: u64,
     pub total: u64,
 }
 
-/// Not every GPU tells all of these figures.
+/// The power figures of a GPU. Not every GPU reports all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Power {
     pub draw_mw: Option<u32>,
     pub limit_mw: Option<u32>,
-    /// Since its driver was loaded, in mJ.
+    /// The energy since the driver was loaded, in mJ.
     pub energy_mj: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuProcess {
     pub pid: u32,
-    /// The memory that it has there, in bytes. `None` where the driver does not say.
+    /// The GPU memory of the process in bytes, or `None` if the driver does not report it.
     pub bytes: Option<u64>,
 }
 
 impl CudaVersion {
-    /// From the number that CUDA writes: 13000 is 13.0.
+    /// Converts CUDA's version number: 13000 is 13.0.
     pub fn of(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
@@ -99,7 +99,7 @@ impl fmt::Display for CudaVersion {
 }
 
 impl Identity {
-    /// Whether the configuration means this GPU. A UUID may be cut short, as CUDA permits.
+    /// Returns true if `device` matches this GPU. As in CUDA, a prefix of the UUID is sufficient.
     pub fn is(&self, device: &CudaDevice) -> bool {
         match device {
             CudaDevice::Index(index) => self.index == *index,
@@ -118,7 +118,7 @@ impl Usage {
     }
 }
 
-/// Merges NVML's lists of processes: an MPS client may be on both of them.
+/// Merges NVML's lists of processes, because an MPS client can be on both lists.
 pub(super) fn each_once(listed: impl IntoIterator<Item = GpuProcess>) -> Vec<GpuProcess> {
     let mut found: Vec<GpuProcess> = Vec::new();
     for process in listed {

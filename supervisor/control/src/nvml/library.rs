@@ -1,4 +1,4 @@
-//! NVML itself.
+//! The calls of NVML.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use super::facts::{
 };
 use super::watch::{Driver, XidEvent, Xids};
 
-/// How often a list of processes is asked for at most: it may grow between count and listing.
-const LIST_ATTEMPTS: u32 = 4;
+/// The maximum number of attempts to list processes. A list can grow between count and listing.
+const MAX_LIST_ATTEMPTS: u32 = 4;
 
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlFault {
@@ -67,21 +67,22 @@ impl Library {
     }
 
     pub fn host(&self) -> Result<Host, NvmlFault> {
-        let driver = said("the driver's version", self.nvml.sys_driver_version())?;
-        let cuda = said("the CUDA version", self.nvml.sys_cuda_driver_version())?;
-        let count = said("the number of GPUs", self.nvml.device_count())?;
+        let driver = queried("the driver's version", self.nvml.sys_driver_version())?;
+        let cuda = queried("the CUDA version", self.nvml.sys_cuda_driver_version())?;
+        let count = queried("the number of GPUs", self.nvml.device_count())?;
         let gpu = |index| self.gpu(index).map_err(|error| shadowslice_shared::errors::chain(&error));
         Ok(Host { driver, cuda: CudaVersion::of(cuda), gpus: (0..count).map(gpu).collect() })
     }
 
     fn gpu(&self, index: u32) -> Result<Gpu, NvmlFault> {
-        let device = said("a GPU's data", self.nvml.device_by_index(index))?;
-        let capability = said("a GPU's compute capability", device.cuda_compute_capability())?;
+        let device = queried("a GPU's data", self.nvml.device_by_index(index))?;
+        let capability = queried("a GPU's compute capability", device.cuda_compute_capability())?;
         Ok(Gpu {
             identity: identity(&device)?,
             capability: (capability.major, capability.minor),
             compute_mode: compute_mode(&device),
-            mig: said("a GPU's MIG mode", optional(device.mig_mode()))?.is_some_and(|mode| mode.current != 0),
+            mig: queried("a GPU's MIG mode", optional(device.mig_mode()))?
+                .is_some_and(|mode| mode.current != 0),
             usage: usage(&device)?,
         })
     }
@@ -93,17 +94,17 @@ impl Library {
 
 impl Driver for Library {
     fn identities(&self) -> Result<Vec<Identity>, NvmlFault> {
-        let count = said("the number of GPUs", self.nvml.device_count())?;
+        let count = queried("the number of GPUs", self.nvml.device_count())?;
         let devices = (0..count).filter_map(|index| self.nvml.device_by_index(index).ok());
         devices.map(|device| identity(&device)).collect()
     }
 
     fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault> {
-        usage(&said("a GPU's data", self.device(uuid))?)
+        usage(&queried("a GPU's data", self.device(uuid))?)
     }
 
     fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault> {
-        let mut set = said("GPU errors", self.nvml.create_event_set())?;
+        let mut set = queried("GPU errors", self.nvml.create_event_set())?;
         for uuid in uuids {
             let failed = |source| NvmlFault::Register { uuid: uuid.clone(), source };
             let device = self.device(uuid).map_err(failed)?;
@@ -111,34 +112,34 @@ impl Driver for Library {
                 .register_events(EventTypes::CRITICAL_XID_ERROR, set)
                 .map_err(|error| failed(error.error))?;
         }
-        Ok(Box::new(Heard(set)))
+        Ok(Box::new(XidSubscription(set)))
     }
 }
 
-struct Heard<'a>(EventSet<'a>);
+struct XidSubscription<'a>(EventSet<'a>);
 
-impl Xids for Heard<'_> {
+impl Xids for XidSubscription<'_> {
     fn wait(&mut self, at_most: Duration) -> Result<Option<XidEvent>, NvmlFault> {
         let ms = u32::try_from(at_most.as_millis()).unwrap_or(u32::MAX);
         let event = match self.0.wait(ms) {
             Err(NvmlError::Timeout) => return Ok(None),
-            event => said("GPU errors", event)?,
+            event => queried("GPU errors", event)?,
         };
         let Some(xid) = event.event_data else { return Ok(None) };
         let xid = match xid {
             XidError::Value(xid) => xid,
             XidError::Unknown => 0,
         };
-        Ok(Some(XidEvent { uuid: said("the GPU of an error", event.device.uuid())?, xid }))
+        Ok(Some(XidEvent { uuid: queried("the GPU of an error", event.device.uuid())?, xid }))
     }
 }
 
-/// An answer, or an error that names the question.
-fn said<T>(what: &'static str, answer: Result<T, NvmlError>) -> Result<T, NvmlFault> {
+/// Adds to an error the fact that NVML did not report.
+fn queried<T>(what: &'static str, answer: Result<T, NvmlError>) -> Result<T, NvmlFault> {
     answer.map_err(|source| NvmlFault::Ask { what, source })
 }
 
-/// An answer that not every GPU has.
+/// Returns `None` for a fact that this GPU does not support.
 fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Err(NvmlError::NotSupported) => Ok(None),
@@ -148,9 +149,9 @@ fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
 
 fn identity(device: &Device<'_>) -> Result<Identity, NvmlFault> {
     Ok(Identity {
-        index: said("a GPU's index", device.index())?,
-        uuid: said("a GPU's UUID", device.uuid())?,
-        name: said("a GPU's name", device.name())?,
+        index: queried("a GPU's index", device.index())?,
+        uuid: queried("a GPU's UUID", device.uuid())?,
+        name: queried("a GPU's name", device.name())?,
     })
 }
 
@@ -164,8 +165,8 @@ fn compute_mode(device: &Device<'_>) -> ComputeMode {
 }
 
 fn usage(device: &Device<'_>) -> Result<Usage, NvmlFault> {
-    let memory = said("a GPU's memory", device.memory_info())?;
-    let utilisation = said("a GPU's utilisation", optional(device.utilization_rates()))?;
+    let memory = queried("a GPU's memory", device.memory_info())?;
+    let utilisation = queried("a GPU's utilisation", optional(device.utilization_rates()))?;
     let computing = listed(|| device.running_compute_processes())?;
     let clients = listed(|| device.mps_running_compute_processes())?;
     Ok(Usage {
@@ -176,7 +177,8 @@ fn usage(device: &Device<'_>) -> Result<Usage, NvmlFault> {
     })
 }
 
-/// An error counts as not known, whatever the reason: nothing depends on these figures.
+/// Returns the power figures, with `None` for a figure that cannot be read. No decision depends on
+/// these figures.
 fn power(device: &Device<'_>) -> Power {
     Power {
         draw_mw: device.power_usage().ok(),
@@ -185,17 +187,17 @@ fn power(device: &Device<'_>) -> Power {
     }
 }
 
-/// Processes; none where the GPU cannot list them.
+/// Returns a list of processes, which is empty if the GPU cannot list them.
 fn listed(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<GpuProcess>, NvmlFault> {
     let grew = |answer: &Result<_, _>| matches!(answer, Err(NvmlError::InsufficientSize(_)));
     let mut answer = list();
-    for _ in 1..LIST_ATTEMPTS {
+    for _ in 1..MAX_LIST_ATTEMPTS {
         if !grew(&answer) {
             break;
         }
         answer = list();
     }
-    let processes = said("a GPU's processes", optional(answer))?.unwrap_or_default();
+    let processes = queried("a GPU's processes", optional(answer))?.unwrap_or_default();
     let process = |info: ProcessInfo| GpuProcess {
         pid: info.pid,
         bytes: match info.used_gpu_memory {

@@ -1,4 +1,4 @@
-//! What NVML, the library of NVIDIA's driver, says of real GPUs. It opens no CUDA context.
+//! Queries of real GPUs through NVML, the library of NVIDIA's driver. NVML opens no CUDA context.
 
 mod facts;
 mod library;

@@ -14,14 +14,14 @@ use shadowslice_config::CudaDevice;
 
 const MIB: u64 = 1 << 20;
 
-/// Two H200s, of which the second can be pulled out.
+/// Two H200s. A test can remove the second one.
 #[derive(Default)]
 struct Board {
     second_is_lost: AtomicBool,
     xids: Mutex<VecDeque<Result<XidEvent, NvmlFault>>>,
 }
 
-struct Told<'a>(&'a Board);
+struct BoardXids<'a>(&'a Board);
 
 fn uuid(index: u32) -> String {
     format!("GPU-{index}a2b3c4d-0000")
@@ -50,11 +50,11 @@ impl Driver for Board {
     }
 
     fn xids<'a>(&'a self, _: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault> {
-        Ok(Box::new(Told(self)))
+        Ok(Box::new(BoardXids(self)))
     }
 }
 
-impl Xids for Told<'_> {
+impl Xids for BoardXids<'_> {
     fn wait(&mut self, at_most: Duration) -> Result<Option<XidEvent>, NvmlFault> {
         let next = self.0.xids.lock().pop_front();
         let Some(next) = next else {
@@ -78,7 +78,7 @@ fn gpus() -> Vec<config::GpuConfig> {
     ]
 }
 
-/// Looks until what is seen is as wanted.
+/// Reads until the readings meet the condition.
 fn until(watch: &Watch, what: &str, wanted: impl Fn(&[Option<Reading>]) -> bool) {
     let begun = Instant::now();
     loop {

@@ -1,11 +1,11 @@
-//! Watching the GPUs of a configuration while it is served.
+//! The monitoring of the configured GPUs while the supervisor runs.
 
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use parking_lot::Mutex;
 
 use super::facts::{Identity, Usage};
@@ -14,55 +14,56 @@ use super::xid;
 use shadowslice_config as config;
 use shadowslice_shared::errors;
 
-const PERIOD: Duration = Duration::from_secs(1);
+/// The time between two readings of the GPUs' usage.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest wait for an error, and so for the end of a watch while all is well.
-const WAIT: Duration = Duration::from_millis(250);
+/// The longest wait for an error. It limits the time that the end of a watch takes.
+const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// How long the end of a watch waits for a driver that does not answer.
-const END: Duration = Duration::from_secs(1);
+/// The time for which the end of a watch waits for a driver that does not respond.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a watch asks of NVML, so that it can be tried without a GPU.
+/// The queries that a watch makes. Tests implement them without a GPU.
 pub trait Driver: Send + Sync + 'static {
     fn identities(&self) -> Result<Vec<Identity>, NvmlFault>;
     fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault>;
-    /// Hears the errors of these GPUs, from now on.
+    /// Subscribes to the errors of these GPUs.
     fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault>;
 }
 
 pub trait Xids {
-    /// Waits for the next one; `None` if none comes in this time.
+    /// Waits for the next error. Returns `None` if none arrives in this time.
     fn wait(&mut self, at_most: Duration) -> Result<Option<XidEvent>, NvmlFault>;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XidEvent {
     pub uuid: String,
-    /// NVIDIA's number of the error; 0 if it is not known.
+    /// NVIDIA's number of the error, or 0 if it is unknown.
     pub xid: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Watched {
     pub gpu: config::GpuConfig,
-    /// `None` for an emulated one, and for one that NVML does not know.
+    /// The reading, or `None` for an emulated GPU and for a GPU that NVML does not find.
     pub reading: Option<Reading>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
     pub identity: Identity,
-    /// Its usage a moment ago; `None` before the first answer, and while NVML does not answer.
+    /// The last usage, or `None` before the first reading and while NVML cannot read it.
     pub usage: Option<Usage>,
-    /// The errors that the driver reported since the start.
+    /// The number of errors that the driver has reported since the start.
     pub xid_errors: u64,
 }
 
 #[derive(Debug)]
 pub struct Readings(Mutex<Vec<Watched>>);
 
-/// Reads the usage of GPUs once a second, and hears their errors, on threads of its own, so that
-/// a slow NVML delays nothing else. The threads end when this is dropped.
+/// The threads that read the usage of the GPUs once a second and receive their errors. A slow NVML
+/// delays only these threads. They end when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     readings: Arc<Readings>,
@@ -70,7 +71,7 @@ pub struct Watch {
 }
 
 impl Readings {
-    /// In the configuration's order.
+    /// Returns the readings in the order of the configuration.
     pub fn look(&self) -> Vec<Watched> {
         self.0.lock().clone()
     }
@@ -80,17 +81,18 @@ impl Readings {
         self.0.lock().iter().filter_map(known).collect()
     }
 
-    fn note(&self, uuid: &str, note: impl FnOnce(&mut Reading)) {
+    fn update(&self, uuid: &str, update: impl FnOnce(&mut Reading)) {
         let mut all = self.0.lock();
         let mut readings = all.iter_mut().filter_map(|watched| watched.reading.as_mut());
         if let Some(reading) = readings.find(|reading| reading.identity.uuid == uuid) {
-            note(reading);
+            update(reading);
         }
     }
 }
 
 impl Watch {
-    /// What NVML cannot tell is logged, and missing from the readings.
+    /// Starts the monitoring. Logs the facts that NVML cannot read.
+    /// They are missing from the readings.
     pub fn start(gpus: &[config::GpuConfig]) -> Self {
         if !gpus.iter().any(|gpu| matches!(gpu, config::GpuConfig::Cuda { .. })) {
             return Self::of_nothing(gpus);
@@ -125,7 +127,7 @@ impl Watch {
         let readings = Arc::new(Readings(Mutex::new(gpus.iter().map(watched).collect())));
         let mut threads = Vec::new();
         if !readings.uuids().is_empty() {
-            for (name, work) in [("nvml-usage", read as Work), ("nvml-errors", hear)] {
+            for (name, work) in [("nvml-usage", read_usage as Work), ("nvml-errors", receive_errors)] {
                 match Thread::start(name, work, Arc::clone(&driver), Arc::clone(&readings)) {
                     Ok(thread) => threads.push(thread),
                     Err(error) => tracing::warn!(
@@ -144,7 +146,7 @@ impl Watch {
     }
 }
 
-/// What is known of a configured GPU before the first answer.
+/// Returns the reading of a configured GPU before the first query.
 fn reading(gpu: &config::GpuConfig, known: &[Identity]) -> Option<Reading> {
     let config::GpuConfig::Cuda { device, .. } = gpu else { return None };
     let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
@@ -157,15 +159,15 @@ fn reading(gpu: &config::GpuConfig, known: &[Identity]) -> Option<Reading> {
     Some(Reading { identity: identity.clone(), usage: None, xid_errors: 0 })
 }
 
-/// What a thread does until it is told to stop.
+/// The work of a thread until its stop.
 type Work = fn(&dyn Driver, &Readings, &Stop);
 
-fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
+fn read_usage(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     let uuids = readings.uuids();
     loop {
         for uuid in &uuids {
             let usage = driver.usage(uuid);
-            readings.note(uuid, |reading| {
+            readings.update(uuid, |reading| {
                 if let (Err(error), true) = (&usage, reading.usage.is_some()) {
                     let (gpu, error) = (reading.identity.index, errors::chain(error));
                     tracing::warn!(
@@ -177,13 +179,13 @@ fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
                 reading.usage = usage.ok();
             });
         }
-        if stop.within(PERIOD) {
+        if stop.within(READ_INTERVAL) {
             return;
         }
     }
 }
 
-fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
+fn receive_errors(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     let mut xids = match driver.xids(&readings.uuids()) {
         Ok(xids) => xids,
         Err(error) => {
@@ -196,7 +198,7 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     };
     let mut silent = false;
     while !stop.now() {
-        match xids.wait(WAIT) {
+        match xids.wait(EVENT_TIMEOUT) {
             Ok(event) => {
                 silent = false;
                 event.iter().for_each(|event| count(event, readings));
@@ -210,7 +212,7 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
                     );
                 }
                 silent = true;
-                if stop.within(PERIOD) {
+                if stop.within(READ_INTERVAL) {
                     return;
                 }
             }
@@ -221,7 +223,7 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
 fn count(event: &XidEvent, readings: &Readings) {
     let XidEvent { uuid, xid } = event;
     let mut gpu = None;
-    readings.note(uuid, |reading| {
+    readings.update(uuid, |reading| {
         gpu = Some(reading.identity.index);
         reading.xid_errors += 1;
     });
@@ -234,36 +236,39 @@ fn count(event: &XidEvent, readings: &Readings) {
     );
 }
 
+/// The capacity of a channel that carries no messages and only signals by being closed.
+const CLOSE_ONLY: usize = 0;
+
 /// A thread that ends when this is dropped.
 #[derive(Debug)]
 struct Thread {
-    /// Taken to tell it to stop.
-    stop: Option<SyncSender<Infallible>>,
-    /// Closed by its end.
-    ended: Receiver<Infallible>,
+    /// The sender whose drop stops the thread.
+    stop_tx: Option<Sender<Infallible>>,
+    /// The receiver of a channel that closes when the thread has ended.
+    ended_rx: Receiver<Infallible>,
 }
 
 struct Stop(Receiver<Infallible>);
 
 impl Thread {
     fn start(name: &str, work: Work, driver: Arc<dyn Driver>, readings: Arc<Readings>) -> io::Result<Self> {
-        let (stop, stopped) = sync_channel(0);
-        let (end, ended) = sync_channel::<Infallible>(0);
+        let (stop_tx, stop_rx) = bounded(CLOSE_ONLY);
+        let (ended_tx, ended_rx) = bounded::<Infallible>(CLOSE_ONLY);
         let body = move || {
-            work(&*driver, &readings, &Stop(stopped));
-            // The driver must be free before `end` tells the waiting thread that this one is over.
+            work(&*driver, &readings, &Stop(stop_rx));
+            // The driver must be free before the waiting thread sees that this one has ended.
             drop(driver);
-            drop(end);
+            drop(ended_tx);
         };
         std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        Ok(Self { stop: Some(stop), ended })
+        Ok(Self { stop_tx: Some(stop_tx), ended_rx })
     }
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.stop = None;
-        if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
+        self.stop_tx = None;
+        if self.ended_rx.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "the supervisor stops without waiting for a monitoring thread, because the NVIDIA driver does not respond; check `nvidia-smi` and `dmesg`"
             );
@@ -276,7 +281,7 @@ impl Stop {
         self.0.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Waits this long for the order to end; whether it came.
+    /// Waits this long for the stop. Returns true if it came.
     fn within(&self, time: Duration) -> bool {
         self.0.recv_timeout(time) == Err(RecvTimeoutError::Disconnected)
     }

@@ -1,4 +1,4 @@
-//! XID errors: the numbers under which NVIDIA's driver reports what went wrong on a GPU.
+//! Xid errors, which are the numbers with which NVIDIA's driver reports faults of a GPU.
 
 pub(super) fn meaning(xid: u64) -> &'static str {
     match xid {

@@ -1,5 +1,5 @@
-//! The supervisor's side of a worker's boot. Its waits have no time limit of their own: a controller
-//! that runs out of patience kills the worker, which ends them.
+//! The supervisor's side of a worker's boot. Its waits have no timeout. When a timeout of the
+//! controller expires, the controller kills the worker, which ends these waits.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,15 +28,15 @@ use shadowslice_shared::ids::WorkerId;
 pub(super) struct Boot {
     pub(super) socket: UnixStream,
     pub(super) worker: WorkerId,
-    /// The assignment once it may load, or `None` when it never will.
+    /// The channel for the assignment, which lets the worker load its model. `None` ends the boot.
     pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
-    /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
+    /// The check of the worker's device, or `None` if the worker does not use the GPU.
     pub(super) admission: Option<Admission>,
-    /// Until its hello.
+    /// The permit to start, which the boot gives back at the worker's hello.
     pub(super) permit: Option<StartPermit>,
-    /// It executes until it is warm.
+    /// A guard that counts the worker as executing until it is warm.
     pub(super) occupied: Option<OccupancyGuard>,
-    /// What it must load, if not whatever lies at the model's path.
+    /// The content to load, or `None` to load the files that are at the model's path.
     pub(super) files: Option<FilesToLoad>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
 }
@@ -45,13 +45,13 @@ pub(super) struct Boot {
 #[derive(Debug)]
 pub struct FilesToLoad {
     pub files: Arc<LoadedFiles>,
-    /// The folder for a copy, if it comes to that.
+    /// The folder for a copy, which is needed if the files have changed.
     pub copies: PathBuf,
 }
 
 impl FilesToLoad {
-    /// Has a worker load the content from where it lies now. Returns whether that is where the
-    /// configuration says.
+    /// Sets the assignment's path to the content's current place. Returns true if that is the path
+    /// in the configuration.
     async fn assign(&self, assignment: &mut Assignment) -> Result<bool, BootRefusal> {
         let refused = |error: FilesError| match error {
             FilesError::Lost(_) => BootRefusal::Model(errors::chain(&error)),
@@ -69,14 +69,14 @@ impl FilesToLoad {
     }
 }
 
-/// The supervisor's end of a boot's socket, and the worker's.
+/// Returns the supervisor's end and the worker's end of a boot socket.
 pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((UnixStream::from_std(ours)?, theirs.into()))
 }
 
-/// Takes a worker from its hello to being warm, and reports each step.
+/// Guides a worker from its hello until it is warm, and reports each step.
 pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>) {
     let said = match boot.converse(plan).await {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
@@ -87,8 +87,8 @@ pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&LoadedModel) -> Resul
     boot.tell(said).await;
 }
 
-/// How much of a wrong message is shown, in bytes.
-const SHOWN: usize = 256;
+/// The maximum length in bytes to which an unexpected message is cut in an error.
+const MAX_SHOWN_BYTES: usize = 256;
 
 enum Ended {
     Refused(BootRefusal),
@@ -171,7 +171,7 @@ impl Boot {
     }
 
     async fn tell(&self, said: WorkerSaid) {
-        // An error means that there is no controller to tell any more.
+        // An error means that the controller has ended.
         self.events.send(WorkerEvent { worker: self.worker, said }).await.ok();
     }
 }
@@ -182,11 +182,11 @@ fn lost(when: &str) -> Ended {
 
 fn out_of_turn(said: &BootReply) -> Ended {
     let mut said = format!("{said:?}");
-    said.truncate(said.floor_char_boundary(SHOWN));
+    said.truncate(said.floor_char_boundary(MAX_SHOWN_BYTES));
     Ended::Refused(BootRefusal::Setup(format!("unexpected message from the worker: {said}")))
 }
 
-/// Returns what to warm up: `sizes` of a model with these inputs, with the shapes and values that
+/// Returns the warm-up for `sizes` of a model with these inputs, with the shapes and values that
 /// the configuration gives.
 pub fn plan_warm_up(
     inputs: &[TensorSpec],
@@ -252,7 +252,8 @@ fn plan_input(
     }
 }
 
-/// Returns whether the shape is that of a row, of a model whose first axis turned out to be no batch.
+/// Returns true if this is the shape of a row. The open first axis of such a model is not a batch
+/// axis.
 fn is_row(shape: &[i64], open: &[i64]) -> bool {
     open.split_first().is_some_and(|(&first, row)| first < 0 && shape_fits(shape, row))
 }

@@ -1,12 +1,12 @@
-//! Which of the supervisor's variables a worker has. The others, such as secrets, do not reach what
-//! runs models.
+//! The environment of a worker. It contains only some of the supervisor's variables, so that
+//! secrets do not reach a model's code.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
 use crate::backend::{Grant, NO_TELEMETRY};
 
-/// Where programs, libraries and caches are, and how text is shown.
+/// The variables for the paths of programs, libraries and caches, and for texts and logs.
 const NAMES: [&str; 12] = [
     "PATH",
     "HOME",
@@ -22,7 +22,8 @@ const NAMES: [&str; 12] = [
     "GLIBC_TUNABLES",
 ];
 
-/// Of the loader, of NVIDIA's libraries, of ONNX Runtime and of those for threads and memory.
+/// The prefixes of variables of the dynamic loader, NVIDIA's libraries, ONNX Runtime, and libraries
+/// for threads and memory.
 const PREFIXES: [&str; 15] = [
     "LC_",
     "LD_",
@@ -41,13 +42,13 @@ const PREFIXES: [&str; 15] = [
     "MALLOC_",
 ];
 
-/// The supervisor's own, and those of its tests.
+/// The prefix of the supervisor's own variables and of those of its tests.
 const OWN: &str = "SHADOWSLICE_";
 
-/// Set for a worker by its grant alone.
+/// The prefix of MPS's variables, which only a worker's grant sets.
 const MPS: &str = "CUDA_MPS_";
 
-/// `also`: names that the configuration lets through.
+/// Returns a worker's environment. `also` contains the variables that the configuration adds.
 pub(super) fn environment(grant: &Grant, also: &[String]) -> Vec<(OsString, OsString)> {
     let passes = |(name, _): &(OsString, OsString)| passes(name, also);
     let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().filter(passes).collect();

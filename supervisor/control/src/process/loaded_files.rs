@@ -1,9 +1,10 @@
-//! The files of a model, held open from the moment it is loaded, so that workers that start later
-//! load the same content whatever has happened to the files since.
+//! The files of a model, which the supervisor holds open from the load on. Workers that start later
+//! load the same content even if the files have changed since then.
 //!
-//! A file that was replaced or removed is still there for whoever has it open. The first worker
-//! that starts after that loads a copy, made from the open files. A file that was overwritten in
-//! place has lost its earlier content, and no worker starts until the model is reloaded.
+//! The content of a file that was replaced or removed remains readable through the open file. The
+//! next worker loads a copy, which the supervisor makes from the open files. If a file was
+//! overwritten in place, its earlier content is lost, and no worker starts until the model is
+//! reloaded.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -19,27 +20,27 @@ use shadowslice_datapath::pipeline::ModelContent;
 use tokio::sync::Mutex;
 use tokio::task::{JoinError, spawn_blocking};
 
-/// The start of the names of folders with copies; the process's number follows.
-const COPY: &str = "loaded-";
+/// The prefix of the names of folders with copies. The supervisor's process ID follows it.
+const COPY_PREFIX: &str = "loaded-";
 
-/// Entries of a Python model's folder that a copy links to.
+/// The maximum number of entries of a Python model's folder that a copy links to.
 const MAX_LINKS: usize = 1024;
 
-/// Bytes that are copied or digested at a time.
-const PIECE: usize = 1 << 20;
+/// The number of bytes that are copied or digested at a time.
+const CHUNK_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub struct LoadedFiles {
     /// The path that the configuration names, if the engine has one.
     pub path: Option<PathBuf>,
-    /// Is known to clients, too.
+    /// The description of the content, which clients can also read.
     pub content: Arc<ModelContent>,
-    /// True once a look found other files than those that were loaded.
+    /// True if a check has found files that differ from the loaded ones.
     pub changed: AtomicBool,
-    /// True once a worker could not be started because the earlier content is lost.
+    /// True if a worker could not start because the loaded content is lost.
     pub is_lost: AtomicBool,
     files: Vec<HeldFile>,
-    /// Whether the model may read other files of its folder.
+    /// True if the model may read other files of its folder.
     reads_folder: bool,
     copy: Mutex<Option<CopiedFiles>>,
 }
@@ -49,9 +50,9 @@ struct HeldFile {
     path: PathBuf,
     file: File,
     stamp: FileStamp,
-    /// When its content, names or permissions last changed.
+    /// The time of the last change of content, names or permissions, in s and ns.
     changed: (i64, i64),
-    /// The SHA-256 of what was loaded, once that is known.
+    /// The SHA-256 of the loaded content, after it has been computed.
     digest: OnceLock<[u8; 32]>,
 }
 
@@ -63,7 +64,7 @@ struct FileStamp {
     modified: (i64, i64),
 }
 
-/// The folder of a copy, which is removed with it.
+/// The folder of a copy. Dropping this removes the folder.
 #[derive(Debug)]
 struct CopiedFiles {
     folder: PathBuf,
@@ -118,9 +119,9 @@ fn changed(found: &fs::Metadata) -> (i64, i64) {
 }
 
 impl HeldFile {
-    /// Opens a regular file. Others are not held.
+    /// Opens a regular file. Returns `None` for other files.
     fn open(path: PathBuf) -> Option<Self> {
-        // A pipe would not open before it has a writer.
+        // Opening a pipe would block until the pipe has a writer.
         let is_file = fs::metadata(&path).is_ok_and(|found| found.is_file());
         let file = is_file.then(|| File::open(&path).ok()).flatten()?;
         let found = file.metadata().ok()?;
@@ -128,8 +129,8 @@ impl HeldFile {
         Some(Self { path, file, stamp, changed, digest: OnceLock::new() })
     }
 
-    /// Returns whether nothing has happened to the file. A copy in its place may have the same size
-    /// and time, but not the same time of change.
+    /// Returns true if the file is unchanged. A copy in its place can have the same size and
+    /// modification time, but not the same change time.
     fn is_in_place(&self) -> bool {
         fs::metadata(&self.path)
             .is_ok_and(|found| FileStamp::of(&found) == self.stamp && changed(&found) == self.changed)
@@ -139,9 +140,9 @@ impl HeldFile {
         self.file.metadata().is_ok_and(|found| FileStamp::of(&found) == self.stamp)
     }
 
-    /// Reads the content as it was loaded, and writes it to `to`.
+    /// Reads the open file, writes its content to `to`, and returns the SHA-256.
     fn read_to(&self, to: &mut impl Write) -> io::Result<[u8; 32]> {
-        let (mut file, mut digest, mut piece) = (&self.file, Sha256::new(), vec![0; PIECE]);
+        let (mut file, mut digest, mut piece) = (&self.file, Sha256::new(), vec![0; CHUNK_BYTES]);
         file.rewind()?;
         loop {
             let read = file.read(&mut piece)?;
@@ -159,7 +160,7 @@ impl HeldFile {
             fs::create_dir_all(folder).map_err(write)?;
         }
         let copied = File::create_new(to).and_then(|mut copy| self.read_to(&mut copy)).map_err(write)?;
-        // A new time alone does not make another content.
+        // A new modification time alone does not change the content.
         let is_same = self.digest.get().map_or_else(|| self.is_unwritten(), |digest| *digest == copied);
         if is_same { Ok(()) } else { Err(FilesError::Lost(self.path.clone())) }
     }
@@ -193,7 +194,7 @@ impl LoadedFiles {
         Self { path, content, reads_folder, files, ..Self::default() }
     }
 
-    /// Computes the files' digests. It reads all of them.
+    /// Computes the digests of all files, which reads all of them.
     pub fn digest(&self) {
         for file in &self.files {
             if let Ok(digest) = file.read_to(&mut io::sink())
@@ -208,20 +209,22 @@ impl LoadedFiles {
         }
     }
 
-    /// Returns whether the file is the model's own, rather than one that it needs.
+    /// Returns true if this is the model's main file.
     fn is_own(&self, file: &Path) -> bool {
         self.path.as_ref().is_some_and(|path| file == path || file == path.join("model.py"))
     }
 
-    /// Returns whether all files are the ones that were loaded, with the same content.
+    /// Returns true if all loaded files are still at their paths, with the same content.
     pub fn are_in_place(&self) -> bool {
         self.files.iter().all(HeldFile::is_in_place)
     }
 
-    /// Returns the path that a worker loads; once the files have changed, in a copy below `place`.
+    /// Returns the path that a worker loads. If the files have changed, this is a path in a copy
+    /// below `place`.
     ///
     /// # Errors
-    /// If the content is lost, or cannot be copied.
+    ///
+    /// Returns an error if the content is lost or cannot be copied.
     pub async fn path_to_load(self: &Arc<Self>, place: &Path) -> Result<Option<PathBuf>, FilesError> {
         let mut copy = self.copy.lock().await;
         if copy.is_none() {
@@ -241,7 +244,7 @@ impl LoadedFiles {
         Ok(made.map(|(copy, path)| copy.folder.join(self.relative(path))))
     }
 
-    /// The folder that the paths of a copy are relative to.
+    /// Returns the folder to which the paths in a copy are relative.
     fn base(&self) -> &Path {
         let path = self.path.as_deref().unwrap_or(Path::new("/"));
         let is_folder = !self.files.iter().any(|file| file.path == path);
@@ -252,13 +255,13 @@ impl LoadedFiles {
         path.strip_prefix(self.base()).unwrap_or(path)
     }
 
-    /// Copies the content. Half a copy is removed.
+    /// Copies the content. If the copy fails, removes the files that were already copied.
     fn copy_to(&self, place: &Path) -> Result<CopiedFiles, FilesError> {
         let write = |source| CopyError::Write { path: place.to_owned(), source };
         fs::create_dir_all(place).map_err(write)?;
         remove_left_copies(place);
         let folder = tempfile::Builder::new()
-            .prefix(&format!("{COPY}{}-", std::process::id()))
+            .prefix(&format!("{COPY_PREFIX}{}-", std::process::id()))
             .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .tempdir_in(place)
             .map_err(write)?;
@@ -272,7 +275,7 @@ impl LoadedFiles {
         Ok(copied)
     }
 
-    /// Links to what else lies in the model's folder, which is not held.
+    /// Creates links to the other entries of the model's folder, which are not held open.
     fn link_others(&self, copy: &Path) -> Result<(), CopyError> {
         let read = |source| CopyError::Read { path: self.base().to_owned(), source };
         for entry in fs::read_dir(self.base()).map_err(read)?.take(MAX_LINKS) {
@@ -288,16 +291,16 @@ impl LoadedFiles {
 
 impl Drop for CopiedFiles {
     fn drop(&mut self) {
-        // What cannot be removed is tried again when the next copy is made.
+        // If this fails, the next copy tries again to remove the folder.
         fs::remove_dir_all(&self.folder).ok();
     }
 }
 
-/// Removes the copies of processes that have ended without doing so.
+/// Removes the copies that other processes left behind when they ended.
 fn remove_left_copies(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let maker = name.to_str().and_then(|name| name.strip_prefix(COPY)?.split_once('-'));
+        let maker = name.to_str().and_then(|name| name.strip_prefix(COPY_PREFIX)?.split_once('-'));
         let has_ended = |pid: &str| !Path::new("/proc").join(pid).try_exists().unwrap_or(true);
         if maker.is_some_and(|(pid, _)| has_ended(pid)) {
             fs::remove_dir_all(entry.path()).ok();
@@ -402,8 +405,8 @@ mod tests {
     #[test]
     fn copies_of_processes_that_have_ended_are_removed() {
         let place = tempfile::tempdir().unwrap();
-        let left = place.path().join(format!("{COPY}4194305-x"));
-        let own = place.path().join(format!("{COPY}{}-x", std::process::id()));
+        let left = place.path().join(format!("{COPY_PREFIX}4194305-x"));
+        let own = place.path().join(format!("{COPY_PREFIX}{}-x", std::process::id()));
         fs::create_dir(&left).unwrap();
         fs::create_dir(&own).unwrap();
         remove_left_copies(place.path());

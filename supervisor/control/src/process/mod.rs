@@ -1,15 +1,15 @@
-//! Worker processes: spawning, booting, watching, ending.
+//! Worker processes: their start, boot, monitoring and end.
 
 mod boot;
 mod environment;
 mod loaded_files;
 mod orphans;
+mod pid_files;
 mod priority;
 mod reference;
-mod register;
-mod says;
 mod spawn;
 mod start_queue;
+mod stderr_forward;
 mod users;
 mod weights;
 mod worker;
@@ -18,9 +18,9 @@ pub use boot::{FilesToLoad, plan_warm_up};
 pub use loaded_files::LoadedFiles;
 pub(crate) use orphans::own;
 pub use orphans::reap_orphans;
+pub use pid_files::kill_leftover_workers;
 pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
-pub use register::end_those_left;
 
 #[cfg(test)]
 pub(crate) use spawn::forks;

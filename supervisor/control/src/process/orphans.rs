@@ -1,8 +1,9 @@
-//! Reaps orphans where this process is their parent: as process 1 of a container, or as a subreaper.
-//! Nobody else waits for them, and zombies would fill the table of processes.
+//! Reaps orphans if this process is their parent: as process 1 of a container, or as a subreaper.
+//! No other process waits for them, and zombies would fill the process table.
 //!
-//! A child that this process has started itself is left to whoever waits for it. Each is noted under
-//! the lock that the reaper takes, so that none is taken for an orphan, however short its life is.
+//! The reaper does not reap children that this process has started itself, because other code waits
+//! for them. [`own`] registers each of them under the reaper's lock, so that the reaper never
+//! mistakes a short-lived child for an orphan.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,18 +16,18 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
 
-/// The time between two looks at children that have ended: those of this process's own stay until
-/// they are waited for, which is soon.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The time between two checks for exited children. This process's own children remain until other
+/// code waits for them, which happens soon.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The time until the next look while there is no child at all.
+/// The time until the next check if this process has no children.
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The children that this process has started. Empty where nobody reaps.
+/// The children that this process has started, or empty if this process does not reap.
 static OWN: OnceLock<Mutex<BTreeSet<i32>>> = OnceLock::new();
 
-/// Starts to reap, if orphans become children of this process. To be called before any child is
-/// started.
+/// Starts the reaper if orphans become children of this process. Call this before this process
+/// starts any child.
 pub fn reap_orphans() {
     if std::process::id() != 1 && !get_child_subreaper().unwrap_or(false) {
         return;
@@ -41,7 +42,8 @@ pub fn reap_orphans() {
     }
 }
 
-/// Starts a child by `start`, of which `pid` tells the number, and leaves it to whoever waits for it.
+/// Starts a child with `start`, and registers the process ID that `pid` returns, so that the reaper
+/// ignores the child.
 pub(crate) fn own<C>(
     start: impl FnOnce() -> io::Result<C>,
     pid: impl FnOnce(&C) -> Option<i32>,
@@ -54,14 +56,14 @@ pub(crate) fn own<C>(
     Ok(child)
 }
 
-/// Nobody waits for this child any more.
+/// Leaves a child to the reaper, because no code waits for it any more.
 pub(crate) fn disown(pid: i32) {
     if let Some(own) = OWN.get() {
         own.lock().remove(&pid);
     }
 }
 
-#[allow(clippy::disallowed_methods)] // the kernel announces children once more until they are waited for
+#[allow(clippy::disallowed_methods)] // The kernel reports exited children until something waits for them.
 fn reap_forever() {
     let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
@@ -70,18 +72,18 @@ fn reap_forever() {
                 if let Some(own) = OWN.get() {
                     reap(&mut own.lock(), first.pid());
                 }
-                std::thread::sleep(LOOK_INTERVAL);
+                std::thread::sleep(CHECK_INTERVAL);
             }
-            // Most likely there is no child.
+            // The most likely reason is that this process has no children.
             Err(_) => std::thread::sleep(IDLE_INTERVAL),
         }
     }
 }
 
-/// Reaps each child that has ended and is not of this process's own. `first` has ended.
+/// Reaps each exited child that this process has not started. `first` has exited.
 fn reap(own: &mut BTreeSet<i32>, first: Option<Pid>) {
     let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
-    // A number that is no child's any more may come again as an orphan's.
+    // An orphan can later get the process ID of a child that was reaped.
     own.retain(|&pid| waitid(Id::Pid(Pid::from_raw(pid)), look) != Err(Errno::ECHILD));
     for pid in children().into_iter().chain(first).filter(|pid| !own.contains(&pid.as_raw())) {
         if let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) =
@@ -124,6 +126,6 @@ mod tests {
         assert!(other.wait().is_err(), "it was waited for");
         assert_eq!(started.wait().unwrap().code(), Some(7), "its status is still there");
         reap(&mut own, None);
-        assert!(!own.contains(&kept.as_raw()), "it is no child any more");
+        assert!(!own.contains(&kept.as_raw()), "the child was reaped");
     }
 }

@@ -1,4 +1,5 @@
-//! The CPU priority of workers: a shadow starts below all that serve, and rises when it serves.
+//! The CPU priority of workers. A shadow starts with the lowest priority, and gets the normal
+//! priority when it serves.
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::geteuid;
@@ -8,16 +9,16 @@ pub(super) const LOWEST: i32 = 19;
 
 pub(super) const NORMAL: i32 = 0;
 
-/// `RLIMIT_NICE` counts from 20 downwards: a limit of 20 permits to come back to priority 0.
+/// The limit `RLIMIT_NICE` that permits a return to priority 0. The limit counts from 20 downwards.
 const LIMIT_FOR_NORMAL: u64 = 20;
 
-/// Whether a lowered priority can be raised again on this host. If not, none is lowered.
+/// Returns true if this process can raise a lowered priority again. Otherwise, it lowers none.
 pub fn may_raise_priority() -> bool {
     let limit = getrlimit(Resource::RLIMIT_NICE).map_or(0, |(soft, _)| soft);
     geteuid().is_root() || limit >= LIMIT_FOR_NORMAL
 }
 
-/// A worker's process group is its own, and all of its threads belong to it.
+/// Sets the CPU priority of a worker's process group, which contains all of its threads.
 pub(super) fn set(pid: i32, priority: i32) {
     if let Err(error) = setpriority_pgrp(Pid::from_raw(pid), priority) {
         tracing::warn!(

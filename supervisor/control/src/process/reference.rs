@@ -1,5 +1,5 @@
-//! A model's reference answers: written once by a reference worker, then sealed and inherited by
-//! every worker that has to prove its own.
+//! A model's reference answers. A reference worker writes them once. The supervisor then seals
+//! them, and every worker that must prove its own answers inherits them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -30,9 +30,9 @@ impl ReferenceFile {
         memfd_create(name.as_str(), flags).map(Self).map_err(ReferenceError::Create)
     }
 
-    /// From now on no process can write the file or map it for writing. `F_SEAL_WRITE` would also
-    /// cover older mappings, of which there are none, but fails with `EBUSY` while the kernel
-    /// happens to hold one of the file's pages.
+    /// Prevents all further writes and writable mappings. `F_SEAL_WRITE` would also cover older
+    /// mappings, which do not exist here, but fails with `EBUSY` while the kernel holds one of the
+    /// file's pages.
     pub fn seal(&self) -> Result<(), ReferenceError> {
         let seals = SealFlag::F_SEAL_FUTURE_WRITE
             | SealFlag::F_SEAL_GROW

@@ -1,36 +1,37 @@
-//! Children that inherit the descriptors they are given, and no others.
-#![allow(unsafe_code)] // marking and watching descriptors; in tests, hearing of forks
+//! Child processes that inherit only the descriptors that they are given.
+#![allow(unsafe_code)] // This module marks and watches descriptors, and tests observe forks.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
-use nix::sys::signal::{SigSet, Signal};
-use rustix::process::{Pid, PidfdFlags, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
+use nix::sys::signal::{SigSet, Signal, kill};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::orphans::{disown, own};
 
-/// A descriptor that a child inherits, under the number it expects.
+/// A descriptor that a child inherits, with the number that the child expects.
 #[derive(Debug, Clone, Copy)]
 pub struct Inherited<'f> {
     pub number: RawFd,
     pub file: BorrowedFd<'f>,
 }
 
-/// A child. Dropping it kills it.
+/// A child process. Dropping this kills the process.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
-    /// Readable once it has ended.
+    /// The pidfd, which is readable after the process has exited.
     process: AsyncFd<OwnedFd>,
     status: Option<ExitStatus>,
     free: bool,
@@ -41,7 +42,7 @@ impl Child {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Cancel-safe.
+    /// Waits until the process exits. This function is cancel-safe.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = self.status {
@@ -64,7 +65,7 @@ impl Child {
 }
 
 impl Child {
-    /// It goes on without this process.
+    /// Lets the process continue after this is dropped.
     pub fn set_free(&mut self) {
         self.free = true;
     }
@@ -78,14 +79,14 @@ impl Drop for Child {
         if self.free {
             return;
         }
-        // It may have ended by now.
+        // An error means that the process has exited.
         self.kill().ok();
     }
 }
 
-/// The child has a process group of its own, exactly this environment, these files, an empty
-/// standard input, and this process's outputs. No `fork`: after one this process copies each page
-/// that it writes to next, which would delay requests.
+/// Starts a child process in its own process group, with exactly this environment and these files,
+/// an empty standard input, and the outputs of this process. The start does not use `fork`: after a
+/// `fork`, this process would copy each page at the next write, which would delay requests.
 pub fn spawn(
     program: &Path,
     arguments: &[&str],
@@ -93,7 +94,7 @@ pub fn spawn(
     files: &[Inherited<'_>],
 ) -> io::Result<Child> {
     close_on_exec()?;
-    // One file's number can be another's source, so sources lie above all numbers.
+    // The number of one file can be the source of another one, so all sources have higher numbers.
     let above = files.iter().map(|file| file.number + 1).max().unwrap_or_default();
     let aside = |file: &Inherited<'_>| rustix::io::fcntl_dupfd_cloexec(file.file, above);
     let sources = files.iter().map(aside).collect::<Result<Vec<OwnedFd>, _>>()?;
@@ -103,7 +104,7 @@ pub fn spawn(
     for (file, source) in files.iter().zip(&sources) {
         actions.add_dup2(source.as_raw_fd(), file.number)?;
     }
-    let named = text(shown(program).as_os_str())?;
+    let named = text(original_path(program).as_os_str())?;
     let program = text(program.as_os_str())?;
     let arguments = arguments.iter().map(|argument| text(OsStr::new(argument)));
     let arguments = std::iter::once(Ok(named)).chain(arguments).collect::<io::Result<Vec<CString>>>()?;
@@ -116,50 +117,51 @@ pub fn spawn(
     let environment = environment.iter().map(variable).collect::<io::Result<Vec<CString>>>()?;
     let attributes = attributes()?;
     let start = || Ok(posix_spawn(program.as_c_str(), &actions, &attributes, &arguments, &environment)?);
-    let pid = own(start, |pid| Some(pid.as_raw()))?;
-    let pid = Pid::from_raw(pid.as_raw()).ok_or(io::ErrorKind::Other)?;
-    watched(pid).inspect_err(|_| {
-        // An unwatched child's end would not be noticed. An error means that it has ended.
-        kill_process(pid, rustix::process::Signal::KILL).ok();
-        waitpid(Some(pid), WaitOptions::empty()).ok();
+    let started = own(start, |pid| Some(pid.as_raw()))?;
+    watched(started.as_raw()).inspect_err(|_| {
+        // Nothing would notice the exit of an unwatched child. An error means that it has exited.
+        kill(started, Signal::SIGKILL).ok();
+        nix::sys::wait::waitpid(started, None).ok();
     })
 }
 
-/// A file that is held open, as what it was opened; others as they are.
-fn shown(program: &Path) -> PathBuf {
-    let held = program.starts_with(HELD).then(|| fs::read_link(program).ok()).flatten();
+/// Returns the original path of a program that this process holds open, or otherwise `program`.
+fn original_path(program: &Path) -> PathBuf {
+    let held = program.starts_with(OPEN_FILES).then(|| fs::read_link(program).ok()).flatten();
     held.unwrap_or_else(|| program.to_owned())
 }
 
-/// Where the files are that a process holds open.
-const HELD: &str = "/proc/self/fd";
+/// The folder that lists the open files of a process.
+const OPEN_FILES: &str = "/proc/self/fd";
 
-/// Above the numbers that children get.
-const ABOVE: RawFd = 64;
+/// The lowest number for the descriptor of a held program, above all numbers that children expect.
+const MIN_HELD_NUMBER: RawFd = 64;
 
-/// A way to this program that stays the same if the file is replaced, as long as this process lives.
-/// A script is no such program: its interpreter opens it anew.
+/// Returns a path that refers to this program even if the file is replaced while this process runs.
+/// Returns the path of a script unchanged, because its interpreter opens the path again.
 pub fn held(program: &Path) -> io::Result<PathBuf> {
     let mut file = File::open(program)?;
     let mut magic = [0; 4];
     if file.read_exact(&mut magic).is_err() || magic != *b"\x7fELF" {
         return Ok(program.to_owned());
     }
-    // Never closed.
-    let number = rustix::io::fcntl_dupfd_cloexec(&file, ABOVE)?.into_raw_fd();
-    Ok(Path::new(HELD).join(number.to_string()))
+    // The descriptor stays open while this process runs.
+    let number = fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(MIN_HELD_NUMBER))?;
+    Ok(Path::new(OPEN_FILES).join(number.to_string()))
 }
 
-/// Watches a child that has not been waited for.
-fn watched(pid: Pid) -> io::Result<Child> {
-    Ok(Child { pid, process: watch(pid.as_raw_nonzero().get())?, status: None, free: false })
+/// Watches a child for which nothing has waited yet.
+fn watched(pid: i32) -> io::Result<Child> {
+    let process = watch(pid)?;
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(Child { pid, process, status: None, free: false })
 }
 
-/// Readable once the process has ended.
+/// Returns a descriptor that becomes readable when the process exits.
 pub(crate) fn watch(pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
-    // SAFETY: the descriptor is owned by what is made here, which never changes or gives it away.
+    // SAFETY: the `AsyncFd` owns the descriptor, and never replaces it or gives it away.
     Ok(unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) }?)
 }
 
@@ -180,12 +182,12 @@ fn text(text: &OsStr) -> io::Result<CString> {
     CString::new(text.as_bytes()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
-/// Marks all descriptors but the standard streams as close-on-exec, also those that a library did
-/// not mark. To be called before a [`Command`](std::process::Command) is started, not in its
-/// `pre_exec`: a command with a `pre_exec` is started by a `fork`.
+/// Marks all descriptors except the standard streams as close-on-exec, including those that a
+/// library did not mark. Call this before a [`Command`](std::process::Command) starts, and not in
+/// its `pre_exec`, because a command with a `pre_exec` starts with a `fork`.
 pub(crate) fn close_on_exec() -> io::Result<()> {
     let flag = libc::c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: a flag on descriptors, which stay open.
+    // SAFETY: the call only sets a flag on descriptors, which stay open.
     let marked = unsafe { libc::close_range(3, libc::c_uint::MAX, flag) };
     if marked < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -201,10 +203,10 @@ pub(crate) mod forks {
         static SEEN: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// How often this thread has forked since it asked first.
+    /// Returns the number of forks of this thread since its first call of this function.
     pub(crate) fn seen() -> usize {
         static HEAR: Once = Once::new();
-        // SAFETY: what is called before each fork only adds to a number of this thread's.
+        // SAFETY: the function that runs before each fork only increases a thread-local number.
         HEAR.call_once(|| assert_eq!(unsafe { libc::pthread_atfork(Some(count), None, None) }, 0));
         SEEN.get()
     }
@@ -231,14 +233,14 @@ mod tests {
 
     use super::*;
 
-    /// A descriptor that leaks unless it is marked: a duplicate without the flag.
+    /// Returns a descriptor without the close-on-exec flag, which leaks unless it is marked.
     fn leak() -> OwnedFd {
         let leak = nix::unistd::dup(std::fs::File::open("/dev/full").unwrap()).unwrap();
         nix::fcntl::fcntl(&leak, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
         leak
     }
 
-    /// How a shell ends that runs this, in this environment.
+    /// Returns the exit status of a shell that runs this script in this environment.
     async fn ended(
         script: &str,
         environment: &[(&str, &str)],
@@ -255,7 +257,8 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
         let _leak = leak();
-        // Only builtins: a pipe or a substitution takes free numbers of the shell itself for a moment.
+        // Only builtins: a pipe or a substitution takes free numbers of the shell itself for a
+        // moment.
         let script = "cd /proc/$$/fd && test 0 -ef /dev/null && test 3 -ef /dev/zero && test 5 -ef /dev/null && \
             for n in 4 6 7 8 9; do ! test -e $n || exit 1; done";
         let status =

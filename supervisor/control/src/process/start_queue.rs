@@ -1,9 +1,9 @@
-//! The line in which models wait to start a worker. If many workers start at once on few cores, each
-//! of them is slow to say hello, and `timeouts.spawn` would kill workers that only lack a core.
+//! The queue in which models wait to start a worker. If many workers start at once on few cores,
+//! their hellos are late, and `timeouts.spawn` would kill workers that only wait for a core.
 //!
-//! A worker counts from its start to its hello. Workers of models that have served count only each
-//! other, so that no restart waits for models that start for the first time. A shadow never waits,
-//! since the end of its hand-over is awaited.
+//! A worker counts from its start to its hello. Restarts of models that have served count only
+//! other restarts, so a restart never waits for a model that starts for the first time. A shadow
+//! never waits, because its hand-over is already in progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::Notify;
 
-/// The least number of workers that may start at once, whatever the number of cores.
-const LEAST: usize = 2;
+/// The minimum number of workers that can start at once, independent of the number of cores.
+const MIN_STARTS: usize = 2;
 
-/// The time after which a model that doesn't ask again has lost its place. Models that wait ask five
-/// times a second, those that wait for a standing worker once a second.
-const FORGET_AFTER: Duration = Duration::from_secs(3);
+/// The time after which a model that does not ask again loses its place. Waiting models ask five
+/// times a second, or once a second if they wait for a standby.
+const PLACE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a worker is started for. The order is that in which workers start.
+/// The reason for a worker's start. Workers start in the order of the variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Start {
-    /// A hand-over.
+    /// The start of a shadow for a hand-over.
     Shadow,
-    /// The next worker of a model that has served.
+    /// The start of another worker of a model that has served.
     Restart,
-    /// A first worker of a model.
+    /// The start of a model's first worker.
     First,
-    /// The standing worker of a model that serves.
+    /// The start of a standby of a model that serves.
     Standby,
 }
 
@@ -39,28 +39,29 @@ impl Start {
     }
 }
 
-/// A place in the order: the lowest starts first.
+/// A rank in the queue. The lowest rank starts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     pub start: Start,
     /// The model's priority.
     pub priority: u32,
-    /// Whether it writes the reference answers. Models that have these become ready first.
+    /// True if the worker writes the reference answers. Models that already have these start first.
     pub is_reference: bool,
 }
 
 #[derive(Debug)]
 pub struct StartQueue {
-    most: usize,
+    max_starts: usize,
     line: Mutex<Line>,
 }
 
 #[derive(Debug, Default)]
 struct Line {
-    /// Workers between their start and their hello.
+    /// The number of urgent workers between start and hello.
     urgent: usize,
+    /// The number of other workers between start and hello.
     others: usize,
-    /// By the numbers of their places.
+    /// The waiting models, by the numbers of their places.
     waiting: BTreeMap<u64, Waiting>,
     places: u64,
 }
@@ -74,17 +75,17 @@ struct Waiting {
 }
 
 impl StartQueue {
-    /// Returns the queue of this host: as many workers start at once as there are cores.
+    /// Returns the queue of this host. One worker per core can start at once.
     pub fn of_host() -> Arc<Self> {
-        let cores = std::thread::available_parallelism().map_or(LEAST, std::num::NonZero::get);
-        Self::new(cores.max(LEAST))
+        let cores = std::thread::available_parallelism().map_or(MIN_STARTS, std::num::NonZero::get);
+        Self::new(cores.max(MIN_STARTS))
     }
 
-    fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, line: Mutex::default() })
+    fn new(max_starts: usize) -> Arc<Self> {
+        Arc::new(Self { max_starts, line: Mutex::default() })
     }
 
-    /// Returns the place of a controller, which starts one worker at a time.
+    /// Returns a place for a controller, which starts one worker at a time.
     pub fn enter(self: &Arc<Self>) -> StartPlace {
         let mut line = self.line.lock();
         line.places += 1;
@@ -98,7 +99,7 @@ impl StartQueue {
             false => line.others -= 1,
         }
         for is_urgent in [true, false] {
-            let free = line.free(self.most, is_urgent);
+            let free = line.free(self.max_starts, is_urgent);
             line.in_order(is_urgent)
                 .into_iter()
                 .take(free)
@@ -108,9 +109,9 @@ impl StartQueue {
 }
 
 impl Line {
-    fn free(&self, most: usize, is_urgent: bool) -> usize {
+    fn free(&self, max_starts: usize, is_urgent: bool) -> usize {
         let starting = if is_urgent { self.urgent } else { self.urgent + self.others };
-        most.saturating_sub(starting)
+        max_starts.saturating_sub(starting)
     }
 
     fn in_order(&self, is_urgent: bool) -> Vec<(u64, &Waiting)> {
@@ -122,7 +123,7 @@ impl Line {
     }
 }
 
-/// The place of one controller in the line. Dropping it leaves the line.
+/// The place of a controller in the queue. Dropping this leaves the queue.
 #[derive(Debug)]
 pub struct StartPlace {
     queue: Arc<StartQueue>,
@@ -131,17 +132,17 @@ pub struct StartPlace {
 }
 
 impl StartPlace {
-    /// Returns the permit to start a worker. `None` puts the model into the line: it asks again after
-    /// [`StartPlace::turn`], or in a moment.
+    /// Returns a permit to start a worker. Otherwise, adds the model to the queue and returns
+    /// `None`. The controller then asks again after [`StartPlace::turn`], or after a short time.
     pub fn ask(&self, rank: Rank, now: Timestamp) -> Option<StartPermit> {
         let is_urgent = rank.start.is_urgent();
         let mut line = self.queue.line.lock();
-        line.waiting.retain(|_, waiting| now.since(waiting.asked) < FORGET_AFTER);
+        line.waiting.retain(|_, waiting| now.since(waiting.asked) < PLACE_TIMEOUT);
         let before = line.waiting.get(&self.number).filter(|before| before.rank.start == rank.start);
         let since = before.map_or(now, |before| before.since);
         let waiting = Waiting { rank, since, asked: now, turn: Arc::clone(&self.turn) };
         line.waiting.insert(self.number, waiting);
-        let free = line.free(self.queue.most, is_urgent);
+        let free = line.free(self.queue.max_starts, is_urgent);
         let is_own = |(number, _): (u64, &Waiting)| number == self.number;
         let is_turn = line.in_order(is_urgent).into_iter().take(free).any(is_own);
         if rank.start != Start::Shadow && !is_turn {
@@ -155,7 +156,7 @@ impl StartPlace {
         Some(StartPermit { queue: Arc::clone(&self.queue), is_urgent })
     }
 
-    /// Tells when it is worth to ask again.
+    /// Returns a notification of the time to ask again.
     pub fn turn(&self) -> Arc<Notify> {
         Arc::clone(&self.turn)
     }
@@ -167,7 +168,7 @@ impl Drop for StartPlace {
     }
 }
 
-/// A worker's leave to start. Dropping it, at the worker's hello, lets the next one start.
+/// A permit to start a worker. Dropping this at the worker's hello lets the next worker start.
 #[derive(Debug)]
 pub struct StartPermit {
     queue: Arc<StartQueue>,
@@ -192,8 +193,8 @@ mod tests {
         Timestamp::default() + Duration::from_secs(seconds)
     }
 
-    fn places<const COUNT: usize>(most: usize) -> [StartPlace; COUNT] {
-        let queue = StartQueue::new(most);
+    fn places<const COUNT: usize>(max_starts: usize) -> [StartPlace; COUNT] {
+        let queue = StartQueue::new(max_starts);
         std::array::from_fn(|_| queue.enter())
     }
 

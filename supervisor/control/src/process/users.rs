@@ -1,4 +1,4 @@
-//! The users as which models' workers run, where each model has one of its own.
+//! The users of models' workers, if each model has its own user.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// A user whom no other model's workers run as, for as long as this is kept.
+/// A user that belongs to one model while this value exists.
 #[derive(Debug)]
 pub struct User {
     pub(crate) id: u32,
@@ -33,8 +33,8 @@ impl Users {
         Self { range, taken: Mutex::default() }
     }
 
-    /// The same for all instances of a model, and mostly the same after a restart, so that what is
-    /// kept for the model stays its own.
+    /// Returns the user of a model. All instances of the model have the same user, and usually keep
+    /// it after a restart, so the model can use its cached files again.
     pub(crate) fn of(&self, model: &str) -> Result<Arc<User>, NoUser> {
         let mut taken = self.taken.lock();
         taken.retain(|_, user| user.strong_count() > 0);
@@ -55,8 +55,9 @@ impl Users {
 }
 
 impl User {
-    /// Makes a folder of theirs; its parent can be passed, not listed. What another user left there
-    /// goes: its files could be links to anything.
+    /// Creates a folder that belongs to this user. Other users can enter its parent but cannot list
+    /// it. Removes a folder that another user left there, because its files could be links to any
+    /// file.
     pub(crate) fn give(&self, folder: &Path) -> io::Result<()> {
         match fs::symlink_metadata(folder) {
             Ok(found) if found.uid() == self.id => return Ok(()),

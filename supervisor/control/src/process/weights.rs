@@ -1,5 +1,6 @@
-//! Weights on the GPU, kept for a model's next workers. Descriptors keep the memory, so that the
-//! supervisor needs no CUDA; it is free when they are closed and no worker maps it.
+//! The weights on the GPU that the supervisor keeps for a model's next workers. Open descriptors
+//! keep the memory allocated, so the supervisor does not need CUDA. The memory is freed when the
+//! descriptors are closed and no worker maps it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +12,7 @@ use shadowslice_shared::weights::{MAX_REGIONS, RegionContent, WeightRegion, rece
 pub struct KeptWeights(BTreeMap<RegionContent, OwnedFd>);
 
 impl KeptWeights {
-    /// A socket for a worker, which finds all regions in it: our end, and the worker's.
+    /// Returns the supervisor's end and the worker's end of a socket that contains all regions.
     pub fn offer(&self) -> io::Result<(OwnedFd, OwnedFd)> {
         let (ours, theirs) = socket_pair()?;
         for (content, file) in &self.0 {
@@ -20,11 +21,11 @@ impl KeptWeights {
         Ok((ours, theirs))
     }
 
-    /// Takes over the regions that a worker has made since it started.
+    /// Keeps the regions that a worker has allocated since its start.
     pub fn take(&mut self, socket: &OwnedFd) -> io::Result<()> {
         for _ in 0..MAX_REGIONS {
             let Some(WeightRegion { content, file }) = receive(socket)? else { break };
-            // A region that was there could not be used any more.
+            // The worker allocated this region because it could not use a kept one.
             self.0.insert(content, file);
             if self.0.len() > MAX_REGIONS {
                 self.0.pop_first();
@@ -36,6 +37,10 @@ impl KeptWeights {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::socket::{MsgFlags, send as send_bytes};
+
     use super::*;
 
     fn content(number: u8) -> RegionContent {
@@ -71,7 +76,7 @@ mod tests {
         }
         assert_eq!(kept.0.len(), MAX_REGIONS);
         let (ours, theirs) = socket_pair().unwrap();
-        rustix::net::send(&theirs, b"no region", rustix::net::SendFlags::empty()).unwrap();
+        send_bytes(theirs.as_raw_fd(), b"no region", MsgFlags::empty()).unwrap();
         assert!(kept.take(&ours).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A worker process, from its spawn to its exit.
+//! A worker process, from its start to its exit.
 
 use std::ffi::OsString;
 use std::io;
@@ -25,12 +25,12 @@ use tokio::task::JoinHandle;
 
 use super::boot::{self, Boot, FilesToLoad};
 use super::environment::environment;
+use super::pid_files::PidFile;
 use super::priority;
 use super::reference::ReferenceFile;
-use super::register::Entry;
-use super::says;
 use super::spawn::{Child, Inherited, spawn};
 use super::start_queue::StartPermit;
+use super::stderr_forward;
 use super::weights::KeptWeights;
 use crate::backend::Grant;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -64,27 +64,27 @@ pub struct WorkerEvent {
 
 #[derive(Debug)]
 pub enum WorkerSaid {
-    /// It runs, and speaks this protocol version.
+    /// The worker runs and uses this protocol version.
     Connected,
     Loaded(LoadedModel),
-    /// It tries batches of `rows` rows.
+    /// The worker warms up batches of `rows` rows.
     Warming {
         rows: u32,
     },
-    /// It can serve (or, a reference worker, has written its answers).
+    /// The worker can serve, or the reference worker has written its answers.
     Warmed(WarmUpReport),
     Refused(BootRefusal),
-    /// Its boot channel broke before it was warm.
+    /// The boot channel broke before the worker was warm.
     Lost(String),
-    /// It is dead, and what it held is free.
+    /// The worker has exited, and its resources are free.
     Exited(io::Result<ExitStatus>),
 }
 
-/// What workers are.
+/// The programs that run as workers.
 #[derive(Debug, Clone)]
 pub struct Programs {
     pub worker: PathBuf,
-    /// The folder with the package that an interpreter becomes the worker of a Python model by.
+    /// The folder of the package with which a Python interpreter runs as a worker.
     pub python: PathBuf,
 }
 
@@ -95,26 +95,26 @@ pub struct Launch<'l> {
     pub assignment: Assignment,
     pub grant: Grant,
     pub share: Percent,
-    /// The slab in which its requests will lie.
+    /// The slab that will contain its requests.
     pub requests: BorrowedFd<'l>,
     pub reference: &'l ReferenceFile,
     pub weights: &'l KeptWeights,
-    /// Cores it is pinned to; empty: all.
+    /// The cores to which the worker is pinned, or empty for all cores.
     pub cpus: &'l [usize],
-    /// Names of the supervisor's variables that a worker has besides those that all have.
+    /// The supervisor's variables that this worker gets in addition to the usual ones.
     pub variables: &'l [String],
-    /// The files that it must load, if the model has served.
+    /// The files that the worker must load, if the model has served.
     pub files: Option<FilesToLoad>,
-    /// In bytes of its own, writable memory on the host; `None` for no limit.
+    /// The limit of its private writable memory on the host in bytes, or `None` for no limit.
     pub memory: Option<u64>,
-    /// As which it runs, if not as the supervisor's; and a folder of that user's.
+    /// The user of the worker and a folder of that user, or `None` for the supervisor's user.
     pub user: Option<(u32, PathBuf)>,
-    /// The folder with a file for each worker that runs.
+    /// The folder with a file for each running worker.
     pub register: &'l Path,
     pub low_priority: bool,
-    /// Its leave to start, where workers start in line.
+    /// The permit to start, if workers wait in a queue.
     pub permit: Option<StartPermit>,
-    /// The reactor that will read its answers.
+    /// The runtime that reads its answers.
     pub data_path: &'l tokio::runtime::Handle,
     pub events: mpsc::Sender<WorkerEvent>,
 }
@@ -126,18 +126,18 @@ pub struct Worker {
     pub purpose: WorkerPurpose,
     pub share: Percent,
     pub sms: Sms,
-    /// The partition that it begins with, where its share is a partition inside it.
+    /// The partition with which the worker begins, if its share is a partition inside the process.
     pub groups: Option<Groups>,
-    /// The socket for weights that it has brought to the GPU, if there is one.
+    /// The socket for the weights that the worker allocates on the GPU, if it exists.
     pub weights: Option<OwnedFd>,
     pub boot_ms: BootMs,
-    /// The largest difference from the reference answers, relative to the largest value, once warm.
+    /// The largest difference from the reference answers relative to the largest value, once warm.
     pub answer_error: Option<f64>,
     /// The model as this worker loaded it.
     pub loaded: Option<LoadedModel>,
-    /// The rows of the batches that it tries, and when it began to warm up.
+    /// The number of rows that the worker warms up now, and the start of the warm-up.
     pub warming: Option<(u32, Instant)>,
-    /// What it has of its device's memory, by kind, once it is warm.
+    /// The device memory of the worker by kind, once warm.
     pub memory: Option<DeviceMemory>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
@@ -146,28 +146,29 @@ pub struct Worker {
     kill: mpsc::Sender<()>,
     lowered: bool,
     spawned: Instant,
-    /// How often its main thread had been scheduled when it was last seen to be stopped.
+    /// The number of times that the main thread had been scheduled at the last check, if the
+    /// process was stopped.
     stopped: Option<u64>,
 }
 
-/// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
-/// that its device does not have.
+/// The durations of the parts of a worker's start, in ms. A duration is zero if the worker has not
+/// reached this part, or if its device does not have it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct BootMs {
-    /// From its spawn to its hello.
+    /// The time from the start of the process to its hello.
     pub spawn: f64,
     pub libraries: f64,
     pub context: f64,
     pub session: f64,
-    /// Running every batch size for the first time.
+    /// The time for the first run of every batch size.
     pub warmup: f64,
-    /// Running them again, and comparing the answers.
+    /// The time for the second run, which compares the answers.
     pub proof: f64,
 }
 
 impl Worker {
-    /// It says hello, and then waits for [`Worker::warm`]; `plan` says what to warm up once the
-    /// model is known. Events follow until [`WorkerSaid::Exited`].
+    /// Starts a worker, which says hello and then waits for [`Worker::warm`]. `plan` returns the
+    /// warm-up for the loaded model. The worker reports events until [`WorkerSaid::Exited`].
     pub fn spawn(
         mut launch: Launch<'_>,
         plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal> + Send + 'static,
@@ -189,7 +190,7 @@ impl Worker {
         ];
         files.extend(launch.grant.inherited());
         let serves = launch.assignment.purpose == WorkerPurpose::Serve;
-        // Without the socket a worker has weights of its own, and serves.
+        // Without the socket, the worker loads its own copy of the weights and serves.
         let unoffered = |error: &io::Error| {
             tracing::warn!(
                 model = launch.assignment.model,
@@ -202,21 +203,20 @@ impl Worker {
         files.extend(
             their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),
         );
-        let (said, saying) = says::pipe().map_err(SpawnError::Pipe)?;
+        let (said, saying) = stderr_forward::pipe().map_err(SpawnError::Pipe)?;
         files.push(Inherited { number: STDERR, file: saying.as_fd() });
         let spawned = Instant::now();
         let child = start(&launch, &files)?;
         drop((theirs, their_boot, saying));
         let pid = child.pid();
-        tokio::spawn(says::log(said, launch.assignment.model.clone(), pid));
-        settle(&launch, pid);
+        tokio::spawn(stderr_forward::forward(said, launch.assignment.model.clone(), pid));
+        apply_limits(&launch, pid);
 
-        let (kill, killed) = mpsc::channel(1);
+        let (kill, kill_rx) = mpsc::channel(1);
         let sms = launch.grant.sms();
         let groups = launch.assignment.partition.as_ref().map(|partition| partition.groups);
         let events = launch.events.clone();
-        // Room for the order to load, and for the order to end.
-        let (go, orders) = mpsc::channel(2);
+        let (orders_tx, orders) = mpsc::channel(MAX_BOOT_ORDERS);
         let admission = launch.grant.admission(pid);
         let boot = Boot {
             socket: boot_socket,
@@ -228,7 +228,7 @@ impl Worker {
             files: launch.files,
             events: launch.events,
         };
-        let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
+        let booting = Booting { orders: orders_tx.clone(), task: tokio::spawn(boot::run(boot, plan)) };
         let unregistered = |error: &_| {
             tracing::warn!(
                 pid,
@@ -236,10 +236,10 @@ impl Worker {
                 "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
             );
         };
-        let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();
+        let entry = PidFile::write(launch.register, pid).inspect_err(unregistered).ok();
         let (model, grant) = (launch.assignment.model.clone(), launch.grant);
         let process = Process { model, child, pid, grant, _entry: entry };
-        tokio::spawn(watch(process, killed, booting, (launch.id, events)));
+        tokio::spawn(watch(process, kill_rx, booting, (launch.id, events)));
         Ok(Self {
             id: launch.id,
             pid,
@@ -249,7 +249,7 @@ impl Worker {
             groups,
             socket: Arc::new(socket),
             slab: Some(slab),
-            boot: go,
+            boot: orders_tx,
             assignment: Some(Box::new(launch.assignment)),
             kill,
             weights,
@@ -289,49 +289,51 @@ impl Worker {
         }
     }
 
-    /// After its hello: lets it load and warm up.
+    /// Lets the worker load its model and warm up. Call this after its hello.
     pub fn warm(&mut self) {
         if let Some(assignment) = self.assignment.take() {
-            // The receiver is gone only if the worker is, which its exit will tell.
+            // The receiver is closed only after the worker has exited, which is reported
+            // separately.
             self.boot.try_send(Some(assignment)).ok();
         }
     }
 
-    /// What its lane needs; `None` the second time.
+    /// Returns the socket and slab for the worker's lane, or `None` at the second call.
     pub fn lane(&mut self) -> Option<(Arc<BatchSocket>, AnswerSlab)> {
         Some((Arc::clone(&self.socket), self.slab.take()?))
     }
 
-    /// Raises its CPU priority to that of workers that serve.
+    /// Raises the CPU priority to that of serving workers.
     pub fn serve(&mut self) {
         if std::mem::take(&mut self.lowered) {
             priority::set(self.pid, priority::NORMAL);
         }
     }
 
-    /// Lets the worker finish its batch and exit. A worker that waits for its order to load exits now.
+    /// Lets the worker finish its batch and exit. A worker that waits for its order to load exits
+    /// immediately.
     pub fn stop(&mut self) {
-        // Full or closed: the worker no longer waits for an order to load.
+        // If the channel is full or closed, the worker no longer waits for an order to load.
         self.boot.try_send(None).ok();
         self.socket.close();
     }
 
-    /// Whether it has been stopped by a signal from the last such look to this one.
+    /// Returns true if a signal has kept the process stopped since the last call of this function.
     pub fn has_stood_still(&mut self) -> bool {
-        let now = stopped(self.pid).ok().flatten();
+        let now = schedule_count_if_stopped(self.pid).ok().flatten();
         let then = std::mem::replace(&mut self.stopped, now);
         now.is_some() && now == then
     }
 
-    /// Kills it. On a GPU this is the last resort: a kernel that is running would be cut off.
+    /// Kills the worker. On a GPU this is the last resort, because it interrupts a running kernel.
     pub fn kill(&self) {
-        // Full means that it is being killed already.
+        // A full channel means that a kill is already in progress.
         self.kill.try_send(()).ok();
     }
 }
 
-/// How often the main thread has been scheduled, if the process is stopped.
-fn stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
+/// Returns the number of times that the main thread has been scheduled, if the process is stopped.
+fn schedule_count_if_stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
     let process = procfs::process::Process::new(pid)?;
     if process.stat()?.state != 'T' {
         return Ok(None);
@@ -347,12 +349,12 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
     | EngineSpec::Python { cache: Some(folder), .. } = engine
         && let Some(parent) = folder.parent()
     {
-        // In which the worker makes its own. Without it nothing is kept.
+        // The worker creates its own folder in this one. If this fails, the worker caches nothing.
         std::fs::create_dir_all(parent).ok();
     }
     let mut environment = environment(&launch.grant, launch.variables);
     let user = launch.user.as_ref().map(|(user, home)| {
-        // Later ones of a name are not looked at.
+        // Programs read only the first variable of a name.
         environment.retain(|(name, _)| name != "HOME");
         environment.push(("HOME".into(), home.into()));
         user.to_string()
@@ -371,10 +373,10 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
     })
 }
 
-/// Libraries of Python read their number of threads from the environment.
+/// The variables from which Python libraries read their number of threads.
 const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 
-/// What an interpreter needs to find the package, which lies in a folder of its own, before all else.
+/// Adds the variables with which an interpreter finds the package before all other packages.
 fn add_python(
     environment: &mut Vec<(OsString, OsString)>,
     package: &Path,
@@ -383,26 +385,28 @@ fn add_python(
     if !package.is_dir() {
         return Err(SpawnError::NoPackage(package.to_owned()));
     }
-    let theirs = environment.iter().position(|(name, _)| name == "PYTHONPATH");
-    let theirs = theirs.map(|place| environment.swap_remove(place).1);
-    environment.extend(python_variables(package, theirs).map(|(name, value)| (name.into(), value)));
+    let before = environment.iter().position(|(name, _)| name == "PYTHONPATH");
+    let before = before.map(|index| environment.swap_remove(index).1);
+    environment.extend(python_variables(package, before).map(|(name, value)| (name.into(), value)));
     environment.extend(THREADS.map(|name| (name.into(), threads.to_string().into())));
     Ok(())
 }
 
-/// With which an interpreter finds the package before `theirs`, its own search path.
-pub(crate) fn python_variables(package: &Path, theirs: Option<OsString>) -> [(&'static str, OsString); 3] {
-    let mut places = package.as_os_str().to_owned();
-    if let Some(theirs) = theirs {
-        places.push(":");
-        places.push(theirs);
+/// Returns variables with which an interpreter searches `package` before `path`, its own search
+/// path.
+pub(crate) fn python_variables(package: &Path, path: Option<OsString>) -> [(&'static str, OsString); 3] {
+    let mut folders = package.as_os_str().to_owned();
+    if let Some(path) = path {
+        folders.push(":");
+        folders.push(path);
     }
-    // What lies in the folder where the supervisor was started is no module.
-    [("PYTHONPATH", places), ("PYTHONSAFEPATH", "1".into()), ("PYTHONDONTWRITEBYTECODE", "1".into())]
+    // PYTHONSAFEPATH prevents the interpreter from loading modules from its working directory.
+    [("PYTHONPATH", folders), ("PYTHONSAFEPATH", "1".into()), ("PYTHONDONTWRITEBYTECODE", "1".into())]
 }
 
-/// Memory, priority and cores, which the worker's later threads inherit.
-fn settle(launch: &Launch<'_>, pid: i32) {
+/// Limits the worker's memory and sets its priority and cores. The worker's later threads inherit
+/// these settings.
+fn apply_limits(launch: &Launch<'_>, pid: i32) {
     if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
         let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
         if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
@@ -425,11 +429,14 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     }
 }
 
-/// The number of standard error.
+/// The descriptor number of standard error.
 const STDERR: i32 = 2;
 
-/// How long a boot may take to notice that its worker is dead.
-const BOOT_ENDS: Duration = Duration::from_secs(1);
+/// The capacity of the channel for boot orders: one order to load and one order to end.
+const MAX_BOOT_ORDERS: usize = 2;
+
+/// The time within which a boot must notice that its worker has exited.
+const BOOT_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 struct Booting {
     orders: mpsc::Sender<Option<Box<Assignment>>>,
@@ -437,11 +444,11 @@ struct Booting {
 }
 
 impl Booting {
-    /// Ends the boot's waits and waits for its last word, so that the exit comes after it.
+    /// Ends the boot and waits for its last event, so that the exit is reported after that event.
     async fn end(mut self, pid: i32) {
-        // Full or closed: it has the order that it waits for.
+        // If the channel is full or closed, the boot already has the order that it waits for.
         self.orders.try_send(None).ok();
-        if tokio::time::timeout(BOOT_ENDS, &mut self.task).await.is_err() {
+        if tokio::time::timeout(BOOT_END_TIMEOUT, &mut self.task).await.is_err() {
             tracing::warn!(%pid, "aborting the start task of an exited worker, because the task hangs, which is a bug in shadowslice; please report it with the log");
             self.task.abort();
         }
@@ -453,22 +460,22 @@ struct Process {
     child: Child,
     pid: i32,
     grant: Grant,
-    _entry: Option<Entry>,
+    _entry: Option<PidFile>,
 }
 
 impl Process {
-    /// Waits for its exit, or kills it: when told to, or when it cannot serve any more.
-    async fn ended(&mut self, killed: &mut mpsc::Receiver<()>) -> io::Result<ExitStatus> {
+    /// Waits for the exit. Kills the process on request, or when it has lost its GPU context.
+    async fn wait_exit(&mut self, kill_rx: &mut mpsc::Receiver<()>) -> io::Result<ExitStatus> {
         tokio::select! {
             status = self.child.wait() => return status,
-            Some(()) = killed.recv() => {}
+            Some(()) = kill_rx.recv() => {}
             () = self.grant.lost() => {
                 let (model, pid) = (&self.model, self.pid);
                 tracing::warn!(model, pid, "killing and replacing a worker that lost its GPU context");
                 return self.kill().await;
             }
         }
-        // A kernel that is cut off could break all other workers of the GPU.
+        // Interrupting a kernel could break all other workers on the GPU.
         if let Some(terminated) = self.grant.terminate(self.pid) {
             tokio::select! {
                 status = self.child.wait() => return status,
@@ -486,13 +493,13 @@ impl Process {
 
 async fn watch(
     mut process: Process,
-    mut killed: mpsc::Receiver<()>,
+    mut kill_rx: mpsc::Receiver<()>,
     booting: Booting,
     (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
 ) {
-    let status = process.ended(&mut killed).await;
+    let status = process.wait_exit(&mut kill_rx).await;
     process.grant.give_back(process.pid);
     booting.end(process.pid).await;
-    // The controller is gone only when the supervisor ends.
+    // The controller ends only with the supervisor.
     events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
 }

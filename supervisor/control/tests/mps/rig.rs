@@ -95,7 +95,7 @@ impl Rig {
             probe: self.path("probe"),
             private: self.folder.path().to_owned(),
             several_users: false,
-            estate: None,
+            handover: None,
             limits: LIMITS,
         }
     }

@@ -126,6 +126,10 @@ impl HolderProcess {
     }
 }
 
+/// The capacity of the channel that signals the end of the standard input. One signal is sent, and
+/// the sender must not wait while a kernel runs.
+const MAX_STOP_SIGNALS: usize = 1;
+
 /// Keeps the groups busy until the standard input ends. Writes a line to the standard output once
 /// the groups are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
@@ -134,7 +138,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let stream = context.stream()?;
     let spin = SpinKernel::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
-    let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
+    let (stop_tx, stop_rx) = crossbeam_channel::bounded(MAX_STOP_SIGNALS);
     std::thread::spawn(move || {
         // A read error also ends the process. If this send fails, the receiver has already exited,
         // and the process is ending.

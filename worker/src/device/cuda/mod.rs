@@ -19,13 +19,13 @@ pub mod region;
 pub use facts::{GpuFacts, facts, initialise};
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
-use rustix::event::{EventfdFlags, eventfd};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::units::Sms;
@@ -51,7 +51,7 @@ pub struct CudaGpu {
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
     events: [BatchEvents; IN_FLIGHT],
-    completions: OwnedFd,
+    completions: EventFd,
     sms: Sms,
 }
 
@@ -93,7 +93,7 @@ impl CudaGpu {
         let sms = context.attribute(attribute).map_err(cuda_error("read the number of SMs"))?;
         let stream = || context.new_stream().map_err(cuda_error("create a stream"));
         let (compute, copies) = (stream()?, stream()?);
-        let completions = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let completions = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let system = DriverError(sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM);
         let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
         let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
@@ -140,7 +140,7 @@ impl CudaGpu {
     /// ended.
     pub fn clear_completions(&self) {
         // If no signal is set, the read fails, and no action is needed.
-        rustix::io::read(&self.completions, &mut [0; 8]).ok();
+        self.completions.read().ok();
     }
 
     /// Starts a copy of an input to the GPU, and returns without waiting for the copy.
@@ -263,5 +263,5 @@ unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
 fn wake(file: impl AsFd) {
     // The error is ignored: if the eventfd's counter is full, the write fails, but the descriptor
     // is already readable.
-    rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
+    nix::unistd::write(file, &1_u64.to_ne_bytes()).ok();
 }

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError};
 
+use crossbeam_channel::{Receiver, TryRecvError};
 use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};

@@ -18,9 +18,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use crossbeam_channel::{Receiver, Sender, bounded};
 use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::groups::{Division, GpuPart, Groups, READY_PARTITIONS};
 
@@ -53,7 +53,7 @@ enum InstantiatorHandle {
     /// The instantiator on the serving thread, which is used during the warm-up.
     Here(Option<Box<Instantiator>>),
     Thread {
-        order_tx: Option<SyncSender<InstantiateOrder>>,
+        order_tx: Option<Sender<InstantiateOrder>>,
         event_rx: Receiver<InstantiatorEvent>,
         thread: Option<JoinHandle<()>>,
     },
@@ -259,8 +259,8 @@ impl RecordedPartitions {
         if let InstantiatorHandle::Here(instantiator) = &mut self.maker
             && let Some(instantiator) = instantiator.take()
         {
-            let (order_tx, order_rx) = sync_channel(READY_PARTITIONS);
-            let (event_tx, event_rx) = sync_channel(MAX_EVENTS);
+            let (order_tx, order_rx) = bounded(READY_PARTITIONS);
+            let (event_tx, event_rx) = bounded(MAX_EVENTS);
             let gpu = Arc::clone(&self.gpu);
             let report = move |event| {
                 // This send fails only when the worker exits, which also stops this thread.

@@ -1,16 +1,16 @@
-//! The control program as a client of its daemon: one short-lived process a command.
+//! The control program as a client of its daemon. Each command runs a short-lived process.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Limits;
-use super::answers::{self, ServerStatus};
+use super::replies::{self, ServerStatus};
 use crate::backend::Environment;
 use crate::backend::command::{self, CommandError};
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
 
-/// Names the control program where it is not on the `PATH`, and in tests.
+/// The variable with the path of the control program, for programs outside `PATH` and for tests.
 const PROGRAM_VARIABLE: &str = "SHADOWSLICE_MPS_CONTROL";
 
 pub fn control_program() -> PathBuf {
@@ -40,7 +40,7 @@ pub struct Control {
 }
 
 impl Control {
-    pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
+    pub(super) async fn send(&self, command: &str) -> Result<String, ControlError> {
         self.run(&[], command, &format!("{command}\n"), self.limits.command).await
     }
 
@@ -61,7 +61,7 @@ impl Control {
         Err(ControlError::Refused { command: command.to_owned(), said })
     }
 
-    /// Needs no daemon.
+    /// Returns the version of the control program. This needs no daemon.
     pub(super) async fn version(&self) -> Result<String, ControlError> {
         self.run(&["-v"], "-v", "", self.limits.command).await
     }
@@ -75,28 +75,28 @@ impl Control {
     }
 
     async fn pids(&self, command: String) -> Result<Vec<i32>, ControlError> {
-        let said = self.say(&command).await?;
-        answers::pids(&said).ok_or(ControlError::Unclear { command, said })
+        let said = self.send(&command).await?;
+        replies::pids(&said).ok_or(ControlError::Unclear { command, said })
     }
 
     pub(super) async fn server_status(&self, server: i32) -> Result<ServerStatus, ControlError> {
-        let said = self.say(&format!("get_server_status {server}")).await?;
-        Ok(answers::server_status(&said))
+        let said = self.send(&format!("get_server_status {server}")).await?;
+        Ok(replies::server_status(&said))
     }
 
-    /// Starts a server for this user. It is there some time later.
+    /// Starts a server for this user. The server is ready some time later.
     pub(super) async fn start_server(&self, uid: u32) -> Result<(), ControlError> {
-        self.say(&format!("start_server -uid {uid}")).await.map(drop)
+        self.send(&format!("start_server -uid {uid}")).await.map(drop)
     }
 
-    /// Takes a client's work off the GPU.
+    /// Ends a client's work on the GPU.
     pub(super) async fn terminate(&self, server: i32, client: i32) -> Result<(), ControlError> {
         let command = format!("terminate_client {server} {client}");
-        let said = self.say(&command).await?;
-        if answers::is_off(&said) { Ok(()) } else { Err(ControlError::Unclear { command, said }) }
+        let said = self.send(&command).await?;
+        if replies::is_terminated(&said) { Ok(()) } else { Err(ControlError::Unclear { command, said }) }
     }
 
-    /// Ends the daemon, which first waits for all clients.
+    /// Stops the daemon, which first waits for all clients to exit.
     pub(super) async fn quit(&self) -> Result<(), ControlError> {
         self.run(&[], "quit", "quit\n", self.limits.quit).await.map(drop)
     }

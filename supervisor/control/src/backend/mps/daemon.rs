@@ -1,4 +1,4 @@
-//! The control daemon, from its start to its end.
+//! The MPS control daemon, from its start to its end.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,15 +11,16 @@ use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, ChildStdin};
 
 use super::control::Control;
-use super::place::Directories;
+use super::directories::Directories;
 use crate::backend::command;
 use crate::process::watch;
 
-/// Ends the daemon if this process is killed: the guardian's input then ends. The daemon itself
-/// goes on without an input. `quit` is used since a signal could cut off a client's kernel.
+/// The script of the guardian, which stops the daemon if this process is killed, because then the
+/// guardian's input ends. The daemon itself continues without an input. The script uses `quit`,
+/// because a signal could interrupt a client's kernel.
 const GUARDIAN: &str = "while read -r _; do :; done; echo quit | \"$0\" >/dev/null 2>&1";
 
-/// Else a server takes clients of one user.
+/// The option with which a server accepts clients of several users.
 const SEVERAL_USERS: &str = "-multiuser-server";
 
 #[derive(Debug)]
@@ -33,19 +34,19 @@ pub(super) struct Daemon {
 #[derive(Debug)]
 enum Process {
     Child(Child),
-    /// Of the supervisor before this one. Readable once it has ended.
+    /// The pidfd of a daemon that the previous supervisor started. It is readable after the exit.
     Adopted(AsyncFd<OwnedFd>),
 }
 
 impl Daemon {
-    /// It takes commands some time later.
+    /// Starts a daemon, which accepts commands some time later.
     pub(super) fn start(control: &Control) -> io::Result<Self> {
         let mut command = command::command(&control.program, &control.environment)?;
-        // The daemon writes what matters to its log.
+        // The daemon writes important messages to its log.
         if control.several_users {
             command.arg(SEVERAL_USERS);
         }
-        // It may be another supervisor's by the time that this is dropped.
+        // Another supervisor may have taken the daemon over by the time this is dropped.
         let command = command.arg("-f").kill_on_drop(false);
         let mut child = command::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
@@ -53,7 +54,7 @@ impl Daemon {
         Ok(Self { process: Process::Child(child), group, _input: input, guardian: guardian(control) })
     }
 
-    /// One that another supervisor has started, and that it keeps until [`Daemon::keep`].
+    /// Adopts a daemon of another supervisor, which keeps the daemon until [`Daemon::keep`].
     pub(super) fn adopt(pid: i32) -> io::Result<Self> {
         Ok(Self {
             process: Process::Adopted(watch(pid)?),
@@ -63,15 +64,15 @@ impl Daemon {
         })
     }
 
-    /// From now on it ends with this process.
+    /// Starts a guardian, so that the daemon ends with this process.
     pub(super) fn keep(&mut self, control: &Control) {
         self.guardian = guardian(control);
     }
 
-    /// Leaves it to the supervisor that has adopted it.
+    /// Leaves the daemon to the supervisor that has adopted it.
     pub(super) async fn pass(&mut self) {
         if let Some(mut guardian) = self.guardian.take() {
-            // An error means that it has ended.
+            // An error means that the guardian has exited.
             guardian.kill().await.ok();
         }
     }
@@ -80,24 +81,24 @@ impl Daemon {
         self.group.map(Pid::as_raw)
     }
 
-    /// Cancel-safe.
-    pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
+    /// Waits until the daemon exits. This function is cancel-safe.
+    pub(super) async fn wait_exit(&mut self) -> io::Result<ExitStatus> {
         match &mut self.process {
             Process::Child(child) => child.wait().await,
             Process::Adopted(process) => {
                 process.readable().await?.retain_ready();
-                // How it ended is told to its parent only.
+                // Only the parent of a process can read its exit status.
                 Ok(ExitStatus::default())
             }
         }
     }
 
-    /// Ends it: by asking it, unless at once; then by killing what is left.
-    pub(super) async fn end(mut self, control: &Control, place: &Directories, at_once: bool) {
+    /// Stops the daemon with `quit`, unless `at_once` is set. Then kills the remaining processes.
+    pub(super) async fn stop(mut self, control: &Control, directories: &Directories, at_once: bool) {
         if !at_once {
             match control.quit().await {
                 Ok(()) => {
-                    if tokio::time::timeout(control.limits.quit, self.ended()).await.is_err() {
+                    if tokio::time::timeout(control.limits.quit, self.wait_exit()).await.is_err() {
                         tracing::warn!(
                             pid = self.pid(),
                             "the MPS control daemon accepted `quit` but did not exit in time; killing the daemon and its servers"
@@ -114,11 +115,11 @@ impl Daemon {
                 }
             }
         }
-        self.kill(control, place).await;
+        self.kill(control, directories).await;
     }
 
-    /// Kills it and its servers.
-    pub(super) async fn kill(mut self, control: &Control, place: &Directories) {
+    /// Kills the daemon and its servers.
+    pub(super) async fn kill(mut self, control: &Control, directories: &Directories) {
         match &mut self.process {
             Process::Child(child) => {
                 if let (Some(group), Ok(None)) = (self.group, child.try_wait()) {
@@ -126,15 +127,15 @@ impl Daemon {
                     killpg(group, Signal::SIGKILL).ok();
                 }
             }
-            // An error means that it has ended. Its servers are evicted below.
+            // An error means that the daemon has exited. Its servers are killed below.
             Process::Adopted(process) => drop(pidfd_send_signal(process, rustix::process::Signal::KILL)),
         }
-        // An error means that it has ended.
-        self.ended().await.ok();
-        // A server may have a process group of its own.
-        place.evict(&control.program).await;
+        // An error means that the daemon has exited.
+        self.wait_exit().await.ok();
+        // A server may have its own process group.
+        directories.kill_users(&control.program).await;
         if let Some(mut guardian) = self.guardian {
-            // An error means that it has ended.
+            // An error means that the guardian has exited.
             guardian.kill().await.ok();
         }
     }

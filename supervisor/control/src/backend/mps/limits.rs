@@ -1,22 +1,25 @@
-//! How long MPS is waited for.
+//! The timeouts of operations on MPS.
 
 use std::time::Duration;
 
+/// The timeouts of operations on MPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Until a new daemon's server takes clients: the driver may have to come up first.
+    /// The time within which a new daemon's server must accept clients, including the driver's
+    /// start.
     pub start: Duration,
-    /// Until the daemon has answered a command.
+    /// The time within which the daemon must answer a command.
     pub command: Duration,
-    /// Until the daemon has ended after it was told to quit and its clients have gone.
+    /// The time within which the daemon must exit after `quit` and the exit of its clients.
     pub quit: Duration,
-    /// Until a worker's work is off the GPU; then it is killed all the same.
+    /// The time within which a worker's GPU work must end. After it, the worker is killed anyway.
     pub terminate: Duration,
-    /// Until a worker that has exited is no client any more.
+    /// The time within which MPS must remove a worker that has exited from its clients.
     pub departure: Duration,
-    /// Until a server at fault has recovered; then its daemon is restarted.
+    /// The time within which a faulty server must recover. After it, the daemon is restarted.
     pub fault: Duration,
-    /// Until a worker that lost its context has found out by itself; then it is killed.
+    /// The time within which a worker that lost its context must exit. After it, the worker is
+    /// killed.
     pub lost: Duration,
 }
 

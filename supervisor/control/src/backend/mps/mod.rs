@@ -1,16 +1,16 @@
-//! A CUDA GPU under NVIDIA MPS: a private control daemon, kept alive by a thread of its own, and
-//! workers that say their share in their environment.
+//! A CUDA GPU under NVIDIA MPS. A separate thread keeps a private control daemon alive, and workers
+//! get their share as an environment variable.
 //!
-//! A share is never set at the server: it is a variable of the worker, read with its context.
-//! Nothing that the control thread calls here waits for the daemon.
+//! The share is never set at the server. A worker reads its variable when it creates its context.
+//! No function that the control thread calls here waits for the daemon.
 
-mod answers;
 mod control;
 mod daemon;
-mod estate;
-mod keeper;
+mod directories;
+mod handover;
 mod limits;
-mod place;
+mod monitor;
+mod replies;
 
 use shadowslice_shared::rounding;
 use std::io;
@@ -34,19 +34,20 @@ use super::{
 };
 use control::ControlError;
 pub use control::{Control, control_program};
-pub use estate::MpsEstate;
-use keeper::{Condition, Inbox, Keeper, Request};
+use directories::Directories;
+pub use handover::MpsHandover;
 pub use limits::Limits;
-use place::Directories;
+use monitor::{DaemonMonitor, Inbox, Request, ServerState};
 use shadowslice_shared::errors;
 
-/// Requests that may wait for a daemon's keeper; each worker has at most three.
-const REQUESTS: usize = 256;
+/// The maximum number of requests that wait for a daemon's monitor. Each worker has at most three.
+const MAX_REQUESTS: usize = 256;
 
-/// So many failed measurements of whether partitions keep apart mean that they do not.
-const ISOLATION_TRIES: u32 = 3;
+/// The number of failed measurements after which partitions count as not isolated.
+const MAX_ISOLATION_ATTEMPTS: u32 = 3;
 
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The time between two checks of the list of clients.
+const CLIENT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
@@ -92,137 +93,139 @@ pub enum MpsError {
 
 #[derive(Debug, Clone)]
 pub struct MpsSetup {
-    /// The GPU, as the configuration names it.
+    /// The name of the GPU in the configuration.
     pub device: String,
     pub index: usize,
     pub uuid: String,
     pub program: PathBuf,
-    /// The program that tells what a CUDA process finds, when run with `--probe`.
+    /// The program that reports what a CUDA process finds, if it runs with `--probe`.
     pub probe: PathBuf,
-    /// A folder of this user's alone.
+    /// A folder that only this user can access.
     pub private: PathBuf,
-    /// Clients are of several users, for which this process must be root's.
+    /// True if clients run as several users. This process must then run as root.
     pub several_users: bool,
-    /// What another supervisor has started, to be taken over.
-    pub estate: Option<MpsEstate>,
+    /// The daemon of another supervisor to take over.
+    pub handover: Option<MpsHandover>,
     pub limits: Limits,
 }
 
-/// Its leases are lives of the server.
+/// A GPU under MPS, whose leases are generations of the server.
 #[derive(Debug)]
 pub struct MpsGpu {
     setup: MpsSetup,
     environment: Environment,
-    found: Found,
+    measured: MeasuredGpu,
     usage: GpuUsage,
-    requests: mpsc::Sender<Request>,
-    condition: watch::Receiver<Condition>,
+    requests_tx: mpsc::Sender<Request>,
+    state: watch::Receiver<ServerState>,
     running: Mutex<Option<Running>>,
-    place: Directories,
-    /// Whether another supervisor keeps the daemon.
+    directories: Directories,
+    /// True if another supervisor keeps the daemon.
     passed: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
 struct Running {
-    /// Whether at once.
-    stop: oneshot::Sender<bool>,
+    /// The channel for the stop. The value is true if the stop must be immediate.
+    stop_tx: oneshot::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Found {
+struct MeasuredGpu {
     total: Sms,
     least: Sms,
     division: Result<Arc<Division>, String>,
 }
 
 impl MpsGpu {
-    /// Blocks until clients are taken, for a minute or two at most.
+    /// Starts MPS and measures the GPU. Blocks until MPS accepts clients, for at most a minute or
+    /// two.
     pub fn start(setup: MpsSetup) -> Result<Self, MpsError> {
-        let place = match &setup.estate {
-            Some(estate) => estate.place.clone(),
+        let directories = match &setup.handover {
+            Some(handover) => handover.directories.clone(),
             None => Directories::of(&setup.private, setup.index),
         };
-        let surroundings = vec![
+        let environment = vec![
             (VISIBLE, setup.uuid.clone()),
-            (PIPE_DIRECTORY, place.pipe.display().to_string()),
-            ("CUDA_MPS_LOG_DIRECTORY", place.log.display().to_string()),
-            // Later control programs could speak another protocol by default.
+            (PIPE_DIRECTORY, directories.pipe.display().to_string()),
+            ("CUDA_MPS_LOG_DIRECTORY", directories.log.display().to_string()),
+            // Later control programs could use another protocol by default.
             ("CUDA_MPS_PROTOCOL_VERSION", "2".to_owned()),
         ];
         let control = Control {
             program: setup.program.clone(),
-            environment: surroundings.clone(),
+            environment: environment.clone(),
             limits: setup.limits,
             several_users: setup.several_users,
         };
-        let unknown = Condition { life: 0, server: Err("MPS is starting".to_owned()), daemon: None };
-        let (condition, seen) = watch::channel(unknown);
+        let unknown = ServerState { generation: 0, server: Err("MPS is starting".to_owned()), daemon: None };
+        let (state, state_rx) = watch::channel(unknown);
         let uid = nix::unistd::geteuid().as_raw();
-        let passed = Arc::new(AtomicBool::new(setup.estate.is_some()));
-        let keeper = Keeper {
+        let passed = Arc::new(AtomicBool::new(setup.handover.is_some()));
+        let monitor = DaemonMonitor {
             control,
             device: setup.device.clone(),
-            place: place.clone(),
+            directories: directories.clone(),
             uid,
-            condition,
+            state,
             fault: None,
             passed: Arc::clone(&passed),
         };
-        let (requests, asked) = mpsc::channel(REQUESTS);
-        let (stop, stopped) = oneshot::channel();
-        let (begun, beginning) = oneshot::channel();
-        let thread = spawn(keeper, setup.clone(), Inbox { requests: asked, stop: stopped }, begun)?;
+        let (requests_tx, requests_rx) = mpsc::channel(MAX_REQUESTS);
+        let (stop_tx, stop_rx) = oneshot::channel();
+        let (started_tx, started_rx) = oneshot::channel();
+        let thread = spawn(monitor, setup.clone(), Inbox { requests_rx, stop_rx }, started_tx)?;
         let ended = || MpsError::Thread(io::Error::other("the thread ended immediately"));
-        let found = beginning.blocking_recv().map_err(|_| ended())??;
+        let measured = started_rx.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
             setup,
-            environment: surroundings,
-            found,
+            environment,
+            measured,
             usage: GpuUsage::new(true),
-            requests,
-            condition: seen,
-            running: Mutex::new(Some(Running { stop, thread })),
-            place,
+            requests_tx,
+            state: state_rx,
+            running: Mutex::new(Some(Running { stop_tx, thread })),
+            directories,
             passed,
         })
     }
 
     fn server(&self) -> Result<i32, String> {
-        self.condition.borrow().server.clone()
+        self.state.borrow().server.clone()
     }
 
-    /// Blocks.
+    /// Returns true if the process is a client of the MPS server. Blocks until the monitor replies.
     fn is_client(&self, pid: i32) -> Result<bool, String> {
         let (reply, answer) = oneshot::channel();
         let ended = "the MPS control daemon is down".to_owned();
-        self.requests.blocking_send(Request::IsClient(pid, reply)).map_err(|_| ended.clone())?;
+        self.requests_tx.blocking_send(Request::IsClient(pid, reply)).map_err(|_| ended.clone())?;
         answer.blocking_recv().map_err(|_| ended)?.map_err(|error| errors::chain(&error))
     }
 }
 
-/// The thread that keeps the daemon. It says how the start went, and then serves requests.
+/// Starts the thread that monitors the daemon. The thread first reports the result of the start,
+/// and then serves requests.
 fn spawn(
-    keeper: Keeper,
+    monitor: DaemonMonitor,
     setup: MpsSetup,
     inbox: Inbox,
-    begun: oneshot::Sender<Result<Found, MpsError>>,
+    started_tx: oneshot::Sender<Result<MeasuredGpu, MpsError>>,
 ) -> Result<JoinHandle<()>, MpsError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(MpsError::Thread)?;
     let work = async move {
-        match begin(&keeper, &setup).await {
-            Ok((daemon, found)) => {
-                // The receiver is gone only when the supervisor ends.
-                begun.send(Ok(found)).ok();
-                keeper.run(daemon, inbox).await;
+        match begin(&monitor, &setup).await {
+            Ok((daemon, measured)) => {
+                // The receiver is closed only when the supervisor ends.
+                started_tx.send(Ok(measured)).ok();
+                monitor.run(daemon, inbox).await;
             }
             Err(error) => {
-                if !keeper.passed.load(Ordering::Relaxed) {
-                    keeper.place.remove();
+                if !monitor.passed.load(Ordering::Relaxed) {
+                    monitor.directories.remove();
                 }
-                begun.send(Err(error)).ok();
+                started_tx.send(Err(error)).ok();
             }
         }
     };
@@ -232,28 +235,28 @@ fn spawn(
         .map_err(MpsError::Thread)
 }
 
-async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Found), MpsError> {
-    if let Some(estate) = &setup.estate {
-        return estate.adopt(keeper, setup).await;
+async fn begin(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<(daemon::Daemon, MeasuredGpu), MpsError> {
+    if let Some(handover) = &setup.handover {
+        return handover.adopt(monitor, setup).await;
     }
     let program = &setup.program;
     let named = std::env::var_os(PIPE_DIRECTORY).map(PathBuf::from);
-    if let Some((place, pid)) = place::foreign_daemon(named, program) {
+    if let Some((place, pid)) = directories::foreign_daemon(named, program) {
         tracing::warn!(
             pid,
             place = %place.display(),
             "another MPS control daemon runs on this host, and its clients can use the same GPUs as this supervisor's workers; stop that daemon if you do not need it"
         );
     }
-    clear(keeper).await;
-    let version = keeper.control.version().await.map_err(|error| missing(program, error))?;
-    let (daemon, server) = keeper.start().await?;
+    stop_leftover_daemon(monitor).await;
+    let version = monitor.control.version().await.map_err(|error| missing(program, error))?;
+    let (daemon, server) = monitor.start().await?;
     let found = async {
-        let found = measure(keeper, setup).await?;
+        let found = measure(monitor, setup).await?;
         tracing::info!(
             device = setup.device,
             uuid = setup.uuid,
-            version = answers::version(&version),
+            version = replies::version(&version),
             daemon = daemon.pid(),
             server,
             sms = found.total.0,
@@ -266,11 +269,15 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
     };
     match found.await {
         Ok(found) => {
-            keeper.condition.send_replace(Condition { life: 0, server: Ok(server), daemon: daemon.pid() });
+            monitor.state.send_replace(ServerState {
+                generation: 0,
+                server: Ok(server),
+                daemon: daemon.pid(),
+            });
             Ok((daemon, found))
         }
         Err(error) => {
-            daemon.end(&keeper.control, &keeper.place, true).await;
+            daemon.stop(&monitor.control, &monitor.directories, true).await;
             Err(error)
         }
     }
@@ -285,24 +292,24 @@ fn missing(program: &Path, error: ControlError) -> MpsError {
     }
 }
 
-/// Ends a daemon that was left here by a supervisor that was killed.
-async fn clear(keeper: &Keeper) {
-    let left = keeper.place.inhabitants(&keeper.control.program);
+/// Stops the daemon that a killed supervisor has left behind.
+async fn stop_leftover_daemon(monitor: &DaemonMonitor) {
+    let left = monitor.directories.users(&monitor.control.program);
     if left.is_empty() {
         return;
     }
-    tracing::warn!(device = keeper.device, pids = ?left, "stopping MPS processes of a killed supervisor");
-    if let Err(error) = keeper.control.quit().await {
+    tracing::warn!(device = monitor.device, pids = ?left, "stopping MPS processes of a killed supervisor");
+    if let Err(error) = monitor.control.quit().await {
         tracing::debug!(error = errors::chain(&error), "cannot stop the MPS daemon by `quit`");
     }
-    keeper.place.evict(&keeper.control.program).await;
-    keeper.place.remove();
+    monitor.directories.kill_users(&monitor.control.program).await;
+    monitor.directories.remove();
 }
 
-/// The SMs at the whole share, and at the smallest.
-async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
+/// Measures the SMs at the whole share and at the smallest share, and the isolation of partitions.
+async fn measure(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<MeasuredGpu, MpsError> {
     let at = async |share: Percent| {
-        let mut environment = keeper.control.environment.clone();
+        let mut environment = monitor.control.environment.clone();
         environment.push((SHARE_VARIABLE, share.get().to_string()));
         let found = probe(&setup.probe, &environment).await.map_err(MpsError::Probe)?;
         if !found.uuid.eq_ignore_ascii_case(&setup.uuid) {
@@ -312,18 +319,19 @@ async fn measure(keeper: &Keeper, setup: &MpsSetup) -> Result<Found, MpsError> {
     };
     let smallest = Percent::new(1).expect("1 is a percentage");
     let (total, least) = (at(Percent::WHOLE).await?, at(smallest).await?);
-    let found = Found { total, least, division: division(keeper, setup).await.map(Arc::new) };
+    let found = MeasuredGpu { total, least, division: division(monitor, setup).await.map(Arc::new) };
     if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
 }
 
-/// A busy host can spoil a measurement, so it is repeated.
-async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String> {
-    let mut tries = 0;
+/// Returns the division into groups, if partitions are isolated. Repeats a failed measurement,
+/// because it can fail on a busy host.
+async fn division(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<Division, String> {
+    let mut attempts = 0;
     loop {
-        tries += 1;
-        let isolation = isolation(&setup.probe, &keeper.control.environment).await;
+        attempts += 1;
+        let isolation = isolation(&setup.probe, &monitor.control.environment).await;
         match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
-            Err(why) if tries < ISOLATION_TRIES => {
+            Err(why) if attempts < MAX_ISOLATION_ATTEMPTS => {
                 tracing::debug!(
                     device = setup.device,
                     why,
@@ -342,18 +350,18 @@ impl GpuBackend for MpsGpu {
             device: self.setup.device.clone(),
             uuid: Some(self.setup.uuid.clone()),
             backend: "mps",
-            sms: self.found.total,
+            sms: self.measured.total,
             mps_server_pid: server.as_ref().ok().copied(),
             why: server.err(),
         }
     }
 
     fn sms(&self, share: Percent) -> Sms {
-        share.sms_of(self.found.total).max(self.found.least)
+        share.sms_of(self.measured.total).max(self.measured.least)
     }
 
     fn division(&self) -> Result<&Arc<Division>, &str> {
-        self.found.division.as_ref().map_err(String::as_str)
+        self.measured.division.as_ref().map_err(String::as_str)
     }
 
     fn usage(&self) -> &GpuUsage {
@@ -361,9 +369,9 @@ impl GpuBackend for MpsGpu {
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
-        let condition = self.condition.borrow();
-        match &condition.server {
-            Ok(_) => Ok(Lease(condition.life)),
+        let state = self.state.borrow();
+        match &state.server {
+            Ok(_) => Ok(Lease(state.generation)),
             Err(why) => Err(GrantError::Recovering(why.clone())),
         }
     }
@@ -371,7 +379,7 @@ impl GpuBackend for MpsGpu {
     fn environment(&self, wanted: &GrantRequest) -> Environment {
         let mut environment = self.environment.clone();
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
-        // MPS knows only normal (0) and below normal (1), and takes the value as a hint.
+        // MPS has only the priorities normal (0) and below normal (1), and treats them as a hint.
         environment.push((PRIORITY_VARIABLE, (ClientPriority::of(wanted.priority) as u32).to_string()));
         if let Some(bytes) = wanted.memory_limit {
             let limit = format!("{}={}M", self.setup.uuid, (bytes >> 20).max(1));
@@ -399,15 +407,15 @@ impl GpuBackend for MpsGpu {
     }
 
     fn terminate(&self, pid: i32) -> Option<Wait> {
-        let (requests, limit) = (self.requests.clone(), self.setup.limits.terminate);
-        let asked = async move {
+        let (requests_tx, limit) = (self.requests_tx.clone(), self.setup.limits.terminate);
+        let terminated = async move {
             let (reply, answer) = oneshot::channel();
-            requests.send(Request::Terminate(pid, reply)).await.ok()?;
+            requests_tx.send(Request::Terminate(pid, reply)).await.ok()?;
             Some(answer.await.ok()?.map_err(|error| errors::chain(&error)))
         };
         Some(Box::pin(async move {
-            match tokio::time::timeout(limit, asked).await {
-                // Nothing is said where the supervisor ends.
+            match tokio::time::timeout(limit, terminated).await {
+                // If the supervisor ends, nothing is logged.
                 Ok(None | Some(Ok(()))) => {}
                 Ok(Some(Err(error))) => {
                     tracing::warn!(
@@ -428,19 +436,19 @@ impl GpuBackend for MpsGpu {
     }
 
     fn departed(&self, pid: i32) -> Option<Wait> {
-        let (requests, limit) = (self.requests.clone(), self.setup.limits.departure);
+        let (requests_tx, limit) = (self.requests_tx.clone(), self.setup.limits.departure);
         let gone = async move {
             // A closed channel means that the supervisor ends.
-            requests.send(Request::Examine).await.ok()?;
+            requests_tx.send(Request::Examine).await.ok()?;
             loop {
                 let (reply, answer) = oneshot::channel();
-                requests.send(Request::Clients(reply)).await.ok()?;
-                // Without a daemon there are no clients.
+                requests_tx.send(Request::Clients(reply)).await.ok()?;
+                // An error means that no daemon runs, so MPS has no clients.
                 if !answer.await.ok()?.ok()?.contains(&pid) {
                     return Some(());
                 }
-                // The daemon announces nothing that could be waited for.
-                tokio::time::sleep(LOOK_EVERY).await;
+                // The daemon sends no event when a client leaves.
+                tokio::time::sleep(CLIENT_CHECK_INTERVAL).await;
             }
         };
         Some(Box::pin(async move {
@@ -454,29 +462,29 @@ impl GpuBackend for MpsGpu {
     }
 
     fn lost(&self, lease: Lease) -> Option<Wait> {
-        let (mut condition, grace) = (self.condition.clone(), self.setup.limits.lost);
+        let (mut state_rx, grace) = (self.state.clone(), self.setup.limits.lost);
         Some(Box::pin(async move {
-            let over = condition.wait_for(|condition| condition.life != lease.0).await.is_ok();
-            if !over {
-                // The keeper has ended, so the supervisor is ending too.
+            let is_lost = state_rx.wait_for(|state| state.generation != lease.0).await.is_ok();
+            if !is_lost {
+                // The monitor has ended, so the supervisor is stopping too.
                 std::future::pending::<()>().await;
             }
             tokio::time::sleep(grace).await;
         }))
     }
 
-    fn estate(&self) -> Option<MpsEstate> {
-        MpsEstate::of(self)
+    fn handover(&self) -> Option<MpsHandover> {
+        MpsHandover::of(self)
     }
 
     fn pass(&self) {
         self.passed.store(true, Ordering::Relaxed);
-        // Where the queue is full, the end does the same.
-        self.requests.try_send(Request::Pass).ok();
+        // If the queue is full, the end of the monitor does the same.
+        self.requests_tx.try_send(Request::Pass).ok();
     }
 
     fn keep(&self) {
-        if self.passed.swap(false, Ordering::Relaxed) && self.requests.try_send(Request::Keep).is_err() {
+        if self.passed.swap(false, Ordering::Relaxed) && self.requests_tx.try_send(Request::Keep).is_err() {
             tracing::warn!(
                 "the MPS control thread is busy, so no process stops the MPS daemon if the supervisor is killed; after a kill, the daemon runs until the supervisor starts again"
             );
@@ -484,9 +492,10 @@ impl GpuBackend for MpsGpu {
     }
 
     fn stop(&self, at_once: bool) {
-        if let Some(Running { stop, thread }) = self.running.lock().take() {
-            // Both fail only if the keeper has panicked, and the panic is on stderr already.
-            stop.send(at_once).ok();
+        if let Some(Running { stop_tx, thread }) = self.running.lock().take() {
+            // Both calls fail only if the monitor has panicked, and the panic is in the log
+            // already.
+            stop_tx.send(at_once).ok();
             thread.join().ok();
         }
     }

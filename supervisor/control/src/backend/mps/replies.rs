@@ -1,22 +1,21 @@
-//! The control program's answers, from text to types. Nothing here trusts the text to be what its
-//! documentation shows.
+//! The parsers of the control program's replies. They do not assume that the text is as documented.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ServerStatus {
     Active,
-    /// A client's fault broke every context; the server takes no client until all have gone.
+    /// A client's fault broke every context. The server accepts no client until all have exited.
     Fault,
-    /// Something else: it comes up or has gone, say.
+    /// Another status, for example while the server starts or after it has exited.
     Other(String),
 }
 
-/// Processes, as lists of servers and of clients name them: numbers between white space.
+/// Parses a list of servers or clients: process IDs separated by white space.
 pub(super) fn pids(text: &str) -> Option<Vec<i32>> {
     text.split_whitespace().map(|word| word.parse().ok().filter(|pid| *pid > 0)).collect()
 }
 
-/// The answer to `get_server_status`. Where the control program does not know that command, a
-/// listed server counts as taking clients.
+/// Parses the reply to `get_server_status`. If the control program does not know that command, a
+/// listed server counts as active.
 pub(super) fn server_status(text: &str) -> ServerStatus {
     let text = text.trim();
     if !knows(text) {
@@ -29,23 +28,24 @@ pub(super) fn server_status(text: &str) -> ServerStatus {
     }
 }
 
-/// Whether a client's work is off the GPU, by the answer to `terminate_client`: a message if
-/// something is wrong, such as that it is no client, then a number, 0 for success.
-pub(super) fn is_off(text: &str) -> bool {
+/// Returns true if the reply to `terminate_client` means that the GPU runs no work of the client.
+/// The reply is a message in case of an error, for example for an unknown client, and then a
+/// number, which is 0 for success.
+pub(super) fn is_terminated(text: &str) -> bool {
     text.contains("Invalid process") || text.trim().lines().last() == Some("0")
 }
 
-/// Whether the program knew a command at all.
+/// Returns true if the program knows the command.
 pub(super) fn knows(text: &str) -> bool {
     !text.contains("Unknown command")
 }
 
-/// The number behind `version` in the answer to `-v`, e.g. 13000.
+/// Returns the number after `version` in the reply to `-v`, for example 13000.
 pub(super) fn version(text: &str) -> Option<u32> {
-    let behind = text.to_ascii_lowercase();
-    let (_, behind) = behind.rsplit_once("version")?;
+    let text = text.to_ascii_lowercase();
+    let (_, after) = text.rsplit_once("version")?;
     let digits: String =
-        behind.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+        after.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }
 
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn what_became_of_a_termination() {
-        assert!(is_off("0\n") && is_off("Invalid process 99999!\n1\n"));
-        assert!(!is_off("1\n") && !is_off(""));
+        assert!(is_terminated("0\n") && is_terminated("Invalid process 99999!\n1\n"));
+        assert!(!is_terminated("1\n") && !is_terminated(""));
     }
 
     #[test]

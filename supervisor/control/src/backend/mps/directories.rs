@@ -16,21 +16,23 @@ use tokio::time::{Instant, sleep};
 
 use crate::backend::PIPE_DIRECTORY;
 
-/// The longest pipe directory that MPS is sure to take, in bytes: names of sockets come behind it.
-const MAX_PIPE: usize = 75;
+/// The maximum length in bytes of a pipe directory that MPS certainly accepts. MPS appends the
+/// names of sockets to it.
+const MAX_PIPE_BYTES: usize = 75;
 
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
-/// How much of a log's end is shown, in bytes.
-const TAIL: i64 = 2048;
+/// The length of a log's end that is shown, in bytes.
+const LOG_TAIL_BYTES: i64 = 2048;
 
-const DEATH_LIMIT: Duration = Duration::from_secs(5);
+/// The time within which killed processes must exit.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often to check whether the program is dead: most are no children of this process.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// The time between two checks for killed processes. Most are not children of this process.
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Names of programs of MPS begin so.
-const PROGRAMS: &str = "nvidia-cuda-mps-";
+/// The prefix of the names of MPS programs.
+const PROGRAM_PREFIX: &str = "nvidia-cuda-mps-";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Directories {
@@ -39,20 +41,21 @@ pub(super) struct Directories {
 }
 
 impl Directories {
-    /// Of the `index`th GPU's daemon; the same every time. The pipe directory lies elsewhere if its
-    /// path in `private` were too long.
+    /// Returns the directories of the `index`th GPU's daemon, which are the same every time. If the
+    /// path of the pipe directory in `private` is too long, the directory is in `/tmp`.
     pub(super) fn of(private: &Path, index: usize) -> Self {
         let folder = private.join(format!("mps{index}"));
         let pipe = folder.join("pipe");
         let log = folder.join("log");
-        if pipe.as_os_str().len() <= MAX_PIPE {
+        if pipe.as_os_str().len() <= MAX_PIPE_BYTES {
             return Self { pipe, log };
         }
         let name = format!("shadowslice-{}-{:08x}-{index}", geteuid(), hash(private.as_os_str()));
         Self { pipe: Path::new("/tmp").join(name), log }
     }
 
-    /// `passable`: other users' clients reach the pipes, whose names they know.
+    /// Creates the directories. If `passable` is true, other users' clients can open the pipes,
+    /// whose names they know.
     pub(super) fn make(&self, passable: bool) -> io::Result<()> {
         let mode = if passable { 0o711 } else { 0o700 };
         for directory in [&self.pipe, &self.log] {
@@ -82,43 +85,43 @@ impl Directories {
                 _ => {}
             }
         }
-        // Its own folder, if nothing else is in it.
+        // The folder of the GPU is removed only if it is empty.
         if let Some(folder) = self.log.parent() {
             fs::remove_dir(folder).ok();
         }
     }
 
-    /// The programs of MPS, `program` among them, that use this pipe directory.
-    pub(super) fn inhabitants(&self, program: &Path) -> Vec<i32> {
-        let lives_here = |process: &Process| {
+    /// Returns the MPS processes, including `program`, that use this pipe directory.
+    pub(super) fn users(&self, program: &Path) -> Vec<i32> {
+        let uses_this = |process: &Process| {
             let pipe = process.environ().ok().and_then(|mut all| all.remove(OsStr::new(PIPE_DIRECTORY)));
             is_mps(process, program) && pipe.as_deref() == Some(self.pipe.as_os_str())
         };
         let all = all_processes().into_iter().flatten().flatten();
-        all.filter(lives_here).map(|process| process.pid).collect()
+        all.filter(uses_this).map(|process| process.pid).collect()
     }
 
-    /// Kills those programs, and waits until they are gone, so that the GPU is free of them.
-    pub(super) async fn evict(&self, program: &Path) {
+    /// Kills the MPS processes that use this pipe directory, and waits until they have exited.
+    pub(super) async fn kill_users(&self, program: &Path) {
         let begun = Instant::now();
         loop {
-            let inhabitants = self.inhabitants(program);
-            if inhabitants.is_empty() {
+            let users = self.users(program);
+            if users.is_empty() {
                 return;
             }
-            if begun.elapsed() > DEATH_LIMIT {
+            if begun.elapsed() > KILL_TIMEOUT {
                 tracing::error!(
-                    pids = ?inhabitants,
+                    pids = ?users,
                     place = %self.pipe.display(),
                     "MPS processes did not exit after SIGKILL, probably because the GPU driver blocks them; look for Xid errors in `dmesg`, and reboot the host if the processes stay"
                 );
                 return;
             }
-            for pid in &inhabitants {
-                // An error means that it is gone already.
+            for pid in &users {
+                // An error means that the process has exited.
                 kill(Pid::from_raw(*pid), Signal::SIGKILL).ok();
             }
-            sleep(LOOK_EVERY).await;
+            sleep(EXIT_CHECK_INTERVAL).await;
         }
     }
 
@@ -132,8 +135,8 @@ impl Directories {
     }
 }
 
-/// The directory and process of a daemon of another owner, if one runs in a default directory or in
-/// `named`, which this process's environment names.
+/// Returns the directory and process ID of another owner's daemon, if one runs in a default
+/// directory or in `named`, the directory in this process's environment.
 pub(super) fn foreign_daemon(named: Option<PathBuf>, program: &Path) -> Option<(PathBuf, i32)> {
     let places = named.into_iter().chain(DEFAULT_PIPES.map(PathBuf::from));
     places.into_iter().find_map(|place| {
@@ -148,7 +151,7 @@ fn is_mps(process: &Process, program: &Path) -> bool {
     let arguments = process.cmdline().unwrap_or_default();
     let name = arguments.first().and_then(|first| Path::new(first).file_name());
     name.is_some_and(|name| {
-        name.as_bytes().starts_with(PROGRAMS.as_bytes()) || Some(name) == program.file_name()
+        name.as_bytes().starts_with(PROGRAM_PREFIX.as_bytes()) || Some(name) == program.file_name()
     })
 }
 
@@ -156,8 +159,8 @@ fn tail(path: &Path) -> String {
     let read = || {
         let mut file = fs::File::open(path)?;
         let length = file.metadata()?.len();
-        if i64::try_from(length).is_ok_and(|length| length > TAIL) {
-            file.seek(SeekFrom::End(-TAIL))?;
+        if i64::try_from(length).is_ok_and(|length| length > LOG_TAIL_BYTES) {
+            file.seek(SeekFrom::End(-LOG_TAIL_BYTES))?;
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
@@ -166,7 +169,8 @@ fn tail(path: &Path) -> String {
     read().unwrap_or_default()
 }
 
-/// FNV-1a: the same in every build, so that a later supervisor finds what an earlier one left.
+/// Returns the FNV-1a hash, which is the same in every build. A later supervisor can therefore find
+/// the directories of an earlier one.
 fn hash(text: &OsStr) -> u32 {
     text.as_bytes().iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -183,7 +187,7 @@ mod tests {
         assert_eq!(short.pipe, Path::new("/run/shadowslice/private/mps0/pipe"));
         let deep = PathBuf::from(format!("/{}/private", "d".repeat(90)));
         let long = Directories::of(&deep, 3);
-        assert!(long.pipe.as_os_str().len() <= MAX_PIPE && long.pipe.starts_with("/tmp"), "{long:?}");
+        assert!(long.pipe.as_os_str().len() <= MAX_PIPE_BYTES && long.pipe.starts_with("/tmp"), "{long:?}");
         assert_eq!(long, Directories::of(&deep, 3));
         assert_ne!(long.pipe, Directories::of(&deep, 4).pipe);
     }

@@ -1,5 +1,5 @@
-//! Keeps one daemon and its server alive, and sends their commands: one task, so that no two
-//! commands run at the same time.
+//! Keeps one MPS daemon and its server alive, and sends commands to them. A single task does this,
+//! so two commands never run at the same time.
 
 use shadowslice_shared::rounding;
 use std::sync::Arc;
@@ -10,84 +10,86 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::MpsError;
-use super::answers::ServerStatus;
 use super::control::{Control, ControlError};
 use super::daemon::Daemon;
-use super::place::Directories;
+use super::directories::Directories;
+use super::replies::ServerStatus;
 use shadowslice_shared::errors;
 
-/// How often to look at a state that MPS does not announce.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The time between two checks of a state for which MPS sends no event.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How many looks a new worker has to show up as a client.
-const ADMISSION_LOOKS: u32 = 5;
+/// The number of checks within which a new worker must appear as a client.
+const MAX_ADMISSION_CHECKS: u32 = 5;
 
-/// The first pause before a dead daemon is started again, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LAST_PAUSE: Duration = Duration::from_secs(10);
+/// The first pause before a daemon that has exited is restarted. The pause doubles each time.
+const RESTART_BACKOFF: Duration = Duration::from_millis(100);
 
-/// A daemon that lived as long as this starts anew with the first pause.
-const LIVED: Duration = Duration::from_secs(60);
+/// The longest pause before a restart.
+const MAX_RESTART_BACKOFF: Duration = Duration::from_secs(10);
+
+/// The uptime of a daemon after which the next restart begins with the first pause again.
+const STABLE_TIME: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Condition {
-    /// Counts the lives of servers: contexts made in an earlier one are lost.
-    pub(super) life: u64,
-    /// The server, or why there is none for new clients.
+pub(super) struct ServerState {
+    /// The number of servers so far. Contexts on earlier servers are lost.
+    pub(super) generation: u64,
+    /// The server's process ID, or the reason why no server accepts clients.
     pub(super) server: Result<i32, String>,
     pub(super) daemon: Option<i32>,
 }
 
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Whether a process that has made its context is a client.
+    /// Checks whether a process that has created its context is a client.
     IsClient(i32, oneshot::Sender<Result<bool, ControlError>>),
     Clients(oneshot::Sender<Result<Vec<i32>, ControlError>>),
     Terminate(i32, oneshot::Sender<Result<(), ControlError>>),
-    /// A client has died: is the server well?
+    /// Checks the server after a client has exited.
     Examine,
-    /// From now on another supervisor keeps the daemon,
+    /// Passes the daemon to another supervisor.
     Pass,
-    /// or this one does.
+    /// Keeps a daemon of the previous supervisor.
     Keep,
 }
 
-/// The stop has a channel of its own, so that it waits in no queue.
+/// The receivers of the monitor. The stop has its own channel, so it never waits in the queue.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    pub(super) requests: mpsc::Receiver<Request>,
-    /// The end of everything, at once or not.
-    pub(super) stop: oneshot::Receiver<bool>,
+    pub(super) requests_rx: mpsc::Receiver<Request>,
+    /// The stop of the daemon. The value is true if the stop must be immediate.
+    pub(super) stop_rx: oneshot::Receiver<bool>,
 }
 
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct DaemonMonitor {
     pub(super) control: Control,
     pub(super) device: String,
-    pub(super) place: Directories,
+    pub(super) directories: Directories,
     pub(super) uid: u32,
-    pub(super) condition: watch::Sender<Condition>,
-    /// Since when the server is at fault.
+    pub(super) state: watch::Sender<ServerState>,
+    /// The time at which the server's fault was detected, while the server is faulty.
     pub(super) fault: Option<Instant>,
-    /// Whether another supervisor keeps the daemon, which then goes on when this one ends.
+    /// True if another supervisor keeps the daemon, which then continues when this supervisor ends.
     pub(super) passed: Arc<AtomicBool>,
 }
 
-enum Over {
-    Asked { at_once: bool },
-    Dead(String),
+enum AttendEnd {
+    Stop { at_once: bool },
+    Exited(String),
 }
 
-impl Keeper {
-    /// Starts a daemon and its server, and waits until that takes clients.
+impl DaemonMonitor {
+    /// Starts a daemon and its server, and waits until the server accepts clients.
     pub(super) async fn start(&self) -> Result<(Daemon, i32), MpsError> {
-        self.place
+        self.directories
             .make(self.control.several_users)
-            .map_err(|source| MpsError::Directories { path: self.place.pipe.clone(), source })?;
+            .map_err(|source| MpsError::Directories { path: self.directories.pipe.clone(), source })?;
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         let ready = tokio::select! {
-            status = daemon.ended() => Err(format!("the daemon exited immediately ({})", crate::backend::shown(&status))),
+            status = daemon.wait_exit() => Err(format!("the daemon exited immediately ({})", crate::backend::shown(&status))),
             ready = timeout(self.control.limits.start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
                 Err(_) => Err(format!("no MPS server accepted clients within {:?}", self.control.limits.start)),
@@ -96,14 +98,14 @@ impl Keeper {
         match ready {
             Ok(server) => Ok((daemon, server)),
             Err(why) => {
-                let log = self.place.logs();
-                daemon.kill(&self.control, &self.place).await;
+                let log = self.directories.logs();
+                daemon.kill(&self.control, &self.directories).await;
                 Err(MpsError::Start { why, log })
             }
         }
     }
 
-    /// Takes over a daemon of another supervisor, and finds its server.
+    /// Adopts a daemon of another supervisor, and finds its server.
     pub(super) async fn adopt(&self, pid: i32) -> Result<(Daemon, i32), MpsError> {
         let daemon = Daemon::adopt(pid)
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
@@ -111,7 +113,7 @@ impl Keeper {
             Ok(Some(server)) => Ok((daemon, server)),
             Ok(None) => Err(MpsError::Start {
                 why: "the MPS control daemon has no server".to_owned(),
-                log: self.place.logs(),
+                log: self.directories.logs(),
             }),
             Err(error) => Err(MpsError::Control(error)),
         }
@@ -119,7 +121,7 @@ impl Keeper {
 
     async fn await_server(&self) -> Result<i32, ControlError> {
         while self.control.servers().await.is_err() {
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         self.control.start_server(self.uid).await?;
         loop {
@@ -128,51 +130,52 @@ impl Keeper {
             {
                 return Ok(*server);
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Keeps a daemon, and its successors, until asked to stop.
+    /// Monitors a daemon and restarts it when it exits, until a stop is requested.
     pub(super) async fn run(mut self, daemon: Daemon, mut inbox: Inbox) {
         let mut next = Some(daemon);
-        let mut pause = FIRST_PAUSE;
+        let mut pause = RESTART_BACKOFF;
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
             match self.attend(&mut daemon, &mut inbox).await {
-                Over::Asked { .. } if self.passed.load(Ordering::Relaxed) => {
+                AttendEnd::Stop { .. } if self.passed.load(Ordering::Relaxed) => {
                     daemon.pass().await;
                     return;
                 }
-                Over::Asked { at_once } => {
-                    daemon.end(&self.control, &self.place, at_once).await;
+                AttendEnd::Stop { at_once } => {
+                    daemon.stop(&self.control, &self.directories, at_once).await;
                     break;
                 }
-                Over::Dead(why) if self.passed.load(Ordering::Relaxed) => {
+                AttendEnd::Exited(why) if self.passed.load(Ordering::Relaxed) => {
                     self.lost(format!("the MPS control daemon is down: {why}"));
                     return;
                 }
-                Over::Dead(why) => {
+                AttendEnd::Exited(why) => {
                     let why = format!("the MPS control daemon is down: {why}");
                     tracing::error!(
                         device = self.device,
                         why,
-                        log = self.place.logs(),
+                        log = self.directories.logs(),
                         "MPS failed on a GPU; restarting MPS and all workers on this GPU"
                     );
                     self.fault = None;
                     self.lost(why);
-                    daemon.kill(&self.control, &self.place).await;
+                    daemon.kill(&self.control, &self.directories).await;
                 }
             }
-            if begun.elapsed() >= LIVED {
-                pause = FIRST_PAUSE;
+            if begun.elapsed() >= STABLE_TIME {
+                pause = RESTART_BACKOFF;
             }
             next = self.restart(&mut inbox, &mut pause).await;
         }
-        self.place.remove();
+        self.directories.remove();
     }
 
-    /// Starts a daemon after a pause, as often as it takes; `None` if asked to stop meanwhile.
+    /// Tries to start a daemon, with pauses, until it succeeds. Returns `None` if a stop is
+    /// requested.
     async fn restart(&self, inbox: &mut Inbox, pause: &mut Duration) -> Option<Daemon> {
         loop {
             let attempt = async {
@@ -180,10 +183,10 @@ impl Keeper {
                 self.start().await
             };
             let Some(started) = unless_stopped(inbox, attempt).await else {
-                self.place.evict(&self.control.program).await;
+                self.directories.kill_users(&self.control.program).await;
                 return None;
             };
-            *pause = (*pause * 2).min(LAST_PAUSE);
+            *pause = (*pause * 2).min(MAX_RESTART_BACKOFF);
             match started {
                 Ok((daemon, server)) => {
                     tracing::info!(
@@ -191,7 +194,7 @@ impl Keeper {
                         server,
                         "MPS restarted; starting the workers of this GPU again"
                     );
-                    self.condition.send_modify(|condition| condition.daemon = daemon.pid());
+                    self.state.send_modify(|state| state.daemon = daemon.pid());
                     self.take_clients(server);
                     return Some(daemon);
                 }
@@ -207,20 +210,20 @@ impl Keeper {
         }
     }
 
-    async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut Inbox) -> Over {
-        let mut look = interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut Inbox) -> AttendEnd {
+        let mut poll = interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                at_once = &mut inbox.stop => return Over::Asked { at_once: at_once.unwrap_or(true) },
-                status = daemon.ended() => return Over::Dead(format!("the daemon exited ({})", crate::backend::shown(&status))),
-                _ = look.tick(), if self.fault.is_some() => {
+                at_once = &mut inbox.stop_rx => return AttendEnd::Stop { at_once: at_once.unwrap_or(true) },
+                status = daemon.wait_exit() => return AttendEnd::Exited(format!("the daemon exited ({})", crate::backend::shown(&status))),
+                _ = poll.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
-                        return Over::Dead(why);
+                        return AttendEnd::Exited(why);
                     }
                 }
-                Some(request) = inbox.requests.recv() => match request {
+                Some(request) = inbox.requests_rx.recv() => match request {
                     Request::Pass => daemon.pass().await,
                     Request::Keep => daemon.keep(&self.control),
                     request => self.serve(request).await,
@@ -229,7 +232,7 @@ impl Keeper {
         }
     }
 
-    /// A receiver that is gone is no error.
+    /// Serves a request. Ignores a reply channel that is closed.
     async fn serve(&mut self, request: Request) {
         match request {
             Request::IsClient(pid, reply) => drop(reply.send(self.is_client(pid).await)),
@@ -248,9 +251,9 @@ impl Keeper {
         }
     }
 
-    /// The clients of the server that is known, or else of all.
+    /// Returns the clients of the known server, or of all servers if no server is known.
     async fn clients(&self) -> Result<Vec<i32>, ControlError> {
-        let known = self.condition.borrow().server.clone();
+        let known = self.state.borrow().server.clone();
         if let Ok(known) = known
             && let Ok(clients) = self.control.clients(known).await
         {
@@ -263,13 +266,14 @@ impl Keeper {
         Ok(clients)
     }
 
-    /// A client may be listed a moment after its context is made.
+    /// Returns true if the process is a client. MPS can list a client some time after it has
+    /// created its context.
     async fn is_client(&self, pid: i32) -> Result<bool, ControlError> {
-        for _ in 0..ADMISSION_LOOKS {
+        for _ in 0..MAX_ADMISSION_CHECKS {
             if self.clients().await?.contains(&pid) {
                 return Ok(true);
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(false)
     }
@@ -290,7 +294,7 @@ impl Keeper {
         let Some(server) = self.control.servers().await?.first().copied() else {
             tracing::error!(
                 device = self.device,
-                log = self.place.server_log(),
+                log = self.directories.server_log(),
                 "the MPS server exited, which broke every worker on this GPU; starting another MPS server and new workers"
             );
             self.lost("the MPS server exited".to_owned());
@@ -302,7 +306,7 @@ impl Keeper {
                 tracing::error!(
                     device = self.device,
                     server,
-                    log = self.place.server_log(),
+                    log = self.directories.server_log(),
                     "the MPS server reports a fault: a worker's GPU error broke every worker on this GPU; restarting all these workers"
                 );
                 self.lost(
@@ -312,12 +316,12 @@ impl Keeper {
                 self.fault = Some(Instant::now());
             }
             ServerStatus::Active => {
-                let before = self.condition.borrow().server.clone();
+                let before = self.state.borrow().server.clone();
                 if before.is_ok_and(|before| before != server) {
                     tracing::error!(
                         device = self.device,
                         server,
-                        log = self.place.server_log(),
+                        log = self.directories.server_log(),
                         "the previous MPS server exited, which broke every worker on this GPU; restarting the workers on the new server"
                     );
                     self.lost("the MPS server exited".to_owned());
@@ -336,7 +340,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// While the server is at fault. `Some` says why the daemon must be restarted.
+    /// Checks a faulty server. Returns the reason if the daemon must be restarted.
     async fn recovering(&mut self) -> Option<String> {
         let since = self.fault?;
         if let Ok(servers) = self.control.servers().await
@@ -359,31 +363,32 @@ impl Keeper {
     }
 
     fn take_clients(&self, server: i32) {
-        self.condition.send_if_modified(|condition| {
-            let changed = condition.server != Ok(server);
-            condition.server = Ok(server);
+        self.state.send_if_modified(|state| {
+            let changed = state.server != Ok(server);
+            state.server = Ok(server);
             changed
         });
     }
 
-    /// Every context is lost, and no worker is let in for now.
+    /// Marks every context as lost, and stops admitting workers for now.
     fn lost(&self, why: String) {
-        self.condition.send_modify(|condition| {
-            condition.life += 1;
-            condition.server = Err(why);
+        self.state.send_modify(|state| {
+            state.generation += 1;
+            state.server = Err(why);
         });
     }
 }
 
-/// Any other request is dropped meanwhile, so that its sender gets an error at once.
+/// Performs `work`, or returns `None` if a stop is requested. Drops all other requests in the
+/// meantime, so their senders get an error immediately.
 async fn unless_stopped<T>(inbox: &mut Inbox, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     loop {
         tokio::select! {
             biased;
-            _ = &mut inbox.stop => return None,
+            _ = &mut inbox.stop_rx => return None,
             done = &mut work => return Some(done),
-            Some(_) = inbox.requests.recv() => {}
+            Some(_) = inbox.requests_rx.recv() => {}
         }
     }
 }
