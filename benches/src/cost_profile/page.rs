@@ -36,8 +36,7 @@ process woke. `strace` stops a thread twice at every call; perf leaves batches a
 * **voluntary** and **involuntary** context switches come from `/proc/PID/task/*/status`, over as many requests without perf. Voluntary: the thread slept. Involuntary: the thread was preempted. \
 The latter depends on other programs, so compare it within one run only.
 * **instructions**, **allocations**, **releases** and **copies** come from Valgrind's Callgrind, over fewer requests, after the warm-up. Callgrind runs one thread at a time and about 40 times slower. \
-So it sees no contention, and batches differ from those at full speed. It sees user space only, and only the supervisor. The worker does not start under Valgrind 3.19, \
-because rustix asks the kernel for the vDSO, which Valgrind hides. An allocation is a call of an allocator function (C library or jemalloc) from outside the allocator, including `realloc`. \
+So it sees no contention, and batches differ from those at full speed. It sees user space only, and only the supervisor. An allocation is a call of an allocator function (C library or jemalloc) from outside the allocator, including `realloc`. \
 Callgrind does not see the sizes.
 * **copies** are calls of `memcpy` and `memmove`, without short copies that the compiler inlines. Callgrind does not see their sizes. From a few kilobytes on, the C library \
 copies with `rep movsb`, which counts as one instruction a byte. So for a large tensor, **in copies** divided by the tensor's bytes is the number of times it is copied.

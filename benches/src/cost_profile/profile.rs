@@ -1,6 +1,6 @@
 //! The profile of a supervisor that runs under Callgrind while it answers a known number of
-//! requests. The supervisor's worker runs without Callgrind, because the worker's clock needs the
-//! vDSO, which Valgrind hides.
+//! requests. The supervisor's worker runs without Callgrind, because the profile is about the
+//! supervisor.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -6,6 +6,7 @@ mod loaded_files;
 mod orphans;
 mod pid_files;
 mod priority;
+mod python;
 mod reference;
 mod spawn;
 mod start_queue;
@@ -20,6 +21,7 @@ pub(crate) use orphans::own;
 pub use orphans::reap_orphans;
 pub use pid_files::kill_leftover_workers;
 pub use priority::may_raise_priority;
+pub(crate) use python::python_variables;
 pub use reference::{ReferenceError, ReferenceFile};
 
 #[cfg(test)]
@@ -29,5 +31,4 @@ pub(crate) use spawn::{close_on_exec, watch};
 pub use start_queue::{Rank, Start, StartPermit, StartPlace, StartQueue};
 pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;
-pub(crate) use worker::python_variables;
 pub use worker::{BootMs, Launch, Programs, SpawnError, Worker, WorkerEvent, WorkerSaid};

@@ -62,9 +62,7 @@ impl Child {
         }
         Ok(pidfd_send_signal(&self.process, rustix::process::Signal::KILL)?)
     }
-}
 
-impl Child {
     /// Lets the process continue after this is dropped.
     pub fn set_free(&mut self) {
         self.free = true;
@@ -118,11 +116,13 @@ pub fn spawn(
     let attributes = attributes()?;
     let start = || Ok(posix_spawn(program.as_c_str(), &actions, &attributes, &arguments, &environment)?);
     let started = own(start, |pid| Some(pid.as_raw()))?;
-    watched(started.as_raw()).inspect_err(|_| {
+    let pid = Pid::from_raw(started.as_raw()).ok_or(io::ErrorKind::Other)?;
+    let process = watch(started.as_raw()).inspect_err(|_| {
         // Nothing would notice the exit of an unwatched child. An error means that it has exited.
         kill(started, Signal::SIGKILL).ok();
         nix::sys::wait::waitpid(started, None).ok();
-    })
+    })?;
+    Ok(Child { pid, process, status: None, free: false })
 }
 
 /// Returns the original path of a program that this process holds open, or otherwise `program`.
@@ -148,13 +148,6 @@ pub fn held(program: &Path) -> io::Result<PathBuf> {
     // The descriptor stays open while this process runs.
     let number = fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(MIN_HELD_NUMBER))?;
     Ok(Path::new(OPEN_FILES).join(number.to_string()))
-}
-
-/// Watches a child for which nothing has waited yet.
-fn watched(pid: i32) -> io::Result<Child> {
-    let process = watch(pid)?;
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(Child { pid, process, status: None, free: false })
 }
 
 /// Returns a descriptor that becomes readable when the process exits.

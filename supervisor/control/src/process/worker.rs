@@ -1,6 +1,5 @@
 //! A worker process, from its start to its exit.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -27,6 +26,7 @@ use super::boot::{self, Boot, FilesToLoad};
 use super::environment::environment;
 use super::pid_files::PidFile;
 use super::priority;
+use super::python::add_python;
 use super::reference::ReferenceFile;
 use super::spawn::{Child, Inherited, spawn};
 use super::start_queue::StartPermit;
@@ -371,37 +371,6 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
         io::ErrorKind::NotFound => SpawnError::NoProgram(program.to_owned()),
         _ => SpawnError::Process { program: program.to_owned(), source },
     })
-}
-
-/// The variables from which Python libraries read their number of threads.
-const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
-
-/// Adds the variables with which an interpreter finds the package before all other packages.
-fn add_python(
-    environment: &mut Vec<(OsString, OsString)>,
-    package: &Path,
-    threads: u32,
-) -> Result<(), SpawnError> {
-    if !package.is_dir() {
-        return Err(SpawnError::NoPackage(package.to_owned()));
-    }
-    let before = environment.iter().position(|(name, _)| name == "PYTHONPATH");
-    let before = before.map(|index| environment.swap_remove(index).1);
-    environment.extend(python_variables(package, before).map(|(name, value)| (name.into(), value)));
-    environment.extend(THREADS.map(|name| (name.into(), threads.to_string().into())));
-    Ok(())
-}
-
-/// Returns variables with which an interpreter searches `package` before `path`, its own search
-/// path.
-pub(crate) fn python_variables(package: &Path, path: Option<OsString>) -> [(&'static str, OsString); 3] {
-    let mut folders = package.as_os_str().to_owned();
-    if let Some(path) = path {
-        folders.push(":");
-        folders.push(path);
-    }
-    // PYTHONSAFEPATH prevents the interpreter from loading modules from its working directory.
-    [("PYTHONPATH", folders), ("PYTHONSAFEPATH", "1".into()), ("PYTHONDONTWRITEBYTECODE", "1".into())]
 }
 
 /// Limits the worker's memory and sets its priority and cores. The worker's later threads inherit

@@ -126,10 +126,6 @@ impl HolderProcess {
     }
 }
 
-/// The capacity of the channel that signals the end of the standard input. One signal is sent, and
-/// the sender must not wait while a kernel runs.
-const MAX_STOP_SIGNALS: usize = 1;
-
 /// Keeps the groups busy until the standard input ends. Writes a line to the standard output once
 /// the groups are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
@@ -138,13 +134,8 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let stream = context.stream()?;
     let spin = SpinKernel::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
-    let (stop_tx, stop_rx) = crossbeam_channel::bounded(MAX_STOP_SIGNALS);
-    std::thread::spawn(move || {
-        // A read error also ends the process. If this send fails, the receiver has already exited,
-        // and the process is ending.
-        std::io::stdin().read_to_end(&mut Vec::new()).ok();
-        stop_tx.send(()).ok();
-    });
+    // A read error also ends the process.
+    let input = std::thread::spawn(|| std::io::stdin().read_to_end(&mut Vec::new()));
     let marks =
         (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(cuda_error("create an event")));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
@@ -158,7 +149,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     marks.iter().try_for_each(launch)?;
     writeln!(std::io::stdout(), "holding")?;
     std::io::stdout().flush()?;
-    while stop_rx.try_recv().is_err() {
+    while !input.is_finished() {
         let oldest = rounds.next().expect("a cycle does not end");
         oldest.synchronize().map_err(cuda_error("finish a kernel"))?;
         launch(oldest)?;

@@ -8,8 +8,9 @@ use shadowslice_shared::units::Sms;
 
 use super::daemon::Daemon;
 use super::directories::Directories;
+use super::measurement::MeasuredGpu;
 use super::monitor::{DaemonMonitor, ServerState};
-use super::{MeasuredGpu, MpsError, MpsGpu, MpsSetup};
+use super::{MpsError, MpsGpu, MpsSetup};
 
 /// The description of a GPU's MPS daemon for the next supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

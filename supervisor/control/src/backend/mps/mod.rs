@@ -9,6 +9,7 @@ mod daemon;
 mod directories;
 mod handover;
 mod limits;
+mod measurement;
 mod monitor;
 mod replies;
 
@@ -18,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use shadowslice_shared::boot::{DeviceSpec, PRIORITY_VARIABLE, SHARE_VARIABLE};
@@ -27,7 +27,7 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::probe::{Isolation, ProbeError, isolation, probe};
+use super::probe::ProbeError;
 use super::{
     BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
     VISIBLE, Wait,
@@ -37,17 +37,12 @@ pub use control::{Control, control_program};
 use directories::Directories;
 pub use handover::MpsHandover;
 pub use limits::Limits;
-use monitor::{DaemonMonitor, Inbox, Request, ServerState};
+use measurement::{MeasuredGpu, measure};
+use monitor::{DaemonMonitor, Inbox, POLL_INTERVAL, Request, ServerState};
 use shadowslice_shared::errors;
 
 /// The maximum number of requests that wait for a daemon's monitor. Each worker has at most three.
 const MAX_REQUESTS: usize = 256;
-
-/// The number of failed measurements after which partitions count as not isolated.
-const MAX_ISOLATION_ATTEMPTS: u32 = 3;
-
-/// The time between two checks of the list of clients.
-const CLIENT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
@@ -129,13 +124,6 @@ struct Running {
     /// The channel for the stop. The value is true if the stop must be immediate.
     stop_tx: oneshot::Sender<bool>,
     thread: JoinHandle<()>,
-}
-
-#[derive(Debug)]
-struct MeasuredGpu {
-    total: Sms,
-    least: Sms,
-    division: Result<Arc<Division>, String>,
 }
 
 impl MpsGpu {
@@ -306,43 +294,6 @@ async fn stop_leftover_daemon(monitor: &DaemonMonitor) {
     monitor.directories.remove();
 }
 
-/// Measures the SMs at the whole share and at the smallest share, and the isolation of partitions.
-async fn measure(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<MeasuredGpu, MpsError> {
-    let at = async |share: Percent| {
-        let mut environment = monitor.control.environment.clone();
-        environment.push((SHARE_VARIABLE, share.get().to_string()));
-        let found = probe(&setup.probe, &environment).await.map_err(MpsError::Probe)?;
-        if !found.uuid.eq_ignore_ascii_case(&setup.uuid) {
-            return Err(MpsError::OtherGpu { expected: setup.uuid.clone(), found: found.uuid });
-        }
-        Ok(Sms(found.sms))
-    };
-    let smallest = Percent::new(1).expect("1 is a percentage");
-    let (total, least) = (at(Percent::WHOLE).await?, at(smallest).await?);
-    let found = MeasuredGpu { total, least, division: division(monitor, setup).await.map(Arc::new) };
-    if found.least == found.total { Err(MpsError::Outside(found.total)) } else { Ok(found) }
-}
-
-/// Returns the division into groups, if partitions are isolated. Repeats a failed measurement,
-/// because it can fail on a busy host.
-async fn division(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<Division, String> {
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
-        let isolation = isolation(&setup.probe, &monitor.control.environment).await;
-        match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
-            Err(why) if attempts < MAX_ISOLATION_ATTEMPTS => {
-                tracing::debug!(
-                    device = setup.device,
-                    why,
-                    "the measurement of partitions failed; measuring again"
-                );
-            }
-            proven => return proven,
-        }
-    }
-}
-
 impl GpuBackend for MpsGpu {
     fn status(&self) -> BackendStatus {
         let server = self.server();
@@ -448,7 +399,7 @@ impl GpuBackend for MpsGpu {
                     return Some(());
                 }
                 // The daemon sends no event when a client leaves.
-                tokio::time::sleep(CLIENT_CHECK_INTERVAL).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         Some(Box::pin(async move {

@@ -17,7 +17,7 @@ use super::replies::ServerStatus;
 use shadowslice_shared::errors;
 
 /// The time between two checks of a state for which MPS sends no event.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The number of checks within which a new worker must appear as a client.
 const MAX_ADMISSION_CHECKS: u32 = 5;
