@@ -1,0 +1,69 @@
+//! The keys of a profile.
+
+use std::ops::Bound;
+
+use super::Fallback::{Required, Unset, Value};
+use super::model::MAX_MEMORY;
+use super::{Key, Kind, NumberRange, key};
+
+const BANDWIDTH: NumberRange = NumberRange {
+    wanted: "a number from 0 to 1 (for example 0.2)",
+    least: Bound::Included(0.0),
+    most: Bound::Included(1.0),
+};
+
+const MILLISECONDS: NumberRange = NumberRange {
+    wanted: "a time in milliseconds above 0 (for example 2.5)",
+    least: Bound::Excluded(0.0),
+    most: Bound::Unbounded,
+};
+
+pub(crate) const PROFILE: Kind = Kind::Map(&[
+    key("source", Kind::Map(&SOURCE), Required, "where the numbers come from"),
+    key("memory", Kind::Map(&MEMORY), Unset(""), "GPU memory of a worker"),
+    key("start", Kind::Map(&START), Unset(""), "times of start, load and warm-up"),
+    key(
+        "bandwidth",
+        Kind::Number(BANDWIDTH),
+        Value("0"),
+        "fraction of the memory bandwidth that the model alone uses",
+    ),
+    key(
+        "kernels",
+        Kind::Whole(1, 1_000_000),
+        Unset("the time of a one-row batch divided by 5 us"),
+        "kernels per batch",
+    ),
+    key("shapes", Kind::Open(&[], &Kind::SHAPE), Unset(""), "measured input shapes"),
+    key("execution_ms", Kind::Open(&EXECUTION, &ROW), Required, "times of a batch of N rows, in ms"),
+]);
+
+const SOURCE: [Key; 4] = [
+    key("kind", Kind::Word(&["illustrative", "measured"]), Required, "illustrative, or measured"),
+    key("device", Kind::Text, Unset(""), "the GPU"),
+    key("driver", Kind::Text, Unset(""), "the version of the driver"),
+    key("date", Kind::Text, Unset(""), "the date of the measurement"),
+];
+
+const BYTES: Kind = Kind::Size(0, MAX_MEMORY);
+
+const MEMORY: [Key; 3] = [
+    key("context", BYTES, Value("0"), "CUDA context"),
+    key("weights", BYTES, Value("0"), "weights"),
+    key("activations", BYTES, Value("0"), "activations"),
+];
+
+const START: [Key; 3] = [
+    key("process", Kind::ANY_DURATION, Value("0ms"), "start of the process"),
+    key("load", Kind::ANY_DURATION, Value("0ms"), "load of the model"),
+    key("warm", Kind::ANY_DURATION, Value("0ms"), "warm-up"),
+];
+
+const EXECUTION: [Key; 1] = [key(
+    "sms",
+    Kind::List(&Kind::Whole(1, 1_000_000), 0, usize::MAX),
+    Required,
+    "SMs of each column, ascending",
+)];
+
+const ROW: Kind = Kind::List(&Kind::Number(MILLISECONDS), 0, usize::MAX);
