@@ -28,10 +28,11 @@ pub fn render(config: &Config) -> String {
 /// Writes the keys of a map, one per line. A comment replaces each key without a value.
 fn block(text: &mut String, indent: usize, path: &str, keys: &'static [Key], values: &Value) {
     let margin = " ".repeat(indent);
-    for Key { name, kind, default, .. } in keys {
-        let (value, path) = (&values[name], format!("{path}{name}"));
+    for key in keys {
+        let Key { name, kind, .. } = key;
+        let value = &values[name];
         if value.is_null() {
-            comment(text, &margin, &path, default);
+            comment(text, &margin, path, key, values);
             continue;
         }
         let line = format!("{margin}{name}: {}", flow(kind, value));
@@ -42,7 +43,7 @@ fn block(text: &mut String, indent: usize, path: &str, keys: &'static [Key], val
             }
             (Kind::Map(keys), _) if line.len() > MAX_COLUMNS => {
                 *text += &format!("{margin}{name}:\n");
-                block(text, indent + 2, &format!("{path}."), keys, value);
+                block(text, indent + 2, &format!("{path}{name}."), keys, value);
             }
             _ => {
                 let keys = if value.is_object() { kind.keys() } else { &[] };
@@ -51,7 +52,7 @@ fn block(text: &mut String, indent: usize, path: &str, keys: &'static [Key], val
                     *text += &format!("{line}\n");
                 }
                 for key in unset {
-                    comment(text, &margin, &format!("{path}.{}", key.name), &key.default);
+                    comment(text, &margin, &format!("{path}{name}."), key, value);
                 }
             }
         }
@@ -70,11 +71,11 @@ fn listed(text: &mut String, indent: usize, keys: &'static [Key], item: &Value) 
     text.replace_range(start + indent..=start + indent, "-");
 }
 
-fn comment(text: &mut String, margin: &str, path: &str, default: &Fallback) {
-    if let Fallback::Unset(instead) = default
-        && !instead.is_empty()
-    {
-        *text += &format!("{margin}# {path}: not set; {instead}\n");
+fn comment(text: &mut String, margin: &str, path: &str, key: &Key, values: &Value) {
+    let Key { name, default: Fallback::Unset(default), .. } = key else { return };
+    let instead = values[format!("# {name}")].as_str().unwrap_or(default);
+    if !instead.is_empty() {
+        *text += &format!("{margin}# {path}{name}: not set; {instead}\n");
     }
 }
 
@@ -108,8 +109,9 @@ fn flow_map(keys: &'static [Key], value: &Value) -> String {
     format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the value of each key. A key without a value is null.
-fn values(config: &Config) -> Value {
+/// Returns the value of each key. A key without a value is null. An entry `# KEY` replaces the
+/// table's text on a key without a value.
+pub(super) fn values(config: &Config) -> Value {
     let Config { listen, controller, limits, timeouts, workers, .. } = config;
     let listeners = |listeners: &[Listener]| {
         listeners.iter().map(|one| listener(one, &config.run_dir)).collect::<Value>()
@@ -236,6 +238,7 @@ fn model(model: &ModelConfig) -> Value {
         // share prevents the policy from choosing another one.
         "share": {
             "initial": share.given.then(|| share.initial.to_string()),
+            "# initial": format!("a policy chooses it, and without one it is {}", share.initial),
             "min": share.min.to_string(),
             "max": share.max.to_string(),
         },

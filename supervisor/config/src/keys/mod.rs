@@ -157,14 +157,9 @@ impl Kind {
         range.expect("the table gives the range of each size that is read")
     }
 
-    /// Returns the bounds in the form in which documents state them. A bound that no operator meets
-    /// is left out.
-    fn bounds(&'static self) -> Vec<String> {
-        let kinds = if let Self::Either(kinds) = self { kinds } else { std::slice::from_ref(self) };
-        kinds.iter().flat_map(Self::own_bounds).collect()
-    }
-
-    fn own_bounds(&self) -> Vec<String> {
+    /// Returns the bounds in the form in which documents state them. Bounds that only exclude mistakes
+    /// are left out, such as those of indices.
+    fn bounds(&self) -> Vec<String> {
         match self {
             Self::Duration(least, most) => {
                 let least = (!least.is_zero()).then(|| show_duration(*least));
@@ -176,10 +171,11 @@ impl Kind {
                 let most = (*most < LARGEST).then(|| show_size(*most));
                 least.into_iter().chain(most).collect()
             }
-            Self::Whole(least, most) if *most < i64::from(i32::MAX) => {
-                vec![least.to_string(), most.to_string()]
+            Self::Whole(least, most) => {
+                let least = (*least > 0).then(|| least.to_string());
+                least.into_iter().chain([most.to_string()]).collect()
             }
-            Self::List(_, _, most) if *most < usize::MAX => vec![most.to_string()],
+            Self::List(_, least, most) if least < most && *most < usize::MAX => vec![most.to_string()],
             _ => Vec::new(),
         }
     }

@@ -158,7 +158,7 @@ const QUEUE: [Key; 3] = [
 ];
 
 const MEMORY: [Key; 1] =
-    [key("limit", Kind::Size(1 << 20, MAX_MEMORY), Unset("none"), "maximum GPU memory of a worker")];
+    [key("limit", Kind::Size(1 << 20, MAX_MEMORY), Unset("no limit"), "maximum GPU memory of a worker")];
 
 const WARMUP: Kind = Kind::Either(&[Kind::Text, Kind::SHAPE, Kind::Map(&INPUT)]);
 

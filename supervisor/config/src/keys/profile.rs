@@ -19,7 +19,7 @@ const MILLISECONDS: NumberRange = NumberRange {
 };
 
 pub(crate) const PROFILE: Kind = Kind::Map(&[
-    key("source", Kind::Map(&SOURCE), Required, "where the numbers come from"),
+    key("source", Kind::Map(&SOURCE), Required, "illustrative, or measured with device, driver and date"),
     key("memory", Kind::Map(&MEMORY), Unset(""), "GPU memory of a worker"),
     key("start", Kind::Map(&START), Unset(""), "times of start, load and warm-up"),
     key(

@@ -39,7 +39,12 @@ const PEERS: [Key; 2] = [
 ];
 
 pub(crate) const CONFIG: Kind = Kind::Map(&[
-    key("run_dir", Kind::Text, Unset("a folder of the system"), "directory of the sockets"),
+    key(
+        "run_dir",
+        Kind::Text,
+        Unset("/run/shadowslice for root, otherwise $XDG_RUNTIME_DIR/shadowslice"),
+        "directory of the sockets",
+    ),
     key("listen", Kind::Map(&LISTEN), Unset(""), "addresses of the servers"),
     key("gpus", Kind::List(&Kind::Map(&GPU), 1, 64), Value(r#"[{"device": 0, "partition": "mps"}]"#), "GPUs"),
     key("models", Kind::List(&Kind::Map(MODEL), 0, 256), Required, "models"),
