@@ -8,7 +8,7 @@ use std::time::Duration;
 use strsim::levenshtein;
 
 use super::faults::{ConfigFault, FaultLog, Position};
-use super::keys::{Fallback, Key, Kind, NumberRange, Words};
+use super::keys::{Key, KeyDefault, Kind, NumberRange, Words};
 use super::units::{self, show_duration, show_size};
 use super::yaml::{self, YamlContent, YamlEntry, YamlNode};
 
@@ -311,7 +311,7 @@ impl<'a> Fields<'a> {
 
     /// Returns the default of a key in the table.
     pub(super) fn default<T>(&self, name: &'static str, read: impl Fn(&Value<'_>) -> Option<T>) -> T {
-        let Key { kind, default: Fallback::Value(text), .. } = self.key(name) else {
+        let Key { kind, default: KeyDefault::Value(text), .. } = self.key(name) else {
             unreachable!("only keys with a default are read with it: {name}")
         };
         let log = FaultLog::new(Path::new(""));

@@ -6,7 +6,9 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use shadowslice_shared::boot::{EchoTensor, ElementValue, InputValues};
 
-use super::keys::{ACCESS, CONFIG, Fallback, HANDOVERS, Key, Kind, ON_LATE, PARTITIONS, PROVIDERS, STANDBYS};
+use super::keys::{
+    ACCESS, CONFIG, HANDOVERS, Key, KeyDefault, Kind, ON_LATE, PARTITIONS, PROVIDERS, STANDBYS,
+};
 use super::keys::{STARTS, Words};
 use super::peers::{Account, AllowedClients, Peers};
 use super::types::{
@@ -72,7 +74,7 @@ fn listed(text: &mut String, indent: usize, keys: &'static [Key], item: &Value) 
 }
 
 fn comment(text: &mut String, margin: &str, path: &str, key: &Key, values: &Value) {
-    let Key { name, default: Fallback::Unset(default), .. } = key else { return };
+    let Key { name, default: KeyDefault::Unset(default), .. } = key else { return };
     let instead = values[format!("# {name}")].as_str().unwrap_or(default);
     if !instead.is_empty() {
         *text += &format!("{margin}# {path}{name}: not set; {instead}\n");

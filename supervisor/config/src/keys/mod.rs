@@ -23,14 +23,14 @@ pub(super) use supervisor::{ACCESS, CONFIG, PARTITIONS, STARTS};
 pub(super) struct Key {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
-    pub(super) default: Fallback,
+    pub(super) default: KeyDefault,
     /// The description, which docs/configuration.md contains too.
     pub(super) meaning: &'static str,
 }
 
 /// The effect of a missing key.
 #[derive(Debug)]
-pub(super) enum Fallback {
+pub(super) enum KeyDefault {
     /// The key is required.
     Required,
     /// The default. A list or a map is written as JSON.
@@ -80,7 +80,7 @@ pub(super) struct NumberRange {
 /// The words of a key, each with the value that it stands for.
 pub(super) type Words<T, const N: usize> = [(&'static str, T); N];
 
-const fn key(name: &'static str, kind: Kind, default: Fallback, meaning: &'static str) -> Key {
+const fn key(name: &'static str, kind: Kind, default: KeyDefault, meaning: &'static str) -> Key {
     Key { name, kind, default, meaning }
 }
 
@@ -103,8 +103,9 @@ impl Kind {
     const AXIS: Self = Self::Whole(1, i32::MAX as i64);
     const SHAPE: Self = Self::List(&Self::AXIS, 0, 32);
 
-    const fn least_duration(least: Duration) -> Self {
-        Self::Duration(least, units::MAX_DURATION)
+    /// Returns the kind of a duration of at least `least` ms.
+    const fn from_ms(least: u64) -> Self {
+        Self::Duration(Duration::from_millis(least), units::MAX_DURATION)
     }
 
     /// Returns what `find` returns for this kind or for the first alternative that fits.

@@ -6,10 +6,12 @@ use std::time::Duration;
 use shadowslice_shared::batch::MAX_REQUESTS;
 use shadowslice_shared::tensor::Datatype;
 
-use super::Fallback::{Required, Unset, Value};
+use super::KeyDefault::{Required, Unset, Value};
+use super::Kind::{Either, List, Map, Number, Open, Share, Size, Text, Whole, Word};
 use super::{Key, Kind, NumberRange, Words, key, names};
 use crate::engine::{EngineName, MAX_TENSORS};
 use crate::types::{HandoverMode, OnLate, ProviderKind};
+use crate::units::MAX_DURATION;
 
 pub(crate) const ENGINES: Words<EngineName, 3> = [
     ("onnxruntime", EngineName::OnnxRuntime),
@@ -45,9 +47,9 @@ pub(super) const MAX_MEMORY: u64 = 1 << 40;
 
 /// The indices of CPU cores in `cpus`. The number of cores is the number of bits in glibc's
 /// `cpu_set_t`.
-const CPU: Kind = Kind::Whole(0, 1023);
+const CPU: Kind = Whole(0, 1023);
 
-const LATENCY: Kind = Kind::least_duration(Duration::from_micros(1));
+const LATENCY: Kind = Kind::Duration(Duration::from_micros(1), MAX_DURATION);
 
 const PERCENTILE: NumberRange = NumberRange {
     wanted: "a number above 0 and below 100 (for example 99 or 99.9)",
@@ -56,85 +58,70 @@ const PERCENTILE: NumberRange = NumberRange {
 };
 
 const NUMBER: Kind =
-    Kind::Number(NumberRange { wanted: "a number", least: Bound::Unbounded, most: Bound::Unbounded });
+    Number(NumberRange { wanted: "a number", least: Bound::Unbounded, most: Bound::Unbounded });
 
 pub(super) const MODEL: &[Key] = &[
-    key("name", Kind::Text, Unset("the stem of path"), "unique name"),
-    key("engine", Kind::Word(&names(ENGINES)), Unset("from the suffix of path"), "the runtime"),
-    key("path", Kind::Text, Unset(""), "the model's file"),
-    key("threads", Kind::Whole(1, 1024), Value("1"), "CPU threads per operator"),
+    key("name", Text, Unset("the stem of path"), "unique name"),
+    key("engine", Word(&names(ENGINES)), Unset("from the suffix of path"), "the runtime"),
+    key("path", Text, Unset(""), "the model's file"),
+    key("threads", Whole(1, 1024), Value("1"), "CPU threads per operator"),
     key(
         "providers",
-        Kind::List(&Kind::Word(&names(PROVIDERS)), 1, usize::MAX),
+        List(&Word(&names(PROVIDERS)), 1, usize::MAX),
         Value(r#"["cuda"]"#),
         "ONNX execution providers on a real GPU, in order of preference",
     ),
-    key("python", Kind::Map(&PYTHON), Unset(""), "the interpreter"),
-    key("tensors", Kind::List(&Kind::Map(&TENSOR), 1, MAX_TENSORS), Unset(""), "input and output pairs"),
-    key("gpu", Kind::Either(&[Kind::Word(&["auto"]), Kind::Whole(0, 1023)]), Value("0"), "the GPU"),
-    key("profile", Kind::Text, Unset("no profile"), "the model's costs"),
-    key("share", Kind::Map(&SHARE), Unset(""), "the share of the GPU"),
-    key("slo", Kind::Either(&[LATENCY, Kind::Map(&SLO)]), Required, "maximum time from arrival to answer"),
-    key("batch", Kind::Map(&BATCH), Unset(""), "batches"),
-    key("queue", Kind::Map(&QUEUE), Unset(""), "waiting requests"),
-    key("priority", Kind::Whole(1, 1000), Value("1"), "1 is the highest"),
-    key("handover", Kind::Word(&names(HANDOVERS)), Value("auto"), "how the share changes"),
-    key("standby", Kind::Word(&names(STANDBYS)), Value("off"), "a warm standby worker"),
-    key("cpus", Kind::List(&CPU, 0, usize::MAX), Value("[]"), "CPU cores to which workers are pinned"),
-    key("memory", Kind::Map(&MEMORY), Unset(""), "memory"),
-    key(
-        "warmup",
-        Kind::Either(&[Kind::Text, Kind::Open(&[], &WARMUP)]),
-        Value("{}"),
-        "inputs for the warm-up",
-    ),
+    key("python", Map(&PYTHON), Unset(""), "the interpreter"),
+    key("tensors", List(&Map(&TENSOR), 1, MAX_TENSORS), Unset(""), "input and output pairs"),
+    key("gpu", Either(&[Word(&["auto"]), Whole(0, 1023)]), Value("0"), "the GPU"),
+    key("profile", Text, Unset("no profile"), "the model's costs"),
+    key("share", Map(&SHARE), Unset(""), "the share of the GPU"),
+    key("slo", Either(&[LATENCY, Map(&SLO)]), Required, "maximum time from arrival to answer"),
+    key("batch", Map(&BATCH), Unset(""), "batches"),
+    key("queue", Map(&QUEUE), Unset(""), "waiting requests"),
+    key("priority", Whole(1, 1000), Value("1"), "1 is the highest"),
+    key("handover", Word(&names(HANDOVERS)), Value("auto"), "how the share changes"),
+    key("standby", Word(&names(STANDBYS)), Value("off"), "a warm standby worker"),
+    key("cpus", List(&CPU, 0, usize::MAX), Value("[]"), "CPU cores to which workers are pinned"),
+    key("memory", Map(&MEMORY), Unset(""), "memory"),
+    key("warmup", Either(&[Text, Open(&[], &WARMUP)]), Value("{}"), "inputs for the warm-up"),
 ];
 
-const PYTHON: [Key; 1] = [key("executable", Kind::Text, Unset("python3 on the PATH"), "the interpreter")];
+const PYTHON: [Key; 1] = [key("executable", Text, Unset("python3 on the PATH"), "the interpreter")];
 
 const TENSOR: [Key; 4] = [
-    key("input", Kind::Text, Required, "the name of the input"),
-    key("output", Kind::Text, Required, "the name of the output"),
-    key("datatype", Kind::Word(&DATATYPES), Required, "the datatype of both"),
-    key(
-        "shape",
-        Kind::List(&Kind::Whole(-1, i32::MAX as i64), 0, 32),
-        Required,
-        "the shape without the batch",
-    ),
+    key("input", Text, Required, "the name of the input"),
+    key("output", Text, Required, "the name of the output"),
+    key("datatype", Word(&DATATYPES), Required, "the datatype of both"),
+    key("shape", List(&Whole(-1, i32::MAX as i64), 0, 32), Required, "the shape without the batch"),
 ];
 
 const SHARE: [Key; 3] = [
     key(
         "initial",
-        Kind::Share,
+        Share,
         Unset("max under adaptive; otherwise models divide the rest of their GPU equally"),
         "the share at the start, from min to max",
     ),
-    key("min", Kind::Share, Unset("2 SMs"), "bounds of the share"),
-    key("max", Kind::Share, Value("100%"), "bounds of the share"),
+    key("min", Share, Unset("2 SMs"), "bounds of the share"),
+    key("max", Share, Value("100%"), "bounds of the share"),
 ];
 
 const SLO: [Key; 2] = [
     key("latency", LATENCY, Required, "maximum time from arrival to answer"),
-    key(
-        "percentile",
-        Kind::Number(PERCENTILE),
-        Value("99"),
-        "percentage of requests that must meet slo.latency",
-    ),
+    key("percentile", Number(PERCENTILE), Value("99"), "percentage of requests that must meet slo.latency"),
 ];
 
 const BATCH: [Key; 3] = [
     key(
         "max",
-        Kind::Whole(0, MAX_REQUESTS as i64),
+        Whole(0, MAX_REQUESTS as i64),
         Unset("32 if the model has a batch axis, otherwise 0"),
         "maximum batch size",
     ),
     key(
         "sizes",
-        Kind::List(&Kind::Whole(1, MAX_REQUESTS as i64), 1, usize::MAX),
+        List(&Whole(1, MAX_REQUESTS as i64), 1, usize::MAX),
         Unset("powers of two, and max"),
         "batch sizes to warm up, ascending to max",
     ),
@@ -147,29 +134,24 @@ const BATCH: [Key; 3] = [
 ];
 
 const QUEUE: [Key; 3] = [
-    key("max_requests", Kind::Whole(1, 1_000_000), Value("1024"), "maximum number of waiting requests"),
+    key("max_requests", Whole(1, 1_000_000), Value("1024"), "maximum number of waiting requests"),
     key(
         "memory",
-        Kind::Size(1, MAX_MEMORY),
+        Size(1, MAX_MEMORY),
         Value("256Mi"),
         "maximum memory for tensors of waiting and running requests",
     ),
-    key("on_late", Kind::Word(&names(ON_LATE)), Value("reject"), "reject or serve late requests"),
+    key("on_late", Word(&names(ON_LATE)), Value("reject"), "reject or serve late requests"),
 ];
 
 const MEMORY: [Key; 1] =
-    [key("limit", Kind::Size(1 << 20, MAX_MEMORY), Unset("no limit"), "maximum GPU memory of a worker")];
+    [key("limit", Size(1 << 20, MAX_MEMORY), Unset("no limit"), "maximum GPU memory of a worker")];
 
-const WARMUP: Kind = Kind::Either(&[Kind::Text, Kind::SHAPE, Kind::Map(&INPUT)]);
+const WARMUP: Kind = Either(&[Text, Kind::SHAPE, Map(&INPUT)]);
 
 const INPUT: [Key; 4] = [
     key("shape", Kind::SHAPE, Unset(""), "the shape of one row"),
-    key(
-        "values",
-        Kind::Either(&[Kind::Text, Kind::List(&Kind::Text, 1, usize::MAX)]),
-        Unset(""),
-        "elements, repeated as necessary",
-    ),
-    key("range", Kind::List(&NUMBER, 2, 2), Unset(""), "the smallest and the largest element"),
-    key("file", Kind::Text, Unset(""), "an array with its shape and values"),
+    key("values", Either(&[Text, List(&Text, 1, usize::MAX)]), Unset(""), "elements, repeated as necessary"),
+    key("range", List(&NUMBER, 2, 2), Unset(""), "the smallest and the largest element"),
+    key("file", Text, Unset(""), "an array with its shape and values"),
 ];

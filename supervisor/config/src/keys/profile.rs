@@ -2,7 +2,8 @@
 
 use std::ops::Bound;
 
-use super::Fallback::{Required, Unset, Value};
+use super::KeyDefault::{Required, Unset, Value};
+use super::Kind::{List, Map, Number, Open, Size, Text, Whole, Word};
 use super::model::MAX_MEMORY;
 use super::{Key, Kind, NumberRange, key};
 
@@ -18,34 +19,34 @@ const MILLISECONDS: NumberRange = NumberRange {
     most: Bound::Unbounded,
 };
 
-pub(crate) const PROFILE: Kind = Kind::Map(&[
-    key("source", Kind::Map(&SOURCE), Required, "illustrative, or measured with device, driver and date"),
-    key("memory", Kind::Map(&MEMORY), Unset(""), "GPU memory of a worker"),
-    key("start", Kind::Map(&START), Unset(""), "times of start, load and warm-up"),
+pub(crate) const PROFILE: Kind = Map(&[
+    key("source", Map(&SOURCE), Required, "illustrative, or measured with device, driver and date"),
+    key("memory", Map(&MEMORY), Unset(""), "GPU memory of a worker"),
+    key("start", Map(&START), Unset(""), "times of start, load and warm-up"),
     key(
         "bandwidth",
-        Kind::Number(BANDWIDTH),
+        Number(BANDWIDTH),
         Value("0"),
         "fraction of the memory bandwidth that the model alone uses",
     ),
     key(
         "kernels",
-        Kind::Whole(1, 1_000_000),
+        Whole(1, 1_000_000),
         Unset("the time of a one-row batch divided by 5 us"),
         "kernels per batch",
     ),
-    key("shapes", Kind::Open(&[], &Kind::SHAPE), Unset(""), "measured input shapes"),
-    key("execution_ms", Kind::Open(&EXECUTION, &ROW), Required, "times of a batch of N rows, in ms"),
+    key("shapes", Open(&[], &Kind::SHAPE), Unset(""), "measured input shapes"),
+    key("execution_ms", Open(&EXECUTION, &ROW), Required, "times of a batch of N rows, in ms"),
 ]);
 
 const SOURCE: [Key; 4] = [
-    key("kind", Kind::Word(&["illustrative", "measured"]), Required, "illustrative, or measured"),
-    key("device", Kind::Text, Unset(""), "the GPU"),
-    key("driver", Kind::Text, Unset(""), "the version of the driver"),
-    key("date", Kind::Text, Unset(""), "the date of the measurement"),
+    key("kind", Word(&["illustrative", "measured"]), Required, "illustrative, or measured"),
+    key("device", Text, Unset(""), "the GPU"),
+    key("driver", Text, Unset(""), "the version of the driver"),
+    key("date", Text, Unset(""), "the date of the measurement"),
 ];
 
-const BYTES: Kind = Kind::Size(0, MAX_MEMORY);
+const BYTES: Kind = Size(0, MAX_MEMORY);
 
 const MEMORY: [Key; 3] = [
     key("context", BYTES, Value("0"), "CUDA context"),
@@ -59,11 +60,7 @@ const START: [Key; 3] = [
     key("warm", Kind::ANY_DURATION, Value("0ms"), "warm-up"),
 ];
 
-const EXECUTION: [Key; 1] = [key(
-    "sms",
-    Kind::List(&Kind::Whole(1, 1_000_000), 0, usize::MAX),
-    Required,
-    "SMs of each column, ascending",
-)];
+const EXECUTION: [Key; 1] =
+    [key("sms", List(&Whole(1, 1_000_000), 0, usize::MAX), Required, "SMs of each column, ascending")];
 
-const ROW: Kind = Kind::List(&Kind::Number(MILLISECONDS), 0, usize::MAX);
+const ROW: Kind = List(&Number(MILLISECONDS), 0, usize::MAX);

@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use serde_json::{Map, Value, json};
 
-use super::{CONFIG, Fallback, Key, Kind, PROFILE};
+use super::{CONFIG, Key, KeyDefault, Kind, PROFILE};
 
 /// Returns the JSON Schema of configurations and profiles, in draft 2020-12. A document with
 /// `execution_ms` is a profile.
@@ -65,7 +65,7 @@ fn kind(of: &'static Kind) -> Value {
 }
 
 fn map(keys: &'static [Key], others: Value) -> Value {
-    let is_required = |key: &&Key| matches!(key.default, Fallback::Required);
+    let is_required = |key: &&Key| matches!(key.default, KeyDefault::Required);
     json!({
         "type": "object",
         "properties": keys.iter().map(|key| (key.name.to_owned(), property(key))).collect::<Map<_, _>>(),
@@ -83,9 +83,9 @@ fn property(key: &'static Key) -> Value {
         description += &format!("; bounds: {}", bounds.join(", "));
     }
     match key.default {
-        Fallback::Value(text) => schema["default"] = serde_json::from_str(text).unwrap_or(json!(text)),
-        Fallback::Unset("") | Fallback::Required => {}
-        Fallback::Unset(instead) => description += &format!("; default: {instead}"),
+        KeyDefault::Value(text) => schema["default"] = serde_json::from_str(text).unwrap_or(json!(text)),
+        KeyDefault::Unset("") | KeyDefault::Required => {}
+        KeyDefault::Unset(instead) => description += &format!("; default: {instead}"),
     }
     schema["description"] = json!(description);
     schema

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::Fallback::{Required, Unset, Value};
+use super::KeyDefault::{Required, Unset, Value};
+use super::Kind::{Either, Flag, List, Map, Pattern, Sample, Size, Text, Whole, Word};
 use super::model::MODEL;
 use super::{Key, Kind, LARGEST, Words, key, names};
 use crate::peers::MAX_ACCOUNTS;
@@ -31,52 +32,52 @@ const KEEP_ALIVE: Kind = Kind::Duration(Duration::from_secs(1), Duration::from_h
 /// The smallest value of `workers.memory` in bytes: the host memory of a worker without a model.
 const LEAST_OF_A_WORKER: u64 = 64 << 20;
 
-const ACCOUNTS: Kind = Kind::List(&Kind::Text, 0, MAX_ACCOUNTS);
+const ACCOUNTS: Kind = List(&Text, 0, MAX_ACCOUNTS);
 
 const PEERS: [Key; 2] = [
     key("users", ACCOUNTS, Unset(""), "users who can connect to a Unix socket"),
     key("groups", ACCOUNTS, Unset(""), "groups whose users can connect to a Unix socket"),
 ];
 
-pub(crate) const CONFIG: Kind = Kind::Map(&[
+pub(crate) const CONFIG: Kind = Map(&[
     key(
         "run_dir",
-        Kind::Text,
+        Text,
         Unset("/run/shadowslice for root, otherwise $XDG_RUNTIME_DIR/shadowslice"),
         "directory of the sockets",
     ),
-    key("listen", Kind::Map(&LISTEN), Unset(""), "addresses of the servers"),
-    key("gpus", Kind::List(&Kind::Map(&GPU), 1, 64), Value(r#"[{"device": 0, "partition": "mps"}]"#), "GPUs"),
-    key("models", Kind::List(&Kind::Map(MODEL), 0, 256), Required, "models"),
+    key("listen", Map(&LISTEN), Unset(""), "addresses of the servers"),
+    key("gpus", List(&Map(&GPU), 1, 64), Value(r#"[{"device": 0, "partition": "mps"}]"#), "GPUs"),
+    key("models", List(&Map(MODEL), 0, 256), Required, "models"),
     key(
         "control",
-        Kind::Map(&PEERS),
+        Map(&PEERS),
         Unset("only root and the supervisor's user can run commands"),
         "users who can run commands, besides root and the supervisor's user",
     ),
     key(
         "model_control",
-        Kind::Either(&[Kind::Word(&names(ACCESS)), Kind::Map(&CLIENTS)]),
+        Either(&[Word(&names(ACCESS)), Map(&CLIENTS)]),
         Value("none"),
         "clients that can load models",
     ),
-    key("controller", Kind::Map(&CONTROLLER), Unset(""), "sharing policy"),
-    key("limits", Kind::Map(&LIMITS), Unset(""), "limits"),
-    key("timeouts", Kind::Map(&TIMEOUTS), Unset(""), "maximum times"),
-    key("start", Kind::Word(&names(STARTS)), Value("lenient"), "what to do if a model cannot start"),
+    key("controller", Map(&CONTROLLER), Unset(""), "sharing policy"),
+    key("limits", Map(&LIMITS), Unset(""), "limits"),
+    key("timeouts", Map(&TIMEOUTS), Unset(""), "maximum times"),
+    key("start", Word(&names(STARTS)), Value("lenient"), "what to do if a model cannot start"),
     key(
         "ready",
-        Kind::Either(&[Kind::Word(&["any", "all"]), Kind::List(&Kind::Text, 1, usize::MAX)]),
+        Either(&[Word(&["any", "all"]), List(&Text, 1, usize::MAX)]),
         Value("any"),
         "models that must be ready before the host is ready",
     ),
-    key("onnxruntime", Kind::Map(&ONNXRUNTIME), Unset(""), "ONNX Runtime"),
-    key("workers", Kind::Map(&WORKERS), Unset(""), "workers"),
-    key("tracing", Kind::Map(&TRACING), Unset("no request is traced"), "traces"),
-    key("access_log", Kind::Text, Unset("answers are not logged"), "the file of the access log"),
+    key("onnxruntime", Map(&ONNXRUNTIME), Unset(""), "ONNX Runtime"),
+    key("workers", Map(&WORKERS), Unset(""), "workers"),
+    key("tracing", Map(&TRACING), Unset("no request is traced"), "traces"),
+    key("access_log", Text, Unset("answers are not logged"), "the file of the access log"),
 ]);
 
-const LISTENERS: Kind = Kind::List(&Kind::Either(&[Kind::Text, Kind::Map(&LISTENER)]), 0, 64);
+const LISTENERS: Kind = List(&Either(&[Text, Map(&LISTENER)]), 0, 64);
 
 const LISTEN: [Key; 3] = [
     key("http", LISTENERS, Value(r#"["unix:http.sock"]"#), "Open Inference Protocol"),
@@ -85,30 +86,30 @@ const LISTEN: [Key; 3] = [
 ];
 
 const LISTENER: [Key; 7] = [
-    key("address", Kind::Text, Required, "unix:PATH (absolute or relative to run_dir) or IP:PORT"),
-    key("mode", Kind::Pattern("^0?[0-7]{3}$"), Value(r#""0660""#), "octal file mode of a Unix socket"),
-    key("group", Kind::Text, Unset(""), "group of a Unix socket"),
+    key("address", Text, Required, "unix:PATH (absolute or relative to run_dir) or IP:PORT"),
+    key("mode", Pattern("^0?[0-7]{3}$"), Value(r#""0660""#), "octal file mode of a Unix socket"),
+    key("group", Text, Unset(""), "group of a Unix socket"),
     key("users", ACCOUNTS, Unset("everyone"), "who can connect to a Unix socket"),
     key("groups", ACCOUNTS, Unset("everyone"), "who can connect to a Unix socket"),
-    key("tls", Kind::Map(&TLS), Unset("none"), "for TCP"),
-    key("tokens", Kind::Text, Unset("none"), "for TCP: a file with tokens"),
+    key("tls", Map(&TLS), Unset("none"), "for TCP"),
+    key("tokens", Text, Unset("none"), "for TCP: a file with tokens"),
 ];
 
 const TLS: [Key; 3] = [
-    key("certificate", Kind::Text, Required, "PEM file of the certificate and its chain"),
-    key("key", Kind::Text, Required, "PEM file of the certificate's key"),
-    key("client_ca", Kind::Text, Unset("none"), "PEM file of the authority for clients' certificates"),
+    key("certificate", Text, Required, "PEM file of the certificate and its chain"),
+    key("key", Text, Required, "PEM file of the certificate's key"),
+    key("client_ca", Text, Unset("none"), "PEM file of the authority for clients' certificates"),
 ];
 
 const GPU: [Key; 3] = [
     key(
         "device",
-        Kind::Either(&[Kind::Whole(0, 1023), Kind::Pattern("^([0-9]{1,4}|emulated|GPU-[0-9a-fA-F-]+)$")]),
+        Either(&[Whole(0, 1023), Pattern("^([0-9]{1,4}|emulated|GPU-[0-9a-fA-F-]+)$")]),
         Required,
         "a GPU",
     ),
-    key("sms", Kind::Whole(2, 1024), Value("132"), "SMs of an emulated GPU"),
-    key("partition", Kind::Word(&names(PARTITIONS)), Value("mps"), "how workers share the GPU"),
+    key("sms", Whole(2, 1024), Value("132"), "SMs of an emulated GPU"),
+    key("partition", Word(&names(PARTITIONS)), Value("mps"), "how workers share the GPU"),
 ];
 
 const CLIENTS: [Key; 3] = [
@@ -120,39 +121,34 @@ const CLIENTS: [Key; 3] = [
 const CONTROLLER: [Key; 4] = [
     key(
         "policy",
-        Kind::Word(&["adaptive", "static", "adaptive+admission", "static+admission"]),
+        Word(&["adaptive", "static", "adaptive+admission", "static+admission"]),
         Value("adaptive"),
         "adaptive, or static (only you change shares)",
     ),
-    key(
-        "interval",
-        Kind::least_duration(Duration::from_millis(10)),
-        Value("100ms"),
-        "time between decisions",
-    ),
+    key("interval", Kind::from_ms(10), Value("100ms"), "time between decisions"),
     key(
         "act",
-        Kind::Flag,
+        Flag,
         Value("true"),
         "false: the policy reports decisions, but changes no share and refuses no late requests",
     ),
     key(
         "standby_memory",
-        Kind::Size(1, LARGEST),
+        Size(1, LARGEST),
         Unset("half the GPU's memory"),
         "maximum total memory of standbys on a real GPU, as measured or from profiles",
     ),
 ];
 
-const MESSAGE: Kind = Kind::Size(1, MAX_MESSAGE);
-const COUNT: Kind = Kind::Whole(1, MAX_COUNT);
+const MESSAGE: Kind = Size(1, MAX_MESSAGE);
+const COUNT: Kind = Whole(1, MAX_COUNT);
 
 const LIMITS: [Key; 7] = [
     key("request_bytes", MESSAGE, Value("64Mi"), "request size, both as sent and decompressed"),
     key("response_bytes", MESSAGE, Value("64Mi"), "total size of a batch's responses"),
     key(
         "memory",
-        Kind::Size(4 << 20, LARGEST),
+        Size(4 << 20, LARGEST),
         Unset("a quarter of the host's memory"),
         "memory of requests and responses in flight",
     ),
@@ -161,13 +157,13 @@ const LIMITS: [Key; 7] = [
     key("keep_alive", KEEP_ALIVE, Value("75s"), "idle time of an HTTP connection"),
     key(
         "shared_memory",
-        Kind::Either(&[Kind::Flag, Kind::Map(&CLIENTS)]),
+        Either(&[Flag, Map(&CLIENTS)]),
         Value("false"),
         "clients that can use shared memory",
     ),
 ];
 
-const TIMEOUT: Kind = Kind::least_duration(Duration::from_millis(1));
+const TIMEOUT: Kind = Kind::from_ms(1);
 
 const TIMEOUTS: [Key; 6] = [
     key("spawn", TIMEOUT, Value("10s"), "a new worker's first message"),
@@ -180,7 +176,7 @@ const TIMEOUTS: [Key; 6] = [
 
 const ONNXRUNTIME: [Key; 1] = [key(
     "library",
-    Kind::Text,
+    Text,
     Unset("the supervisor searches for it when a model needs it"),
     "ONNX Runtime's shared library",
 )];
@@ -188,26 +184,21 @@ const ONNXRUNTIME: [Key; 1] = [key(
 const WORKERS: [Key; 3] = [
     key(
         "environment",
-        Kind::List(&Kind::Text, 0, usize::MAX),
+        List(&Text, 0, usize::MAX),
         Value("[]"),
         "environment variables for workers, besides those that libraries need",
     ),
     key(
         "users",
-        Kind::Pattern("^ *[0-9]+ *- *[0-9]+ *$"),
+        Pattern("^ *[0-9]+ *- *[0-9]+ *$"),
         Unset("the supervisor's user"),
         "IDs for a user per model",
     ),
-    key(
-        "memory",
-        Kind::Size(LEAST_OF_A_WORKER, LARGEST),
-        Unset("no limit"),
-        "maximum host memory of a worker",
-    ),
+    key("memory", Size(LEAST_OF_A_WORKER, LARGEST), Unset("no limit"), "maximum host memory of a worker"),
 ];
 
 const TRACING: [Key; 3] = [
-    key("otlp", Kind::Pattern("^[Hh][Tt][Tt][Pp]://"), Required, "the collector's address"),
-    key("sample", Kind::Sample, Value("1%"), "traced fraction of the requests without traceparent"),
-    key("service", Kind::Text, Value("shadowslice"), "service.name of the traces"),
+    key("otlp", Pattern("^[Hh][Tt][Tt][Pp]://"), Required, "the collector's address"),
+    key("sample", Sample, Value("1%"), "traced fraction of the requests without traceparent"),
+    key("service", Text, Value("shadowslice"), "service.name of the traces"),
 ];

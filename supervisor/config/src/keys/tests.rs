@@ -45,7 +45,7 @@ fn head(line: &str) -> &str {
     }
 }
 
-/// What the reference says about a key.
+/// The parts of the reference that document a key.
 struct Entry {
     /// The rows of tables and the items of lists that begin with the key.
     rows: String,
@@ -93,14 +93,14 @@ fn the_reference_has_each_key_with_its_description_default_and_bounds() {
             for bound in key.kind.bounds() {
                 let is_word =
                     |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| word == bound);
-                wants(is_word(&text), &format!("lacks the bound {bound}"));
+                wants(is_word(&text), &format!("does not state the bound {bound}"));
             }
-            if let Fallback::Value(value) = key.default
+            if let KeyDefault::Value(value) = key.default
                 && !value.starts_with(['[', '{'])
             {
                 let value = value.trim_matches('"');
                 let is_listed = defaults.contains(&format!("{}: {value}", key.name));
-                wants(is_listed || text.contains(value), &format!("lacks the default {value}"));
+                wants(is_listed || text.contains(value), &format!("does not state the default {value}"));
             }
         });
     }
