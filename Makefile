@@ -301,9 +301,10 @@ packages: $(ort) $(ort_licences) python | have-cargo ## Test the tarball and the
 	$(with_libs) tests/python/deb.py $(TARGET)/debug/shadowslice $(dir $(ort))
 
 .PHONY: manifests
-manifests: python | have-cargo ## Check the manifests for Kubernetes and KServe against published schemas, and run them (part of test)
+manifests: python | have-cargo ## Check the manifests for Kubernetes and KServe, and the schema of configurations (part of test)
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/manifests.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/config_schema.py $(TARGET)/debug/shadowslice
 
 # The decisions of a fleet are pure functions, so their tests need neither Ray nor Envoy.
 .PHONY: fleet-units

@@ -63,7 +63,8 @@ enum Command {
     /// verified; then its worker stops. Exit code 1 means that a model cannot be served.
     Check {
         /// The configuration file.
-        config: PathBuf,
+        #[arg(required_unless_present = "schema")]
+        config: Option<PathBuf>,
         /// Print the whole configuration with its defaults, instead of a summary.
         #[arg(long)]
         print: bool,
@@ -74,6 +75,9 @@ enum Command {
         /// served.
         #[arg(long, conflicts_with_all = ["print", "no_import"])]
         run: bool,
+        /// Print the JSON Schema of configurations and profiles, for editors, and check no file.
+        #[arg(long, exclusive = true)]
+        schema: bool,
     },
     /// Show each model's state, share, requests and latency.
     ///
@@ -262,7 +266,8 @@ pub(crate) fn run() -> ExitCode {
             Ok(text) => print(&text),
             Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
         },
-        Command::Check { config, print, no_import, run } => {
+        Command::Check { config: None, .. } => print(&config::schema()),
+        Command::Check { config: Some(config), print, no_import, run, schema: _ } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
             let fault_of =

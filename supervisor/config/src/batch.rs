@@ -2,15 +2,10 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::batch::MAX_REQUESTS;
-
+use super::keys::ON_LATE;
 use super::reader::{Fields, Value};
-use super::settings::{count, size_within};
-use super::types::{BatchConfig, LimitsConfig, OnLate, QueueConfig, SloTarget, batch_sizes};
+use super::types::{BatchConfig, LimitsConfig, QueueConfig, SloTarget, batch_sizes};
 use super::{Context, units};
-
-/// The largest value of `queue.memory` in bytes.
-const MAX_MEMORY: u64 = 1 << 40;
 
 /// Reads the batching settings. If neither `max` nor `sizes` is set, a model of the emulated engine
 /// gets the default of `max`, because that engine can always batch. For other engines, `max` stays
@@ -21,20 +16,20 @@ pub(super) fn batch(
     slo: &SloTarget,
     context: &Context<'_>,
 ) -> BatchConfig {
-    let fields = model.section("batch", &["max", "sizes", "max_delay"]);
-    let max = fields.get("max").and_then(|value| value.whole(0..=MAX_REQUESTS as u32));
-    let sizes = fields.get("sizes").and_then(|value| sizes(&value, max));
+    let fields = model.section("batch");
+    let max = fields.optional("max", Value::whole);
+    let sizes = fields.optional("sizes", |value| sizes(value, max));
     let max = max.or_else(|| sizes.as_ref()?.last().copied());
     let max = max.or(is_emulated.then_some(BatchConfig::DEFAULT_MAX));
     let sizes = sizes.or_else(|| max.filter(|max| *max > 0).map(batch_sizes));
-    let max_delay = fields.or("max_delay", Duration::ZERO, |value| max_delay(value, slo, context));
+    let max_delay = fields.read("max_delay", |value| max_delay(value, slo, context));
     BatchConfig { max, sizes, max_delay }
 }
 
 /// Reads `batch.max_delay`. The delay must be below the SLO, because the time that a request waits
 /// for other requests counts towards its latency.
 fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Option<Duration> {
-    let delay = value.parsed(units::duration)?;
+    let delay = value.duration()?;
     let latency = units::show_duration(slo.latency);
     if delay >= slo.latency {
         value.fault(format!(
@@ -55,8 +50,7 @@ fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Optio
 
 fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     let items = value.items();
-    let sizes: Vec<u32> =
-        items.iter().map(|item| item.whole(1..=MAX_REQUESTS as u32)).collect::<Option<_>>()?;
+    let sizes: Vec<u32> = items.iter().map(Value::whole).collect::<Option<_>>()?;
     match (sizes.last(), max) {
         (None, _) => {
             if value.is_list() {
@@ -83,10 +77,9 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
 /// Reads the settings of the queue. The queue's memory must hold at least one request of the
 /// largest size.
 pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
-    let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
-    let default = (256 << 20).max(limits.request_bytes);
-    let memory = fields.or("memory", default, |value| {
-        let memory = size_within(value, 1, MAX_MEMORY)?;
+    let fields = model.section("queue");
+    let memory = fields.read("memory", |value| {
+        let memory = value.size()?;
         if memory < limits.request_bytes {
             value.fault(format!(
                 "too small for the largest request; use at least limits.request_bytes, {}, or lower that",
@@ -95,10 +88,10 @@ pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
         }
         Some(memory)
     });
-    let words = [("reject", OnLate::Reject), ("serve", OnLate::Serve)];
     QueueConfig {
-        max_requests: fields.or("max_requests", 1024, |value| count(value, 1_000_000)),
-        memory,
-        on_late: fields.or("on_late", OnLate::Reject, |value| value.one_of(&words)),
+        max_requests: fields.read("max_requests", |value| value.whole()),
+        // The default grows with the largest request.
+        memory: memory.max(limits.request_bytes),
+        on_late: fields.read("on_late", |value| value.one_of(&ON_LATE)),
     }
 }

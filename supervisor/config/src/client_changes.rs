@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use super::faults::{ConfigFault, FaultLog};
 use super::host::AnyHost;
+use super::keys::{CONFIG, Kind};
 use super::reader::Value;
 use super::types::{Config, ModelConfig, ShareConfig};
 use super::yaml::{self, YamlNode};
@@ -49,7 +50,7 @@ pub fn apply_client_changes(
         change(model, &changes);
     }
     let log = FaultLog::new(Path::new("config"));
-    check_keys(&Value::root(&changes, &log));
+    check_keys(&Value::root(&changes, &Kind::Text, &log));
     // A rendered configuration has absolute paths, so the folder and the environment have no
     // effect.
     let context = Context {
@@ -61,7 +62,7 @@ pub fn apply_client_changes(
         host_faults: RefCell::default(),
         notes: RefCell::default(),
     };
-    let mut read = document(&Value::root(&whole, &log), &context);
+    let mut read = document(&Value::root(&whole, &CONFIG, &log), &context);
     let faults = log.into_sorted();
     if !faults.is_empty() {
         return Err(listed(faults));

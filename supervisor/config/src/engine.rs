@@ -5,20 +5,18 @@ use std::path::{Path, PathBuf};
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
+use super::keys::{ENGINES, PROVIDERS};
 use super::onnx::{OnnxFile, OnnxInput};
 use super::reader::{Fields, Value};
 use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
-const MAX_AXES: usize = 32;
-
-const MAX_TENSORS: usize = 64;
-
-const MAX_THREADS: u32 = 1024;
+/// The largest number of a model's input and output pairs.
+pub(super) const MAX_TENSORS: usize = 64;
 
 #[derive(Clone, Copy)]
-enum EngineName {
+pub(super) enum EngineName {
     OnnxRuntime,
     Python,
     Emulated,
@@ -54,11 +52,7 @@ pub(super) fn engine(
 /// the extension of the model's file.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
-        return value.one_of(&[
-            ("onnxruntime", EngineName::OnnxRuntime),
-            ("python", EngineName::Python),
-            ("emulated", EngineName::Emulated),
-        ]);
+        return value.one_of(&ENGINES);
     }
     let path = model.required(
         "path",
@@ -88,7 +82,7 @@ fn onnxruntime(
         "tensors",
         "only `engine: emulated` has this; an ONNX model defines its tensors; remove the key",
     );
-    let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
+    let threads = model.read("threads", |value| value.whole());
     let path = model.required("path", "give the model's file, for example `path: digits.onnx`");
     let path = path.and_then(|value| Some(model_file(&value, &context.resolve(value.text()?), context)));
     let (path, inputs) = path.unwrap_or_default();
@@ -101,7 +95,7 @@ fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
         "only `engine: emulated` has this; a Python model defines its tensors; remove the key",
     );
     model.forbidden("providers", "only `engine: onnxruntime` has this; remove the key");
-    let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
+    let threads = model.read("threads", |value| value.whole());
     let path = model.required("path", "give the model's file or folder, for example `path: model.py`");
     let path = path.and_then(|value| {
         let given = context.resolve(value.text()?);
@@ -113,17 +107,17 @@ fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
         }
         Some(absolute(&given))
     });
-    let fields = model.section("python", &["executable"]);
-    let interpreter = fields.or("executable", find(PYTHON), |value| {
+    let fields = model.section("python");
+    let interpreter = fields.optional("executable", |value| {
         let named = value.text()?;
         let found = if named.contains('/') { Some(absolute(&context.resolve(named))) } else { find(named) };
         if !found.as_deref().is_some_and(Path::is_file) {
             context
                 .host_fault(value, format!("`{named}` not found; give the absolute path of the interpreter"));
         }
-        Some(found)
+        found
     });
-    let interpreter = interpreter.unwrap_or_else(|| PYTHON.into());
+    let interpreter = interpreter.or_else(|| find(PYTHON)).unwrap_or_else(|| PYTHON.into());
     EngineConfig::Python { path: path.unwrap_or_default(), interpreter, threads }
 }
 
@@ -143,16 +137,15 @@ fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
         );
         return Vec::new();
     }
-    model.or("providers", vec![ProviderKind::Cuda], |value| {
+    model.read("providers", |value| {
         let items = value.items();
         if value.is_list() && items.is_empty() {
             value.fault("the list is empty; use `[cuda]` or `[tensorrt, cuda]`, or remove the key");
             return None;
         }
-        let words = [("cuda", ProviderKind::Cuda), ("tensorrt", ProviderKind::TensorRt)];
         let mut providers = Vec::new();
         for item in &items {
-            let provider = item.one_of(&words)?;
+            let provider = item.one_of(&PROVIDERS)?;
             if providers.contains(&provider) {
                 item.fault("this provider is already in the list; list each once, the preferred one first");
                 return None;
@@ -223,7 +216,7 @@ fn tensors(model: &Fields<'_>, limits: &LimitsConfig) -> Vec<EchoTensor> {
     }
     let mut tensors: Vec<EchoTensor> = Vec::new();
     for item in &items {
-        let fields = item.fields(&["input", "output", "datatype", "shape"]);
+        let fields = item.fields();
         let Some(tensor) = tensor(&fields, limits) else { continue };
         if tensors.iter().any(|other| other.input.name == tensor.input.name) {
             fields.fault("input", "another tensor has this input; use different names");
@@ -242,7 +235,7 @@ fn tensor(fields: &Fields<'_>, limits: &LimitsConfig) -> Option<EchoTensor> {
     let output = get("output", "y").and_then(|value| value.parsed(tensor_name));
     let datatype = get("datatype", "FP32").and_then(|value| value.parsed(str::parse::<Datatype>));
     let shape = get("shape", "[16]")
-        .and_then(|value| shape(&value, true).inspect(|shape| check_size(&value, shape, datatype, limits)));
+        .and_then(|value| shape(&value).inspect(|shape| check_size(&value, shape, datatype, limits)));
     Some(EchoTensor {
         input: TensorSpec { name: input?, datatype: datatype?, shape: shape? },
         output: output?,
@@ -256,10 +249,11 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Reads a shape without the batch axis. If `any_size` is set, -1 is allowed and means any size.
-pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
-    let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
-    let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
+/// Reads a shape without the batch axis. The size -1, which the table allows for some keys, means
+/// any size.
+pub(super) fn shape(value: &Value<'_>) -> Option<Vec<i64>> {
+    let items = value.limited_items("axes").filter(|_| value.is_list())?;
+    let axes: Vec<i64> = items.iter().map(axis).collect::<Option<_>>()?;
     let known: Vec<i64> = axes.iter().copied().filter(|axis| *axis > 0).collect();
     if elements(&known).is_none_or(|count| i64::try_from(count).is_err()) {
         value.fault("the shape has too many elements; make it smaller");
@@ -268,8 +262,8 @@ pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
     Some(axes)
 }
 
-fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
-    let axis = item.whole(if any_size { -1 } else { 1 }..=i64::from(i32::MAX))?;
+fn axis(item: &Value<'_>) -> Option<i64> {
+    let axis = item.whole()?;
     if axis == 0 {
         item.fault("an axis must have at least size 1, or -1 for any size");
         return None;

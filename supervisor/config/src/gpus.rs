@@ -2,29 +2,25 @@
 
 use shadowslice_shared::units::Sms;
 
+use super::keys::PARTITIONS;
 use super::reader::{Fields, Value};
-use super::types::{CudaDevice, GpuConfig, Partitioning};
+use super::shares::USUAL_SMS;
+use super::types::{CudaDevice, GpuConfig};
 
-const MAX_GPUS: usize = 64;
-
-/// The default number of SMs of an emulated GPU. An H100 or H200 has this number.
-const DEFAULT_SMS: u32 = 132;
-
-const MAX_SMS: u32 = 1024;
-
-/// Reads the list of GPUs. The default is GPU 0 with MPS.
+/// Reads the list of GPUs.
 pub(super) fn gpus(root: &Fields<'_>) -> Vec<GpuConfig> {
-    let Some(list) = root.get("gpus") else {
-        return vec![GpuConfig::Cuda { device: CudaDevice::Index(0), partition: Partitioning::Mps }];
-    };
-    let Some(items) = list.items_up_to(MAX_GPUS, "GPUs") else { return Vec::new() };
+    root.read("gpus", |list| Some(listed(list)))
+}
+
+fn listed(list: &Value<'_>) -> Vec<GpuConfig> {
+    let Some(items) = list.limited_items("GPUs") else { return Vec::new() };
     if list.is_list() && items.is_empty() {
         list.fault("the list is empty; use `[{device: 0}]` or `[{device: emulated}]`, or remove the key");
     }
     let mut gpus: Vec<GpuConfig> = Vec::new();
     for item in &items {
         // A placeholder replaces a faulty GPU, so that the other GPUs keep their indices.
-        let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(DEFAULT_SMS) });
+        let gpu = gpu(item).unwrap_or(GpuConfig::Emulated { sms: Sms(USUAL_SMS) });
         if gpus.iter().any(|other| is_same(other, &gpu)) {
             item.fault("this GPU is already in the list; list each GPU once, as models share it");
         }
@@ -34,19 +30,17 @@ pub(super) fn gpus(root: &Fields<'_>) -> Vec<GpuConfig> {
 }
 
 fn gpu(item: &Value<'_>) -> Option<GpuConfig> {
-    let fields = item.fields(&["device", "sms", "partition"]);
+    let fields = item.fields();
     let device = fields.required("device", "give the index or UUID of a GPU, or `emulated`")?;
     if device.text()? == "emulated" {
         fields.forbidden(
             "partition",
             "only a real GPU has this; an emulated GPU always enforces shares; remove the key",
         );
-        let sms = fields.or("sms", DEFAULT_SMS, |value| value.whole(2..=MAX_SMS));
-        return Some(GpuConfig::Emulated { sms: Sms(sms) });
+        return Some(GpuConfig::Emulated { sms: Sms(fields.read("sms", |value| value.whole())) });
     }
     fields.forbidden("sms", "only an emulated GPU has this; remove the key");
-    let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
-    let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words));
+    let partition = fields.read("partition", |value| value.one_of(&PARTITIONS));
     if let Some(advice) = device.similar_word(&["emulated"]) {
         device.fault(advice);
         return None;

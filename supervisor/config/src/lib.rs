@@ -13,6 +13,7 @@ mod engine;
 mod faults;
 mod gpus;
 mod host;
+mod keys;
 mod listen;
 mod model_spec;
 mod models;
@@ -41,6 +42,7 @@ pub use client_changes::apply_client_changes;
 pub use engine::model_files;
 pub use faults::{ConfigError, ConfigFault, FaultList, Position};
 pub use host::RunDirCheck;
+pub use keys::schema;
 pub use peers::{Account, AllowedClients, Peers};
 pub use render::render;
 pub use settings::{CONTROL_SOCKET, PRIVATE};
@@ -50,6 +52,7 @@ pub use warmup_fit::{check_values, shape_fits};
 
 use faults::FaultLog;
 use host::{AnyHost, HostLookup, ThisHost};
+use keys::{CONFIG, STARTS};
 use reader::Value;
 
 /// A function that looks up an environment variable.
@@ -161,7 +164,7 @@ fn load_on(
         host_faults: RefCell::default(),
         notes: RefCell::default(),
     };
-    let config = document(&Value::root(&tree, &log), &context);
+    let config = document(&Value::root(&tree, &CONFIG, &log), &context);
     let mut faults = log.into_sorted();
     if faults.is_empty() {
         return Ok(config);
@@ -196,27 +199,9 @@ pub fn default_run_dir() -> Option<PathBuf> {
     settings::default_run_dir(&|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
 }
 
-const KEYS: &[&str] = &[
-    "run_dir",
-    "listen",
-    "gpus",
-    "models",
-    "control",
-    "model_control",
-    "controller",
-    "limits",
-    "timeouts",
-    "start",
-    "ready",
-    "onnxruntime",
-    "workers",
-    "tracing",
-    "access_log",
-];
-
 /// Reads the whole document. A value with a fault is replaced with its default.
 fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
-    let fields = root.fields(KEYS);
+    let fields = root.fields();
     let run_dir = settings::run_dir(&fields, context);
     let listen = listen::listen(&fields, &run_dir, context);
     let gpus = gpus::gpus(&fields);
@@ -225,9 +210,9 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let sections = models::Sections { gpus: &gpus, limits: &limits, controller: &controller };
     let models = models::models(&fields, &sections, context);
     let (timeouts, lame_duck) = settings::timeouts(&fields);
-    let ready = fields.or("ready", ReadyConfig::default(), |value| settings::ready(value, &models));
+    let ready = fields.read("ready", |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());
-    let control = fields.get("control").and_then(|value| peers::listed(&value, context));
+    let control = fields.optional("control", |value| peers::listed(value, context));
     let model_control = settings::model_control(&fields, context);
     let access_log = settings::access_log(&fields, context);
     let mut host_faults = context.host_faults.take();
@@ -243,8 +228,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         limits,
         timeouts,
         lame_duck,
-        strict_start: fields
-            .or("start", false, |value| value.one_of(&[("lenient", false), ("strict", true)])),
+        strict_start: fields.read("start", |value| value.one_of(&STARTS)),
         ready,
         onnxruntime: settings::onnxruntime(&fields, context),
         workers,

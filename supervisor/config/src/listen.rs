@@ -13,8 +13,6 @@ use super::{Context, absolute, peers, usable};
 /// (`sun_path`).
 pub(super) const MAX_SOCKET_PATH: usize = 107;
 
-const MAX_LISTENERS: usize = 64;
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Address {
     Unix(PathBuf),
@@ -32,7 +30,7 @@ struct UsedAddress<'a> {
 
 /// Reads the addresses. Records a fault if two addresses are equal.
 pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> ListenConfig {
-    let fields = root.section("listen", &["http", "grpc", "metrics"]);
+    let fields = root.section("listen");
     let ours =
         [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
     let ours = ours.map(|(name, by)| (Address::Unix(run_dir.join(name)), by.to_owned()));
@@ -63,7 +61,7 @@ fn listeners<'a>(
         used.push(UsedAddress { address: address.clone(), by, value: None });
         return vec![plain(address)];
     };
-    let Some(items) = list.items_up_to(MAX_LISTENERS, "listeners") else { return Vec::new() };
+    let Some(items) = list.limited_items("listeners") else { return Vec::new() };
     let mut listeners = Vec::new();
     for item in items {
         if let Some((address, listener)) = listener(&item, run_dir, context) {
@@ -87,7 +85,7 @@ fn listener(item: &Value<'_>, run_dir: &Path, context: &Context<'_>) -> Option<(
         let address = item.parsed(|text| address(text, run_dir))?;
         return Some((address.clone(), plain(address)));
     }
-    let fields = item.fields(&["address", "mode", "group", "users", "groups", "tls", "tokens"]);
+    let fields = item.fields();
     let written = fields.required("address", "give for example `unix:x.sock` or `127.0.0.1:8000`")?;
     let address = written.parsed(|text| address(text, run_dir))?;
     let listener = match address.clone() {
@@ -109,8 +107,8 @@ fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
     }
     Listener::Unix {
         path,
-        mode: fields.get("mode").and_then(|value| file_mode(&value)).filter(|mode| *mode != SOCKET_MODE),
-        group: fields.get("group").and_then(|value| group(&value, context)),
+        mode: fields.optional("mode", file_mode).filter(|mode| *mode != SOCKET_MODE),
+        group: fields.optional("group", |value| group(value, context)),
         peers: peers::peers(fields, context),
     }
 }
@@ -134,7 +132,7 @@ fn tcp(fields: &Fields<'_>, address: SocketAddr, context: &Context<'_>) -> Optio
 }
 
 fn tls(value: &Value<'_>, context: &Context<'_>) -> Option<Tls> {
-    let fields = value.fields(&["certificate", "key", "client_ca"]);
+    let fields = value.fields();
     let needed =
         |key| fields.required(key, "give a file in PEM format").and_then(|value| file(&value, context));
     let (certificate, key) = (needed("certificate"), needed("key"));

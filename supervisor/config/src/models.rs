@@ -5,40 +5,13 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Sms;
 
+use super::keys::{HANDOVERS, STANDBYS};
 use super::reader::{Fields, Value};
-use super::settings::{at_least, size_within};
 use super::types::{
     ControllerConfig, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, ModelConfig, Partitioning,
     SloTarget, WarmupConfig, WarmupInput,
 };
 use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
-
-const MAX_MODELS: usize = 256;
-
-/// The limit on the index of a CPU core in `cpus`: the number of bits in glibc's `cpu_set_t`.
-const MAX_CPUS: usize = 1024;
-
-const KEYS: &[&str] = &[
-    "name",
-    "engine",
-    "path",
-    "threads",
-    "providers",
-    "python",
-    "tensors",
-    "gpu",
-    "profile",
-    "share",
-    "slo",
-    "batch",
-    "queue",
-    "priority",
-    "handover",
-    "standby",
-    "cpus",
-    "memory",
-    "warmup",
-];
 
 /// The sections of the configuration that are needed to check a model.
 pub(super) struct Sections<'a> {
@@ -51,10 +24,10 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     let gpus = sections.gpus;
     let why = "give for example `models: [{path: digits.onnx, slo: 20ms}]`";
     let Some(list) = root.required("models", why) else { return Vec::new() };
-    let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
+    let Some(items) = list.limited_items("models") else { return Vec::new() };
     let mut models: Vec<ModelConfig> = Vec::new();
     for item in &items {
-        let fields = item.fields(KEYS);
+        let fields = item.fields();
         let model = model(&fields, sections, context);
         let named = models.iter().position(|other| other.name == model.name);
         if let Some(first) = named.filter(|_| !model.name.is_empty()) {
@@ -101,8 +74,8 @@ fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) ->
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpus.get(gpu), controller, context),
         handover: handover(fields),
-        standby: standby(fields),
-        cpus: fields.or("cpus", Vec::new(), |value| cpus(value, context)),
+        standby: fields.read("standby", |value| value.one_of(&STANDBYS)),
+        cpus: fields.read("cpus", |value| cpus(value, context)),
         memory_limit: memory_limit(fields, gpus.get(gpu), context),
         warmup,
         engine,
@@ -148,10 +121,6 @@ fn name(fields: &Fields<'_>) -> String {
     stem
 }
 
-/// The largest GPU index that the parser accepts. A separate check finds out whether the GPU
-/// exists.
-const LAST_GPU: usize = 1023;
-
 /// Returns whether `gpu` is `auto`. If it is and the GPUs are of different kinds, records a fault,
 /// because the model's other settings must be valid on each GPU.
 fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
@@ -169,12 +138,12 @@ fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
 }
 
 fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
-    fields.or("gpu", 0, |value| {
+    fields.read("gpu", |value| {
         if let Some(advice) = value.similar_word(&["auto"]) {
             value.fault(advice);
             return None;
         }
-        let index = value.whole(0..=LAST_GPU)?;
+        let index = value.whole()?;
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;
             value.fault(format!(
@@ -186,34 +155,34 @@ fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
 }
 
 fn slo(fields: &Fields<'_>) -> SloTarget {
-    const PERCENTILE: f64 = 99.0;
-    let placeholder = SloTarget { latency: Duration::from_secs(1), percentile: PERCENTILE };
+    let placeholder = SloTarget { latency: Duration::from_secs(1), percentile: 99.0 };
     let why = "give the time within which requests must be answered, for example `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
         return latency(&value).map_or(placeholder, |latency| SloTarget { latency, ..placeholder });
     }
-    let slo = value.fields(&["latency", "percentile"]);
+    let slo = value.fields();
     let given =
         slo.required("latency", "give the time within which requests must be answered, for example 20ms");
     SloTarget {
         latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
-        percentile: slo.or("percentile", PERCENTILE, percentile),
+        percentile: slo.read("percentile", percentile),
     }
 }
 
 /// Reads a percentile. Records a fault if the value is below 1, because the operator probably meant
 /// a fraction.
 fn percentile(value: &Value<'_>) -> Option<f64> {
-    const WANTED: &str = "a number above 0 and below 100 (for example 99 or 99.9)";
-    let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
-    if given < 1.0 {
+    let given = value.word().filter(|_| value.is_plain()).and_then(|text| text.parse().ok());
+    let fraction = given.filter(|given: &f64| 0.0 < *given && *given < 1.0);
+    if let Some(given) = fraction {
         // Without rounding, the fraction 0.999 would not become exactly 99.9 %, because 0.999 has
         // no exact binary form.
         let percent = (given * 1e8).round() / 1e6;
         value.fault(format!("{given} is a fraction; use {percent}, in percent"));
+        return None;
     }
-    Some(given)
+    value.number()
 }
 
 /// Adds a note if even the whole GPU is too slow for the SLO. In the worst case a request waits for
@@ -271,7 +240,7 @@ fn latency(value: &Value<'_>) -> Option<Duration> {
         value.fault("the latency must be above zero; use for example 20ms");
         return None;
     }
-    at_least(value, Duration::from_micros(1))
+    value.duration()
 }
 
 fn priority(
@@ -280,43 +249,31 @@ fn priority(
     controller: &ControllerConfig,
     context: &Context<'_>,
 ) -> u32 {
-    let Some(value) = fields.get("priority") else { return 1 };
-    let priority = value.whole(1..=1000).unwrap_or(1);
+    let priority = fields.read("priority", |value| value.whole());
     // Under MPS, the priority always has an effect, because MPS itself schedules its clients by
     // priority.
     let has_effect = controller.policy.heeds_priorities()
         || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
-    if priority != 1 && !has_effect {
+    if let Some(value) = fields.get("priority").filter(|_| priority != 1 && !has_effect) {
         context.note(&value, format!("this has no effect under `policy: {}`", controller.policy));
     }
     priority
 }
 
 fn handover(fields: &Fields<'_>) -> HandoverMode {
-    let words = [
-        ("auto", HandoverMode::Auto),
-        ("in-process", HandoverMode::InProcess),
-        ("shadow", HandoverMode::Shadow),
-        ("never", HandoverMode::Never),
-    ];
-    fields.or("handover", HandoverMode::Auto, |value| {
+    fields.read("handover", |value| {
         if value.word() == Some("restart") {
             value.fault("`handover: restart` was removed; write `handover: auto`, or `handover: shadow`");
             return None;
         }
-        value.one_of(&words)
+        value.one_of(&HANDOVERS)
     })
-}
-
-fn standby(fields: &Fields<'_>) -> bool {
-    let words = [("off", false), ("always", true)];
-    fields.or("standby", false, |value| value.one_of(&words))
 }
 
 fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for item in value.items() {
-        let cpu = item.whole(0..=MAX_CPUS - 1)?;
+        let cpu = item.whole()?;
         if cpus.contains(&cpu) {
             item.fault(format!("core {cpu} is already in the list; list each core once"));
             return None;
@@ -335,7 +292,7 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
 }
 
 fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<'_>) -> Option<u64> {
-    let memory = fields.section("memory", &["limit"]);
+    let memory = fields.section("memory");
     let value = memory.get("limit")?;
     match gpu {
         Some(GpuConfig::Emulated { .. }) => {
@@ -346,5 +303,5 @@ fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<
         }
         Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }) | None => {}
     }
-    size_within(&value, 1 << 20, 1 << 40)
+    value.size()
 }

@@ -1,14 +1,11 @@
 //! Reads the lists of users, groups and clients that have a permission.
 
-use std::fmt;
-
 use super::Context;
 use super::host::AccountKind;
 use super::reader::{Fields, Value};
-use super::render::quoted;
 
 /// The largest number of names in one list.
-const MAX_ACCOUNTS: usize = 256;
+pub(super) const MAX_ACCOUNTS: usize = 256;
 
 /// The peers that have a permission. A client on a Unix socket is identified by its user and
 /// groups, and a client on TCP by its name. The supervisor looks up users and groups when it
@@ -44,29 +41,6 @@ pub enum AllowedClients {
     Only(Peers),
 }
 
-impl fmt::Display for Account {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Id(id) => id.fmt(f),
-            Self::Name(name) => f.write_str(&quoted(name)),
-        }
-    }
-}
-
-/// Writes the lists as the keys of a YAML map.
-impl fmt::Display for Peers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list =
-            |accounts: &[Account]| accounts.iter().map(Account::to_string).collect::<Vec<_>>().join(", ");
-        write!(f, "users: [{}], groups: [{}]", list(&self.users), list(&self.groups))?;
-        if self.clients.is_empty() {
-            return Ok(());
-        }
-        let clients: Vec<_> = self.clients.iter().map(|name| quoted(name)).collect();
-        write!(f, ", clients: [{}]", clients.join(", "))
-    }
-}
-
 /// Reads the lists for Unix sockets. Returns `None` if the map has neither `users` nor `groups`.
 pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers> {
     let list = |key, kind| fields.get(key).map(|value| accounts(&value, kind, context));
@@ -82,7 +56,7 @@ pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers>
 
 /// Reads a map with at least one of the lists `users` and `groups`.
 pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
-    let peers = peers(&value.fields(&["users", "groups"]), context);
+    let peers = peers(&value.fields(), context);
     if peers.is_none() && value.is_map() {
         value.fault("the map has no list; give `users`, `groups` or both");
     }
@@ -91,13 +65,13 @@ pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> 
 
 /// Reads a map with at least one of the lists `users`, `groups` and `clients`.
 fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
-    let fields = value.fields(&["users", "groups", "clients"]);
+    let fields = value.fields();
     let (peers, clients) = (peers(&fields, context), fields.get("clients"));
     if peers.is_none() && clients.is_none() {
         value.fault("the map has no list; give `users`, `groups` or `clients`");
         return None;
     }
-    let items = clients.and_then(|list| list.items_up_to(MAX_ACCOUNTS, "names")).unwrap_or_default();
+    let items = clients.and_then(|list| list.limited_items("names")).unwrap_or_default();
     let mut clients: Vec<_> = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
     clients.sort_unstable();
     Some(Peers { clients, ..peers.unwrap_or_default() })
@@ -108,7 +82,7 @@ fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
 pub(super) fn access(
     value: &Value<'_>,
     context: &Context<'_>,
-    plain: impl FnOnce(&Value<'_>) -> Option<bool>,
+    plain: impl Fn(&Value<'_>) -> Option<bool>,
 ) -> Option<AllowedClients> {
     if value.is_map() {
         return listed_clients(value, context).map(AllowedClients::Only);
@@ -117,7 +91,7 @@ pub(super) fn access(
 }
 
 fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<Account> {
-    let items = list.items_up_to(MAX_ACCOUNTS, "names").unwrap_or_default();
+    let items = list.limited_items("names").unwrap_or_default();
     let known = |item: &Value<'_>, account: &Account| {
         if let Account::Name(name) = account {
             check_known(item, kind, name, context);

@@ -9,20 +9,12 @@ use shadowslice_shared::units::Sms;
 
 use super::engine::shape;
 use super::faults::{ConfigError, FaultLog};
+use super::keys::PROFILE;
 use super::reader::{Fields, Value};
-use super::settings::size_within;
 use super::yaml::YamlNode;
-use super::{Context, units, usable, yaml};
-
-const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "kernels", "shapes", "execution_ms"];
+use super::{Context, usable, yaml};
 
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
-
-/// The largest amount of memory that a profile can state, in bytes.
-const MAX_MEMORY: u64 = 1 << 40;
-
-/// The largest number of kernels per batch that a profile can state.
-const MAX_KERNELS: u32 = 1_000_000;
 
 /// Reads the profile of a model. Records the profile's faults as faults of the model's files.
 pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
@@ -55,7 +47,7 @@ pub fn read(path: &Path) -> Result<Profile, ConfigError> {
     let tree = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log));
     let tree = tree.filter(|tree| is_profile(tree, &log));
     let may_be_shown = tree.is_some();
-    let profile = tree.and_then(|tree| profile(&Value::root(&tree, &log)));
+    let profile = tree.and_then(|tree| profile(&Value::root(&tree, &PROFILE, &log)));
     let mut faults = log.into_sorted();
     if !may_be_shown {
         faults.iter_mut().for_each(|fault| fault.path.clear());
@@ -78,31 +70,28 @@ fn is_profile(root: &YamlNode, log: &FaultLog) -> bool {
 }
 
 fn profile(root: &Value<'_>) -> Option<Profile> {
-    let fields = root.fields(KEYS);
+    let fields = root.fields();
     let source = source(&fields);
     let execution = execution(&fields);
-    let memory = fields.section("memory", &["context", "weights", "activations"]);
-    let bytes = |key| memory.or(key, 0, |value| size_within(value, 0, MAX_MEMORY));
-    let start = fields.section("start", &["process", "load", "warm"]);
-    let time = |key| start.or(key, std::time::Duration::ZERO, |value| value.parsed(units::duration));
+    let memory = fields.section("memory");
+    let bytes = |key| memory.read(key, |value| value.size());
+    let start = fields.section("start");
+    let time = |key| start.read(key, |value| value.duration());
     let memory = ProcessMemory {
         context: bytes("context"),
         weights: bytes("weights"),
         activations: bytes("activations"),
     };
     let start = StartTimes { process: time("process"), load: time("load"), warm: time("warm") };
-    let share = |value: &Value<'_>| {
-        value.number("a number from 0 to 1 (for example 0.2)", |share| (0.0..=1.0).contains(&share))
-    };
-    let bandwidth = fields.or("bandwidth", 0.0, share);
-    let kernels = fields.get("kernels").and_then(|value| value.whole(1..=MAX_KERNELS));
+    let bandwidth = fields.read("bandwidth", |value| value.number());
+    let kernels = fields.optional("kernels", Value::whole);
     let execution = execution.map(|table| match kernels {
         Some(kernels) => table.with_kernels(kernels),
         None => table,
     });
     let shapes = fields.get("shapes");
     let shapes = shapes.iter().flat_map(Value::any_fields);
-    let shapes = shapes.filter_map(|(input, axes)| Some((input.to_owned(), shape(&axes, false)?))).collect();
+    let shapes = shapes.filter_map(|(input, axes)| Some((input.to_owned(), shape(&axes)?))).collect();
     Some(Profile { source: source?, memory, start, bandwidth, shapes, execution: execution? })
 }
 
@@ -111,7 +100,7 @@ fn source(profile: &Fields<'_>) -> Option<ProfileSource> {
         "source",
         "give {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}",
     )?;
-    let fields = value.fields(&["kind", "device", "driver", "date"]);
+    let fields = value.fields();
     let kind = fields.required("kind", "give `illustrative` or `measured`")?;
     let details = ["device", "driver", "date"];
     if kind.one_of(&[("illustrative", false), ("measured", true)])? {
@@ -165,7 +154,7 @@ fn culprit<'a>(bad: &TableError, table: &Value<'a>, rows: &[(ExecutionRow, Value
 }
 
 fn columns(value: &Value<'_>) -> Option<Vec<Sms>> {
-    value.items().iter().map(|item| item.whole(1..=1_000_000).map(Sms)).collect()
+    value.items().iter().map(|item| item.whole().map(Sms)).collect()
 }
 
 fn row(key: &str, value: &Value<'_>) -> Option<ExecutionRow> {
@@ -173,8 +162,6 @@ fn row(key: &str, value: &Value<'_>) -> Option<ExecutionRow> {
         value.fault("invalid batch size; use the key `sms` or a batch size from 1 to 65536");
         return None;
     };
-    let time =
-        |item: &Value<'_>| item.number("a time in milliseconds above 0 (for example 2.5)", |ms| ms > 0.0);
-    let ms = value.items().iter().map(time).collect::<Option<_>>()?;
+    let ms = value.items().iter().map(Value::number).collect::<Option<_>>()?;
     Some(ExecutionRow { batch, ms })
 }

@@ -1,18 +1,22 @@
 //! Reads typed values from a YAML tree. The reader records every fault and continues.
 
 use std::fmt;
-use std::ops::RangeInclusive;
-use std::str::FromStr;
+use std::ops::RangeBounds;
+use std::path::Path;
+use std::time::Duration;
 
 use strsim::levenshtein;
 
 use super::faults::{ConfigFault, FaultLog, Position};
-use super::yaml::{YamlContent, YamlEntry, YamlNode};
+use super::keys::{Key, KeyDefault, Kind, NumberRange, Words};
+use super::units::{self, show_duration, show_size};
+use super::yaml::{self, YamlContent, YamlEntry, YamlNode};
 
-/// A value in the tree, with its path.
+/// A value in the tree, with its path and its kind in the table of keys.
 #[derive(Debug, Clone)]
 pub(super) struct Value<'a> {
     node: &'a YamlNode,
+    kind: &'static Kind,
     path: String,
     log: &'a FaultLog,
 }
@@ -25,13 +29,13 @@ pub(super) struct Fields<'a> {
     at: Option<Position>,
     path: String,
     entries: &'a [YamlEntry],
-    known: &'static [&'static str],
+    keys: &'static [Key],
     log: &'a FaultLog,
 }
 
 impl<'a> Value<'a> {
-    pub(super) fn root(node: &'a YamlNode, log: &'a FaultLog) -> Self {
-        Self { node, path: String::new(), log }
+    pub(super) fn root(node: &'a YamlNode, kind: &'static Kind, log: &'a FaultLog) -> Self {
+        Self { node, kind, path: String::new(), log }
     }
 
     pub(super) fn line(&self) -> usize {
@@ -64,24 +68,23 @@ impl<'a> Value<'a> {
 
     /// Returns the entries of a map, and records a fault for each unknown key. If the value is not
     /// a map, records a fault and returns no entries.
-    pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
+    pub(super) fn fields(&self) -> Fields<'a> {
+        let keys = self.kind.keys();
+        let known: Vec<_> = keys.iter().map(|key| key.name).collect();
         let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
         let entries = self.entries(&format!("a map (with keys such as {example})"));
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
-            self.log.add(entry.at, &join(&self.path, &entry.key), unknown_key(&entry.key, known));
+            self.log.add(entry.at, &join(&self.path, &entry.key), unknown_key(&entry.key, &known));
         }
         let at = self.is_map().then_some(self.node.at);
-        Fields { at, path: self.path.clone(), entries, known, log: self.log }
+        Fields { at, path: self.path.clone(), entries, keys, log: self.log }
     }
 
     /// Returns the entries of a map whose keys may have any name. If the value is not a map,
     /// records a fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         let entries = self.entries("a map of keys and values");
-        entries.iter().map(|entry| {
-            let path = join(&self.path, &entry.key);
-            (entry.key.as_str(), Value { node: &entry.node, path, log: self.log })
-        })
+        entries.iter().map(|entry| (entry.key.as_str(), self.child(&entry.key, &entry.node)))
     }
 
     fn entries(&self, wanted: &str) -> &'a [YamlEntry] {
@@ -96,8 +99,11 @@ impl<'a> Value<'a> {
 
     /// Returns the value of a key of a map. Never records a fault.
     pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
-        let node = self.node.get(key)?;
-        Some(Value { node, path: join(&self.path, key), log: self.log })
+        Some(self.child(key, self.node.get(key)?))
+    }
+
+    fn child(&self, key: &str, node: &'a YamlNode) -> Value<'a> {
+        Value { node, kind: self.kind.of_key(key), path: join(&self.path, key), log: self.log }
     }
 
     /// Returns the items of a list. If the value is not a list, records a fault and returns no
@@ -105,8 +111,11 @@ impl<'a> Value<'a> {
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
             YamlContent::List(items) => {
-                let item =
-                    |(index, node)| Value { node, path: format!("{}[{index}]", self.path), log: self.log };
+                let (kind, _) = self.kind.items();
+                let item = |(index, node)| {
+                    let path = format!("{}[{index}]", self.path);
+                    Value { node, kind, path, log: self.log }
+                };
                 items.iter().map(|node| &**node).enumerate().map(item).collect()
             }
             _ => {
@@ -116,9 +125,9 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns the items of a list. If there are more than `most` items, records a fault.
-    pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
-        let items = self.items();
+    /// Returns the items of a list. If there are more items than the table allows, records a fault.
+    pub(super) fn limited_items(&self, what: &str) -> Option<Vec<Value<'a>>> {
+        let (items, (_, most)) = (self.items(), self.kind.items());
         if items.len() > most {
             self.fault(format!("too many {what}: {}; at most {most} are allowed", items.len()));
             return None;
@@ -151,28 +160,54 @@ impl<'a> Value<'a> {
         parse(self.text()?).map_err(|error| self.fault(error.to_string())).ok()
     }
 
-    pub(super) fn whole<T: FromStr + PartialOrd + fmt::Display>(
-        &self,
-        range: RangeInclusive<T>,
-    ) -> Option<T> {
-        let (least, most) = (range.start(), range.end());
+    pub(super) fn whole<T: TryFrom<i64>>(&self) -> Option<T> {
+        let (least, most) = self.kind.whole();
         let kind = format!("a whole number from {least} to {most}");
-        let number = self.number_text(&kind)?.parse().ok().filter(|number| range.contains(number));
+        let number = self.number_text(&kind)?.parse().ok();
+        let number =
+            number.filter(|number| (least..=most).contains(number)).and_then(|n| T::try_from(n).ok());
         if number.is_none() {
             self.wrong(&kind);
         }
         number
     }
 
-    /// Returns the number if it passes `test`. Otherwise records a fault. `kind` describes the
-    /// valid numbers in the fault's message.
-    pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
-        let number =
-            self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
+    pub(super) fn number(&self) -> Option<f64> {
+        let NumberRange { wanted, least, most } = self.kind.number();
+        let number = self.number_text(wanted)?.parse().ok();
+        let number = number.filter(|number: &f64| number.is_finite() && (*least, *most).contains(number));
         if number.is_none() {
-            self.wrong(kind);
+            self.wrong(wanted);
         }
         number
+    }
+
+    pub(super) fn duration(&self) -> Option<Duration> {
+        let duration = self.parsed(units::duration)?;
+        let (least, most) = self.kind.duration();
+        if (least..=most).contains(&duration) {
+            return Some(duration);
+        }
+        let (least, is_open) = (show_duration(least), most == units::MAX_DURATION);
+        self.fault(match is_open {
+            true => format!("too short; use at least {least}"),
+            false => format!("must be from {least} to {}", show_duration(most)),
+        });
+        None
+    }
+
+    pub(super) fn size(&self) -> Option<u64> {
+        self.size_from(self.kind.size().0)
+    }
+
+    /// Returns a size of at least `least` bytes and at most the table's bound.
+    pub(super) fn size_from(&self, least: u64) -> Option<u64> {
+        let (size, (_, most)) = (self.parsed(units::size)?, self.kind.size());
+        if !(least..=most).contains(&size) {
+            self.fault(format!("must be from {} to {}", show_size(least), show_size(most)));
+            return None;
+        }
+        Some(size)
     }
 
     fn number_text(&self, kind: &str) -> Option<&'a str> {
@@ -199,7 +234,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    pub(super) fn one_of<T: Copy>(&self, known: &[(&str, T)]) -> Option<T> {
+    pub(super) fn one_of<T: Copy, const N: usize>(&self, known: &Words<T, N>) -> Option<T> {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         let Some(text) = self.word() else {
             self.wrong(&alternatives(&names));
@@ -242,10 +277,15 @@ impl<'a> Value<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
-        debug_assert!(self.known.contains(&key), "`{key}` is not among the known keys");
-        let entry = self.entries.iter().find(|entry| entry.key == key)?;
-        Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
+    fn key(&self, name: &str) -> &'static Key {
+        let key = self.keys.iter().find(|key| key.name == name);
+        key.expect("the table has each key that is read")
+    }
+
+    pub(super) fn get(&self, name: &'static str) -> Option<Value<'a>> {
+        let kind = &self.key(name).kind;
+        let entry = self.entries.iter().find(|entry| entry.key == name)?;
+        Some(Value { node: &entry.node, kind, path: join(&self.path, name), log: self.log })
     }
 
     pub(super) fn required(&self, key: &'static str, why: &str) -> Option<Value<'a>> {
@@ -262,21 +302,40 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns the value of a key, or the default if the key is missing or its value has a fault.
-    pub(super) fn or<T>(
+    /// Returns the value of a key, or the table's default if the key is missing or its value has a
+    /// fault.
+    pub(super) fn read<T>(&self, name: &'static str, read: impl Fn(&Value<'_>) -> Option<T>) -> T {
+        let written = self.get(name).and_then(|value| read(&value));
+        written.unwrap_or_else(|| self.default(name, read))
+    }
+
+    /// Returns the default of a key in the table.
+    pub(super) fn default<T>(&self, name: &'static str, read: impl Fn(&Value<'_>) -> Option<T>) -> T {
+        let Key { kind, default: KeyDefault::Value(text), .. } = self.key(name) else {
+            unreachable!("only keys with a default are read with it: {name}")
+        };
+        let log = FaultLog::new(Path::new(""));
+        let value = yaml::parse(text, "", &log).and_then(|node| read(&Value::root(&node, kind, &log)));
+        value.expect("the defaults in the table are valid")
+    }
+
+    /// Returns the value of a key, or `None` if the key is missing or its value has a fault.
+    pub(super) fn optional<T>(
         &self,
-        key: &'static str,
-        default: T,
+        name: &'static str,
         read: impl FnOnce(&Value<'a>) -> Option<T>,
-    ) -> T {
-        self.get(key).and_then(|value| read(&value)).unwrap_or(default)
+    ) -> Option<T> {
+        self.get(name).and_then(|value| read(&value))
     }
 
     /// Returns the entries of the map with this key. Returns no entries if the key is missing.
-    pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
-        match self.get(key) {
-            Some(value) => value.fields(known),
-            None => Self { at: self.at, path: join(&self.path, key), entries: &[], known, log: self.log },
+    pub(super) fn section(&self, name: &'static str) -> Self {
+        match self.get(name) {
+            Some(value) => value.fields(),
+            None => {
+                let keys = self.key(name).kind.keys();
+                Self { at: self.at, path: join(&self.path, name), entries: &[], keys, log: self.log }
+            }
         }
     }
 

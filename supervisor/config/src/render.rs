@@ -1,314 +1,330 @@
 //! Writes the whole configuration as YAML, including all defaults. Loading this text gives the same
 //! configuration.
 
-use std::fmt;
 use std::path::Path;
-use std::time::Duration;
 
-use shadowslice_shared::boot::{ElementValue, InputValues};
+use serde_json::{Map, Value, json};
+use shadowslice_shared::boot::{EchoTensor, ElementValue, InputValues};
 
-use super::peers::AllowedClients;
+use super::keys::{
+    ACCESS, CONFIG, HANDOVERS, Key, KeyDefault, Kind, ON_LATE, PARTITIONS, PROVIDERS, STANDBYS,
+};
+use super::keys::{STARTS, Words};
+use super::peers::{Account, AllowedClients, Peers};
 use super::types::{
-    BatchConfig, Config, CudaDevice, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, Listener,
-    ModelConfig, OnLate, Partitioning, ProviderKind, QueueConfig, ReadyConfig, ShareConfig, Timeouts, Tls,
-    TracingConfig, WarmupInput, WarmupValues,
+    Config, CudaDevice, EngineConfig, GpuConfig, Listener, ModelConfig, ReadyConfig, Tls, TracingConfig,
+    WarmupConfig, WarmupInput, WarmupValues,
 };
 use super::units::{show_duration, show_sample, show_size};
 
+/// The largest number of columns of a map that is written in one line.
+const MAX_COLUMNS: usize = 100;
+
 /// Returns the configuration as YAML. Paths are absolute, so that the text is valid in any folder.
 pub fn render(config: &Config) -> String {
-    Document(config).to_string()
+    let mut text = String::new();
+    block(&mut text, 0, "", CONFIG.keys(), &values(config));
+    text
 }
 
-struct Document<'a>(&'a Config);
-
-impl fmt::Display for Document<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let config = self.0;
-        writeln!(f, "run_dir: {}", path(&config.run_dir))?;
-        writeln!(f, "listen:")?;
-        let listen = &config.listen;
-        for (key, listeners) in [("http", &listen.http), ("grpc", &listen.grpc), ("metrics", &listen.metrics)]
-        {
-            let shown: Vec<_> = listeners.iter().map(|one| listener(one, &config.run_dir)).collect();
-            writeln!(f, "  {key}: [{}]", shown.join(", "))?;
+/// Writes the keys of a map, one per line. A comment replaces each key without a value.
+fn block(text: &mut String, indent: usize, path: &str, keys: &'static [Key], values: &Value) {
+    let margin = " ".repeat(indent);
+    for key in keys {
+        let Key { name, kind, .. } = key;
+        let value = &values[name];
+        if value.is_null() {
+            comment(text, &margin, path, key, values);
+            continue;
         }
-        writeln!(f, "gpus:")?;
-        config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
-        writeln!(f, "models:")?;
-        config.models.iter().try_for_each(|one| model(f, one))?;
-        match &config.control {
-            Some(peers) => writeln!(f, "control: {{{peers}}}")?,
-            None => writeln!(f, "# control: not set; only root and this user may send commands")?,
-        }
-        writeln!(f, "model_control: {}", access(&config.model_control, ["none", "explicit"]))?;
-        let policy = config.controller.policy;
-        let interval = show_duration(config.controller.interval);
-        let standby_memory = config.controller.standby_memory.map(show_size);
-        let standby_memory =
-            standby_memory.map(|size| format!(", standby_memory: {size}")).unwrap_or_default();
-        writeln!(
-            f,
-            "controller: {{policy: {policy}, interval: {interval}, act: {}{standby_memory}}}",
-            config.controller.act
-        )?;
-        if config.controller.standby_memory.is_none() {
-            writeln!(f, "# controller.standby_memory: not set; half of a real GPU's memory")?;
-        }
-        limits(f, &config.limits)?;
-        timeouts(f, &config.timeouts, config.lame_duck)?;
-        writeln!(f, "start: {}", if config.strict_start { "strict" } else { "lenient" })?;
-        writeln!(f, "ready: {}", ready(&config.ready))?;
-        match &config.onnxruntime.library {
-            Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
-            None => writeln!(
-                f,
-                "# onnxruntime.library: not set; the supervisor searches for it when a model needs it"
-            )?,
-        }
-        let names: Vec<_> = config.workers.environment.iter().map(|name| quoted(name)).collect();
-        let users = config.workers.users.as_ref();
-        let users =
-            users.map(|users| format!(", users: {}-{}", users.start(), users.end())).unwrap_or_default();
-        let memory = config.workers.memory.map(|memory| format!(", memory: {}", show_size(memory)));
-        let memory = memory.unwrap_or_default();
-        writeln!(f, "workers: {{environment: [{}]{users}{memory}}}", names.join(", "))?;
-        match &config.tracing {
-            Some(TracingConfig { otlp, sample, service }) => {
-                let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
-                writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")?;
+        let line = format!("{margin}{name}: {}", flow(kind, value));
+        match (kind, value) {
+            (Kind::List(Kind::Map(keys), ..), Value::Array(items)) if !items.is_empty() => {
+                *text += &format!("{margin}{name}:\n");
+                items.iter().for_each(|item| listed(text, indent + 2, keys, item));
             }
-            None => writeln!(f, "# tracing: not set; no request is traced")?,
-        }
-        match &config.access_log {
-            Some(file) => writeln!(f, "access_log: {}", path(file)),
-            None => writeln!(f, "# access_log: not set; answers are not logged"),
-        }
-    }
-}
-
-fn listener(listener: &Listener, run_dir: &Path) -> String {
-    let (address, more) = match listener {
-        Listener::Unix { path, mode, group, peers } => {
-            let path = path.strip_prefix(run_dir).unwrap_or(path).display();
-            let mode = mode.map(|mode| format!(", mode: \"{mode:04o}\"")).unwrap_or_default();
-            let group = group.as_ref().map(|group| format!(", group: {}", quoted(group))).unwrap_or_default();
-            let peers = peers.as_ref().map(|peers| format!(", {peers}")).unwrap_or_default();
-            (quoted(&format!("unix:{path}")), format!("{mode}{group}{peers}"))
-        }
-        Listener::Tcp { address, tls, tokens } => {
-            let tls = tls.as_ref().map(|tls| format!(", tls: {}", encryption(tls))).unwrap_or_default();
-            let tokens =
-                tokens.as_ref().map(|tokens| format!(", tokens: {}", path(tokens))).unwrap_or_default();
-            (quoted(&address.to_string()), format!("{tls}{tokens}"))
-        }
-    };
-    if more.is_empty() { address } else { format!("{{address: {address}{more}}}") }
-}
-
-fn encryption(tls: &Tls) -> String {
-    let clients =
-        tls.client_ca.as_ref().map(|file| format!(", client_ca: {}", path(file))).unwrap_or_default();
-    format!("{{certificate: {}, key: {}{clients}}}", path(&tls.certificate), path(&tls.key))
-}
-
-fn gpu(gpu: &GpuConfig) -> String {
-    match gpu {
-        GpuConfig::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
-        GpuConfig::Cuda { device, partition } => {
-            let device = match device {
-                CudaDevice::Index(index) => index.to_string(),
-                CudaDevice::Uuid(uuid) => quoted(uuid),
-            };
-            let partition = match partition {
-                Partitioning::Mps => "mps",
-                Partitioning::None => "none",
-            };
-            format!("{{device: {device}, partition: {partition}}}")
-        }
-    }
-}
-
-fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
-    writeln!(f, "  - name: {}", quoted(&model.name))?;
-    engine(f, &model.engine)?;
-    match model.gpu_auto {
-        true => writeln!(f, "    gpu: auto")?,
-        false => writeln!(f, "    gpu: {}", model.gpu)?,
-    }
-    match &model.profile_path {
-        Some(profile) => writeln!(f, "    profile: {}", path(profile))?,
-        None => writeln!(f, "    # profile: none")?,
-    }
-    let ShareConfig { initial, given, min, max } = model.share;
-    // The initial share is only written if the configuration gives it, because a written initial
-    // share prevents the policy from choosing another one.
-    let written = if given { format!("initial: {initial}, ") } else { String::new() };
-    writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
-    if !given {
-        writeln!(f, "    # share.initial: not set; a policy chooses it, and without one it is {initial}")?;
-    }
-    let latency = show_duration(model.slo.latency);
-    writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
-    batch(f, &model.batch)?;
-    queue(f, model.queue)?;
-    writeln!(f, "    priority: {}", model.priority)?;
-    let handover = match model.handover {
-        HandoverMode::Auto => "auto",
-        HandoverMode::InProcess => "in-process",
-        HandoverMode::Shadow => "shadow",
-        HandoverMode::Never => "never",
-    };
-    writeln!(f, "    handover: {handover}")?;
-    // YAML 1.1 reads `off` without quotes as false.
-    writeln!(f, "    standby: {}", quoted(if model.standby { "always" } else { "off" }))?;
-    writeln!(f, "    cpus: {:?}", model.cpus)?;
-    match model.memory_limit {
-        Some(limit) => writeln!(f, "    memory: {{limit: {}}}", show_size(limit))?,
-        None => writeln!(f, "    # memory.limit: none")?,
-    }
-    if let Some(file) = &model.warmup.file {
-        return writeln!(f, "    warmup: {}", path(file));
-    }
-    let inputs = model.warmup.inputs.iter();
-    let inputs: Vec<_> =
-        inputs.map(|(input, given)| format!("{}: {}", quoted(input), warmup_input(given))).collect();
-    writeln!(f, "    warmup: {{{}}}", inputs.join(", "))
-}
-
-fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
-    let element = |value: &ElementValue| match value {
-        ElementValue::Whole(whole) => whole.to_string(),
-        ElementValue::Number(number) => format!("{number:?}"),
-        ElementValue::Text(text) => quoted(text).to_string(),
-    };
-    let shape = shape.as_ref().map(|shape| format!("shape: {shape:?}"));
-    let values = values.as_ref().map(|values| match values {
-        WarmupValues::Written(InputValues::Listed(listed)) => {
-            format!("values: [{}]", listed.iter().map(element).collect::<Vec<_>>().join(", "))
-        }
-        WarmupValues::Written(InputValues::Range { from, to }) => format!("range: [{from:?}, {to:?}]"),
-        // The configuration has no rows, because arrays are converted to rows only after the model
-        // has been loaded.
-        WarmupValues::Written(InputValues::Rows(_)) => String::new(),
-        WarmupValues::File(file) => format!("file: {}", path(&file.path)),
-    });
-    format!("{{{}}}", [shape, values].into_iter().flatten().collect::<Vec<_>>().join(", "))
-}
-
-fn engine(f: &mut fmt::Formatter<'_>, engine: &EngineConfig) -> fmt::Result {
-    match engine {
-        EngineConfig::OnnxRuntime { path: file, threads, providers } => {
-            writeln!(f, "    engine: onnxruntime")?;
-            writeln!(f, "    path: {}", path(file))?;
-            writeln!(f, "    threads: {threads}")?;
-            let named = |provider: &ProviderKind| match provider {
-                ProviderKind::Cuda => "cuda",
-                ProviderKind::TensorRt => "tensorrt",
-            };
-            match &providers[..] {
-                [] => Ok(()),
-                providers => {
-                    let names: Vec<_> = providers.iter().map(named).collect();
-                    writeln!(f, "    providers: [{}]", names.join(", "))
+            (Kind::Map(keys), _) if line.len() > MAX_COLUMNS => {
+                *text += &format!("{margin}{name}:\n");
+                block(text, indent + 2, &format!("{path}{name}."), keys, value);
+            }
+            _ => {
+                let keys = if value.is_object() { kind.keys() } else { &[] };
+                let (unset, set): (Vec<_>, Vec<_>) = keys.iter().partition(|key| value[key.name].is_null());
+                if keys.is_empty() || !set.is_empty() {
+                    *text += &format!("{line}\n");
+                }
+                for key in unset {
+                    comment(text, &margin, &format!("{path}{name}."), key, value);
                 }
             }
         }
-        EngineConfig::Python { path: file, interpreter, threads } => {
-            writeln!(f, "    engine: python")?;
-            writeln!(f, "    path: {}", path(file))?;
-            writeln!(f, "    python: {{executable: {}}}", path(interpreter))?;
-            writeln!(f, "    threads: {threads}")
+    }
+}
+
+/// Writes a list's item: in one line if it fits, otherwise one line per key.
+fn listed(text: &mut String, indent: usize, keys: &'static [Key], item: &Value) {
+    let line = format!("{}- {}\n", " ".repeat(indent), flow_map(keys, item));
+    if line.len() <= MAX_COLUMNS {
+        *text += &line;
+        return;
+    }
+    let start = text.len();
+    block(text, indent + 2, "", keys, item);
+    text.replace_range(start + indent..=start + indent, "-");
+}
+
+fn comment(text: &mut String, margin: &str, path: &str, key: &Key, values: &Value) {
+    let Key { name, default: KeyDefault::Unset(default), .. } = key else { return };
+    let instead = values[format!("# {name}")].as_str().unwrap_or(default);
+    if !instead.is_empty() {
+        *text += &format!("{margin}# {path}{name}: not set; {instead}\n");
+    }
+}
+
+/// Returns a value in one line.
+fn flow(kind: &'static Kind, value: &Value) -> String {
+    match value {
+        Value::String(text) => match kind {
+            Kind::Duration(..) | Kind::Size(..) | Kind::Share | Kind::Sample | Kind::Number(_) => {
+                text.clone()
+            }
+            _ => quoted(text),
+        },
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().map(|item| flow(kind.items().0, item)).collect();
+            format!("[{}]", items.join(", "))
         }
-        EngineConfig::Emulated { tensors } => {
-            writeln!(f, "    engine: emulated")?;
-            writeln!(f, "    tensors:")?;
-            tensors.iter().try_for_each(|tensor| {
-                let (input, output) = (quoted(&tensor.input.name), quoted(&tensor.output));
-                let (datatype, shape) = (tensor.input.datatype, &tensor.input.shape);
-                writeln!(
-                    f,
-                    "      - {{input: {input}, output: {output}, datatype: {datatype}, shape: {shape:?}}}"
-                )
+        Value::Object(entries) if kind.keys().is_empty() => {
+            let entry = |(name, value): (&String, &Value)| {
+                format!("{}: {}", quoted(name), flow(kind.of_key(name), value))
+            };
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(_) => flow_map(kind.keys(), value),
+        other => other.to_string(),
+    }
+}
+
+fn flow_map(keys: &'static [Key], value: &Value) -> String {
+    let set = keys.iter().filter(|key| !value[key.name].is_null());
+    let entries = set.map(|key| format!("{}: {}", key.name, flow(&key.kind, &value[key.name])));
+    format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+}
+
+/// Returns the value of each key. A key without a value is null. An entry `# KEY` replaces the
+/// table's text on a key without a value.
+pub(super) fn values(config: &Config) -> Value {
+    let Config { listen, controller, limits, timeouts, workers, .. } = config;
+    let listeners = |listeners: &[Listener]| {
+        listeners.iter().map(|one| listener(one, &config.run_dir)).collect::<Value>()
+    };
+    json!({
+        "run_dir": path(&config.run_dir),
+        "listen": {
+            "http": listeners(&listen.http),
+            "grpc": listeners(&listen.grpc),
+            "metrics": listeners(&listen.metrics),
+        },
+        "gpus": config.gpus.iter().map(gpu).collect::<Value>(),
+        "models": config.models.iter().map(model).collect::<Value>(),
+        "control": config.control.as_ref().map(peers),
+        "model_control": access(&config.model_control, |all| json!(word(&ACCESS, all))),
+        "controller": {
+            "policy": controller.policy.to_string(),
+            "interval": show_duration(controller.interval),
+            "act": controller.act,
+            "standby_memory": controller.standby_memory.map(show_size),
+        },
+        "limits": {
+            "request_bytes": show_size(limits.request_bytes),
+            "response_bytes": show_size(limits.response_bytes),
+            "memory": limits.memory.map(show_size),
+            "in_flight": limits.in_flight,
+            "connections": limits.connections,
+            "keep_alive": show_duration(limits.keep_alive),
+            "shared_memory": access(&limits.shared_memory, |all| json!(all)),
+        },
+        "timeouts": {
+            "spawn": show_duration(timeouts.spawn),
+            "warm": show_duration(timeouts.warm),
+            "drain": show_duration(timeouts.drain),
+            "dwell": show_duration(timeouts.dwell),
+            "stop": show_duration(timeouts.stop),
+            "lame_duck": show_duration(config.lame_duck),
+        },
+        "start": word(&STARTS, config.strict_start),
+        "ready": match &config.ready {
+            ReadyConfig::All => json!("all"),
+            ReadyConfig::Any => json!("any"),
+            ReadyConfig::Each(names) => json!(names),
+        },
+        "onnxruntime": {"library": config.onnxruntime.library.as_deref().map(path)},
+        "workers": {
+            "environment": workers.environment,
+            "users": workers.users.as_ref().map(|users| format!("{}-{}", users.start(), users.end())),
+            "memory": workers.memory.map(show_size),
+        },
+        "tracing": config.tracing.as_ref().map(|TracingConfig { otlp, sample, service }| {
+            json!({"otlp": otlp, "sample": show_sample(*sample), "service": service})
+        }),
+        "access_log": config.access_log.as_deref().map(path),
+    })
+}
+
+fn listener(listener: &Listener, run_dir: &Path) -> Value {
+    let value = match listener {
+        Listener::Unix { path, mode, group, peers } => {
+            let path = path.strip_prefix(run_dir).unwrap_or(path).display();
+            let accounts = peers.as_ref().map(self::peers).unwrap_or_default();
+            json!({
+                "address": format!("unix:{path}"),
+                "mode": mode.map(|mode| format!("{mode:04o}")),
+                "group": group,
+                "users": accounts["users"],
+                "groups": accounts["groups"],
             })
         }
-    }
-}
-
-fn batch(f: &mut fmt::Formatter<'_>, batch: &BatchConfig) -> fmt::Result {
-    let delay = show_duration(batch.max_delay);
-    match (batch.max, &batch.sizes) {
-        (Some(max), Some(sizes)) => {
-            writeln!(f, "    batch: {{max: {max}, sizes: {sizes:?}, max_delay: {delay}}}")
-        }
-        (Some(max), None) => writeln!(f, "    batch: {{max: {max}, max_delay: {delay}}}"),
-        (None, _) => {
-            writeln!(
-                f,
-                "    # batch.max: {} if the model has a batch axis, otherwise 0",
-                BatchConfig::DEFAULT_MAX
-            )?;
-            writeln!(f, "    batch: {{max_delay: {delay}}}")
-        }
-    }
-}
-
-fn queue(f: &mut fmt::Formatter<'_>, queue: QueueConfig) -> fmt::Result {
-    let on_late = match queue.on_late {
-        OnLate::Reject => "reject",
-        OnLate::Serve => "serve",
+        Listener::Tcp { address, tls, tokens } => json!({
+            "address": address.to_string(),
+            "tls": tls.as_ref().map(|Tls { certificate, key, client_ca }| json!({
+                "certificate": path(certificate),
+                "key": path(key),
+                "client_ca": client_ca.as_deref().map(path),
+            })),
+            "tokens": tokens.as_deref().map(path),
+        }),
     };
-    let (requests, memory) = (queue.max_requests, show_size(queue.memory));
-    writeln!(f, "    queue: {{max_requests: {requests}, memory: {memory}, on_late: {on_late}}}")
+    let is_plain =
+        value.as_object().is_some_and(|keys| keys.values().filter(|key| !key.is_null()).count() == 1);
+    if is_plain { value["address"].clone() } else { value }
 }
 
-fn limits(f: &mut fmt::Formatter<'_>, limits: &LimitsConfig) -> fmt::Result {
-    writeln!(f, "limits:")?;
-    writeln!(f, "  request_bytes: {}", show_size(limits.request_bytes))?;
-    writeln!(f, "  response_bytes: {}", show_size(limits.response_bytes))?;
-    if let Some(memory) = limits.memory {
-        writeln!(f, "  memory: {}", show_size(memory))?;
-    }
-    writeln!(f, "  in_flight: {}", limits.in_flight)?;
-    writeln!(f, "  connections: {}", limits.connections)?;
-    writeln!(f, "  keep_alive: {}", show_duration(limits.keep_alive))?;
-    writeln!(f, "  shared_memory: {}", access(&limits.shared_memory, ["false", "true"]))
+fn peers(Peers { users, groups, clients }: &Peers) -> Value {
+    let account = |account: &Account| match account {
+        Account::Id(id) => json!(id),
+        Account::Name(name) => json!(name),
+    };
+    let list = |accounts: &[Account]| accounts.iter().map(account).collect::<Value>();
+    let clients = (!clients.is_empty()).then_some(clients);
+    json!({"users": list(users), "groups": list(groups), "clients": clients})
 }
 
-fn access(access: &AllowedClients, [nobody, everybody]: [&str; 2]) -> String {
+fn access(access: &AllowedClients, plain: impl FnOnce(bool) -> Value) -> Value {
     match access {
-        AllowedClients::Nobody => nobody.to_owned(),
-        AllowedClients::Everybody => everybody.to_owned(),
-        AllowedClients::Only(peers) => format!("{{{peers}}}"),
+        AllowedClients::Nobody => plain(false),
+        AllowedClients::Everybody => plain(true),
+        AllowedClients::Only(listed) => peers(listed),
     }
 }
 
-fn ready(ready: &ReadyConfig) -> String {
-    match ready {
-        ReadyConfig::All => "all".to_owned(),
-        ReadyConfig::Any => "any".to_owned(),
-        ReadyConfig::Each(names) => {
-            format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
+fn gpu(gpu: &GpuConfig) -> Value {
+    match gpu {
+        GpuConfig::Emulated { sms } => json!({"device": "emulated", "sms": sms.0}),
+        GpuConfig::Cuda { device, partition } => {
+            let device = match device {
+                CudaDevice::Index(index) => json!(index),
+                CudaDevice::Uuid(uuid) => json!(uuid),
+            };
+            json!({"device": device, "partition": word(&PARTITIONS, *partition)})
         }
     }
 }
 
-fn timeouts(f: &mut fmt::Formatter<'_>, timeouts: &Timeouts, lame_duck: Duration) -> fmt::Result {
-    let Timeouts { spawn, warm, drain, dwell, stop } = *timeouts;
-    let [spawn, warm, drain, dwell, stop] = [spawn, warm, drain, dwell, stop].map(show_duration);
-    let lame_duck = show_duration(lame_duck);
-    writeln!(
-        f,
-        "timeouts: {{spawn: {spawn}, warm: {warm}, drain: {drain}, dwell: {dwell}, stop: {stop}, lame_duck: {lame_duck}}}"
-    )
+fn model(model: &ModelConfig) -> Value {
+    let ModelConfig { share, slo, batch, queue, .. } = model;
+    let mut value = json!({
+        "name": model.name,
+        "gpu": if model.gpu_auto { json!("auto") } else { json!(model.gpu) },
+        "profile": model.profile_path.as_deref().map(path),
+        // The initial share is only written if the configuration gives it, because a written initial
+        // share prevents the policy from choosing another one.
+        "share": {
+            "initial": share.given.then(|| share.initial.to_string()),
+            "# initial": format!("a policy chooses it, and without one it is {}", share.initial),
+            "min": share.min.to_string(),
+            "max": share.max.to_string(),
+        },
+        "slo": {"latency": show_duration(slo.latency), "percentile": slo.percentile.to_string()},
+        "batch": {"max": batch.max, "sizes": batch.sizes, "max_delay": show_duration(batch.max_delay)},
+        "queue": {
+            "max_requests": queue.max_requests,
+            "memory": show_size(queue.memory),
+            "on_late": word(&ON_LATE, queue.on_late),
+        },
+        "priority": model.priority,
+        "handover": word(&HANDOVERS, model.handover),
+        "standby": word(&STANDBYS, model.standby),
+        "cpus": model.cpus,
+        "memory": {"limit": model.memory_limit.map(show_size)},
+        "warmup": warmup(&model.warmup),
+    });
+    engine(&mut value, &model.engine);
+    value
 }
 
-fn path(path: &Path) -> String {
-    quoted(&path.to_string_lossy())
+fn engine(model: &mut Value, engine: &EngineConfig) {
+    match engine {
+        EngineConfig::OnnxRuntime { path: file, threads, providers } => {
+            model["engine"] = json!("onnxruntime");
+            model["path"] = path(file);
+            model["threads"] = json!(threads);
+            if !providers.is_empty() {
+                model["providers"] = providers.iter().map(|one| word(&PROVIDERS, *one)).collect();
+            }
+        }
+        EngineConfig::Python { path: file, interpreter, threads } => {
+            model["engine"] = json!("python");
+            model["path"] = path(file);
+            model["threads"] = json!(threads);
+            model["python"] = json!({"executable": path(interpreter)});
+        }
+        EngineConfig::Emulated { tensors } => {
+            let tensor = |EchoTensor { input, output }: &EchoTensor| {
+                let (datatype, shape) = (input.datatype.name(), &input.shape);
+                json!({"input": input.name, "output": output, "datatype": datatype, "shape": shape})
+            };
+            model["engine"] = json!("emulated");
+            model["tensors"] = tensors.iter().map(tensor).collect();
+        }
+    }
+}
+
+fn warmup(WarmupConfig { file, inputs }: &WarmupConfig) -> Value {
+    let inputs = || inputs.iter().map(|(name, given)| (name.clone(), input(given))).collect::<Map<_, _>>();
+    file.as_deref().map_or_else(|| json!(inputs()), path)
+}
+
+fn input(WarmupInput { shape, values }: &WarmupInput) -> Value {
+    let element = |value: &ElementValue| match value {
+        ElementValue::Whole(whole) => json!(whole),
+        ElementValue::Number(number) => json!(number),
+        ElementValue::Text(text) => json!(text),
+    };
+    let mut value = json!({"shape": shape});
+    match values {
+        Some(WarmupValues::Written(InputValues::Listed(listed))) => {
+            value["values"] = listed.iter().map(element).collect();
+        }
+        Some(WarmupValues::Written(InputValues::Range { from, to })) => value["range"] = json!([from, to]),
+        Some(WarmupValues::File(file)) => value["file"] = path(&file.path),
+        // The configuration has no rows, because arrays are converted to rows only after the model
+        // has been loaded.
+        Some(WarmupValues::Written(InputValues::Rows(_))) | None => {}
+    }
+    value
+}
+
+fn word<T: Copy + PartialEq, const N: usize>(words: &Words<T, N>, value: T) -> &'static str {
+    let word = words.iter().find(|(_, known)| *known == value).map(|(word, _)| *word);
+    word.expect("the table has a word for each value")
+}
+
+fn path(path: &Path) -> Value {
+    json!(path.to_string_lossy())
 }
 
 /// Returns the text. Adds quotes if YAML could read the text as another type.
-pub(super) fn quoted(text: &str) -> String {
+fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
     let is_word_of_yaml = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
@@ -318,5 +334,5 @@ pub(super) fn quoted(text: &str) -> String {
     {
         return text.to_owned();
     }
-    serde_json::Value::from(text).to_string()
+    json!(text).to_string()
 }

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::keys::ACCESS;
 use super::listen::MAX_SOCKET_PATH;
 use super::peers::{self, AllowedClients};
 use super::reader::{Fields, Value};
@@ -14,17 +15,13 @@ use super::types::{
     Choice, ControllerConfig, LimitsConfig, ModelConfig, OnnxRuntimeConfig, ReadyConfig, Timeouts,
     WorkersConfig,
 };
-use super::{Context, Environment, absolute, units};
+use super::{Context, Environment, absolute};
 
 /// The name of the control socket in the run directory, for commands such as `status` and `resize`.
 pub const CONTROL_SOCKET: &str = "control.sock";
 
 /// The name of a folder in the run directory that other users cannot open.
 pub const PRIVATE: &str = "private";
-
-/// The largest value of `limits.request_bytes` and `limits.response_bytes`, in bytes. It is
-/// protobuf's limit for a message.
-const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
 /// Reads the run directory and returns its absolute path. Records a fault if the path is too long
 /// for Unix sockets.
@@ -77,8 +74,8 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 const SIMULATED: [&str; 6] = ["unpartitioned", "equal", "half", "priority-half", "gslice", "gpulet"];
 
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> ControllerConfig {
-    let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
-    let policy = fields.or("policy", Choice::of(PolicyName::Adaptive), |value| {
+    let fields = root.section("controller");
+    let policy = fields.read("policy", |value| {
         let similar = value.similar_word(&PolicyName::ALL.map(PolicyName::name));
         value.parsed(|text| {
             let name = text.split('+').next().unwrap_or_default();
@@ -93,11 +90,11 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
             text.parse::<Choice>().map_err(|error| similar.unwrap_or_else(|| error.to_string()))
         })
     });
-    let default = Duration::from_millis(100);
-    let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
-    let act = fields.or("act", true, Value::flag);
-    let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));
+    let interval = fields.read("interval", |value| value.duration());
+    let act = fields.read("act", |value| value.flag());
+    let standby_memory = fields.optional("standby_memory", Value::size);
     let controller = ControllerConfig { policy, interval, act, standby_memory };
+    let default = fields.default("interval", |value| value.duration());
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
         if let (Some(value), false, None) = (fields.get(key), is_default, controller.deciding_policy()) {
             context.note(&value, "this has no effect under `policy: static`");
@@ -106,55 +103,40 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     controller
 }
 
-const LIMITS: [&str; 7] =
-    ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
-
-/// The range of `limits.keep_alive`. The lower bound gives a client time to send its next request.
-/// The upper bound limits how long the old supervisor runs after an upgrade, because the old
-/// supervisor waits until idle connections time out.
-const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
-
 /// Reads which clients have the permission to load and unload models.
 pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> AllowedClients {
-    let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
-    root.or("model_control", AllowedClients::default(), |value| peers::access(value, context, word))
+    root.read("model_control", |value| peers::access(value, context, |word| word.one_of(&ACCESS)))
 }
 
 pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> LimitsConfig {
-    let fields = root.section("limits", &LIMITS);
-    let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
-    let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
-    let (request_bytes, response_bytes) = (bytes("request_bytes"), bytes("response_bytes"));
+    let fields = root.section("limits");
+    let request_bytes = fields.read("request_bytes", |value| value.size());
+    let response_bytes = fields.read("response_bytes", |value| value.size());
     let least = LimitsConfig::least_memory(request_bytes, response_bytes);
     LimitsConfig {
         request_bytes,
         response_bytes,
-        memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
-        in_flight: count("in_flight", 65_536),
-        connections: count("connections", 16_384),
-        keep_alive: fields
-            .or("keep_alive", LimitsConfig::KEEP_ALIVE, |value| duration_within(value, &KEEP_ALIVE)),
-        shared_memory: fields.or("shared_memory", AllowedClients::default(), |value| {
-            peers::access(value, context, |word| word.flag())
-        }),
+        memory: fields.optional("memory", |value| value.size_from(least)),
+        in_flight: fields.read("in_flight", |value| value.whole()),
+        connections: fields.read("connections", |value| value.whole()),
+        keep_alive: fields.read("keep_alive", |value| value.duration()),
+        shared_memory: fields
+            .read("shared_memory", |value| peers::access(value, context, |word| word.flag())),
     }
 }
 
 /// Reads the time limits of workers, and the time for which a stopping host continues to serve.
 pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
-    let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop", "lame_duck"]);
-    let least = Duration::from_millis(1);
-    let timeout = |key, seconds| fields.or(key, Duration::from_secs(seconds), |value| at_least(value, least));
-    let from_zero =
-        |key, seconds| fields.or(key, Duration::from_secs(seconds), |value| value.parsed(units::duration));
+    let fields = root.section("timeouts");
+    let time = |key| fields.read(key, |value| value.duration());
     let timeouts = Timeouts {
-        spawn: timeout("spawn", 10),
-        warm: timeout("warm", 300),
-        drain: timeout("drain", 10),
-        dwell: from_zero("dwell", 5),
-        stop: timeout("stop", 5),
+        spawn: time("spawn"),
+        warm: time("warm"),
+        drain: time("drain"),
+        dwell: time("dwell"),
+        stop: time("stop"),
     };
-    (timeouts, from_zero("lame_duck", 0))
+    (timeouts, time("lame_duck"))
 }
 
 pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyConfig> {
@@ -189,8 +171,7 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
 }
 
 pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntimeConfig {
-    let fields = root.section("onnxruntime", &["library"]);
-    let library = fields.get("library").and_then(|value| value.text());
+    let library = root.section("onnxruntime").optional("library", Value::text);
     OnnxRuntimeConfig { library: library.map(|path| absolute(&context.resolve(path))) }
 }
 
@@ -205,11 +186,8 @@ pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<Pat
     Some(path)
 }
 
-/// The smallest value of `workers.memory` in bytes: the host memory of a worker without a model.
-const LEAST_OF_A_WORKER: u64 = 64 << 20;
-
 pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
-    let fields = root.section("workers", &["environment", "users", "memory"]);
+    let fields = root.section("workers");
     let names = |value: &Value<'_>| {
         let name = |item: Value<'_>| {
             let name = item.text()?.to_owned();
@@ -221,16 +199,15 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
         };
         value.items().into_iter().map(name).collect()
     };
-    let mut environment: Vec<String> = fields.or("environment", Vec::new(), names);
+    let mut environment: Vec<String> = fields.read("environment", names);
     environment.sort_unstable();
-    let users = fields.get("users").and_then(|value| value.parsed(users));
+    let users = fields.optional("users", |value| value.parsed(users));
     if let (Some(users), Some(value)) = (&users, fields.get("users"))
         && users.clone().count() < models
     {
         value.fault(format!("fewer users than the {models} models; give one user for each model"));
     }
-    let memory = fields.get("memory").and_then(|value| size_within(&value, LEAST_OF_A_WORKER, 1 << 50));
-    WorkersConfig { environment, users, memory }
+    WorkersConfig { environment, users, memory: fields.optional("memory", Value::size) }
 }
 
 /// Parses a range of user ids, `FIRST-LAST`. Rejects a range that includes root.
@@ -240,37 +217,4 @@ fn users(text: &str) -> Result<RangeInclusive<u32>, String> {
         (0 < first && first <= last && last < u32::MAX).then_some(first..=last)
     });
     range.ok_or_else(|| format!("invalid range of user ids `{text}`; use for example `61000-61063`"))
-}
-
-pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
-    let duration = value.parsed(units::duration)?;
-    if duration < least {
-        value.fault(format!("too short; use at least {}", units::show_duration(least)));
-        return None;
-    }
-    Some(duration)
-}
-
-fn duration_within(value: &Value<'_>, within: &RangeInclusive<Duration>) -> Option<Duration> {
-    let duration = value.parsed(units::duration)?;
-    if !within.contains(&duration) {
-        let (least, most) = (units::show_duration(*within.start()), units::show_duration(*within.end()));
-        value.fault(format!("must be from {least} to {most}"));
-        return None;
-    }
-    Some(duration)
-}
-
-pub(super) fn size_within(value: &Value<'_>, least: u64, most: u64) -> Option<u64> {
-    let size = value.parsed(units::size)?;
-    if !(least..=most).contains(&size) {
-        let (least, most) = (units::show_size(least), units::show_size(most));
-        value.fault(format!("must be from {least} to {most}"));
-        return None;
-    }
-    Some(size)
-}
-
-pub(super) fn count(value: &Value<'_>, most: usize) -> Option<usize> {
-    value.whole(1..=most)
 }

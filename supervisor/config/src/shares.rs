@@ -7,7 +7,7 @@ use super::types::{Config, GpuConfig, ModelConfig, ShareConfig};
 use super::units;
 
 /// The assumed number of SMs of a real GPU. An H100 or H200 has this number.
-const USUAL_SMS: u32 = 132;
+pub(super) const USUAL_SMS: u32 = 132;
 
 /// The largest number of models that an error message names.
 const MAX_NAMED: usize = 5;
@@ -15,11 +15,10 @@ const MAX_NAMED: usize = 5;
 /// Reads a model's share. If the initial share is missing, it is 100 % until [`set_initial_shares`]
 /// replaces it.
 pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig {
-    let fields = model.section("share", &["initial", "min", "max"]);
-    let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
-    let (initial, min, max) = (read("initial"), read("min"), read("max"));
-    let max = max.unwrap_or(Percent::WHOLE);
-    let min = min.unwrap_or_else(|| default_min(gpu).min(max));
+    let fields = model.section("share");
+    let share = |value: &Value<'_>| value.parsed(units::percent);
+    let (initial, max) = (fields.optional("initial", share), fields.read("max", share));
+    let min = fields.optional("min", share).unwrap_or_else(|| default_min(gpu).min(max));
     if min > max {
         fields.fault("min", format!("{min} is above share.max, {max}; lower it or raise share.max"));
     } else if let Some(initial) = initial.filter(|initial| !(min..=max).contains(initial)) {

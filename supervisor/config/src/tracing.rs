@@ -3,7 +3,7 @@
 use http::Uri;
 
 use super::reader::Fields;
-use super::types::{SampleRate, TracingConfig};
+use super::types::TracingConfig;
 use super::units;
 
 const PORT: u16 = 4317;
@@ -11,12 +11,12 @@ const PORT: u16 = 4317;
 /// Reads the tracing settings. Returns `None` if the document does not have the key.
 pub(super) fn tracing(root: &Fields<'_>) -> Option<TracingConfig> {
     root.get("tracing")?;
-    let fields = root.section("tracing", &["otlp", "sample", "service"]);
-    let sample = fields.or("sample", SampleRate::DEFAULT, |value| value.parsed(units::sample));
-    let service = fields.get("service").map_or(Some("shadowslice"), |value| value.text());
+    let fields = root.section("tracing");
+    let sample = fields.read("sample", |value| value.parsed(units::sample));
+    let service = fields.read("service", |value| value.text().map(str::to_owned));
     let otlp = fields
         .required("otlp", &format!("give the collector's address, for example `http://127.0.0.1:{PORT}`"))?;
-    Some(TracingConfig { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
+    Some(TracingConfig { otlp: otlp.parsed(collector)?, sample, service })
 }
 
 /// Parses the address of a collector, and returns it as `http://HOST:PORT`. Adds the default port

@@ -286,9 +286,6 @@ impl SampleRate {
     /// The number of millionths that represents all requests (100 %).
     pub const ALL: u32 = 1_000_000;
 
-    /// The default: one request in a hundred.
-    pub const DEFAULT: Self = Self(Self::ALL / 100);
-
     /// Returns the fraction of `parts` millionths, or `None` if `parts` is more than
     /// [`SampleRate::ALL`].
     pub fn new(parts: u32) -> Option<Self> {

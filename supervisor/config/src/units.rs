@@ -6,7 +6,8 @@ use shadowslice_shared::units::Percent;
 
 use super::types::SampleRate;
 
-const MAX_DURATION: Duration = Duration::from_hours(24);
+/// The longest duration.
+pub(super) const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// The units of durations in ns, in descending order.
 const DURATIONS: [(&str, u64); 6] = [

@@ -152,13 +152,13 @@ fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Option<Arrays>
 /// key. Any other map has `shape`, or one of `values` and `range`, or both.
 fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<WarmupInput> {
     if value.is_list() {
-        return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });
+        return Some(WarmupInput { shape: Some(shape(value)?), values: None });
     }
     if value.is_scalar() {
         let values = WarmupValues::Written(InputValues::Listed(vec![element(value)?]));
         return Some(WarmupInput { shape: None, values: Some(values) });
     }
-    let fields = value.fields(&["shape", "values", "range", "file"]);
+    let fields = value.fields();
     if let Some(file) = fields.get("file") {
         for key in ["shape", "values", "range"] {
             fields.forbidden(key, "the array in `file` gives shape and values; remove the key");
@@ -166,7 +166,7 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
         let values = Some(WarmupValues::File(array_file(input, &file, context)?));
         return Some(WarmupInput { shape: None, values });
     }
-    let shape = fields.get("shape").and_then(|value| shape(&value, false));
+    let shape = fields.optional("shape", shape);
     let listed = fields.get("values").and_then(|value| {
         let items = if value.is_scalar() { vec![value.clone()] } else { value.items() };
         let elements: Vec<ElementValue> = items.iter().map(element).collect::<Option<_>>()?;
@@ -178,7 +178,7 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
     if listed.is_some() {
         fields.forbidden("range", "the input has `values` already; remove one of the two keys");
     }
-    let range = fields.get("range").and_then(|value| range(&value));
+    let range = fields.optional("range", range);
     Some(WarmupInput { shape, values: listed.or(range).map(WarmupValues::Written) })
 }
 
@@ -208,8 +208,7 @@ fn range(value: &Value<'_>) -> Option<InputValues> {
         value.fault("must be two numbers, for example [0, 255]");
         return None;
     };
-    let bound = |value: &Value<'_>| value.number("a number", f64::is_finite);
-    let (from, to) = (bound(from)?, bound(to)?);
+    let (from, to) = (from.number()?, to.number()?);
     if from > to {
         value.fault("the first number is larger than the second; swap them");
     }
