@@ -12,7 +12,7 @@ use shadowslice_control::backend::{GpuBackend, GrantRequest, Limits, MpsError, M
 use shadowslice_shared::units::Percent;
 use tempfile::TempDir;
 
-/// How long a step of a test may take.
+/// The maximum time of a step of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shorter than the limits in use, so that a test need not wait for long.
@@ -34,7 +34,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A GPU of 132 SMs, of which a process gets at least 8, as on an H200.
+    /// Creates a GPU with 132 SMs. A process gets at least 8 of them, as on an H200.
     pub(crate) fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("ss-mps-").tempdir_in("/tmp").unwrap();
         let rig = Self { folder };
@@ -50,7 +50,7 @@ impl Rig {
         rig
     }
 
-    /// The probe finds this GPU.
+    /// Creates a GPU that the probe finds.
     pub(crate) fn probing(&self, uuid: &str) {
         self.script(
             "probe",
@@ -81,7 +81,7 @@ impl Rig {
         fs::remove_file(self.path("orders").join(name)).unwrap();
     }
 
-    /// The clients that were terminated.
+    /// Returns the clients that were terminated.
     pub(crate) fn terminated(&self) -> String {
         fs::read_to_string(self.path("orders").join("terminated")).unwrap_or_default()
     }
@@ -108,7 +108,7 @@ impl Rig {
         self.path("mps0/pipe")
     }
 
-    /// The programs of MPS that run here.
+    /// Returns the programs of MPS that run here.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let setting = format!("CUDA_MPS_PIPE_DIRECTORY={}", self.pipe().display());
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -122,18 +122,18 @@ impl Rig {
         pids.filter(is_ours).collect()
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process id.
     pub(crate) fn daemon(&self) -> i32 {
         self.daemon_if_any().unwrap()
     }
 
-    /// The daemon's process, if it has said which that is.
+    /// Returns the daemon's process id, if the daemon has written it.
     pub(crate) fn daemon_if_any(&self) -> Option<i32> {
         let file = self.pipe().join("nvidia-cuda-mps-control.pid");
         fs::read_to_string(file).ok()?.parse().ok()
     }
 
-    /// A daemon with a server in the pipe directory, which the supervisor did not start.
+    /// Starts a daemon with a server in the pipe directory, as another supervisor would.
     pub(crate) fn leave_daemon(&self, pipe: &Path) -> Client {
         let mut daemon = Command::new(self.path("control"));
         daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", pipe).env_remove("CUDA_MPS_LOG_DIRECTORY");
@@ -142,14 +142,14 @@ impl Rig {
         daemon
     }
 
-    /// A process that is a client of the server, from now on.
+    /// Starts a process that is a client of the server.
     pub(crate) fn client(&self) -> Client {
         let client = Client(Command::new("sleep").arg("3600").spawn().unwrap());
         fs::write(self.pipe().join("clients").join(client.pid().to_string()), "").unwrap();
         client
     }
 
-    /// What the daemon says to a command.
+    /// Sends a command to the daemon, and returns the reply.
     pub(crate) fn ask(&self, command: &str) -> String {
         ask(&self.pipe(), command)
     }
@@ -199,7 +199,8 @@ pub(crate) fn kill(pid: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).ok();
 }
 
-/// Built beside the supervisor; cargo puts tests into `deps`, one folder below.
+/// Returns the path of the stand-in for MPS, which is built next to the supervisor. Cargo puts tests into
+/// `deps`, one folder below.
 fn stand_in() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.ancestors().nth(2).unwrap_or(Path::new(".")).join("nvidia-cuda-mps-stand-in")
@@ -229,7 +230,7 @@ pub(crate) fn wait(waiting: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(PATIENCE * 2, waiting).await.expect("in time") });
 }
 
-/// Whether a GPU takes workers.
+/// Returns true if a GPU takes workers.
 pub(crate) fn takes_workers(gpu: &MpsGpu) -> bool {
     gpu.enter().is_ok()
 }
