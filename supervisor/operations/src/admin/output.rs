@@ -8,22 +8,23 @@ use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::models::{ModelChange, ReloadReport};
 
 /// Prints the reply to a request, as JSON if `json` is true. Returns the exit code.
-pub fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
-    match (asked, reply) {
+pub fn show(request: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
+    match (request, reply) {
         (_, ControlReply::Status(status)) if json => print(&as_json(&status)),
         (_, ControlReply::Status(status)) => print(status::text(&status).trim_end()),
         (_, ControlReply::Plan(report)) if json => print(&as_json(&report)),
         (_, ControlReply::Plan(report)) => print(status::plan(&report).trim_end()),
         (_, ControlReply::Handover { report, held }) => {
-            let printed = print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
+            let printed =
+                print(&if json { as_json(&report) } else { handover_text(&report) + held_suffix(held) });
             report.why.map_or(printed, |why| unchanged(&why))
         }
         (_, ControlReply::Unchanged { why, held }) if json => {
             print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why, "held": held})))
         }
-        (_, ControlReply::Unchanged { why, held }) => print(&(why + kept(held))),
+        (_, ControlReply::Unchanged { why, held }) => print(&(why + held_suffix(held))),
         (_, ControlReply::Reloaded(report)) => {
-            let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
+            let printed = print(&if json { as_json(&report) } else { reload_text(&report) });
             match report.models.iter().filter(|model| model.why.is_some()).count() {
                 0 => printed,
                 failed => {
@@ -43,23 +44,10 @@ pub fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
             fail("the configuration has errors, so nothing changed", exit::CONFIG)
         }
         (ControlRequest::Hold { model, .. }, ControlReply::Held { held, news }) => {
-            let how = if news { "is" } else { "was already" };
-            let what = if held {
-                "held: no policy changes its share"
-            } else {
-                "released: the policy may change its share"
-            };
-            print(&format!("{model} {how} {what}"))
+            print(&held_text(model, held, news))
         }
         (ControlRequest::Drain { model, .. }, ControlReply::Drained { drained, news }) => {
-            let what = model.as_deref().unwrap_or("the host");
-            let how = if news { "is" } else { "was already" };
-            let so = if drained {
-                "drained: requests are still served, but health checks report not ready"
-            } else {
-                "undrained"
-            };
-            print(&format!("{what} {how} {so}"))
+            print(&drained_text(model.as_deref(), drained, news))
         }
         (ControlRequest::Resize { .. }, ControlReply::Refused(why)) => unchanged(&why),
         (_, ControlReply::Refused(why)) => fail(&why, exit::REFUSED),
@@ -73,16 +61,36 @@ pub fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
     }
 }
 
+fn held_text(model: &str, held: bool, news: bool) -> String {
+    let how = if news { "is" } else { "was already" };
+    let state = match held {
+        true => "held: no policy changes its share",
+        false => "released: the policy may change its share",
+    };
+    format!("{model} {how} {state}")
+}
+
+fn drained_text(model: Option<&str>, drained: bool, news: bool) -> String {
+    let name = model.unwrap_or("the host");
+    let how = if news { "is" } else { "was already" };
+    let state = match drained {
+        true => "drained: requests are still served, but health checks report not ready",
+        false => "undrained",
+    };
+    format!("{name} {how} {state}")
+}
+
+/// Reports that a share was not changed. Returns the exit code.
 fn unchanged(why: &str) -> u8 {
     fail(&format!("the share was not changed: {why}"), exit::REFUSED)
 }
 
-fn kept(held: bool) -> &'static str {
+fn held_suffix(held: bool) -> &'static str {
     if held { "; held until `shadowslice release`" } else { "" }
 }
 
 /// Returns a line for each model that changes, and a summary.
-fn reloaded(report: &ReloadReport) -> String {
+fn reload_text(report: &ReloadReport) -> String {
     let line = |model: &ModelChange| {
         let ModelChange { name, change, keys, why } = model;
         let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
@@ -99,7 +107,7 @@ fn reloaded(report: &ReloadReport) -> String {
     )
 }
 
-fn in_words(report: &HandoverReport) -> String {
+fn handover_text(report: &HandoverReport) -> String {
     let HandoverReport { outcome, from_percent, from_sms, to_percent, to_sms, stall_us, .. } = report;
     let effect = report
         .effect_ms
