@@ -1,7 +1,7 @@
 //! The events of starting and running workers, and the limit of batches that follows from them.
 
 use shadowslice_policy::workers::{HandoverMode, LifecycleEvent, WorkerPhase, WorkerRole};
-use shadowslice_shared::boot::{BootRefusal, LoadedModel, WorkerPurpose};
+use shadowslice_shared::boot::{BootRefusal, LoadedModel, WarmUpReport, WorkerPurpose};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -17,7 +17,7 @@ impl Controller {
         tracing::debug!(model, pid, said = ?event, "worker event");
         let Some(process) = self.processes.get_mut(&worker) else { return };
         process.note(&event);
-        let (asked, purpose) = (process.groups, process.purpose);
+        let purpose = process.purpose;
         match event {
             WorkerSaid::Connected => self.handle(LifecycleEvent::Connected(worker)),
             WorkerSaid::Loaded(found) => {
@@ -36,76 +36,8 @@ impl Controller {
                 let result = self.reference.seal().map_err(|error| errors::chain(&error));
                 self.handle(LifecycleEvent::ReferenceWritten { worker, result });
             }
-            WorkerSaid::Warmed(warmed) => {
-                if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
-                    tracing::warn!(model, pid, %error, "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory");
-                }
-                if let Some(why) = &warmed.unshared {
-                    tracing::warn!(
-                        model,
-                        pid,
-                        why,
-                        "a worker cannot share the model's weights with other workers; the worker loaded a copy, which takes more GPU memory"
-                    );
-                }
-                let found = process.loaded.take();
-                self.account.warmed(self.now());
-                if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
-                    return self.handle(LifecycleEvent::Misbehaved { worker, why });
-                }
-                self.handle(LifecycleEvent::Warmed { worker, warmed, asked });
-                if self.workers.role_and_phase(worker) == (WorkerRole::Standby, WorkerPhase::Standing) {
-                    tracing::info!(model = self.model.name, pid, "warm standby ready");
-                }
-            }
-            WorkerSaid::Refused(refusal) => {
-                if matches!(refusal, BootRefusal::Proof { .. }) {
-                    // The weights may be damaged, so the next worker loads them from the file.
-                    self.weights = KeptWeights::default();
-                }
-                let refusal = self.with_smaller_batches(refusal);
-                let (model, why) = (&self.model.name, refusal.to_string());
-                let on_gpu = self.gpu.status().uuid.is_some();
-                let (role, _) = self.workers.role_and_phase(worker);
-                let needs_partition = self.model.handover == HandoverMode::InProcess;
-                match refusal {
-                    BootRefusal::OtherForm(_) => {
-                        tracing::info!(
-                            model,
-                            pid,
-                            why,
-                            "a worker cannot serve the model as loaded; starting a worker that loads the model in another way"
-                        )
-                    }
-                    BootRefusal::NoOperator(_) if purpose == WorkerPurpose::Reference && on_gpu => {
-                        tracing::info!(
-                            model,
-                            pid,
-                            why,
-                            "the CPU cannot compute the model's reference answers; starting a worker that computes them on the GPU"
-                        )
-                    }
-                    BootRefusal::NoPartitions(_)
-                        if matches!(role, WorkerRole::Reference | WorkerRole::Incumbent)
-                            && !needs_partition =>
-                    {
-                        tracing::info!(
-                            model,
-                            pid,
-                            why,
-                            "the model cannot run on a partition of the GPU's SMs; its next worker runs without a partition"
-                        )
-                    }
-                    _ => tracing::warn!(
-                        model,
-                        pid,
-                        role = ReportedRole::from(role).to_string(),
-                        why,
-                        "stopping a worker that cannot serve the model; if no other worker serves, requests wait or are refused until one starts; correct the cause"
-                    ),
-                }
-                self.handle(LifecycleEvent::Refused { worker, refusal });
-            }
+            WorkerSaid::Warmed(warmed) => self.handle_warmed(worker, warmed),
+            WorkerSaid::Refused(refusal) => self.handle_refusal(worker, purpose, refusal),
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model, why, "the connection to a starting worker broke; its exit follows");
             }
@@ -119,6 +51,84 @@ impl Controller {
                 let idle = self.pipeline.is_idle(worker);
                 self.handle(LifecycleEvent::Exited { worker, status, idle });
             }
+        }
+    }
+
+    fn handle_warmed(&mut self, worker: WorkerId, warmed: WarmUpReport) {
+        let (model, pid) = (&self.model.name, self.pid(worker));
+        let Some(process) = self.processes.get_mut(&worker) else { return };
+        let asked = process.groups;
+        if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
+            tracing::warn!(model, pid, %error, "cannot keep the model's weights on the GPU for later workers; each may load a copy and take more GPU memory");
+        }
+        if let Some(why) = &warmed.unshared {
+            tracing::warn!(
+                model,
+                pid,
+                why,
+                "a worker cannot share the model's weights with other workers; the worker loaded a copy, which takes more GPU memory"
+            );
+        }
+        let found = process.loaded.take();
+        self.account.warmed(self.now());
+        if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
+            return self.handle(LifecycleEvent::Misbehaved { worker, why });
+        }
+        self.handle(LifecycleEvent::Warmed { worker, warmed, asked });
+        if self.workers.role_and_phase(worker) == (WorkerRole::Standby, WorkerPhase::Standing) {
+            tracing::info!(model = self.model.name, pid, "warm standby ready");
+        }
+    }
+
+    fn handle_refusal(&mut self, worker: WorkerId, purpose: WorkerPurpose, refusal: BootRefusal) {
+        if matches!(refusal, BootRefusal::Proof { .. }) {
+            // The weights may be damaged, so the next worker loads them from the file.
+            self.weights = KeptWeights::default();
+        }
+        let refusal = self.with_smaller_batches(refusal);
+        self.log_refusal(worker, purpose, &refusal);
+        self.handle(LifecycleEvent::Refused { worker, refusal });
+    }
+
+    fn log_refusal(&self, worker: WorkerId, purpose: WorkerPurpose, refusal: &BootRefusal) {
+        let (model, pid, why) = (&self.model.name, self.pid(worker), refusal.to_string());
+        let on_gpu = self.gpu.status().uuid.is_some();
+        let (role, _) = self.workers.role_and_phase(worker);
+        let needs_partition = self.model.handover == HandoverMode::InProcess;
+        match refusal {
+            BootRefusal::OtherForm(_) => {
+                tracing::info!(
+                    model,
+                    pid,
+                    why,
+                    "a worker cannot serve the model as loaded; starting a worker that loads the model in another way"
+                )
+            }
+            BootRefusal::NoOperator(_) if purpose == WorkerPurpose::Reference && on_gpu => {
+                tracing::info!(
+                    model,
+                    pid,
+                    why,
+                    "the CPU cannot compute the model's reference answers; starting a worker that computes them on the GPU"
+                )
+            }
+            BootRefusal::NoPartitions(_)
+                if matches!(role, WorkerRole::Reference | WorkerRole::Incumbent) && !needs_partition =>
+            {
+                tracing::info!(
+                    model,
+                    pid,
+                    why,
+                    "the model cannot run on a partition of the GPU's SMs; its next worker runs without a partition"
+                )
+            }
+            _ => tracing::warn!(
+                model,
+                pid,
+                role = ReportedRole::from(role).to_string(),
+                why,
+                "stopping a worker that cannot serve the model; if no other worker serves, requests wait or are refused until one starts; correct the cause"
+            ),
         }
     }
 
