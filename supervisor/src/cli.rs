@@ -8,14 +8,12 @@ use clap_complete::Shell;
 
 use crate::{check_run, init, manual, place, serve};
 use shadowslice_config as config;
-use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::host;
-use shadowslice_control::models::{ModelChange, ReloadReport};
 use shadowslice_ingress::expiry_warnings;
-use shadowslice_operations::admin::{self, ControlReply, ControlRequest};
+use shadowslice_operations::admin::{self, ControlRequest};
 use shadowslice_operations::doctor;
 use shadowslice_operations::profile;
-use shadowslice_operations::{figures, status, top};
+use shadowslice_operations::top;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use shadowslice_shared::units::Percent;
@@ -245,7 +243,7 @@ struct RunDir {
 }
 
 impl RunDir {
-    fn known(self) -> Result<PathBuf, u8> {
+    fn path(self) -> Result<PathBuf, u8> {
         let unknown = "cannot tell the supervisor's run directory; give --run-dir or set SHADOWSLICE_RUN_DIR";
         self.run_dir.or_else(config::default_run_dir).ok_or_else(|| fail(unknown, exit::USAGE))
     }
@@ -281,19 +279,19 @@ pub(crate) fn run() -> ExitCode {
                 Err(error) => exit::code_of_output(Err(error)),
             }
         }
-        Command::Status { json, at } => ask(&ControlRequest::Status, json, at),
-        Command::Top { options, at } => at.known().map_or_else(|code| code, |at| top::run(&options, &at)),
+        Command::Status { json, at } => send(&ControlRequest::Status, json, at),
+        Command::Top { options, at } => at.path().map_or_else(|code| code, |at| top::run(&options, &at)),
         Command::Resize { model, share, json, at } => {
-            ask(&ControlRequest::Resize { model, share_percent: share.get() }, json, at)
+            send(&ControlRequest::Resize { model, share_percent: share.get() }, json, at)
         }
-        Command::Reload { json, at } => ask(&ControlRequest::Reload, json, at),
-        Command::Move { model, gpu, at } => ask(&ControlRequest::Move { model, gpu }, false, at),
-        Command::Upgrade { at } => ask(&ControlRequest::Upgrade, false, at),
-        Command::Hold { model, at } => ask(&ControlRequest::Hold { model, held: true }, false, at),
-        Command::Release { model, at } => ask(&ControlRequest::Hold { model, held: false }, false, at),
-        Command::Drain { model, at } => ask(&ControlRequest::Drain { model, drained: true }, false, at),
-        Command::Undrain { model, at } => ask(&ControlRequest::Drain { model, drained: false }, false, at),
-        Command::Plan { json, at } => ask(&ControlRequest::Plan, json, at),
+        Command::Reload { json, at } => send(&ControlRequest::Reload, json, at),
+        Command::Move { model, gpu, at } => send(&ControlRequest::Move { model, gpu }, false, at),
+        Command::Upgrade { at } => send(&ControlRequest::Upgrade, false, at),
+        Command::Hold { model, at } => send(&ControlRequest::Hold { model, held: true }, false, at),
+        Command::Release { model, at } => send(&ControlRequest::Hold { model, held: false }, false, at),
+        Command::Drain { model, at } => send(&ControlRequest::Drain { model, drained: true }, false, at),
+        Command::Undrain { model, at } => send(&ControlRequest::Drain { model, drained: false }, false, at),
+        Command::Plan { json, at } => send(&ControlRequest::Plan, json, at),
         Command::Place { spec } => match place::run(&spec) {
             Ok(placement) => print(&placement),
             Err(error) => fail(&errors::chain(&error), exit::CONFIG),
@@ -306,7 +304,7 @@ pub(crate) fn run() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Returns the warnings that a start would log.
+/// Returns the warnings of a start with this configuration.
 fn advice(config: &config::Config) -> Vec<String> {
     let config::ListenConfig { http, grpc, metrics } = &config.listen;
     let listeners = [http, grpc, metrics].into_iter().flatten();
@@ -314,7 +312,7 @@ fn advice(config: &config::Config) -> Vec<String> {
     for listener in listeners {
         let config::Listener::Tcp { tls: Some(tls), .. } = listener else { continue };
         for warning in expiry_warnings(tls) {
-            // Listeners share files.
+            // Listeners may share files.
             if !warnings.contains(&warning) {
                 warnings.push(warning);
             }
@@ -324,122 +322,15 @@ fn advice(config: &config::Config) -> Vec<String> {
     warnings
 }
 
-fn ask(ask: &ControlRequest, json: bool, at: RunDir) -> u8 {
-    let run_dir = match at.known() {
+fn send(request: &ControlRequest, json: bool, at: RunDir) -> u8 {
+    let run_dir = match at.path() {
         Ok(run_dir) => run_dir,
         Err(code) => return code,
     };
-    match admin::send(&run_dir, ask) {
-        Ok(reply) => show(ask, reply, json),
+    match admin::send(&run_dir, request) {
+        Ok(reply) => admin::show(request, reply, json),
         Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
     }
-}
-
-fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
-    match (asked, reply) {
-        (_, ControlReply::Status(status)) if json => print(&as_json(&status)),
-        (_, ControlReply::Status(status)) => print(status::text(&status).trim_end()),
-        (_, ControlReply::Plan(report)) if json => print(&as_json(&report)),
-        (_, ControlReply::Plan(report)) => print(status::plan(&report).trim_end()),
-        (_, ControlReply::Handover { report, held }) => {
-            let printed = print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
-            report.why.map_or(printed, |why| unchanged(&why))
-        }
-        (_, ControlReply::Unchanged { why, held }) if json => {
-            print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why, "held": held})))
-        }
-        (_, ControlReply::Unchanged { why, held }) => print(&(why + kept(held))),
-        (_, ControlReply::Reloaded(report)) => {
-            let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
-            match report.models.iter().filter(|model| model.why.is_some()).count() {
-                0 => printed,
-                failed => {
-                    let why = format!(
-                        "the supervisor could not apply {failed} of the changes; see the reasons above"
-                    );
-                    fail(&why, exit::REFUSED)
-                }
-            }
-        }
-        (ControlRequest::Move { model, .. }, ControlReply::Placed { gpu, news }) => {
-            print(&format!("{model} {} on GPU {gpu}", if news { "is ready" } else { "was already" }))
-        }
-        (_, ControlReply::Upgraded { pid }) => print(&format!("process {pid} has taken over")),
-        (_, ControlReply::Faulty(faults)) => {
-            exit::print_error(&faults);
-            fail("the configuration has errors, so nothing changed", exit::CONFIG)
-        }
-        (ControlRequest::Hold { model, .. }, ControlReply::Held { held, news }) => {
-            let how = if news { "is" } else { "was already" };
-            let what = if held {
-                "held: no policy changes its share"
-            } else {
-                "released: the policy may change its share"
-            };
-            print(&format!("{model} {how} {what}"))
-        }
-        (ControlRequest::Drain { model, .. }, ControlReply::Drained { drained, news }) => {
-            let what = model.as_deref().unwrap_or("the host");
-            let how = if news { "is" } else { "was already" };
-            let so = if drained {
-                "drained: requests are still served, but health checks report not ready"
-            } else {
-                "undrained"
-            };
-            print(&format!("{what} {how} {so}"))
-        }
-        (ControlRequest::Resize { .. }, ControlReply::Refused(why)) => unchanged(&why),
-        (_, ControlReply::Refused(why)) => fail(&why, exit::REFUSED),
-        (
-            _,
-            other @ (ControlReply::Held { .. } | ControlReply::Drained { .. } | ControlReply::Placed { .. }),
-        ) => {
-            let why = "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs";
-            fail(&format!("{why} ({other:?})"), exit::REFUSED)
-        }
-    }
-}
-
-fn unchanged(why: &str) -> u8 {
-    fail(&format!("the share was not changed: {why}"), exit::REFUSED)
-}
-
-fn kept(held: bool) -> &'static str {
-    if held { "; held until `shadowslice release`" } else { "" }
-}
-
-/// Returns a line for each model that changes.
-fn reloaded(report: &ReloadReport) -> String {
-    let line = |model: &ModelChange| {
-        let ModelChange { name, change, keys, why } = model;
-        let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
-        let how = why.as_ref().map(|why| format!(", but not applied: {why}")).unwrap_or_default();
-        format!("{name}: {}{keys}{how}\n", change.name())
-    };
-    let settings = report.settings.iter().map(|key| format!("{key}: changed\n"));
-    let lines: String = report.models.iter().map(line).chain(settings).collect();
-    format!(
-        "{lines}{}: {} changed, {} unchanged",
-        report.file.display(),
-        report.models.len(),
-        report.unchanged
-    )
-}
-
-fn in_words(report: &HandoverReport) -> String {
-    let HandoverReport { outcome, from_percent, from_sms, to_percent, to_sms, stall_us, .. } = report;
-    let effect = report
-        .effect_ms
-        .map(|ms| format!(", first batch at the new share after {}", figures::span(ms / 1e3)));
-    format!(
-        "{outcome}: {from_percent}% ({from_sms} SMs) -> {to_percent}% ({to_sms} SMs){}, longest stall {}",
-        effect.unwrap_or_default(),
-        figures::span(stall_us / 1e6)
-    )
-}
-
-fn as_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
 }
 
 fn print(text: &str) -> u8 {

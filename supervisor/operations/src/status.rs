@@ -17,10 +17,8 @@ use shadowslice_shared::units::Timestamp;
 
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub(crate) use gpus::{MIB, notes as notes_of_gpu};
-pub use plan::plan;
-pub(crate) use plan::why as plan_why;
-pub use text::text;
-pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor};
+pub(crate) use plan::{plan, why as plan_why};
+pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
 
 use shadowslice_config::ModelConfig;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};

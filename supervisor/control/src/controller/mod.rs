@@ -27,6 +27,7 @@ mod reports;
 mod room;
 mod standbys;
 mod thread;
+mod worker_events;
 
 pub use changes::{Changes, Outcomes};
 pub use context::Context;

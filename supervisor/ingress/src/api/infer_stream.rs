@@ -15,7 +15,7 @@ use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamE
 use prost::Message as _;
 use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Answers, RequestArrival, RequestOutput};
+use shadowslice_datapath::pipeline::{Answers, Metadata, RequestArrival, RequestOutput};
 use shadowslice_datapath::router::Route;
 use tonic::{Code, Status, Streaming};
 
@@ -242,14 +242,18 @@ impl StreamedRequest {
         let ParsedMessage { target, request, place } =
             ParsedMessage::parse(route?, message, arrival.journal.as_ref(), &permit).await?;
         let checked = target.check(&context.front, request, None, &context.peer, &permit).await?;
-        let answers = target.route.stream(checked.inputs, checked.options, arrival).await?;
+        let Target { name, route, metadata } = target;
+        let answers = route.stream(checked.inputs, checked.options, arrival).await?;
+        // A stream that kept its route would keep the model from moving or being replaced.
+        drop(route);
         // The model's memory contains the inputs now.
         permit.replace(id.len())?;
         let selection = checked.outputs;
         let call = context.call;
         Ok(ActiveStream {
             call,
-            target,
+            name,
+            metadata,
             selection,
             answers,
             id,
@@ -271,7 +275,8 @@ enum StreamState {
 /// A stream in progress.
 struct ActiveStream {
     call: Arc<MemoryPermit>,
-    target: Target,
+    name: String,
+    metadata: Arc<Metadata>,
     selection: OutputSelection,
     answers: Answers,
     id: String,
@@ -313,7 +318,7 @@ fn answers(request: StreamedRequest) -> impl Stream<Item = ModelStreamInferRespo
             None => {
                 log_end(active.entry.as_ref(), None);
                 active.wants_end.then(|| {
-                    let mut end = response(active.target.name, active.id, Vec::new());
+                    let mut end = response(active.name, active.id, Vec::new());
                     mark(&mut end, true);
                     (success(end), StreamState::Ended)
                 })
@@ -345,9 +350,9 @@ impl ActiveStream {
     }
 
     fn response(&self, outputs: Vec<RequestOutput>) -> Result<ModelInferResponse, RequestError> {
-        let outputs = self.selection.select(&self.target.metadata, outputs)?;
+        let outputs = self.selection.select(&self.metadata, outputs)?;
         self.call.grow(2 * (self.id.len() + tensor_bytes(&outputs)))?;
-        let mut response = response(self.target.name.clone(), self.id.clone(), outputs);
+        let mut response = response(self.name.clone(), self.id.clone(), outputs);
         mark(&mut response, false);
         Ok(response)
     }

@@ -2,9 +2,11 @@
 //! supervisor. Each request and each reply is one line of JSON.
 
 mod client;
+mod output;
 mod server;
 
 pub use client::{ControlClientError, send};
+pub use output::show;
 pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 
 use serde::{Deserialize, Serialize};

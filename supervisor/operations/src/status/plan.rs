@@ -4,7 +4,7 @@ use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wr
 use crate::figures;
 use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedVerdict};
 
-pub fn plan(report: &PlanReport) -> String {
+pub(crate) fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
     if policy == "static" {
         return "policy: static: shares change only by `shadowslice resize`\n".to_owned();

@@ -6,7 +6,7 @@ use crate::figures;
 use shadowslice_control::controller::{ChangeCause, HandoverReport, ModelPlan, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
-pub fn text(status: &HostStatus) -> String {
+pub(crate) fn text(status: &HostStatus) -> String {
     let mut lines = aligned(&COLUMNS, &status.models, WIDTH, LongCell::OwnLine);
     let mut say = |line: &str| lines.extend(wrapped(line, WIDTH, 2));
     match status.host {
