@@ -6,10 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
-use shadowslice_control::controller::{
-    ChangeCause, ChangeOutcome, HandoverReport, Handovers, Mechanism, ReportedPhase, ReportedRole,
-    ReportedState, WorkerMemory, WorkerReport,
-};
+use shadowslice_control::controller::*;
 use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram};
 
