@@ -19,6 +19,8 @@ const NOT_READY: &str = "the model was loaded, but did not become ready";
 /// A load that waits for its outcome.
 struct Load {
     ticket: Ticket,
+    /// The configuration of the load.
+    loads: Arc<ModelConfig>,
     /// The configuration before the load, if the model was not loaded.
     unloaded_before: Option<Arc<ModelConfig>>,
 }
@@ -68,7 +70,7 @@ impl Registry {
     /// Loads a model, or loads it again. Its files are read, and `json` overrides its configuration.
     pub(super) async fn load(&self, name: &str, json: Option<&str>) -> Result<(), ModelCommandError> {
         let _permit = self.begin_command().map_err(|_| ModelCommandError::Busy)?;
-        let Load { ticket, unloaded_before } = self.begin_load(name, json).await?;
+        let Load { ticket, loads, unloaded_before } = self.begin_load(name, json).await?;
         let failed = |why: String| ModelCommandError::Failed(name.to_owned(), why);
         match ticket.outcome().await {
             Ok(()) if self.table().entry(name).is_some_and(Entry::is_to_be_served) => {
@@ -85,7 +87,7 @@ impl Registry {
             Ok(()) => Err(failed("another command unloaded the model".to_owned())),
             Err(why) => {
                 if let Some(before) = unloaded_before {
-                    self.give_up_load(name, &before).await;
+                    self.give_up_load(name, &loads, &before).await;
                 }
                 Err(failed(why))
             }
@@ -119,8 +121,9 @@ impl Registry {
         let unloaded_before = (!entry.is_to_be_served()).then(|| entry.model());
         let is_settled = entry.goal.borrow().is_settled();
         let policy_acts = table.config.controller.acting_policy().is_some();
+        let loads = Arc::new(model);
         let ticket = Ticket::change(&entry.goal, |desired| {
-            desired.reconfigure(model, policy_acts, is_settled);
+            desired.reconfigure((*loads).clone(), policy_acts, is_settled);
             // Even if no key differs, a load reads the model's files again. If workers are already
             // starting with these files, the load waits for them.
             desired.spec.load += u64::from(!is_starting);
@@ -128,18 +131,23 @@ impl Registry {
                 desired.presence = DesiredPresence::Served { first, relay_is_lost: false };
             }
         });
-        Ok(Load { ticket, unloaded_before })
+        Ok(Load { ticket, loads, unloaded_before })
     }
 
     /// Unloads a model that a client has loaded without success. The next load starts from the
-    /// configuration `before`.
-    async fn give_up_load(&self, name: &str, before: &Arc<ModelConfig>) {
-        let ticket = self.table().entry(name).map(|entry| {
-            Ticket::change(&entry.goal, |desired| {
-                desired.spec.model = Arc::clone(before);
-                desired.presence = DesiredPresence::Unloaded { why: NOT_READY, is_removed: false };
+    /// configuration `before`. If another command has changed the configuration meanwhile, that command
+    /// counts.
+    async fn give_up_load(&self, name: &str, loads: &ModelConfig, before: &Arc<ModelConfig>) {
+        let ticket = {
+            let table = self.table();
+            let is_own = |entry: &&Entry| config_diff::change(&entry.model(), loads).is_none();
+            table.entry(name).filter(is_own).map(|entry| {
+                Ticket::change(&entry.goal, |desired| {
+                    desired.spec.model = Arc::clone(before);
+                    desired.presence = DesiredPresence::Unloaded { why: NOT_READY, is_removed: false };
+                })
             })
-        });
+        };
         if let Some(ticket) = ticket {
             // Nothing can fail about ending workers.
             ticket.outcome().await.ok();
