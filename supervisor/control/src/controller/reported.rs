@@ -95,7 +95,7 @@ impl From<WorkerPhase> for ReportedPhase {
     }
 }
 
-/// The mechanism by which a share changes.
+/// The mechanism that changes a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {

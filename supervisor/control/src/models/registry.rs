@@ -235,7 +235,7 @@ impl Registry {
     /// Records the observed state of a model.
     pub(super) fn observe(&self, id: u64, row: Row) {
         let mut table = self.table();
-        // A model that was removed is no longer observed.
+        // A removed model has no entry.
         if let Some(entry) = table.entries.iter_mut().find(|entry| entry.id == id) {
             entry.row = row;
             self.publish(&table);

@@ -14,7 +14,7 @@ use hyper::{HeaderMap, Uri};
 use super::clipped::Clipped;
 use super::request_error::RequestError;
 
-/// The names by which clients may call a listener.
+/// The names that clients may use for a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A Unix socket, which browsers cannot reach.

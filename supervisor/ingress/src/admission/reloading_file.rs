@@ -47,7 +47,7 @@ impl<T: Send + Sync + 'static> ReloadingFile<T> {
     }
 }
 
-/// Reads the files again whenever they change, until their content is no longer used.
+/// Reads the files again after each change, while their content is in use.
 async fn reload<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
     file: Weak<ReloadingFile<T>>,
     files: Vec<PathBuf>,

@@ -95,7 +95,7 @@ impl Served {
         }
     }
 
-    /// Returns the number of SMs of a share. The number depends on the mechanism by which it changes.
+    /// Returns the number of SMs of a share. The number depends on the mechanism that changes the share.
     fn sms(&self, share: Percent) -> Sms {
         self.report.borrow().sms_of(&*self.gpu, share)
     }
