@@ -16,6 +16,8 @@ import jsonschema
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python/fleet"))
+from shadowslice_fleet import spec  # noqa: E402
 
 # The scalars of YAML 1.2, by which editors read YAML: in contrast to YAML 1.1, `off` is text.
 SCALARS = {
@@ -85,6 +87,7 @@ class ConfigSchema(unittest.TestCase):
         printed = subprocess.run([BINARY, "check", "--schema"], check=True, capture_output=True).stdout
         schema = json.loads(printed)
         jsonschema.Draft202012Validator.check_schema(schema)
+        cls.schema = schema
         cls.validator = jsonschema.Draft202012Validator(schema)
         cls.everything = ROOT / "supervisor/config/tests/config/everything.yaml"
 
@@ -120,6 +123,11 @@ class ConfigSchema(unittest.TestCase):
             self.assertNotEqual(self.faults(profile | change), [], change)
         for document in [{}, {"models": [{"path": "m.onnx"}]}, {"models": [None]}, "models", None]:
             self.assertNotEqual(self.faults(document), [], document)
+
+    def test_keys_of_a_model_are_those_of_a_fleet(self):
+        models = self.schema["else"]["properties"]["models"]
+        keys = set(models["items"]["properties"])
+        self.assertEqual(keys - spec.FLEET_KEYS, spec.SUPERVISOR_KEYS)
 
 
 if __name__ == "__main__":

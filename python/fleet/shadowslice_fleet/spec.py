@@ -25,7 +25,7 @@ MIN_TIMEOUT, MAX_TIMEOUT = 1e-3, 86400.0  # the range of a request's timeout in 
 # The last three occur for YAML that JSON cannot express, such as binary keys or recursive anchors.
 READ_ERRORS = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
-# The keys that are passed to the supervisor. A test compares them with `KEYS` in its models.rs.
+# The keys that are passed to the supervisor. A test compares them with its JSON Schema.
 SUPERVISOR_KEYS = {
     "engine",
     "path",

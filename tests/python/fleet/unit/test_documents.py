@@ -70,13 +70,6 @@ class Specs(unittest.TestCase):
         fault = raised.exception.faults[0]
         self.assertEqual(fault, "F: MODELS: unknown key; did you mean `models`?")
 
-    def test_keys_are_those_that_the_supervisor_reads(self) -> None:
-        source = Path(__file__).parents[4] / "supervisor/config/src/models.rs"
-        written = re.search(r"const KEYS: &\[&str\] = &\[(.*?)\];", source.read_text(), re.S)
-        self.assertIsNotNone(written)
-        keys = set(re.findall(r'"(\w+)"', written[1])) if written else set()
-        self.assertEqual(keys - specs.FLEET_KEYS, specs.SUPERVISOR_KEYS)
-
     def test_names_of_other_yaml_types_are_faults(self) -> None:
         for name in (None, True, 1.1, 8, ".", "..", "", "a\n", "n" * 129):
             found = self.faults({"name": name, "need": NEED})
