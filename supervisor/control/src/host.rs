@@ -13,10 +13,10 @@ use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::backend::{
-    self, CommandError, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsGpu, MpsHandover,
-    MpsSetup, ProbeError, WholeGpu,
+    self, CommandError, EmulatedBackend, GpuBackend, Gpus, Limits, MpsError, MpsGpu, MpsHandover, MpsSetup,
+    ProbeRunError, ProbedLibraries, WholeGpu,
 };
-use crate::nvml::{Driver, Library, NvmlFault};
+use crate::nvml::{Driver, NvmlFault, NvmlLibrary};
 use crate::process::Programs;
 pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
 use shadowslice_config::{Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning};
@@ -47,7 +47,7 @@ pub enum HostError {
     Cuda {
         device: String,
         #[source]
-        source: ProbeError,
+        source: ProbeRunError,
     },
     #[error("cannot share GPU {device} through MPS")]
     Mps {
@@ -66,7 +66,7 @@ pub enum HostError {
     #[error(
         "cannot find out which libraries the worker can load; install both programs from one build, or run `shadowslice-worker --probe libraries` to see why"
     )]
-    Libraries(#[source] ProbeError),
+    Libraries(#[source] ProbeRunError),
     #[error(
         "cannot check a Python model with its interpreter; correct the interpreter's path, or, after a timeout, the import of the model"
     )]
@@ -94,7 +94,7 @@ pub fn gpus(
     let mut known = Vec::new();
     let make = |(index, gpu): (usize, &GpuConfig)| -> Result<Arc<dyn GpuBackend>, HostError> {
         Ok(match gpu {
-            GpuConfig::Emulated { sms } => Arc::new(EmulatedGpu::new(*sms).map_err(HostError::Emulated)?),
+            GpuConfig::Emulated { sms } => Arc::new(EmulatedBackend::new(*sms).map_err(HostError::Emulated)?),
             GpuConfig::Cuda { device, partition } => {
                 let (name, uuid) = identify(device)?;
                 only_once(&mut known, &name, &uuid)?;
@@ -127,7 +127,7 @@ const WHOLE_UUID: usize = 40;
 /// Returns the configured name and the UUID of a GPU. A whole UUID needs no NVML.
 fn identify(device: &CudaDevice) -> Result<(String, String), HostError> {
     let name = device.to_string();
-    let known = match Library::open().and_then(|nvml| nvml.identities()) {
+    let known = match NvmlLibrary::open().and_then(|nvml| nvml.identities()) {
         Ok(known) => known,
         Err(_) if name.len() == WHOLE_UUID => return Ok((name.clone(), name)),
         Err(source) => return Err(HostError::NoDriver { device: name, source }),
@@ -209,7 +209,7 @@ pub fn fault_of(model: &ModelConfig) -> Option<String> {
 }
 
 /// Returns the libraries that `worker` can load. A separate process tries to load them.
-pub fn libraries(worker: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, HostError> {
+pub fn libraries(worker: &Path, onnxruntime: Option<&Path>) -> Result<ProbedLibraries, HostError> {
     runtime()?.block_on(backend::libraries(worker, onnxruntime)).map_err(HostError::Libraries)
 }
 

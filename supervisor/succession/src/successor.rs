@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::messages::{DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, MAX_LINE, Progress};
 use crate::upgrade::Succession;
-use shadowslice_control::process::{Child, Inherited, spawn};
+use shadowslice_control::process::{Child, InheritedFile, spawn};
 use shadowslice_datapath::relay;
 use shadowslice_datapath::sockets::{PassableSocket, SocketFile};
 use shadowslice_shared::errors;
@@ -89,7 +89,7 @@ impl Successor {
             .into_iter()
             .chain(copies.iter().map(AsFd::as_fd));
         let files: Vec<_> =
-            (FIRST_DESCRIPTOR..).zip(passed).map(|(number, file)| Inherited { number, file }).collect();
+            (FIRST_DESCRIPTOR..).zip(passed).map(|(number, file)| InheritedFile { number, file }).collect();
         let state = HandoverState {
             run_dir: run_dir.path().to_owned(),
             lock: FIRST_DESCRIPTOR + 1,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-use super::{Environment, inherited_settings};
+use super::{Variables, inherited_settings};
 use crate::process::{close_on_exec, own};
 
 /// The maximum number of bytes that are read from each output stream of a program.
@@ -43,7 +43,7 @@ pub(super) struct CommandOutput {
 /// Returns a command without the supervisor's MPS variables and descriptors. It has its own process
 /// group, so Ctrl-C in a terminal does not reach it. Start it immediately. Like the start of a
 /// worker, its start needs no `fork`, because `PATH` is unchanged and no `pre_exec` is set.
-pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<Command> {
+pub(super) fn command(program: &Path, environment: &Variables) -> io::Result<Command> {
     close_on_exec()?;
     let mut command = std::process::Command::new(program);
     for name in inherited_settings() {
@@ -65,7 +65,7 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
 pub(super) async fn run(
     program: &Path,
     arguments: &[&str],
-    environment: &Environment,
+    environment: &Variables,
     input: &str,
     limit: Duration,
 ) -> Result<CommandOutput, CommandError> {

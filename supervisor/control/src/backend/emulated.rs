@@ -12,11 +12,11 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease};
+use super::{BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, Variables};
 
 /// An emulated GPU, whose leases are seats.
 #[derive(Debug)]
-pub struct EmulatedGpu {
+pub struct EmulatedBackend {
     sms: Sms,
     division: Option<Arc<Division>>,
     pool: Pool,
@@ -24,7 +24,7 @@ pub struct EmulatedGpu {
     usage: GpuUsage,
 }
 
-impl EmulatedGpu {
+impl EmulatedBackend {
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
         Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::new(true) })
@@ -35,7 +35,7 @@ fn seat(lease: Lease) -> u32 {
     u32::try_from(lease.0).unwrap_or(u32::MAX)
 }
 
-impl GpuBackend for EmulatedGpu {
+impl GpuBackend for EmulatedBackend {
     fn status(&self) -> BackendStatus {
         BackendStatus {
             device: "emulated".to_owned(),
@@ -79,7 +79,7 @@ impl GpuBackend for EmulatedGpu {
         self.taken.lock().remove(&seat);
     }
 
-    fn environment(&self, wanted: &GrantRequest) -> Environment {
+    fn environment(&self, wanted: &GrantRequest) -> Variables {
         let priority = ClientPriority::of(wanted.priority) as u32;
         vec![(SHARE_VARIABLE, wanted.share.get().to_string()), (PRIORITY_VARIABLE, priority.to_string())]
     }
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_dead_workers_sms_and_seat_come_back() {
-        let emulated = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let emulated = Arc::new(EmulatedBackend::new(Sms(132)).unwrap());
         let gpu: Arc<dyn GpuBackend> = emulated.clone();
         let wanted =
             GrantRequest { share: Percent::new(30).unwrap(), priority: 1, memory_limit: None, room: None };

@@ -7,8 +7,8 @@ use shadowslice_datapath::pipeline::OccupancyGuard;
 use shadowslice_shared::boot::{DeviceSpec, WorkerPurpose, descriptors};
 use shadowslice_shared::units::Sms;
 
-use super::{Environment, GpuBackend, GrantError, GrantRequest, Lease, Room, VISIBLE, Wait};
-use crate::process::Inherited;
+use super::{GpuBackend, GrantError, GrantRequest, Lease, Room, VISIBLE, Variables, Wait};
+use crate::process::InheritedFile;
 
 /// A worker's part of a GPU. [Give it back](Grant::give_back) only after the worker has exited.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Grant {
         self.lease.map(|_| self.gpu.occupancy().occupy(self.wanted.share))
     }
 
-    pub fn environment(&self) -> Environment {
+    pub fn environment(&self) -> Variables {
         match self.lease {
             Some(_) => self.gpu.environment(&self.wanted),
             None => vec![(VISIBLE, String::new())],
@@ -83,17 +83,17 @@ impl Grant {
         self.gpu.sms(self.wanted.share)
     }
 
-    pub fn inherited(&self) -> Option<Inherited<'_>> {
+    pub fn inherited(&self) -> Option<InheritedFile<'_>> {
         let file = self.lease.and_then(|_| self.gpu.pool())?;
-        Some(Inherited { number: descriptors::POOL, file })
+        Some(InheritedFile { number: descriptors::POOL, file })
     }
 
     /// Returns the check of the worker's device, or `None` if the worker does not use the GPU. The
-    /// worker's memory is reserved until the [`Admission`] is dropped.
-    pub fn admission(&mut self, pid: i32) -> Option<Admission> {
+    /// worker's memory is reserved until the [`DeviceCheck`] is dropped.
+    pub fn admission(&mut self, pid: i32) -> Option<DeviceCheck> {
         self.lease?;
         let reservation = self.reservation.take();
-        Some(Admission { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
+        Some(DeviceCheck { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
     }
 
     /// Ends the worker's GPU work before a kill, so that the kill does not interrupt a kernel.
@@ -132,14 +132,14 @@ impl Drop for Grant {
 
 /// The check that a worker runs on the granted part of the GPU.
 #[derive(Debug)]
-pub struct Admission {
+pub struct DeviceCheck {
     gpu: Arc<dyn GpuBackend>,
     wanted: GrantRequest,
     pid: i32,
     _reservation: Option<Reservation>,
 }
 
-impl Admission {
+impl DeviceCheck {
     /// Checks the SMs that the worker found. This function may block.
     pub fn check(&self, found: Sms) -> Result<(), String> {
         self.gpu.admit(&self.wanted, self.pid, found)
@@ -150,12 +150,12 @@ impl Admission {
 mod tests {
     use shadowslice_shared::units::Percent;
 
-    use super::super::EmulatedGpu;
+    use super::super::EmulatedBackend;
     use super::*;
 
     #[test]
     fn memory_is_kept_for_a_worker_until_it_is_warm() {
-        let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedBackend::new(Sms(132)).unwrap());
         let grant = |needed, purpose| {
             let room = Some(Room { needed, free: 10 << 30 });
             Grant::of(

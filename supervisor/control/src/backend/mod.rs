@@ -1,5 +1,5 @@
 //! The GPUs, which turn a worker's share into the environment of its process. The trait
-//! [`GpuBackend`] has three implementations: [`EmulatedGpu`], [`MpsGpu`] and [`WholeGpu`], which
+//! [`GpuBackend`] has three implementations: [`EmulatedBackend`], [`MpsGpu`] and [`WholeGpu`], which
 //! enforces no share.
 
 mod command;
@@ -23,14 +23,16 @@ use shadowslice_shared::units::{Percent, Sms};
 use shadowslice_datapath::pipeline::Occupancy;
 
 pub(crate) use command::CommandError;
-pub use emulated::EmulatedGpu;
-pub use grant::{Admission, Grant};
+pub use emulated::EmulatedBackend;
+pub use grant::{DeviceCheck, Grant};
 pub use mps::{Control, Limits, MpsError, MpsGpu, MpsHandover, MpsSetup, control_program};
-pub(crate) use probe::ProbeError;
-pub use probe::{Isolation, Libraries, OnnxRuntime, Probed, isolation, libraries, probe, python_fault};
+pub(crate) use probe::ProbeRunError;
+pub use probe::{
+    IsolationProbe, OnnxRuntime, Probed, ProbedLibraries, isolation, libraries, probe, python_fault,
+};
 pub use whole::WholeGpu;
 
-pub type Environment = Vec<(&'static str, String)>;
+pub type Variables = Vec<(&'static str, String)>;
 
 /// A future to wait for. The backend that returns it limits the time of the wait.
 pub type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -136,7 +138,7 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
     /// Ends the lease of a worker that has exited.
     fn leave(&self, _lease: Lease) {}
 
-    fn environment(&self, wanted: &GrantRequest) -> Environment;
+    fn environment(&self, wanted: &GrantRequest) -> Variables;
 
     fn device(&self, lease: Lease) -> DeviceSpec;
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use shadowslice_shared::groups::Division;
 
 use super::command::{self, CommandError};
-use super::{Environment, NO_TELEMETRY};
+use super::{NO_TELEMETRY, Variables};
 use crate::process::python_variables;
 
 /// The time within which a probe must end. A driver that is not kept loaded takes seconds to start.
@@ -29,7 +29,7 @@ pub struct Probed {
 
 /// The duration of a short kernel next to another process that keeps half of the GPU's groups busy.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Isolation {
+pub struct IsolationProbe {
     pub division: Division,
     /// The duration in us on the other half, before that process started.
     pub alone_us: f64,
@@ -41,7 +41,7 @@ pub struct Isolation {
 
 /// The libraries that a worker can load. Errors are those of the dynamic linker or of ONNX Runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Libraries {
+pub struct ProbedLibraries {
     pub libcuda: Result<(), String>,
     pub cudnn: Result<(), String>,
     /// The result for ONNX Runtime, or `None` if no file was given.
@@ -65,7 +65,7 @@ const MAX_APART_RATIO: f64 = 2.0;
 /// alone. The kernels of the other process take a hundred times as long.
 const MIN_TOGETHER_RATIO: f64 = 5.0;
 
-impl Isolation {
+impl IsolationProbe {
     /// Returns the division, or the reason why partitions are not reliable on this GPU.
     pub fn proven(self) -> Result<Division, String> {
         let Self { division, alone_us, apart_us, together_us } = self;
@@ -81,7 +81,7 @@ impl Isolation {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
+pub enum ProbeRunError {
     #[error("cannot run `shadowslice-worker --probe`; after a timeout, check `nvidia-smi` and `dmesg`")]
     Run(#[source] CommandError),
     #[error("`shadowslice-worker --probe` failed: {0}")]
@@ -96,17 +96,17 @@ pub enum ProbeError {
     },
 }
 
-pub async fn probe(program: &Path, environment: &Environment) -> Result<Probed, ProbeError> {
+pub async fn probe(program: &Path, environment: &Variables) -> Result<Probed, ProbeRunError> {
     ask(program, &["--probe"], environment).await
 }
 
 /// Measures whether the partitions of two processes are isolated in this environment.
-pub async fn isolation(program: &Path, environment: &Environment) -> Result<Isolation, ProbeError> {
+pub async fn isolation(program: &Path, environment: &Variables) -> Result<IsolationProbe, ProbeRunError> {
     ask(program, &["--probe", "partitions"], environment).await
 }
 
 /// Returns the libraries that a worker can load, with ONNX Runtime from this file.
-pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, ProbeError> {
+pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<ProbedLibraries, ProbeRunError> {
     let path = onnxruntime.map(Path::to_string_lossy);
     let arguments = ["--probe", "libraries"].into_iter().chain(path.as_deref()).collect::<Vec<_>>();
     let (name, value) = NO_TELEMETRY;
@@ -133,17 +133,17 @@ pub async fn python_fault(
 async fn ask<T: DeserializeOwned>(
     program: &Path,
     arguments: &[&str],
-    environment: &Environment,
-) -> Result<T, ProbeError> {
+    environment: &Variables,
+) -> Result<T, ProbeRunError> {
     let said =
-        command::run(program, arguments, environment, "", PROBE_TIMEOUT).await.map_err(ProbeError::Run)?;
+        command::run(program, arguments, environment, "", PROBE_TIMEOUT).await.map_err(ProbeRunError::Run)?;
     if !said.status.success() {
         let why = said.err.trim().trim_start_matches("error: ");
         let why = if why.is_empty() { said.status.to_string() } else { why.to_owned() };
-        return Err(ProbeError::Refused(why));
+        return Err(ProbeRunError::Refused(why));
     }
     serde_json::from_str(said.out.trim())
-        .map_err(|source| ProbeError::Unclear { said: said.out.trim().to_owned(), source })
+        .map_err(|source| ProbeRunError::Unclear { said: said.out.trim().to_owned(), source })
 }
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
     fn partitions_are_relied_on_only_where_they_keep_apart_and_meet_as_they_should() {
         let proven = |alone_us, apart_us, together_us| {
             let division = Division::of(Sms(132)).unwrap();
-            Isolation { division, alone_us, apart_us, together_us }.proven()
+            IsolationProbe { division, alone_us, apart_us, together_us }.proven()
         };
         assert!(proven(60.0, 62.0, 3000.0).is_ok());
         assert!(proven(60.0, 3000.0, 3000.0).unwrap_err().contains("slow each other down"));

@@ -8,8 +8,7 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::{
-    BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
-    VISIBLE,
+    BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE, Variables,
 };
 
 #[derive(Debug)]
@@ -32,7 +31,7 @@ impl WholeGpu {
         Self { device, uuid, sms, no_pipe, usage: GpuUsage::new(false) }
     }
 
-    pub fn surroundings(uuid: &str, no_pipe: &std::path::Path) -> Environment {
+    pub fn surroundings(uuid: &str, no_pipe: &std::path::Path) -> Variables {
         vec![(VISIBLE, uuid.to_owned()), (PIPE_DIRECTORY, no_pipe.display().to_string())]
     }
 }
@@ -65,7 +64,7 @@ impl GpuBackend for WholeGpu {
         Ok(Lease(0))
     }
 
-    fn environment(&self, wanted: &GrantRequest) -> Environment {
+    fn environment(&self, wanted: &GrantRequest) -> Variables {
         let mut environment = Self::surroundings(&self.uuid, &self.no_pipe);
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
         environment

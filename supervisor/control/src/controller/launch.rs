@@ -126,7 +126,7 @@ impl Controller {
             files: Arc::clone(&self.files),
             copies: self.context.engines.join(&self.model.name),
         });
-        let launch = process::Launch {
+        let launch = process::LaunchSpec {
             id: worker,
             programs: &self.context.programs,
             assignment,

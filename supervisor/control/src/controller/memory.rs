@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::watch;
 
-use super::standbys::{Beneficiary, Memory, Neighbours, NoRoom, Standby, yielding};
+use super::standbys::{Beneficiary, MemoryReading, Neighbours, NoRoom, Standby, yielding};
 use shadowslice_config::ModelConfig;
 
 /// The maximum time until NVML's readings show the memory that a worker has allocated or freed.
@@ -44,7 +44,7 @@ pub(super) struct MemoryOwner {
     profile: Option<u64>,
     /// The memory of a worker as measured, without the weights that other workers share.
     measured: Option<u64>,
-    serving: Option<Serving>,
+    serving: Option<ServingWorker>,
     /// True if the model may have shadows.
     has_shadows: bool,
     standby: Option<Standby>,
@@ -52,7 +52,7 @@ pub(super) struct MemoryOwner {
 
 /// A worker that serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Serving {
+pub(super) struct ServingWorker {
     pub(super) pid: i32,
     /// The weights that the worker loaded onto the GPU. The driver counts them as memory of this
     /// worker, but the next worker shares them.
@@ -116,12 +116,12 @@ impl MemoryAccount {
     /// Records the measured memory of all workers that serve.
     pub(super) fn measure(&self, bytes_of: impl Fn(i32) -> Option<u64>) {
         for owner in self.ledger.book.lock().owners.values_mut() {
-            let bytes = |serving: Serving| Some(bytes_of(serving.pid)?.saturating_sub(serving.brought));
+            let bytes = |serving: ServingWorker| Some(bytes_of(serving.pid)?.saturating_sub(serving.brought));
             owner.measured = owner.serving.and_then(bytes).or(owner.measured);
         }
     }
 
-    pub(super) fn serves(&self, serving: Option<Serving>) {
+    pub(super) fn serves(&self, serving: Option<ServingWorker>) {
         if let Some(owner) = self.ledger.book.lock().owners.get_mut(&self.id) {
             owner.serving = serving;
         }
@@ -139,7 +139,12 @@ impl MemoryAccount {
 
     /// Checks that the model may have a standby. `is_running` is true if a running worker is to become
     /// the standby.
-    pub(super) fn may_stand(&self, found: Memory, is_running: bool, now: Timestamp) -> Result<(), NoRoom> {
+    pub(super) fn may_stand(
+        &self,
+        found: MemoryReading,
+        is_running: bool,
+        now: Timestamp,
+    ) -> Result<(), NoRoom> {
         let need = self.need();
         let book = self.ledger.book.lock();
         let others = book.owners.iter().filter(|(id, _)| **id != self.id);

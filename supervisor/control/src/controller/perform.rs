@@ -5,7 +5,7 @@ use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 
 use super::events::Controller;
-use super::memory::{MemoryOwner, Serving};
+use super::memory::{MemoryOwner, ServingWorker};
 use super::reports::WaitReason;
 use crate::process::Worker;
 
@@ -19,7 +19,7 @@ impl Controller {
             Action::Attach { worker, share, slice, sizes } => self.attach(worker, share, slice, sizes),
             Action::Route(worker) => {
                 self.with_process(worker, Worker::serve);
-                let serving = self.processes.get(&worker).map(|process| Serving {
+                let serving = self.processes.get(&worker).map(|process| ServingWorker {
                     pid: process.pid,
                     brought: process.memory.unwrap_or_default().brought,
                 });

@@ -2,7 +2,7 @@
 
 use super::events::Controller;
 use super::launch::LaunchError;
-use super::standbys::{Beneficiary, Memory, NoRoom};
+use super::standbys::{Beneficiary, MemoryReading, NoRoom};
 use crate::backend::{GrantError, Room};
 use crate::nvml;
 
@@ -16,12 +16,12 @@ impl Controller {
         Some(usage.memory)
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> MemoryReading {
         match self.reading() {
-            _ if self.gpu.status().uuid.is_none() => Memory::Emulated,
-            None => Memory::Unknown,
+            _ if self.gpu.status().uuid.is_none() => MemoryReading::Emulated,
+            None => MemoryReading::Unknown,
             Some(nvml::Memory { free, total, .. }) => {
-                Memory::Real { free: self.gpu.usage().unreserved(free), total }
+                MemoryReading::Real { free: self.gpu.usage().unreserved(free), total }
             }
         }
     }

@@ -95,12 +95,12 @@ pub(super) type SharedGoal = Arc<watch::Sender<Goal<DesiredModel>>>;
 
 /// The wait for the outcome of a command.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct PendingOutcome {
     goal: watch::Receiver<Goal<DesiredModel>>,
     generation: u64,
 }
 
-impl Ticket {
+impl PendingOutcome {
     /// Returns the ticket for the desired state with which the goal was created.
     pub(super) fn first(goal: &SharedGoal) -> Self {
         Self { goal: goal.subscribe(), generation: 1 }

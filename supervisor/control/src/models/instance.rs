@@ -22,7 +22,7 @@ use crate::controller::{
     Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, Served, WaitReason,
 };
 use crate::host::onnxruntime_library;
-use crate::process::{ReferenceError, ReferenceFile};
+use crate::process::{ReferenceFile, ReferenceFileError};
 
 /// The time for which a retired instance may answer the requests that it has accepted.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ pub(super) enum MakeError {
     #[error("cannot create the shared memory for the model's requests")]
     Memory(#[source] SlabError),
     #[error("cannot store the model's reference answers")]
-    Reference(#[source] ReferenceError),
+    Reference(#[source] ReferenceFileError),
     #[error("the supervisor is stopping")]
     Stopping,
 }

@@ -8,7 +8,7 @@ use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, QueuedCo
 use tokio::sync::mpsc;
 
 use super::config_diff;
-use super::desired::{DesiredPresence, Ticket};
+use super::desired::{DesiredPresence, PendingOutcome};
 use super::file_watch::Stamps;
 use super::registry::{Entry, Registry};
 
@@ -18,7 +18,7 @@ const NOT_READY: &str = "the model was loaded, but did not become ready";
 
 /// A load that waits for its outcome.
 struct Load {
-    ticket: Ticket,
+    ticket: PendingOutcome,
     /// The configuration of the load.
     loads: Arc<ModelConfig>,
     /// The configuration before the load, if the model was not loaded.
@@ -60,7 +60,7 @@ impl Registry {
             let Some(entry) = table.entry(name) else {
                 return Err(ModelCommandError::Unknown("unload", name.to_owned()));
             };
-            Ticket::change(&entry.goal, |desired| {
+            PendingOutcome::change(&entry.goal, |desired| {
                 desired.presence = DesiredPresence::Unloaded { why, is_removed: false };
             })
         };
@@ -122,7 +122,7 @@ impl Registry {
         let is_settled = entry.goal.borrow().is_settled();
         let policy_acts = table.config.controller.acting_policy().is_some();
         let loads = Arc::new(model);
-        let ticket = Ticket::change(&entry.goal, |desired| {
+        let ticket = PendingOutcome::change(&entry.goal, |desired| {
             desired.reconfigure((*loads).clone(), policy_acts, is_settled);
             // Even if no key differs, a load reads the model's files again. If workers are already
             // starting with these files, the load waits for them.
@@ -142,7 +142,7 @@ impl Registry {
             let table = self.table();
             let is_own = |entry: &&Entry| config_diff::change(&entry.model(), loads).is_none();
             table.entry(name).filter(is_own).map(|entry| {
-                Ticket::change(&entry.goal, |desired| {
+                PendingOutcome::change(&entry.goal, |desired| {
                     desired.spec.model = Arc::clone(before);
                     desired.presence = DesiredPresence::Unloaded { why: NOT_READY, is_removed: false };
                 })

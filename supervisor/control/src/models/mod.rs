@@ -29,7 +29,7 @@ mod reconciler;
 mod registry;
 mod reload;
 mod row;
-mod share_change;
+mod share_request;
 mod succession;
 
 use std::collections::BTreeMap;

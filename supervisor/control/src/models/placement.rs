@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::config_diff;
 use super::needs::Needs;
-use super::registry::{Registry, Table};
+use super::registry::{ModelTable, Registry};
 use super::reload::{PendingChange, outcomes};
 use crate::controller::{ModelState, Served};
 
@@ -25,7 +25,7 @@ impl Registry {
     /// GPU, if it has one.
     pub(super) fn placed(
         &self,
-        table: &Table,
+        table: &ModelTable,
         mut config: Config,
         on: impl Fn(&str) -> Option<usize>,
     ) -> Config {
@@ -61,7 +61,7 @@ impl Registry {
     }
 
     /// Returns the GPU on which each model should be, according to the requests of the last minutes.
-    fn better_gpus(&self, table: &Table, models: &[ModelConfig]) -> Vec<usize> {
+    fn better_gpus(&self, table: &ModelTable, models: &[ModelConfig]) -> Vec<usize> {
         let tenant = |model: &ModelConfig| {
             let (on, share) = (model.gpu, self.requirement(table, model));
             match model.gpu_auto {
@@ -74,7 +74,7 @@ impl Registry {
     }
 
     /// Returns the part of a GPU that a model needs.
-    fn requirement(&self, table: &Table, model: &ModelConfig) -> Share {
+    fn requirement(&self, table: &ModelTable, model: &ModelConfig) -> Share {
         let context = &self.0.factory.context;
         let gpu = &*context.gpus[model.gpu];
         let served = table.entry(&model.name).and_then(|entry| entry.row.served());
@@ -144,7 +144,7 @@ impl Registry {
     }
 
     /// Returns the GPU for each model if models should move.
-    fn gpus_with_slack(&self, table: &Table) -> Option<Vec<usize>> {
+    fn gpus_with_slack(&self, table: &ModelTable) -> Option<Vec<usize>> {
         let config = table.desired_config();
         let can_move = config.controller.act
             && config.gpus.len() > 1
@@ -174,7 +174,7 @@ impl Registry {
     }
 
     /// Moves each model to its GPU of this list. It starts there, takes over, and ends where it was.
-    fn assign(&self, table: &Table, gpus: &[usize]) -> Vec<PendingChange> {
+    fn assign(&self, table: &ModelTable, gpus: &[usize]) -> Vec<PendingChange> {
         let old = table.desired_config();
         let mut new = old.clone();
         new.assign_gpus(gpus);

@@ -22,11 +22,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::MOVED;
-use super::desired::{DesiredModel, DesiredPresence, FirstShare, SharedGoal, Ticket};
+use super::desired::{DesiredModel, DesiredPresence, FirstShare, PendingOutcome, SharedGoal};
 use super::instance::{Instance, send_order};
 use super::registry::Registry;
 use super::row::{Row, ServedBy};
-use super::share_change::ShareChange;
+use super::share_request::ShareRequest;
 use crate::controller::{Order, Served};
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(super) struct Reconciler {
     /// The generation to which `share` and `fault` belong.
     generation: u64,
     observed_at: Instant,
-    share: ShareChange,
+    share: ShareRequest,
     fault: Option<String>,
     /// The controllers of retired instances. Their channels close when the workers have exited.
     exiting: Vec<mpsc::Sender<Order>>,
@@ -91,15 +91,15 @@ impl Reconciler {
             successor: None,
             generation: 0,
             observed_at: Instant::now(),
-            share: ShareChange::Idle,
+            share: ShareRequest::Idle,
             fault: None,
             exiting: Vec::new(),
         }
     }
 
     /// Returns the ticket for the first desired state.
-    pub(super) fn ticket(&self) -> Ticket {
-        Ticket::first(&self.goal)
+    pub(super) fn ticket(&self) -> PendingOutcome {
+        PendingOutcome::first(&self.goal)
     }
 
     /// Creates the first instance immediately.
@@ -131,7 +131,7 @@ impl Reconciler {
     /// Forgets the progress of an earlier generation.
     fn enter(&mut self, goal: &Goal<DesiredModel>) {
         if self.generation != goal.generation() {
-            (self.generation, self.share, self.fault) = (goal.generation(), ShareChange::Idle, None);
+            (self.generation, self.share, self.fault) = (goal.generation(), ShareRequest::Idle, None);
         }
         if let Holder::Relay(relayed) = &mut self.current {
             match goal.desired().presence {
@@ -237,7 +237,7 @@ impl Reconciler {
         let (reply, outcome) = oneshot::channel();
         let order = Order::Resize { share, groups: None, cause: Cause::Hand, hold: false, reply };
         send_order(&instance.served.orders, order).await?;
-        self.share = ShareChange::Requested(outcome);
+        self.share = ShareRequest::Requested(outcome);
         Ok(())
     }
 
@@ -365,7 +365,7 @@ impl Reconciler {
             () = report_changed(next) => {}
             outcome = share.outcome() => match outcome {
                 Ok(progress) => *share = progress,
-                Err(why) => (*share, *fault) = (ShareChange::Idle, Some(why)),
+                Err(why) => (*share, *fault) = (ShareRequest::Idle, Some(why)),
             },
             () = until(deadline) => {}
             () = closed(exiting.first()) => {}

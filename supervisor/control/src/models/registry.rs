@@ -19,7 +19,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, SemaphorePermit, watch
 use tokio::time::Instant;
 
 use super::client_overrides::ClientOverrides;
-use super::desired::{DesiredModel, DesiredPresence, FirstShare, InstanceSpec, SharedGoal, Ticket};
+use super::desired::{DesiredModel, DesiredPresence, FirstShare, InstanceSpec, PendingOutcome, SharedGoal};
 use super::file_reader::FileReader;
 use super::instance::{Instance, MakeError, ModelFactory};
 use super::load::UNLOADED;
@@ -61,7 +61,7 @@ pub(super) struct Inner {
     pub(super) files: AsyncMutex<FileReader>,
     pub(super) factory: ModelFactory,
     views: Views,
-    table: Mutex<Table>,
+    table: Mutex<ModelTable>,
     /// The turn to read the configuration or a model's files and to change desired states accordingly.
     pub(super) reading: AsyncMutex<()>,
     commands: Semaphore,
@@ -70,7 +70,7 @@ pub(super) struct Inner {
 }
 
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct ModelTable {
     /// The configuration in force. Its models are as the file describes them.
     pub(super) config: Config,
     entries: Vec<Entry>,
@@ -101,7 +101,7 @@ impl Registry {
         views: Views,
         (state, starts): (&PersistedState, bool),
     ) -> Result<Self, StartError> {
-        let table = Table {
+        let table = ModelTable {
             config: config.clone(),
             entries: Vec::new(),
             last_id: 0,
@@ -148,7 +148,7 @@ impl Registry {
         Ok(registry)
     }
 
-    pub(super) fn table(&self) -> parking_lot::MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> parking_lot::MutexGuard<'_, ModelTable> {
         self.0.table.lock()
     }
 
@@ -204,7 +204,7 @@ impl Registry {
     /// Adds a model, and returns its reconciler, which the caller must run.
     pub(super) fn add(
         &self,
-        table: &mut Table,
+        table: &mut ModelTable,
         desired: DesiredModel,
         overrides: ClientOverrides,
     ) -> Reconciler {
@@ -223,10 +223,10 @@ impl Registry {
 
     /// Removes a model. The router has no route to it any more, and its workers exit when they have
     /// answered all accepted requests.
-    pub(super) fn remove(&self, table: &mut Table, name: &str) {
+    pub(super) fn remove(&self, table: &mut ModelTable, name: &str) {
         let Some(at) = table.entries.iter().position(|entry| entry.name == name) else { return };
         let entry = table.entries.remove(at);
-        Ticket::change(&entry.goal, |desired| {
+        PendingOutcome::change(&entry.goal, |desired| {
             desired.presence = DesiredPresence::Unloaded { why: "the model was removed", is_removed: true };
         });
         self.publish(table);
@@ -247,7 +247,7 @@ impl Registry {
         self.0.factory.make(spec, first, found).await
     }
 
-    pub(super) fn publish(&self, table: &Table) {
+    pub(super) fn publish(&self, table: &ModelTable) {
         let (mut models, mut routes) = (ModelSet::default(), HashMap::new());
         models.last_reload = Some(table.last_reload);
         for entry in &table.entries {
@@ -263,7 +263,7 @@ impl Registry {
         self.0.views.models.send_replace(Arc::new(models));
     }
 
-    pub(super) fn set_sample(&self, table: &mut Table, sample: SampleRate) {
+    pub(super) fn set_sample(&self, table: &mut ModelTable, sample: SampleRate) {
         if let Some(tracing) = &mut table.config.tracing {
             tracing.sample = sample;
         }
@@ -273,7 +273,7 @@ impl Registry {
     }
 
     /// Sets the models that make the host ready.
-    pub(super) fn set_ready_rule(&self, table: &mut Table, rule: ReadyConfig) {
+    pub(super) fn set_ready_rule(&self, table: &mut ModelTable, rule: ReadyConfig) {
         table.config.ready = rule.clone();
         self.0.views.router.set_ready_rule(rule);
     }
@@ -284,7 +284,7 @@ impl Registry {
     }
 
     /// Returns the share with which the workers of a new model start.
-    pub(super) fn first_share(&self, table: &Table, model: &ModelConfig) -> FirstShare {
+    pub(super) fn first_share(&self, table: &ModelTable, model: &ModelConfig) -> FirstShare {
         let others = table.entries.iter().filter(|entry| entry.name != model.name);
         let mut models: Vec<ModelConfig> = others.map(|entry| (*entry.model()).clone()).collect();
         models.push(model.clone());
@@ -294,7 +294,7 @@ impl Registry {
     }
 }
 
-impl Table {
+impl ModelTable {
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }

@@ -10,14 +10,14 @@ use shadowslice_shared::errors;
 
 use super::client_overrides::ClientOverrides;
 use super::config_diff::{self, ConfigDiff, ModelDiff};
-use super::desired::{DesiredModel, DesiredPresence, InstanceSpec, Ticket};
-use super::registry::{Registry, Table};
+use super::desired::{DesiredModel, DesiredPresence, InstanceSpec, PendingOutcome};
+use super::registry::{ModelTable, Registry};
 use super::{ChangeKind, LastReload, ModelChange, ReloadRefused, ReloadReport};
 
 /// A change of one model that waits for its outcome.
 pub(super) struct PendingChange {
     change: ModelChange,
-    ticket: Option<Ticket>,
+    ticket: Option<PendingOutcome>,
 }
 
 /// A reload that waits for the outcomes of its changes.
@@ -83,7 +83,7 @@ impl Registry {
     }
 
     /// Changes the desired states.
-    fn apply(&self, table: &mut Table, config: &Config, diff: ConfigDiff) -> PendingReload {
+    fn apply(&self, table: &mut ModelTable, config: &Config, diff: ConfigDiff) -> PendingReload {
         let sampled = diff.sample.map(|sample| self.set_sample(table, sample)).map(|()| "tracing.sample");
         let ready = diff.ready.map(|rule| self.set_ready_rule(table, rule)).map(|()| "ready");
         let settings = [sampled, ready].into_iter().flatten().map(str::to_owned).collect();
@@ -107,7 +107,7 @@ impl Registry {
         PendingReload { models, unchanged, settings }
     }
 
-    fn add_from_file(&self, table: &mut Table, model: ModelConfig) -> Ticket {
+    fn add_from_file(&self, table: &mut ModelTable, model: ModelConfig) -> PendingOutcome {
         let first = self.first_share(table, &model);
         let presence = DesiredPresence::Served { first, relay_is_lost: false };
         let spec = InstanceSpec { model: Arc::new(model), load: 0 };
@@ -120,14 +120,14 @@ impl Registry {
 
     /// Changes the desired state of one model. Its workers continue if the change allows that and the
     /// model is not unready. Otherwise, new workers replace them.
-    pub(super) fn change(&self, table: &Table, diff: &ModelDiff) -> Option<PendingChange> {
+    pub(super) fn change(&self, table: &ModelTable, diff: &ModelDiff) -> Option<PendingChange> {
         let policy_acts = table.config.controller.acting_policy().is_some();
         let entry = table.entry(&diff.model.name)?;
         let is_served = entry.is_to_be_served();
         let loads_again = is_served && (diff.reads_its_files() || entry.is_failing());
         let needs_workers = loads_again || is_served && !diff.needs_workers.is_empty();
         let is_settled = entry.goal.borrow().is_settled();
-        let ticket = Ticket::change(&entry.goal, |desired| {
+        let ticket = PendingOutcome::change(&entry.goal, |desired| {
             desired.reconfigure(diff.model.clone(), policy_acts, is_settled);
             desired.spec.load += u64::from(loads_again);
         });
@@ -137,7 +137,7 @@ impl Registry {
 }
 
 impl PendingChange {
-    fn new(name: &str, change: ChangeKind, keys: &[&str], ticket: Option<Ticket>) -> Self {
+    fn new(name: &str, change: ChangeKind, keys: &[&str], ticket: Option<PendingOutcome>) -> Self {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         Self { change: ModelChange { name: name.to_owned(), change, keys, why: None }, ticket }
     }
@@ -159,7 +159,7 @@ pub(super) async fn outcomes(pending: Vec<PendingChange>) -> Vec<ModelChange> {
 /// Compares a new configuration with the desired one. Models with changed files and models that fail
 /// also count as changed.
 fn diff(
-    table: &Table,
+    table: &ModelTable,
     config: &Config,
     changed_files: &HashSet<String>,
 ) -> Result<ConfigDiff, ReloadRefused> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use shadowslice_config::ModelConfig;
 use shadowslice_datapath::repository::ModelCommandError;
 
-use super::desired::{DesiredModel, DesiredPresence, Ticket};
-use super::registry::{Entry, Registry, Table};
+use super::desired::{DesiredModel, DesiredPresence, PendingOutcome};
+use super::registry::{Entry, ModelTable, Registry};
 use crate::controller::Served;
 
 impl Registry {
@@ -45,7 +45,7 @@ impl Registry {
     /// here have exited.
     pub async fn relay(&self, name: &str, socket: Arc<Path>) {
         let ticket = self.table().entry(name).map(|entry| {
-            Ticket::change(&entry.goal, |desired| {
+            PendingOutcome::change(&entry.goal, |desired| {
                 desired.presence = DesiredPresence::Relayed { socket, returns: true };
             })
         });
@@ -92,9 +92,9 @@ impl Registry {
 }
 
 /// Makes the workers of this supervisor serve a model.
-fn serve(table: &Table, registry: &Registry, entry: &Entry, relay_is_lost: bool) -> Ticket {
+fn serve(table: &ModelTable, registry: &Registry, entry: &Entry, relay_is_lost: bool) -> PendingOutcome {
     let otherwise = registry.first_share(table, &entry.model());
-    Ticket::change(&entry.goal, |desired| {
+    PendingOutcome::change(&entry.goal, |desired| {
         let first = match desired.presence {
             DesiredPresence::NotStarted { first } => first,
             _ => otherwise,

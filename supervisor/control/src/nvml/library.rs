@@ -51,11 +51,11 @@ pub enum NvmlFault {
 }
 
 #[derive(Debug)]
-pub struct Library {
+pub struct NvmlLibrary {
     nvml: Nvml,
 }
 
-impl Library {
+impl NvmlLibrary {
     pub fn open() -> Result<Self, NvmlFault> {
         let nvml = Nvml::init().map_err(|error| match error {
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => NvmlFault::Load(error),
@@ -92,7 +92,7 @@ impl Library {
     }
 }
 
-impl Driver for Library {
+impl Driver for NvmlLibrary {
     fn identities(&self) -> Result<Vec<Identity>, NvmlFault> {
         let count = queried("the number of GPUs", self.nvml.device_count())?;
         let devices = (0..count).filter_map(|index| self.nvml.device_by_index(index).ok());

@@ -6,7 +6,7 @@ mod watch;
 mod xid;
 
 pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage};
-pub use library::{Library, NvmlFault};
+pub use library::{NvmlFault, NvmlLibrary};
 pub use watch::{Driver, Reading, Readings, Watch, Watched, XidEvent, Xids};
 
 #[cfg(test)]

@@ -148,7 +148,7 @@ fn without_real_gpus_nothing_is_opened_and_without_a_driver_nothing_fails() {
     assert_eq!(Watch::start(&emulated).readings().look()[0].reading, None);
     let watch = Watch::start(&gpus());
     assert_eq!(watch.readings().look().len(), gpus().len());
-    if let Err(error) = Library::open() {
+    if let Err(error) = NvmlLibrary::open() {
         assert!(watch.readings().look().iter().all(|seen| seen.reading.is_none()));
         let said = shadowslice_shared::errors::chain(&error);
         assert!(said.contains("install the driver") || said.contains("load it"), "{said}");

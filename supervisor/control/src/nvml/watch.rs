@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 use parking_lot::Mutex;
 
 use super::facts::{Identity, Usage};
-use super::library::{Library, NvmlFault};
+use super::library::{NvmlFault, NvmlLibrary};
 use super::xid;
 use shadowslice_config as config;
 use shadowslice_shared::errors;
@@ -97,7 +97,7 @@ impl Watch {
         if !gpus.iter().any(|gpu| matches!(gpu, config::GpuConfig::Cuda { .. })) {
             return Self::of_nothing(gpus);
         }
-        match Library::open() {
+        match NvmlLibrary::open() {
             Ok(library) => Self::over(Arc::new(library), gpus),
             Err(error) => {
                 let error = errors::chain(&error);

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use super::loaded_files::{FilesError, LoadedFiles};
 use super::start_queue::StartPermit;
 use super::worker::{WorkerEvent, WorkerSaid};
-use crate::backend::Admission;
+use crate::backend::DeviceCheck;
 use shadowslice_shared::ids::WorkerId;
 
 pub(super) struct Boot {
@@ -31,7 +31,7 @@ pub(super) struct Boot {
     /// The channel for the assignment, which lets the worker load its model. `None` ends the boot.
     pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// The check of the worker's device, or `None` if the worker does not use the GPU.
-    pub(super) admission: Option<Admission>,
+    pub(super) admission: Option<DeviceCheck>,
     /// The permit to start, which the boot gives back at the worker's hello.
     pub(super) permit: Option<StartPermit>,
     /// A guard that counts the worker as executing until it is warm.

@@ -22,13 +22,13 @@ pub use orphans::reap_orphans;
 pub use pid_files::kill_leftover_workers;
 pub use priority::may_raise_priority;
 pub(crate) use python::python_variables;
-pub use reference::{ReferenceError, ReferenceFile};
+pub use reference::{ReferenceFile, ReferenceFileError};
 
 #[cfg(test)]
 pub(crate) use spawn::forks;
-pub use spawn::{Child, Inherited, held, spawn};
+pub use spawn::{Child, InheritedFile, held, spawn};
 pub(crate) use spawn::{close_on_exec, watch};
 pub use start_queue::{Rank, Start, StartPermit, StartPlace, StartQueue};
 pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;
-pub use worker::{BootMs, Launch, Programs, SpawnError, Worker, WorkerEvent, WorkerSaid};
+pub use worker::{BootMs, LaunchSpec, Programs, SpawnError, Worker, WorkerEvent, WorkerSaid};

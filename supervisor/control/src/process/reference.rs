@@ -8,7 +8,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 #[derive(Debug, thiserror::Error)]
-pub enum ReferenceError {
+pub enum ReferenceFileError {
     #[error(
         "cannot create a shared memory file (memfd) for the reference answers; free host memory, or raise the limit on open files"
     )]
@@ -24,21 +24,21 @@ pub enum ReferenceError {
 pub struct ReferenceFile(OwnedFd);
 
 impl ReferenceFile {
-    pub fn create(model: &str) -> Result<Self, ReferenceError> {
+    pub fn create(model: &str) -> Result<Self, ReferenceFileError> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let name = format!("shadowslice-{model}-reference");
-        memfd_create(name.as_str(), flags).map(Self).map_err(ReferenceError::Create)
+        memfd_create(name.as_str(), flags).map(Self).map_err(ReferenceFileError::Create)
     }
 
     /// Prevents all further writes and writable mappings. `F_SEAL_WRITE` would also cover older
     /// mappings, which do not exist here, but fails with `EBUSY` while the kernel holds one of the
     /// file's pages.
-    pub fn seal(&self) -> Result<(), ReferenceError> {
+    pub fn seal(&self) -> Result<(), ReferenceFileError> {
         let seals = SealFlag::F_SEAL_FUTURE_WRITE
             | SealFlag::F_SEAL_GROW
             | SealFlag::F_SEAL_SHRINK
             | SealFlag::F_SEAL_SEAL;
-        fcntl(&self.0, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(ReferenceError::Seal)
+        fcntl(&self.0, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(ReferenceFileError::Seal)
     }
 }
 

@@ -22,7 +22,7 @@ use super::orphans::{disown, own};
 
 /// A descriptor that a child inherits, with the number that the child expects.
 #[derive(Debug, Clone, Copy)]
-pub struct Inherited<'f> {
+pub struct InheritedFile<'f> {
     pub number: RawFd,
     pub file: BorrowedFd<'f>,
 }
@@ -89,12 +89,12 @@ pub fn spawn(
     program: &Path,
     arguments: &[&str],
     environment: &[(OsString, OsString)],
-    files: &[Inherited<'_>],
+    files: &[InheritedFile<'_>],
 ) -> io::Result<Child> {
     close_on_exec()?;
     // The number of one file can be the source of another one, so all sources have higher numbers.
     let above = files.iter().map(|file| file.number + 1).max().unwrap_or_default();
-    let aside = |file: &Inherited<'_>| rustix::io::fcntl_dupfd_cloexec(file.file, above);
+    let aside = |file: &InheritedFile<'_>| rustix::io::fcntl_dupfd_cloexec(file.file, above);
     let sources = files.iter().map(aside).collect::<Result<Vec<OwnedFd>, _>>()?;
     let mut actions = PosixSpawnFileActions::init()?;
     let nothing = File::open("/dev/null")?;
@@ -241,7 +241,7 @@ mod tests {
     ) -> ExitStatus {
         let own = |(name, value): &(&str, &str)| (OsString::from(name), OsString::from(value));
         let environment: Vec<_> = environment.iter().map(own).collect();
-        let files: Vec<_> = files.iter().map(|&(file, number)| Inherited { number, file }).collect();
+        let files: Vec<_> = files.iter().map(|&(file, number)| InheritedFile { number, file }).collect();
         spawn(Path::new("/bin/sh"), &["-c", script], &environment, &files).unwrap().wait().await.unwrap()
     }
 

@@ -28,7 +28,7 @@ use super::pid_files::PidFile;
 use super::priority;
 use super::python::add_python;
 use super::reference::ReferenceFile;
-use super::spawn::{Child, Inherited, spawn};
+use super::spawn::{Child, InheritedFile, spawn};
 use super::start_queue::StartPermit;
 use super::stderr_forward;
 use super::weights::KeptWeights;
@@ -89,7 +89,7 @@ pub struct Programs {
 }
 
 #[derive(Debug)]
-pub struct Launch<'l> {
+pub struct LaunchSpec<'l> {
     pub id: WorkerId,
     pub programs: &'l Programs,
     pub assignment: Assignment,
@@ -170,7 +170,7 @@ impl Worker {
     /// Starts a worker, which says hello and then waits for [`Worker::warm`]. `plan` returns the
     /// warm-up for the loaded model. The worker reports events until [`WorkerSaid::Exited`].
     pub fn spawn(
-        mut launch: Launch<'_>,
+        mut launch: LaunchSpec<'_>,
         plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
         let (boot_socket, their_boot) = boot::pair().map_err(SpawnError::Socket)?;
@@ -182,11 +182,11 @@ impl Worker {
         let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
         let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
         let mut files = vec![
-            Inherited { number: descriptors::BOOT, file: their_boot.as_fd() },
-            Inherited { number: descriptors::BATCHES, file: theirs.as_fd() },
-            Inherited { number: descriptors::REQUESTS, file: launch.requests },
-            Inherited { number: descriptors::RESPONSES, file: slab.as_fd() },
-            Inherited { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
+            InheritedFile { number: descriptors::BOOT, file: their_boot.as_fd() },
+            InheritedFile { number: descriptors::BATCHES, file: theirs.as_fd() },
+            InheritedFile { number: descriptors::REQUESTS, file: launch.requests },
+            InheritedFile { number: descriptors::RESPONSES, file: slab.as_fd() },
+            InheritedFile { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
         ];
         files.extend(launch.grant.inherited());
         let serves = launch.assignment.purpose == WorkerPurpose::Serve;
@@ -201,10 +201,12 @@ impl Worker {
         let weights = serves.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
         let (weights, their_weights) = weights.unzip();
         files.extend(
-            their_weights.iter().map(|file| Inherited { number: descriptors::WEIGHTS, file: file.as_fd() }),
+            their_weights
+                .iter()
+                .map(|file| InheritedFile { number: descriptors::WEIGHTS, file: file.as_fd() }),
         );
         let (said, saying) = stderr_forward::pipe().map_err(SpawnError::Pipe)?;
-        files.push(Inherited { number: STDERR, file: saying.as_fd() });
+        files.push(InheritedFile { number: STDERR, file: saying.as_fd() });
         let spawned = Instant::now();
         let child = start(&launch, &files)?;
         drop((theirs, their_boot, saying));
@@ -343,7 +345,7 @@ fn schedule_count_if_stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
     Ok(Some(times.into_iter().flatten().sum()))
 }
 
-fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
+fn start(launch: &LaunchSpec<'_>, files: &[InheritedFile<'_>]) -> Result<Child, SpawnError> {
     let engine = &launch.assignment.engine;
     if let EngineSpec::OnnxRuntime { optimised: Some(folder), .. }
     | EngineSpec::Python { cache: Some(folder), .. } = engine
@@ -375,7 +377,7 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
 
 /// Limits the worker's memory and sets its priority and cores. The worker's later threads inherit
 /// these settings.
-fn apply_limits(launch: &Launch<'_>, pid: i32) {
+fn apply_limits(launch: &LaunchSpec<'_>, pid: i32) {
     if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
         let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
         if let Err(error) = prlimit(Some(process), Resource::Data, limit) {

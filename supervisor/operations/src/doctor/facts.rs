@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use shadowslice_control::backend::Libraries;
+use shadowslice_control::backend::ProbedLibraries;
 use shadowslice_control::nvml;
 use shadowslice_shared::errors;
 
@@ -128,12 +128,12 @@ pub(super) struct SystemFacts {
     pub(super) locked_memory: Option<u64>,
     /// The size of `/dev/shm` in bytes, or `None` if this user cannot write to it.
     pub(super) shared_memory: Option<u64>,
-    pub(super) run_dir: RunDir,
+    pub(super) run_dir: RunDirState,
     pub(super) worker: Result<PathBuf, Problem>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum RunDir {
+pub(super) enum RunDirState {
     /// Neither the configuration nor the environment names a directory.
     Unknown,
     /// This user can write to the directory, or can create it.
@@ -149,5 +149,5 @@ pub(super) struct EngineFacts {
     /// The path of the ONNX Runtime library.
     pub(super) library: Result<PathBuf, Problem>,
     /// The libraries that a worker process could load, or `None` without a worker program.
-    pub(super) loaded: Option<Result<Libraries, Problem>>,
+    pub(super) loaded: Option<Result<ProbedLibraries, Problem>>,
 }

@@ -8,7 +8,7 @@ use super::judge::judge;
 use super::requirements::Requirements;
 use shadowslice_config as config;
 use shadowslice_config::CudaDevice;
-use shadowslice_control::backend::{Libraries, OnnxRuntime};
+use shadowslice_control::backend::{OnnxRuntime, ProbedLibraries};
 use shadowslice_control::nvml::{
     ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage,
 };
@@ -61,12 +61,16 @@ fn h200() -> HostFacts {
             open_files: Some(65_536),
             locked_memory: None,
             shared_memory: Some(1024 * MIB),
-            run_dir: RunDir::Usable(PathBuf::from("/run/shadowslice")),
+            run_dir: RunDirState::Usable(PathBuf::from("/run/shadowslice")),
             worker: Ok(PathBuf::from("/opt/bin/shadowslice-worker")),
         },
         engine: EngineFacts {
             library: Ok(PathBuf::from("/opt/lib/libonnxruntime.so")),
-            loaded: Some(Ok(Libraries { libcuda: Ok(()), cudnn: Ok(()), onnxruntime: Some(Ok(engine)) })),
+            loaded: Some(Ok(ProbedLibraries {
+                libcuda: Ok(()),
+                cudnn: Ok(()),
+                onnxruntime: Some(Ok(engine)),
+            })),
         },
         partitions: None,
     }
@@ -84,7 +88,7 @@ fn plain() -> HostFacts {
     facts
 }
 
-fn loaded(facts: &mut HostFacts) -> &mut Libraries {
+fn loaded(facts: &mut HostFacts) -> &mut ProbedLibraries {
     facts.engine.loaded.as_mut().unwrap().as_mut().unwrap()
 }
 
@@ -271,17 +275,17 @@ fn the_host_around_the_gpus() {
     assert_eq!(wrong(|facts| facts.system.may_raise_priority = false), ["warning cpu priority"]);
     assert_eq!(wrong(|facts| facts.system.open_files = Some(1024)), ["warning open files"]);
     assert_eq!(wrong(|facts| facts.system.open_files = None), Vec::<String>::new());
-    assert_eq!(wrong(|facts| facts.system.run_dir = RunDir::Unknown), ["fault run_dir"]);
+    assert_eq!(wrong(|facts| facts.system.run_dir = RunDirState::Unknown), ["fault run_dir"]);
     let path = || PathBuf::from("/run/x");
-    assert_eq!(wrong(|facts| facts.system.run_dir = RunDir::Taken(path())), Vec::<String>::new());
-    let unusable = RunDir::Unusable(path(), "read-only".to_owned());
+    assert_eq!(wrong(|facts| facts.system.run_dir = RunDirState::Taken(path())), Vec::<String>::new());
+    let unusable = RunDirState::Unusable(path(), "read-only".to_owned());
     assert_eq!(wrong(|facts| facts.system.run_dir = unusable.clone()), ["fault run_dir"]);
 }
 
 #[test]
 fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
     let mut facts = h200();
-    let dir = |length: usize| RunDir::Usable(PathBuf::from(format!("/{}", "r".repeat(length - 1))));
+    let dir = |length: usize| RunDirState::Usable(PathBuf::from(format!("/{}", "r".repeat(length - 1))));
     let below = "/private/mps63/pipe".len();
     facts.system.run_dir = dir(75 - below);
     assert_eq!(complaints(&facts, &Requirements::everything()), Vec::<String>::new());

@@ -28,8 +28,8 @@ use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest, shown};
 use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
-    BootMs, KeptWeights, Launch, Programs, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
-    WorkerSaid,
+    BootMs, KeptWeights, LaunchSpec, Programs, ReferenceFile, ReferenceFileError, SpawnError, Worker,
+    WorkerEvent, WorkerSaid,
 };
 use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -75,7 +75,7 @@ pub(super) enum BenchError {
     #[error("{0}")]
     FreeAxes(String),
     #[error("cannot store the reference answers")]
-    Reference(#[from] ReferenceError),
+    Reference(#[from] ReferenceFileError),
     #[error("cannot send or read a message of the measurement")]
     Message(#[from] MessageError),
     #[error("cannot send batches to the worker, which has probably exited; see its lines above")]
@@ -224,7 +224,7 @@ impl Bench<'_> {
             response_slot_bytes: self.response_bytes,
             partition,
         };
-        let launch = Launch {
+        let launch = LaunchSpec {
             id: WorkerId(0),
             programs: self.programs,
             assignment,

@@ -5,19 +5,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use shadowslice_shared::profile::ProfileSource;
 
 use shadowslice_config::GpuConfig;
-use shadowslice_control::nvml::Library;
+use shadowslice_control::nvml::NvmlLibrary;
 
 const SECONDS_A_DAY: u64 = 86_400;
 
 /// The driver and the measured GPU, or `None` for an emulated device.
 #[derive(Debug)]
-pub(super) struct DriverView(Option<(Library, GpuConfig)>);
+pub(super) struct DriverView(Option<(NvmlLibrary, GpuConfig)>);
 
 impl DriverView {
     pub(super) fn of(gpu: &GpuConfig) -> Self {
         let real = matches!(gpu, GpuConfig::Cuda { .. });
         // If the driver cannot be loaded, workers fail too, and the worker's error is reported.
-        Self(real.then(Library::open).and_then(Result::ok).map(|library| (library, gpu.clone())))
+        Self(real.then(NvmlLibrary::open).and_then(Result::ok).map(|library| (library, gpu.clone())))
     }
 
     fn gpu(&self) -> Option<(String, shadowslice_control::nvml::Gpu)> {

@@ -28,7 +28,7 @@ use driver_view::DriverView;
 pub use options::ProfileOptions;
 use shadowslice_config::{Config, ModelConfig, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
+use shadowslice_control::process::{BootMs, ReferenceFile, ReferenceFileError};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
@@ -43,7 +43,7 @@ enum ProfileError {
     #[error("cannot allocate shared memory for the inputs of the measurement")]
     Slab(#[from] SlabError),
     #[error("cannot store the reference answers")]
-    Reference(#[from] ReferenceError),
+    Reference(#[from] ReferenceFileError),
     #[error("cannot start the runtime; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
     #[error("{0}")]

@@ -4,60 +4,31 @@
 //! The rules find only the faults that single words reveal. Reviewers have to find all other
 //! faults.
 
-mod exceptions;
 mod extract;
 mod names;
 mod negative;
 mod rules;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::{none, read, root, sources};
-use exceptions::{Exception, FRAGMENTS, NAMES, PHRASES};
 use extract::Passage;
 
 #[test]
 fn documents_comments_and_messages_are_plain_english() {
-    let passages = passages();
-    let faults = passages.iter().filter_map(|passage| {
-        let phrase = rules::phrase(&passage.text)?;
-        Some((passage.file.as_str(), format!("{passage} has `{phrase}`")))
-    });
-    none(&without_exceptions(PHRASES, faults.collect()));
+    let fault = |passage: &Passage| Some(format!("{passage} has `{}`", rules::phrase(&passage.text)?));
+    none(&passages().iter().filter_map(fault).collect::<Vec<_>>());
 }
 
 #[test]
 fn comments_are_whole_sentences() {
-    let passages = passages();
-    let faults = passages.iter().filter_map(|passage| {
-        let fault = rules::fragment(passage)?;
-        Some((passage.file.as_str(), format!("{passage} {fault}")))
-    });
-    none(&without_exceptions(FRAGMENTS, faults.collect()));
+    let fault = |passage: &Passage| Some(format!("{passage} {}", rules::fragment(passage)?));
+    none(&passages().iter().filter_map(fault).collect::<Vec<_>>());
 }
 
 #[test]
 fn each_type_name_means_one_type() {
-    let sources = sources();
-    let is_exempt = |name: &str| NAMES.iter().any(|exception| exception.covers(name));
-    let counted: Vec<_> = sources.iter().filter(|source| !is_exempt(&source.name)).collect();
-    let faults = names::duplicates(&counted);
-    none(&faults.iter().map(|(_, fault)| fault.clone()).collect::<Vec<_>>());
-}
-
-fn without_exceptions(exceptions: &[Exception], faults: Vec<(&str, String)>) -> Vec<String> {
-    let mut used = BTreeSet::new();
-    let mut left = Vec::new();
-    for (file, fault) in faults {
-        match exceptions.iter().find(|exception| exception.covers(file)) {
-            Some(exception) => drop(used.insert(exception.place)),
-            None => left.push(fault),
-        }
-    }
-    let unused = exceptions.iter().filter(|exception| !used.contains(exception.place));
-    left.extend(unused.map(|exception| format!("{}: the exception is no longer needed", exception.place)));
-    left
+    none(&names::duplicates(&sources()));
 }
 
 /// Returns the passages in all documents, Rust files and Python files.

@@ -74,7 +74,7 @@ fn a_name_of_two_visible_types_is_found() {
     let first = file("a/src/a.rs", "pub struct Queue;\nstruct Own;");
     let second = file("b/src/b.rs", "mod inner {\n    pub(crate) enum Queue {}\n}\npub struct Own;");
     let test = file("c/src/c.rs", "#[cfg(test)]\nmod tests { pub struct Queue; }");
-    let faults = names::duplicates(&[&first, &second, &test]);
-    let places: Vec<&str> = faults.iter().map(|(file, _)| *file).collect();
-    assert_eq!(places, ["a/src/a.rs", "b/src/b.rs"], "{faults:?}");
+    let faults = names::duplicates(&[first, second, test]);
+    let expected = ["a/src/a.rs:1: `Queue` names 2 types", "b/src/b.rs:2: `Queue` names 2 types"];
+    assert_eq!(faults, expected);
 }

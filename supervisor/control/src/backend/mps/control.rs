@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Limits;
 use super::replies::{self, ServerStatus};
-use crate::backend::Environment;
+use crate::backend::Variables;
 use crate::backend::command::{self, CommandError};
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
@@ -34,7 +34,7 @@ pub enum ControlError {
 #[derive(Debug, Clone)]
 pub struct Control {
     pub(super) program: PathBuf,
-    pub(super) environment: Environment,
+    pub(super) environment: Variables,
     pub(super) limits: Limits,
     pub(super) several_users: bool,
 }

@@ -9,7 +9,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::monitor::DaemonMonitor;
 use super::{MpsError, MpsSetup};
-use crate::backend::probe::{Isolation, isolation, probe};
+use crate::backend::probe::{IsolationProbe, isolation, probe};
 
 /// The number of failed measurements after which partitions count as not isolated.
 const MAX_ISOLATION_ATTEMPTS: u32 = 3;
@@ -46,7 +46,7 @@ async fn division(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<Division,
     loop {
         attempts += 1;
         let isolation = isolation(&setup.probe, &monitor.control.environment).await;
-        match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
+        match isolation.map_err(|error| errors::chain(&error)).and_then(IsolationProbe::proven) {
             Err(why) if attempts < MAX_ISOLATION_ATTEMPTS => {
                 tracing::debug!(
                     device = setup.device,

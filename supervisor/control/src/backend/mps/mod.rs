@@ -27,10 +27,10 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::probe::ProbeError;
+use super::probe::ProbeRunError;
 use super::{
-    BackendStatus, Environment, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
-    VISIBLE, Wait,
+    BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE, Variables,
+    Wait,
 };
 use control::ControlError;
 pub use control::{Control, control_program};
@@ -38,7 +38,7 @@ use directories::Directories;
 pub use handover::MpsHandover;
 pub use limits::Limits;
 use measurement::{MeasuredGpu, measure};
-use monitor::{DaemonMonitor, Inbox, POLL_INTERVAL, Request, ServerState};
+use monitor::{DaemonMonitor, MonitorInbox, POLL_INTERVAL, Request, ServerState};
 use shadowslice_shared::errors;
 
 /// The maximum number of requests that wait for a daemon's monitor. Each worker has at most three.
@@ -71,7 +71,7 @@ pub enum MpsError {
     )]
     Start { why: String, log: String },
     #[error("cannot probe the GPU under MPS")]
-    Probe(#[source] ProbeError),
+    Probe(#[source] ProbeRunError),
     #[error("the probe found GPU {found} instead of {expected}; check CUDA_VISIBLE_DEVICES")]
     OtherGpu { expected: String, found: String },
     #[error(
@@ -108,7 +108,7 @@ pub struct MpsSetup {
 #[derive(Debug)]
 pub struct MpsGpu {
     setup: MpsSetup,
-    environment: Environment,
+    environment: Variables,
     measured: MeasuredGpu,
     usage: GpuUsage,
     requests_tx: mpsc::Sender<Request>,
@@ -163,7 +163,7 @@ impl MpsGpu {
         let (requests_tx, requests_rx) = mpsc::channel(MAX_REQUESTS);
         let (stop_tx, stop_rx) = oneshot::channel();
         let (started_tx, started_rx) = oneshot::channel();
-        let thread = spawn(monitor, setup.clone(), Inbox { requests_rx, stop_rx }, started_tx)?;
+        let thread = spawn(monitor, setup.clone(), MonitorInbox { requests_rx, stop_rx }, started_tx)?;
         let ended = || MpsError::Thread(io::Error::other("the thread ended immediately"));
         let measured = started_rx.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
@@ -197,7 +197,7 @@ impl MpsGpu {
 fn spawn(
     monitor: DaemonMonitor,
     setup: MpsSetup,
-    inbox: Inbox,
+    inbox: MonitorInbox,
     started_tx: oneshot::Sender<Result<MeasuredGpu, MpsError>>,
 ) -> Result<JoinHandle<()>, MpsError> {
     let runtime =
@@ -327,7 +327,7 @@ impl GpuBackend for MpsGpu {
         }
     }
 
-    fn environment(&self, wanted: &GrantRequest) -> Environment {
+    fn environment(&self, wanted: &GrantRequest) -> Variables {
         let mut environment = self.environment.clone();
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
         // MPS has only the priorities normal (0) and below normal (1), and treats them as a hint.

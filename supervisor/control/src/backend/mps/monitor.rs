@@ -56,7 +56,7 @@ pub(super) enum Request {
 
 /// The receivers of the monitor. The stop has its own channel, so it never waits in the queue.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct MonitorInbox {
     pub(super) requests_rx: mpsc::Receiver<Request>,
     /// The stop of the daemon. The value is true if the stop must be immediate.
     pub(super) stop_rx: oneshot::Receiver<bool>,
@@ -135,7 +135,7 @@ impl DaemonMonitor {
     }
 
     /// Monitors a daemon and restarts it when it exits, until a stop is requested.
-    pub(super) async fn run(mut self, daemon: Daemon, mut inbox: Inbox) {
+    pub(super) async fn run(mut self, daemon: Daemon, mut inbox: MonitorInbox) {
         let mut next = Some(daemon);
         let mut pause = RESTART_BACKOFF;
         while let Some(mut daemon) = next.take() {
@@ -176,7 +176,7 @@ impl DaemonMonitor {
 
     /// Tries to start a daemon, with pauses, until it succeeds. Returns `None` if a stop is
     /// requested.
-    async fn restart(&self, inbox: &mut Inbox, pause: &mut Duration) -> Option<Daemon> {
+    async fn restart(&self, inbox: &mut MonitorInbox, pause: &mut Duration) -> Option<Daemon> {
         loop {
             let attempt = async {
                 sleep(*pause).await;
@@ -210,7 +210,7 @@ impl DaemonMonitor {
         }
     }
 
-    async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut Inbox) -> AttendEnd {
+    async fn attend(&mut self, daemon: &mut Daemon, inbox: &mut MonitorInbox) -> AttendEnd {
         let mut poll = interval(POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -381,7 +381,7 @@ impl DaemonMonitor {
 
 /// Performs `work`, or returns `None` if a stop is requested. Drops all other requests in the
 /// meantime, so their senders get an error immediately.
-async fn unless_stopped<T>(inbox: &mut Inbox, work: impl Future<Output = T>) -> Option<T> {
+async fn unless_stopped<T>(inbox: &mut MonitorInbox, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     loop {
         tokio::select! {

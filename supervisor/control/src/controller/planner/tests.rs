@@ -8,7 +8,7 @@ use super::super::{
     Cause, ChangeOutcome, Changes, MAX_QUEUED_ORDERS, Mechanism, Order, ReportedVerdict, ResizeRefused,
 };
 use super::*;
-use crate::backend::EmulatedGpu;
+use crate::backend::EmulatedBackend;
 use shadowslice_config as config;
 use shadowslice_config::{Config, OnLate};
 use shadowslice_datapath::pipeline::{self, Pipeline};
@@ -71,7 +71,7 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
 impl Rig {
     fn new(controller: &str) -> Self {
         let config = config(controller, "initial: 50%, ", "");
-        let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedGpu::new(Sms(132)).unwrap());
+        let gpu: Arc<dyn GpuBackend> = Arc::new(EmulatedBackend::new(Sms(132)).unwrap());
         let (clock, share) = (Clock::start(), Percent::new(20).unwrap());
         let (mut served, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
@@ -294,7 +294,7 @@ fn a_controller_that_is_behind_is_not_waited_for() {
 
 #[test]
 fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
-    let gpus: Vec<Arc<dyn GpuBackend>> = vec![Arc::new(EmulatedGpu::new(Sms(132)).unwrap())];
+    let gpus: Vec<Arc<dyn GpuBackend>> = vec![Arc::new(EmulatedBackend::new(Sms(132)).unwrap())];
     let percents = |controller: &str, initial: &str, more: &str| -> Vec<u32> {
         let config = config(controller, initial, more);
         let shares = first_shares(&config.controller, &gpus, &config.models);

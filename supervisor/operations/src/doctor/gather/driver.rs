@@ -6,12 +6,12 @@ use nix::unistd::{AccessFlags, eaccess};
 
 use super::processes::ProcessTable;
 use crate::doctor::facts::{DeviceFile, DriverFacts, ForeignProcess, Problem};
-use shadowslice_control::nvml::{Host, Library};
+use shadowslice_control::nvml::{Host, NvmlLibrary};
 
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
 
 pub(super) fn facts(processes: &ProcessTable) -> DriverFacts {
-    let nvml = Library::open().and_then(|library| library.host());
+    let nvml = NvmlLibrary::open().and_then(|library| library.host());
     let nvml = nvml.map_err(|error| Problem::of(&error));
     let foreign = nvml.as_ref().map(|host| foreign(host, processes)).unwrap_or_default();
     DriverFacts { nvml, files: files(), foreign }

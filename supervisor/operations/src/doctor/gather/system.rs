@@ -10,7 +10,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, eaccess, geteuid};
 
 use crate::admin::SOCKET;
-use crate::doctor::facts::{Problem, RunDir, SystemFacts};
+use crate::doctor::facts::{Problem, RunDirState, SystemFacts};
 use shadowslice_config as config;
 use shadowslice_config::Config;
 use shadowslice_control::host;
@@ -56,32 +56,32 @@ fn shared_memory() -> Option<u64> {
     Some(stat.blocks().saturating_mul(stat.fragment_size()))
 }
 
-fn run_dir(config: Option<&Config>) -> RunDir {
+fn run_dir(config: Option<&Config>) -> RunDirState {
     let path = config.map(|config| config.run_dir.clone()).or_else(config::default_run_dir);
-    path.map_or(RunDir::Unknown, inspect)
+    path.map_or(RunDirState::Unknown, inspect)
 }
 
 /// Returns whether a run directory can be used. If it does not exist, returns whether it can be
 /// created.
-fn inspect(path: PathBuf) -> RunDir {
+fn inspect(path: PathBuf) -> RunDirState {
     if UnixStream::connect(path.join(SOCKET)).is_ok() {
-        return RunDir::Taken(path);
+        return RunDirState::Taken(path);
     }
     let Some(there) = path.ancestors().find(|path| path.symlink_metadata().is_ok()).map(Path::to_owned)
     else {
-        return RunDir::Unusable(path, "no folder on its path exists".to_owned());
+        return RunDirState::Unusable(path, "no folder on its path exists".to_owned());
     };
     if let Ok(Some(why)) = unsafe_because(&path) {
-        return RunDir::Unusable(path, why.to_owned());
+        return RunDirState::Unusable(path, why.to_owned());
     }
     if !there.is_dir() {
-        return RunDir::Unusable(path, format!("{} is not a folder", there.display()));
+        return RunDirState::Unusable(path, format!("{} is not a folder", there.display()));
     }
     match eaccess(&there, AccessFlags::W_OK | AccessFlags::X_OK) {
-        Ok(()) => RunDir::Usable(path),
+        Ok(()) => RunDirState::Usable(path),
         Err(error) => {
             let why = format!("cannot write to {}: {}", there.display(), error.desc());
-            RunDir::Unusable(path, why)
+            RunDirState::Unusable(path, why)
         }
     }
 }
@@ -98,19 +98,19 @@ mod tests {
         let [there, new, file] = ["there", "new/below", "file"].map(|name| folder.path().join(name));
         std::fs::create_dir(&there).unwrap();
         std::fs::write(&file, "").unwrap();
-        assert_eq!(inspect(there.clone()), RunDir::Usable(there.clone()));
-        assert_eq!(inspect(new.clone()), RunDir::Usable(new));
+        assert_eq!(inspect(there.clone()), RunDirState::Usable(there.clone()));
+        assert_eq!(inspect(new.clone()), RunDirState::Usable(new));
         let below = file.join("below");
         assert_eq!(
             inspect(below.clone()),
-            RunDir::Unusable(below, format!("{} is not a folder", file.display()))
+            RunDirState::Unusable(below, format!("{} is not a folder", file.display()))
         );
         let supervisor = UnixListener::bind(there.join(SOCKET)).unwrap();
-        assert_eq!(inspect(there.clone()), RunDir::Taken(there.clone()));
+        assert_eq!(inspect(there.clone()), RunDirState::Taken(there.clone()));
         drop(supervisor);
         assert_eq!(
             inspect(there.clone()),
-            RunDir::Usable(there),
+            RunDirState::Usable(there),
             "the socket of a dead supervisor does not count"
         );
     }

@@ -2,7 +2,7 @@
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{DriverFacts, EngineFacts};
-use shadowslice_control::backend::{Libraries, OnnxRuntime};
+use shadowslice_control::backend::{OnnxRuntime, ProbedLibraries};
 
 const GET_GPU_BUILD: &str = "put all libraries of one ONNX Runtime for GPUs into one folder (Python's `onnxruntime-gpu` has them in `onnxruntime/capi`)";
 
@@ -10,7 +10,7 @@ const FIND_LIBRARY: &str =
     "install the named library (CUDA, cuDNN), or add its folder to LD_LIBRARY_PATH of `serve`";
 
 impl EngineFacts {
-    pub(super) fn loaded(&self) -> Option<&Libraries> {
+    pub(super) fn loaded(&self) -> Option<&ProbedLibraries> {
         self.loaded.as_ref()?.as_ref().ok()
     }
 

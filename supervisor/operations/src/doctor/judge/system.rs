@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{MIB, RunDir, SystemFacts};
+use crate::doctor::facts::{MIB, RunDirState, SystemFacts};
 use crate::doctor::requirements::Requirements;
 
 /// The default size of `/dev/shm` in a Docker container, in bytes. This size is hardly enough for
@@ -27,8 +27,8 @@ pub(super) fn of_gpus(system: &SystemFacts) -> Vec<Check> {
 
 pub(super) fn of_mps(system: &SystemFacts) -> Vec<Check> {
     match &system.run_dir {
-        RunDir::Usable(path) | RunDir::Taken(path) => vec![pipes(path)],
-        RunDir::Unknown | RunDir::Unusable(..) => Vec::new(),
+        RunDirState::Usable(path) | RunDirState::Taken(path) => vec![pipes(path)],
+        RunDirState::Unknown | RunDirState::Unusable(..) => Vec::new(),
     }
 }
 
@@ -145,17 +145,17 @@ fn open_files(system: &SystemFacts, need: &Requirements) -> Check {
     }
 }
 
-fn run_dir(run_dir: &RunDir) -> Check {
+fn run_dir(run_dir: &RunDirState) -> Check {
     let name = "run_dir";
     match run_dir {
-        RunDir::Usable(path) => Check::ok(name, path.display().to_string()),
-        RunDir::Taken(path) => Check::ok(name, format!("a supervisor runs in {}", path.display())),
-        RunDir::Unusable(path, why) => Check::fault(
+        RunDirState::Usable(path) => Check::ok(name, path.display().to_string()),
+        RunDirState::Taken(path) => Check::ok(name, format!("a supervisor runs in {}", path.display())),
+        RunDirState::Unusable(path, why) => Check::fault(
             name,
             format!("cannot use {}: {why}", path.display()),
             "choose another run_dir, or give this user write permission",
         ),
-        RunDir::Unknown => Check::fault(
+        RunDirState::Unknown => Check::fault(
             name,
             "no default: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set",
             "set `run_dir: PATH` in the configuration",

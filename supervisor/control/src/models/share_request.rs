@@ -7,7 +7,7 @@ use super::desired::DesiredModel;
 use crate::controller::{HandoverReport, ModelReport, ResizeRefused};
 
 #[derive(Debug)]
-pub(super) enum ShareChange {
+pub(super) enum ShareRequest {
     /// No change has been requested.
     Idle,
     /// The controller has the request.
@@ -19,7 +19,7 @@ pub(super) enum ShareChange {
     Reached,
 }
 
-impl ShareChange {
+impl ShareRequest {
     pub(super) fn progress(&self, report: &ModelReport, desired: &DesiredModel) -> ShareProgress {
         match self {
             Self::Idle => {
