@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::watch;
 
-use super::standbys::{Beneficiary, MemoryReading, Neighbours, NoRoom, Standby, yielding};
+use super::standbys::{Beneficiary, FreeMemory, Neighbours, NoRoom, Standby, yielding};
 use shadowslice_config::ModelConfig;
 
 /// The maximum time until NVML's readings show the memory that a worker has allocated or freed.
@@ -141,7 +141,7 @@ impl MemoryAccount {
     /// the standby.
     pub(super) fn may_stand(
         &self,
-        found: MemoryReading,
+        found: FreeMemory,
         is_running: bool,
         now: Timestamp,
     ) -> Result<(), NoRoom> {

@@ -23,8 +23,8 @@ fn with_priority(ledger: &Arc<MemoryLedger>, model: &str, gib: u64, priority: u3
     MemoryAccount::open(ledger, MemoryOwner { priority, ..owner(model, Some(gib), true) })
 }
 
-fn real(free: u64, total: u64) -> MemoryReading {
-    MemoryReading::Real { free: free * GIB, total: total * GIB }
+fn real(free: u64, total: u64) -> FreeMemory {
+    FreeMemory::Real { free: free * GIB, total: total * GIB }
 }
 
 fn at(seconds: u64) -> Timestamp {
@@ -59,15 +59,15 @@ fn standbys_have_a_bound_together() {
     let [a, b, ..] = accounts(&ledger(Some(4)));
     b.stands(true, at(0));
     assert!(a.may_stand(real(80, 80), false, at(0)).is_err());
-    assert!(a.may_stand(MemoryReading::Emulated, false, at(0)).is_err());
+    assert!(a.may_stand(FreeMemory::Emulated, false, at(0)).is_err());
 }
 
 #[test]
 fn what_is_not_known_is_not_risked_on_a_real_gpu() {
     let [a, _b, _c, d] = accounts(&ledger(None));
     assert_eq!(d.may_stand(real(80, 80), false, at(0)), Err(NoRoom::NeedUnknown));
-    assert_eq!(a.may_stand(MemoryReading::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
-    assert_eq!(d.may_stand(MemoryReading::Emulated, false, at(0)), Ok(()));
+    assert_eq!(a.may_stand(FreeMemory::Unknown, false, at(0)), Err(NoRoom::FreeUnknown));
+    assert_eq!(d.may_stand(FreeMemory::Emulated, false, at(0)), Ok(()));
     a.warmed(at(10));
     assert_eq!(a.may_stand(real(80, 80), true, at(11)), Ok(()), "it would only have to be started again");
     assert_eq!(a.may_stand(real(80, 80), false, at(11)), Err(NoRoom::Lag));
@@ -121,7 +121,7 @@ fn higher_priorities_get_standbys_first() {
         .map(|(model, gib, priority)| with_priority(&ledger, model, gib, priority));
     [&a, &b].into_iter().for_each(|account| account.stands(true, at(0)));
     let asks = |account: &MemoryAccount| {
-        let no_room = account.may_stand(MemoryReading::Emulated, false, at(0)).unwrap_err();
+        let no_room = account.may_stand(FreeMemory::Emulated, false, at(0)).unwrap_err();
         let priority = account.ledger.book.lock().owners[&account.id].priority;
         account.make_room(no_room.excess(), Beneficiary::Standby { priority });
         [&a, &b].map(MemoryAccount::must_yield)
@@ -134,7 +134,7 @@ fn higher_priorities_get_standbys_first() {
     assert_eq!(asks(&d), [false, true]);
     assert!(!yields.has_changed().unwrap(), "its memory is awaited");
     b.stands(false, at(0));
-    assert_eq!(d.may_stand(MemoryReading::Emulated, false, at(0)), Ok(()));
+    assert_eq!(d.may_stand(FreeMemory::Emulated, false, at(0)), Ok(()));
     d.stands(true, at(0));
     assert_eq!(asks(&b), [false; 2], "a lower priority replaces nothing");
     assert_eq!(a.may_stand(real(80, 80), false, at(1)), Err(NoRoom::Lag), "the reading is outdated");
@@ -146,16 +146,16 @@ fn a_controller_and_its_successor_each_have_a_standby() {
     let [old, new] = [(); 2].map(|()| MemoryAccount::open(&ledger, owner("a", Some(2), true)));
     let other = MemoryAccount::open(&ledger, owner("b", Some(3), true));
     old.stands(true, at(0));
-    assert_eq!(old.may_stand(MemoryReading::Emulated, false, at(0)), Ok(()), "its own is replaced");
-    assert_eq!(new.may_stand(MemoryReading::Emulated, false, at(0)), Ok(()));
+    assert_eq!(old.may_stand(FreeMemory::Emulated, false, at(0)), Ok(()), "its own is replaced");
+    assert_eq!(new.may_stand(FreeMemory::Emulated, false, at(0)), Ok(()));
     new.stands(true, at(0));
     let both = NoRoom::Limit { needed: 3 * GIB, limit: 5 * GIB, taken: 4 * GIB };
-    assert_eq!(other.may_stand(MemoryReading::Emulated, false, at(0)), Err(both));
+    assert_eq!(other.may_stand(FreeMemory::Emulated, false, at(0)), Err(both));
     assert!(other.make_room(4 * GIB, Beneficiary::Worker));
     assert!(old.must_yield() && new.must_yield());
     drop(old);
     assert!(new.must_yield(), "the other one has gone");
-    assert_eq!(other.may_stand(MemoryReading::Emulated, false, at(0)), Ok(()));
+    assert_eq!(other.may_stand(FreeMemory::Emulated, false, at(0)), Ok(()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::events::Controller;
 use super::launch::LaunchError;
-use super::standbys::{Beneficiary, MemoryReading, NoRoom};
+use super::standbys::{Beneficiary, FreeMemory, NoRoom};
 use crate::backend::{GrantError, Room};
 use crate::nvml;
 
@@ -16,12 +16,12 @@ impl Controller {
         Some(usage.memory)
     }
 
-    fn memory(&self) -> MemoryReading {
+    fn memory(&self) -> FreeMemory {
         match self.reading() {
-            _ if self.gpu.status().uuid.is_none() => MemoryReading::Emulated,
-            None => MemoryReading::Unknown,
+            _ if self.gpu.status().uuid.is_none() => FreeMemory::Emulated,
+            None => FreeMemory::Unknown,
             Some(nvml::Memory { free, total, .. }) => {
-                MemoryReading::Real { free: self.gpu.usage().unreserved(free), total }
+                FreeMemory::Real { free: self.gpu.usage().unreserved(free), total }
             }
         }
     }

@@ -54,7 +54,7 @@ pub(super) fn yielding<'s>(
 
 /// The latest reading of a GPU's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemoryReading {
+pub(super) enum FreeMemory {
     /// An emulated GPU has no memory of its own.
     Emulated,
     /// The driver does not report the memory.
@@ -119,20 +119,20 @@ impl Neighbours {
     pub(super) fn leave_room(
         &self,
         need: Option<u64>,
-        found: MemoryReading,
+        found: FreeMemory,
         is_running: bool,
     ) -> Result<(), NoRoom> {
         let (needed, limit) = match (found, need) {
-            (MemoryReading::Emulated, need) => (need.unwrap_or(0), self.limit),
+            (FreeMemory::Emulated, need) => (need.unwrap_or(0), self.limit),
             (_, None) => return Err(NoRoom::NeedUnknown),
-            (MemoryReading::Unknown, _) => return Err(NoRoom::FreeUnknown),
-            (MemoryReading::Real { total, .. }, Some(need)) => (need, self.limit.or(Some(total / 2))),
+            (FreeMemory::Unknown, _) => return Err(NoRoom::FreeUnknown),
+            (FreeMemory::Real { total, .. }, Some(need)) => (need, self.limit.or(Some(total / 2))),
         };
         let (taken, kept) = (self.standbys, self.shadow);
         if let Some(limit) = limit.filter(|limit| taken.saturating_add(needed) > *limit) {
             return Err(NoRoom::Limit { needed, limit, taken });
         }
-        let MemoryReading::Real { free, .. } = found else { return Ok(()) };
+        let FreeMemory::Real { free, .. } = found else { return Ok(()) };
         if self.have_changed && !is_running {
             return Err(NoRoom::Lag);
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_largest_shadow_still_fits_beside_a_standby() {
-        let real = |free| MemoryReading::Real { free, total: 20 };
+        let real = |free| FreeMemory::Real { free, total: 20 };
         let others = Neighbours { have_changed: false, standbys: 3, limit: Some(5), shadow: 4 };
         assert_eq!(others.leave_room(Some(2), real(6), false), Ok(()));
         let kept = others.leave_room(Some(2), real(5), false).unwrap_err();
@@ -197,8 +197,8 @@ mod tests {
         let changed = Neighbours { have_changed: true, ..others };
         assert_eq!(changed.leave_room(Some(2), real(9), false), Err(NoRoom::Lag));
         assert_eq!(changed.leave_room(Some(2), real(4), true), Ok(()));
-        assert_eq!(changed.leave_room(Some(2), MemoryReading::Emulated, false), Ok(()));
-        let limit = others.leave_room(Some(3), MemoryReading::Emulated, false).unwrap_err();
+        assert_eq!(changed.leave_room(Some(2), FreeMemory::Emulated, false), Ok(()));
+        let limit = others.leave_room(Some(3), FreeMemory::Emulated, false).unwrap_err();
         assert_eq!((&limit, limit.excess()), (&NoRoom::Limit { needed: 3, limit: 5, taken: 3 }, 1));
         let half = Neighbours { standbys: 9, limit: None, ..others }.leave_room(Some(2), real(6), false);
         assert_eq!(half, Err(NoRoom::Limit { needed: 2, limit: 10, taken: 9 }));

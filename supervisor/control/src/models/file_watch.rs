@@ -2,18 +2,16 @@
 //! have changed. If the files of a model that serves have changed, `status` shows that.
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use shadowslice_config::{ModelConfig, model_files};
+use shadowslice_config::ModelConfig;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::MissedTickBehavior;
 
 use super::registry::Registry;
-use crate::process::LoadedFiles;
+use crate::process::{FileStamps, LoadedFiles};
 
 /// The time between two looks at the files of unready models. A change counts if the next look finds the
 /// same files, as a file may be half written.
@@ -22,74 +20,23 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// The number of looks between two looks at the files of ready models.
 const READY_LOOKS: u32 = 20;
 
-/// The identities of a model's files, which show whether the files have changed.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Stamps {
-    model: Vec<(PathBuf, Stamp)>,
-    /// The profile, and the files with values for the warm-up.
-    others: Vec<Stamp>,
-}
-
-/// The identity of one file, if the file exists.
-type Stamp = Option<[i64; 5]>;
-
-impl Stamps {
-    /// Returns the stamps of the model's files, and of those that only its configuration names.
-    pub(super) fn of(model: &ModelConfig) -> Self {
-        let files = model_files(&model.engine).into_iter().map(|path| (path.clone(), stamp(&path)));
-        let others = model.profile_path.as_deref().into_iter().chain(model.warmup.files()).map(stamp);
-        Self { model: files.collect(), others: others.collect() }
-    }
-
-    /// Returns whether the model's files have changed. A reload reads the other files anyway, and
-    /// compares their content.
-    pub(super) fn differ_now(&self) -> bool {
-        self.model.iter().any(|(path, then)| stamp(path) != *then)
-    }
-}
-
-fn stamp(path: &Path) -> Stamp {
-    let found = std::fs::metadata(path).ok()?;
-    Some([
-        found.ino().cast_signed(),
-        found.size().cast_signed(),
-        found.mtime(),
-        found.mtime_nsec(),
-        found.ctime(),
-    ])
-}
-
-/// A model's files at the time when an instance is created.
-#[derive(Debug, Default)]
-pub(super) struct FoundFiles {
-    pub(super) stamps: Stamps,
-    /// The open files.
-    pub(super) loaded: Arc<LoadedFiles>,
-}
-
-impl FoundFiles {
-    pub(super) fn of(model: &ModelConfig) -> Self {
-        Self { stamps: Stamps::of(model), loaded: Arc::new(LoadedFiles::open(&model.engine)) }
-    }
-}
-
 /// The files of an unready model at the last attempt to load it, and at the last look.
 #[derive(Debug)]
 struct UnreadyFiles {
     /// The files of the instance that is unready.
-    of_instance: Arc<Stamps>,
-    tried: Stamps,
-    seen: Stamps,
+    of_instance: Arc<LoadedFiles>,
+    tried: FileStamps,
+    seen: FileStamps,
 }
 
 impl UnreadyFiles {
-    fn new(of_instance: Arc<Stamps>) -> Self {
-        Self { tried: (*of_instance).clone(), seen: (*of_instance).clone(), of_instance }
+    fn new(of_instance: Arc<LoadedFiles>) -> Self {
+        Self { tried: of_instance.stamps(), seen: of_instance.stamps(), of_instance }
     }
 
     /// Returns whether the files have changed since the last attempt, and are completely written. If so,
     /// they count as tried.
-    fn have_changed(&mut self, found: Stamps) -> bool {
+    fn have_changed(&mut self, found: FileStamps) -> bool {
         let changed = found == self.seen && found != self.tried;
         if changed {
             self.tried = found.clone();
@@ -110,11 +57,11 @@ struct FileWatch {
 
 impl Registry {
     /// Opens a model's files. Files that cannot be read in time are not kept open.
-    pub(super) async fn find_files(&self, model: &Arc<ModelConfig>) -> FoundFiles {
+    pub(super) async fn find_files(&self, model: &Arc<ModelConfig>) -> Arc<LoadedFiles> {
         let of = Arc::clone(model);
         let mut files = self.0.files.lock().await;
-        let found = files.read(move || FoundFiles::of(&of)).await.unwrap_or_default();
-        files.digest(&found.loaded);
+        let found = files.read(move || Arc::new(LoadedFiles::open(&of))).await.unwrap_or_default();
+        files.digest(&found);
         found
     }
 
@@ -140,7 +87,7 @@ impl Registry {
         for (model, of_instance) in unready {
             let of = Arc::clone(&model);
             // If the files cannot be read, a reload says why.
-            let Ok(found) = self.0.files.lock().await.read(move || Stamps::of(&of)).await else { return };
+            let Ok(found) = self.0.files.lock().await.read(move || FileStamps::of(&of)).await else { return };
             let files = watch.unready.entry(model.name.clone());
             let files = files.or_insert_with(|| UnreadyFiles::new(Arc::clone(&of_instance)));
             if !Arc::ptr_eq(&files.of_instance, &of_instance) {
@@ -169,7 +116,7 @@ impl Registry {
 
     /// Returns the unready models, with the files of their instances. If a model's files served before,
     /// only a reload replaces them.
-    fn unready_files(&self) -> Vec<(Arc<ModelConfig>, Arc<Stamps>)> {
+    fn unready_files(&self) -> Vec<(Arc<ModelConfig>, Arc<LoadedFiles>)> {
         let table = self.table();
         let failing = table.entries().iter().filter(|entry| entry.is_failing());
         let files = failing.filter_map(|entry| {
@@ -187,19 +134,13 @@ impl Registry {
         if watch.looks > 0 || is_looking {
             return;
         }
-        let loaded: Vec<_> = self
-            .table()
-            .entries()
-            .iter()
-            .filter_map(|entry| {
-                let served = entry.row.served()?;
-                let (name, files) = (entry.name.clone(), Arc::clone(&served.files));
-                Some((name, files, Arc::clone(entry.row.current_files()?)))
-            })
-            .collect();
+        let table = self.table();
+        let served = table.entries().iter().filter_map(|entry| entry.row.served());
+        let loaded: Vec<_> =
+            served.map(|served| (served.model.name.clone(), Arc::clone(&served.files))).collect();
         watch.looking = Some(spawn_blocking(move || {
-            for (model, files, stamps) in loaded {
-                let is_changed = stamps.differ_now();
+            for (model, files) in loaded {
+                let is_changed = files.have_changed();
                 if is_changed && !files.changed.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         model,
@@ -212,7 +153,7 @@ impl Registry {
     }
 
     /// Returns the files that the models' newest instances were loaded from, by model.
-    pub(super) fn loaded_stamps(&self) -> Vec<(String, Arc<Stamps>)> {
+    pub(super) fn newest_files(&self) -> Vec<(String, Arc<LoadedFiles>)> {
         let table = self.table();
         let served = table.entries().iter().filter(|entry| entry.row.served().is_some());
         served.filter_map(|entry| Some((entry.name.clone(), entry.row.newest_files.clone()?))).collect()
@@ -225,12 +166,10 @@ mod tests {
 
     #[test]
     fn files_have_changed_once_when_they_are_others_and_do_not_change_any_more() {
-        let file = |stamp| (PathBuf::from("m"), stamp);
-        let stamps =
-            |size| Stamps { model: vec![file(Some([0, size, 0, 0, 0])), file(None)], others: vec![None] };
-        let [first, second, third] = [1, 2, 3].map(stamps);
-        let mut files = UnreadyFiles::new(Arc::new(first.clone()));
-        let mut looks = |found: &Stamps| files.have_changed(found.clone());
+        let [first, second, third] = [1, 2, 3].map(|size| FileStamps::of_sizes(&[Some(size), None, None]));
+        let of_instance = Arc::default();
+        let mut files = UnreadyFiles { of_instance, tried: first.clone(), seen: first.clone() };
+        let mut looks = |found: &FileStamps| files.have_changed(found.clone());
         assert!(!looks(&first));
         assert!(!looks(&second), "it may be half written");
         assert!(!looks(&third));

@@ -17,12 +17,11 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::desired::{DesiredModel, FirstShare, InstanceSpec};
-use super::file_watch::{FoundFiles, Stamps};
 use crate::controller::{
     Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, Served, WaitReason,
 };
 use crate::host::onnxruntime_library;
-use crate::process::{ReferenceFile, ReferenceFileError};
+use crate::process::{LoadedFiles, ReferenceFile, ReferenceFileError};
 
 /// The time for which a retired instance may answer the requests that it has accepted.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -58,7 +57,6 @@ pub(super) struct Instance {
     pub(super) spec: InstanceSpec,
     /// The specification that was last confirmed, to which a refused change returns.
     pub(super) confirmed: InstanceSpec,
-    pub(super) stamps: Arc<Stamps>,
     pub(super) route: Route,
     /// The report, for a reader that marks it as seen.
     pub(super) report_rx: watch::Receiver<ModelReport>,
@@ -88,11 +86,10 @@ impl ModelFactory {
         &self,
         spec: InstanceSpec,
         FirstShare { share, held }: FirstShare,
-        found: FoundFiles,
+        files: Arc<LoadedFiles>,
     ) -> Result<Instance, MakeError> {
         let model = Arc::clone(&spec.model);
         let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
-        let FoundFiles { stamps, loaded: files } = found;
         let settings = PipelineSettings {
             name: model.name.clone(),
             live: live(&model),
@@ -125,7 +122,6 @@ impl ModelFactory {
             served,
             confirmed: spec.clone(),
             spec,
-            stamps: Arc::new(stamps),
             route,
             report_rx,
             start: Start::Pending { deadline: Instant::now() + limit, limit },

@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 
 use super::config_diff;
 use super::desired::{DesiredPresence, PendingOutcome};
-use super::file_watch::Stamps;
 use super::registry::{Entry, Registry};
+use crate::process::FileStamps;
 
 pub(super) const UNLOADED: &str = "unloaded by a client";
 
@@ -106,11 +106,11 @@ impl Registry {
         let changes = json.unwrap_or("{}").to_owned();
         let read = move || {
             let model = config::apply_client_changes(&config, &written, &changes)?;
-            let stamps = Stamps::of(&model);
+            let stamps = FileStamps::of(&model);
             Ok((model, stamps))
         };
         let read = self.0.files.lock().await.read(read).await.map_err(failed)?;
-        let (model, stamps): (ModelConfig, Stamps) = read.map_err(ModelCommandError::Invalid)?;
+        let (model, stamps): (ModelConfig, FileStamps) = read.map_err(ModelCommandError::Invalid)?;
         if let Some(why) = model.broken {
             return Err(failed(why));
         }
@@ -157,12 +157,12 @@ impl Registry {
 
 impl Entry {
     /// Returns true if workers are starting with this configuration and these files.
-    fn is_starting_with(&self, model: &ModelConfig, stamps: &Stamps) -> bool {
+    fn is_starting_with(&self, model: &ModelConfig, stamps: &FileStamps) -> bool {
         let goal = self.goal.borrow();
         let desired = goal.desired();
         !goal.is_settled()
             && matches!(desired.presence, DesiredPresence::Served { .. })
             && config_diff::change(&desired.spec.model, model).is_none()
-            && self.row.newest_files.as_deref().is_none_or(|files| files == stamps)
+            && self.row.newest_files.as_deref().is_none_or(|files| files.stamps() == *stamps)
     }
 }

@@ -156,10 +156,9 @@ impl Reconciler {
             Holder::Relay(relayed) => Current::Relay { is_lost: relayed.is_lost },
             Holder::Instance(instance) => Current::Instance(view(instance)),
         };
-        let share = match &self.current {
-            Holder::Instance(instance) => self.share.progress(&instance.served.report.borrow(), desired),
-            Holder::Nothing { .. } | Holder::Relay(_) => ShareProgress::Reached,
-        };
+        let share = self.current.instance().map_or(ShareProgress::Reached, |instance| {
+            self.share.progress(&instance.served.report.borrow(), desired)
+        });
         Observed {
             current,
             successor: self.successor.as_mut().map(|successor| view(&mut successor.instance)),
@@ -174,9 +173,9 @@ impl Reconciler {
         let desired = goal.desired();
         let performed = match step {
             Step::Start => self.start(desired).await,
-            Step::Configure => match &mut self.current {
-                Holder::Instance(instance) => instance.configure(&desired.spec).await,
-                Holder::Nothing { .. } | Holder::Relay(_) => Ok(()),
+            Step::Configure => match self.current.instance_mut() {
+                Some(instance) => instance.configure(&desired.spec).await,
+                None => Ok(()),
             },
             Step::ConfigureSuccessor => match &mut self.successor {
                 Some(successor) => successor.instance.configure(&desired.spec).await,
@@ -214,10 +213,7 @@ impl Reconciler {
         match (made, &self.current) {
             (Ok(instance), Holder::Nothing { .. }) => self.current = Holder::Instance(Box::new(instance)),
             (Ok(instance), current) => {
-                let started_beside = match current {
-                    Holder::Instance(current) => current.coming_share(),
-                    Holder::Nothing { .. } | Holder::Relay(_) => first.share,
-                };
+                let started_beside = current.instance().map_or(first.share, Instance::coming_share);
                 self.successor = Some(Successor { instance: Box::new(instance), started_beside });
             }
             (Err(error), current) => {
@@ -232,7 +228,7 @@ impl Reconciler {
     }
 
     async fn resize(&mut self, desired: &DesiredModel) -> Result<(), String> {
-        let Holder::Instance(instance) = &self.current else { return Ok(()) };
+        let Some(instance) = self.current.instance() else { return Ok(()) };
         let share = desired.share_instead_of(instance.coming_share());
         let (reply, outcome) = oneshot::channel();
         let order = Order::Resize { share, groups: None, cause: Cause::Hand, hold: false, reply };
@@ -287,10 +283,7 @@ impl Reconciler {
             DesiredPresence::Unloaded { why, .. } => why,
             _ => MOVED,
         };
-        let last = match &self.current {
-            Holder::Instance(instance) => Some(instance.served.orders.clone()),
-            Holder::Nothing { .. } | Holder::Relay(_) => None,
-        };
+        let last = self.current.instance().map(|instance| instance.served.orders.clone());
         let nothing = Holder::Nothing { why: why.to_owned(), last };
         if let Holder::Instance(instance) = std::mem::replace(&mut self.current, nothing) {
             self.retire(*instance, why);
@@ -379,20 +372,24 @@ impl Reconciler {
             Holder::Instance(instance) => {
                 let successor = self.successor.as_ref().map(|next| next.instance.served.report.clone());
                 let served = Served { successor, ..instance.served.clone() };
-                let files = Arc::clone(&instance.stamps);
-                ServedBy::Workers { served, route: instance.route.clone(), files }
+                ServedBy::Workers { served, route: instance.route.clone() }
             }
         };
-        let newest = match (&self.successor, &self.current) {
-            (Some(next), _) => Some(Arc::clone(&next.instance.stamps)),
-            (None, Holder::Instance(instance)) => Some(Arc::clone(&instance.stamps)),
-            (None, _) => None,
-        };
-        self.registry.observe(self.id, Row { served_by, newest_files: newest });
+        let successor = self.successor.as_ref().map(|next| &*next.instance);
+        let newest = successor.or(self.current.instance());
+        let newest_files = newest.map(|instance| Arc::clone(&instance.served.files));
+        self.registry.observe(self.id, Row { served_by, newest_files });
     }
 }
 
 impl Holder {
+    fn instance(&self) -> Option<&Instance> {
+        match self {
+            Self::Instance(instance) => Some(instance),
+            Self::Nothing { .. } | Self::Relay(_) => None,
+        }
+    }
+
     fn instance_mut(&mut self) -> Option<&mut Instance> {
         match self {
             Self::Instance(instance) => Some(instance),

@@ -66,9 +66,9 @@ impl Registry {
 
     /// Reads the file. Also returns the names of models whose files are not those that were loaded.
     async fn read_config(&self) -> Result<(Config, HashSet<String>), ReloadRefused> {
-        let (file, loaded) = (self.0.file.clone(), self.loaded_stamps());
+        let (file, loaded) = (self.0.file.clone(), self.newest_files());
         let read = move || {
-            let changed = loaded.iter().filter(|(_, stamps)| stamps.differ_now());
+            let changed = loaded.iter().filter(|(_, files)| files.have_changed());
             let changed = changed.map(|(name, _)| name.clone()).collect();
             (config::load_here(&file), changed)
         };

@@ -6,16 +6,16 @@ use shadowslice_config::ModelConfig;
 use shadowslice_datapath::router::Route;
 use tokio::sync::mpsc;
 
-use super::file_watch::Stamps;
 use super::{Absence, MOVED, Unloaded};
 use crate::controller::{ModelState, Order, Served};
+use crate::process::LoadedFiles;
 
 /// The observed state of a model.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) served_by: ServedBy,
     /// The files of the instance that was created last, which may be the successor.
-    pub(super) newest_files: Option<Arc<Stamps>>,
+    pub(super) newest_files: Option<Arc<LoadedFiles>>,
 }
 
 /// The part that gets the model's requests.
@@ -29,7 +29,6 @@ pub(super) enum ServedBy {
     Workers {
         served: Served,
         route: Route,
-        files: Arc<Stamps>,
     },
     NextSupervisor {
         route: Route,
@@ -40,14 +39,6 @@ impl Row {
     pub(super) fn served(&self) -> Option<&Served> {
         match &self.served_by {
             ServedBy::Workers { served, .. } => Some(served),
-            ServedBy::Nobody { .. } | ServedBy::NextSupervisor { .. } => None,
-        }
-    }
-
-    /// Returns the files of the instance that gets the requests.
-    pub(super) fn current_files(&self) -> Option<&Arc<Stamps>> {
-        match &self.served_by {
-            ServedBy::Workers { files, .. } => Some(files),
             ServedBy::Nobody { .. } | ServedBy::NextSupervisor { .. } => None,
         }
     }

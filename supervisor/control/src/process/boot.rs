@@ -55,7 +55,7 @@ impl FilesToLoad {
     async fn assign(&self, assignment: &mut Assignment) -> Result<bool, BootRefusal> {
         let refused = |error: FilesError| match error {
             FilesError::Lost(_) => BootRefusal::Model(errors::chain(&error)),
-            FilesError::Copy(_) => BootRefusal::Setup(errors::chain(&error)),
+            FilesError::Copy { .. } => BootRefusal::Setup(errors::chain(&error)),
         };
         let found = self.files.path_to_load(&self.copies).await.map_err(refused)?;
         let is_original = found == self.files.path;

@@ -15,10 +15,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
-use shadowslice_config::{EngineConfig, model_files};
+use shadowslice_config::{EngineConfig, ModelConfig, model_files};
 use shadowslice_datapath::pipeline::ModelContent;
 use tokio::sync::Mutex;
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 
 /// The prefix of the names of folders with copies. The supervisor's process ID follows it.
 const COPY_PREFIX: &str = "loaded-";
@@ -29,7 +29,7 @@ const MAX_LINKS: usize = 1024;
 /// The number of bytes that are copied or digested at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LoadedFiles {
     /// The path that the configuration names, if the engine has one.
     pub path: Option<PathBuf>,
@@ -39,30 +39,40 @@ pub struct LoadedFiles {
     pub changed: AtomicBool,
     /// True if a worker could not start because the loaded content is lost.
     pub is_lost: AtomicBool,
-    files: Vec<HeldFile>,
+    files: Vec<LoadedFile>,
+    /// The stamps of the files that only the configuration names.
+    others: Vec<Option<FileStamp>>,
     /// True if the model may read other files of its folder.
     reads_folder: bool,
     copy: Mutex<Option<CopiedFiles>>,
 }
 
+/// A file or the folder of a model.
 #[derive(Debug)]
-struct HeldFile {
+struct LoadedFile {
     path: PathBuf,
-    file: File,
-    stamp: FileStamp,
-    /// The time of the last change of content, names or permissions, in s and ns.
-    changed: (i64, i64),
+    stamp: Option<FileStamp>,
+    /// The open file, if it is a regular file.
+    held: Option<File>,
     /// The SHA-256 of the loaded content, after it has been computed.
     digest: OnceLock<[u8; 32]>,
 }
 
+/// The identity of a file and of its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
+    /// The time of the last change of content, names or permissions, in s and ns. A copy in place of
+    /// the file can have the same size and modification time, but not the same change time.
+    changed: (i64, i64),
 }
+
+/// The identities of a model's files, which show whether the files have changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileStamps(Vec<Option<FileStamp>>);
 
 /// The folder of a copy. Dropping this removes the folder.
 #[derive(Debug)]
@@ -78,71 +88,79 @@ pub enum FilesError {
     )]
     Lost(PathBuf),
     #[error(
-        "the model's files have been replaced, and the supervisor cannot copy the files from which the model was loaded; run `shadowslice reload` to serve the new files"
+        "the model's files have been replaced, and the supervisor cannot copy the loaded files to {to}; free disk \
+         space, correct the permissions, or run `shadowslice reload` to serve the new files"
     )]
-    Copy(#[source] CopyError),
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum CopyError {
-    #[error("cannot write {path}; free disk space, or correct the permissions")]
-    Write {
-        path: PathBuf,
+    Copy {
+        to: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot copy the model's files because of a bug in shadowslice; please report it with the log")]
-    Panicked(#[source] JoinError),
-}
-
-impl From<CopyError> for FilesError {
-    fn from(error: CopyError) -> Self {
-        Self::Copy(error)
-    }
 }
 
 impl FileStamp {
     fn of(found: &fs::Metadata) -> Self {
-        let modified = (found.mtime(), found.mtime_nsec());
-        Self { device: found.dev(), inode: found.ino(), bytes: found.size(), modified }
+        Self {
+            device: found.dev(),
+            inode: found.ino(),
+            bytes: found.size(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+
+    fn at(path: &Path) -> Option<Self> {
+        Some(Self::of(&fs::metadata(path).ok()?))
     }
 }
 
-fn changed(found: &fs::Metadata) -> (i64, i64) {
-    (found.ctime(), found.ctime_nsec())
+impl FileStamps {
+    /// Returns the stamps of the model's files, and of those that only its configuration names.
+    pub fn of(model: &ModelConfig) -> Self {
+        let files = model_files(&model.engine);
+        Self(files.iter().map(|path| FileStamp::at(path)).chain(others(model)).collect())
+    }
 }
 
-impl HeldFile {
-    /// Opens a regular file. Returns `None` for other files.
-    fn open(path: PathBuf) -> Option<Self> {
+#[cfg(test)]
+impl FileStamps {
+    /// Returns the stamps of files of these sizes, or of missing files.
+    pub(crate) fn of_sizes(sizes: &[Option<u64>]) -> Self {
+        let (device, inode, modified, changed) = (0, 0, (0, 0), (0, 0));
+        let stamp = |bytes| FileStamp { device, inode, bytes, modified, changed };
+        Self(sizes.iter().map(|size| size.map(stamp)).collect())
+    }
+}
+
+/// Returns the stamps of the profile, and of the files with values for the warm-up.
+fn others(model: &ModelConfig) -> impl Iterator<Item = Option<FileStamp>> {
+    model.profile_path.as_deref().into_iter().chain(model.warmup.files()).map(FileStamp::at)
+}
+
+impl LoadedFile {
+    fn open(path: PathBuf) -> Self {
         // Opening a pipe would block until the pipe has a writer.
         let is_file = fs::metadata(&path).is_ok_and(|found| found.is_file());
-        let file = is_file.then(|| File::open(&path).ok()).flatten()?;
-        let found = file.metadata().ok()?;
-        let (stamp, changed) = (FileStamp::of(&found), changed(&found));
-        Some(Self { path, file, stamp, changed, digest: OnceLock::new() })
+        let held = is_file.then(|| File::open(&path).ok()).flatten();
+        let found = held.as_ref().map_or_else(|| fs::metadata(&path), File::metadata);
+        Self { path, stamp: found.ok().as_ref().map(FileStamp::of), held, digest: OnceLock::new() }
     }
 
-    /// Returns true if the file is unchanged. A copy in its place can have the same size and
-    /// modification time, but not the same change time.
     fn is_in_place(&self) -> bool {
-        fs::metadata(&self.path)
-            .is_ok_and(|found| FileStamp::of(&found) == self.stamp && changed(&found) == self.changed)
+        FileStamp::at(&self.path) == self.stamp
     }
 
+    /// Returns true if the content of the open file seems to be unchanged.
     fn is_unwritten(&self) -> bool {
-        self.file.metadata().is_ok_and(|found| FileStamp::of(&found) == self.stamp)
+        let found = self.held.as_ref().and_then(|file| file.metadata().ok());
+        let same = |now: FileStamp, then| now == FileStamp { changed: now.changed, ..then };
+        found.zip(self.stamp).is_some_and(|(found, then)| same(FileStamp::of(&found), then))
     }
 
     /// Reads the open file, writes its content to `to`, and returns the SHA-256.
     fn read_to(&self, to: &mut impl Write) -> io::Result<[u8; 32]> {
-        let (mut file, mut digest, mut piece) = (&self.file, Sha256::new(), vec![0; CHUNK_BYTES]);
+        let mut file = self.held.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let (mut digest, mut piece) = (Sha256::new(), vec![0; CHUNK_BYTES]);
         file.rewind()?;
         loop {
             let read = file.read(&mut piece)?;
@@ -155,7 +173,7 @@ impl HeldFile {
     }
 
     fn copy(&self, to: &Path) -> Result<(), FilesError> {
-        let write = |source| CopyError::Write { path: to.to_owned(), source };
+        let write = |source| copy_error(to, source);
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder).map_err(write)?;
         }
@@ -166,32 +184,33 @@ impl HeldFile {
     }
 }
 
-impl Default for LoadedFiles {
-    fn default() -> Self {
-        Self {
-            path: None,
-            content: Arc::default(),
-            changed: AtomicBool::new(false),
-            is_lost: AtomicBool::new(false),
-            files: Vec::new(),
-            reads_folder: false,
-            copy: Mutex::default(),
-        }
-    }
-}
-
 impl LoadedFiles {
     /// Opens the files of a model that is about to be loaded.
-    pub fn open(engine: &EngineConfig) -> Self {
-        let (path, reads_folder) = match engine {
+    pub fn open(model: &ModelConfig) -> Self {
+        let (path, reads_folder) = match &model.engine {
             EngineConfig::OnnxRuntime { path, .. } => (Some(path.clone()), false),
             EngineConfig::Python { path, .. } => (Some(path.clone()), true),
             EngineConfig::Emulated { .. } => (None, false),
         };
-        let files = model_files(engine).into_iter().filter_map(HeldFile::open).collect();
+        let files = model_files(&model.engine).into_iter().map(LoadedFile::open).collect();
         let loaded_at = path.is_some().then(SystemTime::now);
         let content = Arc::new(ModelContent { loaded_at, ..ModelContent::default() });
-        Self { path, content, reads_folder, files, ..Self::default() }
+        Self { path, content, reads_folder, files, others: others(model).collect(), ..Self::default() }
+    }
+
+    /// Returns the stamps of the files at the time when they were opened.
+    pub fn stamps(&self) -> FileStamps {
+        FileStamps(self.files.iter().map(|file| file.stamp).chain(self.others.iter().copied()).collect())
+    }
+
+    /// Returns whether the model's files have changed. A reload reads the files that only the
+    /// configuration names anyway, and compares their content.
+    pub fn have_changed(&self) -> bool {
+        !self.files.iter().all(LoadedFile::is_in_place)
+    }
+
+    fn held(&self) -> impl Iterator<Item = &LoadedFile> {
+        self.files.iter().filter(|file| file.held.is_some())
     }
 
     /// Computes the digests of all files, which reads all of them.
@@ -214,9 +233,9 @@ impl LoadedFiles {
         self.path.as_ref().is_some_and(|path| file == path || file == path.join("model.py"))
     }
 
-    /// Returns true if all loaded files are still at their paths, with the same content.
+    /// Returns true if all open files are still at their paths, with the same content.
     pub fn are_in_place(&self) -> bool {
-        self.files.iter().all(HeldFile::is_in_place)
+        self.held().all(LoadedFile::is_in_place)
     }
 
     /// Returns the path that a worker loads. If the files have changed, this is a path in a copy
@@ -231,9 +250,9 @@ impl LoadedFiles {
             if self.are_in_place() {
                 return Ok(self.path.clone());
             }
-            let (files, place) = (Arc::clone(self), place.to_owned());
-            let copied = spawn_blocking(move || files.copy_to(&place)).await;
-            let copied = copied.map_err(|panic| FilesError::Copy(CopyError::Panicked(panic)))?;
+            let (files, to) = (Arc::clone(self), place.to_owned());
+            let copied = spawn_blocking(move || files.copy_to(&to)).await;
+            let copied = copied.unwrap_or_else(|panic| Err(copy_error(place, panic.into())));
             let lost = |error: &FilesError| {
                 let is_lost = matches!(error, FilesError::Lost(_));
                 self.is_lost.store(is_lost, Ordering::Relaxed);
@@ -247,7 +266,7 @@ impl LoadedFiles {
     /// Returns the folder to which the paths in a copy are relative.
     fn base(&self) -> &Path {
         let path = self.path.as_deref().unwrap_or(Path::new("/"));
-        let is_folder = !self.files.iter().any(|file| file.path == path);
+        let is_folder = !self.held().any(|file| file.path == path);
         if is_folder { path } else { path.parent().unwrap_or(path) }
     }
 
@@ -257,7 +276,7 @@ impl LoadedFiles {
 
     /// Copies the content. If the copy fails, removes the files that were already copied.
     fn copy_to(&self, place: &Path) -> Result<CopiedFiles, FilesError> {
-        let write = |source| CopyError::Write { path: place.to_owned(), source };
+        let write = |source| copy_error(place, source);
         fs::create_dir_all(place).map_err(write)?;
         remove_left_copies(place);
         let folder = tempfile::Builder::new()
@@ -266,27 +285,29 @@ impl LoadedFiles {
             .tempdir_in(place)
             .map_err(write)?;
         let copied = CopiedFiles { folder: folder.keep() };
-        for file in &self.files {
+        for file in self.held() {
             file.copy(&copied.folder.join(self.relative(&file.path)))?;
         }
         if self.reads_folder {
-            self.link_others(&copied.folder)?;
+            self.link_others(&copied.folder).map_err(|error| copy_error(&copied.folder, error))?;
         }
         Ok(copied)
     }
 
     /// Creates links to the other entries of the model's folder, which are not held open.
-    fn link_others(&self, copy: &Path) -> Result<(), CopyError> {
-        let read = |source| CopyError::Read { path: self.base().to_owned(), source };
-        for entry in fs::read_dir(self.base()).map_err(read)?.take(MAX_LINKS) {
-            let entry = entry.map_err(read)?;
-            let link = copy.join(entry.file_name());
-            if !self.files.iter().any(|file| file.path == entry.path()) {
-                symlink(entry.path(), &link).map_err(|source| CopyError::Write { path: link, source })?;
+    fn link_others(&self, copy: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(self.base())?.take(MAX_LINKS) {
+            let entry = entry?;
+            if !self.held().any(|file| file.path == entry.path()) {
+                symlink(entry.path(), copy.join(entry.file_name()))?;
             }
         }
         Ok(())
     }
+}
+
+fn copy_error(to: &Path, source: io::Error) -> FilesError {
+    FilesError::Copy { to: to.to_owned(), source }
 }
 
 impl Drop for CopiedFiles {
@@ -314,8 +335,17 @@ mod tests {
 
     use super::*;
 
-    fn python(path: &Path) -> EngineConfig {
-        EngineConfig::Python { path: path.to_owned(), interpreter: "/usr/bin/python3".into(), threads: 1 }
+    /// Returns a configuration of a Python model at this path.
+    fn python(path: &Path) -> ModelConfig {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.yaml");
+        let yaml = "run_dir: /tmp/x\ngpus: [{device: emulated, sms: 132}]\nmodels:\n  - {name: a, \
+                    engine: emulated, slo: 20ms, tensors: [{input: x, output: y, datatype: FP32, shape: [4]}]}\n";
+        fs::write(&file, yaml).unwrap();
+        let mut config = shadowslice_config::load(&file, &|_| None, false).unwrap();
+        let (path, interpreter) = (path.to_owned(), "/usr/bin/python3".into());
+        let engine = EngineConfig::Python { path, interpreter, threads: 1 };
+        ModelConfig { engine, ..config.models.remove(0) }
     }
 
     async fn path_to_load(files: &Arc<LoadedFiles>, place: &Path) -> Result<PathBuf, FilesError> {

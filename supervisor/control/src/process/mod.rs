@@ -16,7 +16,7 @@ mod weights;
 mod worker;
 
 pub use boot::{FilesToLoad, plan_warm_up};
-pub use loaded_files::LoadedFiles;
+pub use loaded_files::{FileStamps, LoadedFiles};
 pub(crate) use orphans::own;
 pub use orphans::reap_orphans;
 pub use pid_files::kill_leftover_workers;
