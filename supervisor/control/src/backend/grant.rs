@@ -90,7 +90,7 @@ impl Grant {
 
     /// Returns the check of the worker's device, or `None` if the worker does not use the GPU. The
     /// worker's memory is reserved until the [`DeviceCheck`] is dropped.
-    pub fn admission(&mut self, pid: i32) -> Option<DeviceCheck> {
+    pub fn check(&mut self, pid: i32) -> Option<DeviceCheck> {
         self.lease?;
         let reservation = self.reservation.take();
         Some(DeviceCheck { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
@@ -141,7 +141,7 @@ pub struct DeviceCheck {
 
 impl DeviceCheck {
     /// Checks the SMs that the worker found. This function may block.
-    pub fn check(&self, found: Sms) -> Result<(), String> {
+    pub fn run(&self, found: Sms) -> Result<(), String> {
         self.gpu.admit(&self.wanted, self.pid, found)
     }
 }
@@ -173,10 +173,10 @@ mod tests {
         );
         assert!(grant(5 << 30, WorkerPurpose::Reference).is_ok(), "it takes none of the GPU's");
         assert!(grant(4 << 30, WorkerPurpose::Serve).is_ok(), "a refusal keeps nothing");
-        let admission = first.admission(1);
+        let check = first.check(1);
         assert!(grant(5 << 30, WorkerPurpose::Serve).is_err());
         // A warm worker has taken its memory, so the next reading of free memory shows that.
-        drop(admission);
+        drop(check);
         assert!(grant(5 << 30, WorkerPurpose::Serve).is_ok());
     }
 }

@@ -15,7 +15,7 @@ use super::reports::WaitReason;
 use super::standbys::Beneficiary;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
-use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, Worker};
+use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, StartPermit, Worker};
 use shadowslice_config::{EngineConfig, ModelConfig};
 use shadowslice_datapath::pipeline::{LaneReader, LaneWorker};
 use shadowslice_shared::errors;
@@ -91,19 +91,22 @@ impl Controller {
         Some(LifecycleEvent::NotStarted { worker, failure })
     }
 
-    fn launch(
-        &mut self,
-        Launch { worker, purpose, share, low_priority, standby }: Launch,
-    ) -> Result<(), LaunchError> {
-        let ModelConfig { priority, memory_limit, .. } = *self.model;
-        let start = match low_priority {
-            true if standby => Start::Standby,
+    /// Returns the permit to start the worker, or `None` while other workers start first.
+    fn permit(&self, launch: &Launch) -> Option<StartPermit> {
+        let start = match launch.low_priority {
+            true if launch.standby => Start::Standby,
             true => Start::Shadow,
             false if self.pipeline.metadata().is_some() => Start::Restart,
             false => Start::First,
         };
-        let rank = Rank { start, priority, is_reference: purpose.is_reference() };
-        let permit = self.place.ask(rank, self.now()).ok_or(LaunchError::Turn)?;
+        let (priority, is_reference) = (self.model.priority, launch.purpose.is_reference());
+        self.place.ask(Rank { start, priority, is_reference }, self.now())
+    }
+
+    fn launch(&mut self, launch: Launch) -> Result<(), LaunchError> {
+        let permit = self.permit(&launch).ok_or(LaunchError::Turn)?;
+        let Launch { worker, purpose, share, low_priority, standby: _ } = launch;
+        let ModelConfig { priority, memory_limit, .. } = *self.model;
         let partition = self.partition_for(purpose);
         // To create a partition or to compute reference answers on the GPU, a worker needs the whole GPU.
         let whole = partition.is_some() || purpose == WorkerPurpose::DeviceReference;

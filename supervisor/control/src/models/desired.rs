@@ -101,13 +101,14 @@ pub(super) struct PendingOutcome {
 }
 
 impl PendingOutcome {
-    /// Returns the ticket for the desired state with which the goal was created.
+    /// Returns the wait for the desired state with which the goal was created.
     pub(super) fn first(goal: &SharedGoal) -> Self {
         Self { goal: goal.subscribe(), generation: 1 }
     }
 
-    /// Changes the desired state, and returns the ticket for the outcome.
-    pub(super) fn change(goal: &SharedGoal, change: impl FnOnce(&mut DesiredModel)) -> Self {
+    /// Changes the desired state, and returns the wait for the outcome. `change` learns whether the
+    /// outcome of the earlier desired state is known.
+    pub(super) fn change(goal: &SharedGoal, change: impl FnOnce(&mut DesiredModel, bool)) -> Self {
         let mut generation = 0;
         goal.send_modify(|goal| {
             generation = goal.change(change);

@@ -60,7 +60,7 @@ impl Registry {
             let Some(entry) = table.entry(name) else {
                 return Err(ModelCommandError::Unknown("unload", name.to_owned()));
             };
-            PendingOutcome::change(&entry.goal, |desired| {
+            PendingOutcome::change(&entry.goal, |desired, _| {
                 desired.presence = DesiredPresence::Unloaded { why, is_removed: false };
             })
         };
@@ -117,17 +117,19 @@ impl Registry {
         let table = self.table();
         let first = self.first_share(&table, &model);
         let entry = table.entry(name).ok_or_else(unknown)?;
-        let is_starting = entry.is_starting_with(&model, &stamps);
         let unloaded_before = (!entry.is_to_be_served()).then(|| entry.model());
-        let is_settled = entry.goal.borrow().is_settled();
         let policy_acts = table.config.controller.acting_policy().is_some();
         let loads = Arc::new(model);
-        let ticket = PendingOutcome::change(&entry.goal, |desired| {
+        let has_these_files = entry.row.newest_files.as_ref().is_none_or(|files| files.stamps() == stamps);
+        let ticket = PendingOutcome::change(&entry.goal, |desired, is_settled| {
+            let is_served = matches!(desired.presence, DesiredPresence::Served { .. });
+            let is_same = has_these_files && config_diff::change(&desired.spec.model, &loads).is_none();
+            let is_starting = !is_settled && is_served && is_same;
             desired.reconfigure((*loads).clone(), policy_acts, is_settled);
             // Even if no key differs, a load reads the model's files again. If workers are already
             // starting with these files, the load waits for them.
             desired.spec.load += u64::from(!is_starting);
-            if !matches!(desired.presence, DesiredPresence::Served { .. }) {
+            if !is_served {
                 desired.presence = DesiredPresence::Served { first, relay_is_lost: false };
             }
         });
@@ -142,7 +144,7 @@ impl Registry {
             let table = self.table();
             let is_own = |entry: &&Entry| config_diff::change(&entry.model(), loads).is_none();
             table.entry(name).filter(is_own).map(|entry| {
-                PendingOutcome::change(&entry.goal, |desired| {
+                PendingOutcome::change(&entry.goal, |desired, _| {
                     desired.spec.model = Arc::clone(before);
                     desired.presence = DesiredPresence::Unloaded { why: NOT_READY, is_removed: false };
                 })
@@ -152,17 +154,5 @@ impl Registry {
             // Nothing can fail about ending workers.
             ticket.outcome().await.ok();
         }
-    }
-}
-
-impl Entry {
-    /// Returns true if workers are starting with this configuration and these files.
-    fn is_starting_with(&self, model: &ModelConfig, stamps: &FileStamps) -> bool {
-        let goal = self.goal.borrow();
-        let desired = goal.desired();
-        !goal.is_settled()
-            && matches!(desired.presence, DesiredPresence::Served { .. })
-            && config_diff::change(&desired.spec.model, model).is_none()
-            && self.row.newest_files.as_deref().is_none_or(|files| files.stamps() == *stamps)
     }
 }

@@ -226,7 +226,7 @@ impl Registry {
     pub(super) fn remove(&self, table: &mut ModelTable, name: &str) {
         let Some(at) = table.entries.iter().position(|entry| entry.name == name) else { return };
         let entry = table.entries.remove(at);
-        PendingOutcome::change(&entry.goal, |desired| {
+        PendingOutcome::change(&entry.goal, |desired, _| {
             desired.presence = DesiredPresence::Unloaded { why: "the model was removed", is_removed: true };
         });
         self.publish(table);

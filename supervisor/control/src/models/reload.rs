@@ -126,8 +126,7 @@ impl Registry {
         let is_served = entry.is_to_be_served();
         let loads_again = is_served && (diff.reads_its_files() || entry.is_failing());
         let needs_workers = loads_again || is_served && !diff.needs_workers.is_empty();
-        let is_settled = entry.goal.borrow().is_settled();
-        let ticket = PendingOutcome::change(&entry.goal, |desired| {
+        let ticket = PendingOutcome::change(&entry.goal, |desired, is_settled| {
             desired.reconfigure(diff.model.clone(), policy_acts, is_settled);
             desired.spec.load += u64::from(loads_again);
         });

@@ -45,7 +45,7 @@ impl Registry {
     /// here have exited.
     pub async fn relay(&self, name: &str, socket: Arc<Path>) {
         let ticket = self.table().entry(name).map(|entry| {
-            PendingOutcome::change(&entry.goal, |desired| {
+            PendingOutcome::change(&entry.goal, |desired, _| {
                 desired.presence = DesiredPresence::Relayed { socket, returns: true };
             })
         });
@@ -94,7 +94,7 @@ impl Registry {
 /// Makes the workers of this supervisor serve a model.
 fn serve(table: &ModelTable, registry: &Registry, entry: &Entry, relay_is_lost: bool) -> PendingOutcome {
     let otherwise = registry.first_share(table, &entry.model());
-    PendingOutcome::change(&entry.goal, |desired| {
+    PendingOutcome::change(&entry.goal, |desired, _| {
         let first = match desired.presence {
             DesiredPresence::NotStarted { first } => first,
             _ => otherwise,

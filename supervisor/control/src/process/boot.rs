@@ -17,7 +17,7 @@ use shadowslice_shared::frame;
 use shadowslice_shared::tensor::TensorSpec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::loaded_files::{FilesError, LoadedFiles};
 use super::start_queue::StartPermit;
@@ -28,10 +28,8 @@ use shadowslice_shared::ids::WorkerId;
 pub(super) struct Boot {
     pub(super) socket: UnixStream,
     pub(super) worker: WorkerId,
-    /// The channel for the assignment, which lets the worker load its model. `None` ends the boot.
-    pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// The check of the worker's device, or `None` if the worker does not use the GPU.
-    pub(super) admission: Option<DeviceCheck>,
+    pub(super) check: Option<DeviceCheck>,
     /// The permit to start, which the boot gives back at the worker's hello.
     pub(super) permit: Option<StartPermit>,
     /// A guard that counts the worker as executing until it is warm.
@@ -76,9 +74,15 @@ pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
     Ok((UnixStream::from_std(ours)?, theirs.into()))
 }
 
-/// Guides a worker from its hello until it is warm, and reports each step.
-pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>) {
-    let said = match boot.converse(plan).await {
+/// Guides a worker from its hello until it is warm, and reports each step. The worker loads the
+/// assignment after the order. If the order's sender is dropped, the boot ends.
+pub(super) async fn run(
+    mut boot: Boot,
+    assignment: Box<Assignment>,
+    load_rx: oneshot::Receiver<()>,
+    plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>,
+) {
+    let said = match boot.converse(assignment, load_rx, plan).await {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
@@ -98,6 +102,8 @@ enum Ended {
 impl Boot {
     async fn converse(
         &mut self,
+        mut assignment: Box<Assignment>,
+        load_rx: oneshot::Receiver<()>,
         plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>,
     ) -> Result<WarmUpReport, Ended> {
         match self.next("before its first message").await? {
@@ -112,14 +118,20 @@ impl Boot {
         }
         self.permit = None;
         self.tell(WorkerSaid::Connected).await;
-        let unwanted = || Ended::Lost("the worker is no longer needed".to_owned());
-        let mut assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
+        let wait = "before it got its order to load";
+        let ordered = tokio::select! {
+            biased;
+            ordered = load_rx => ordered,
+            // A worker that exits closes its socket.
+            early = self.next(wait) => return Err(early.map_or_else(|ended| ended, |said| out_of_turn(&said))),
+        };
+        ordered.map_err(|_| Ended::Lost("the worker is no longer needed".to_owned()))?;
         let mut originals = None;
         if let Some(to_load) = &self.files {
             let is_original = to_load.assign(&mut assignment).await.map_err(Ended::Refused)?;
             originals = is_original.then(|| Arc::clone(&to_load.files));
         }
-        self.order(&BootCommand::Load(assignment), "before it got its order to load").await?;
+        self.order(&BootCommand::Load(assignment), wait).await?;
         let loaded = match self.next("while loading the model").await? {
             BootReply::Loaded(loaded) => loaded,
             other => return Err(out_of_turn(&other)),
@@ -128,11 +140,11 @@ impl Boot {
             let why = "the model's files changed while the worker loaded them".to_owned();
             return Err(Ended::Refused(BootRefusal::Setup(why)));
         }
-        if let Some(admission) = self.admission.take() {
+        if let Some(check) = self.check.take() {
             let sms = loaded.sms;
-            let checked = tokio::task::spawn_blocking(move || admission.check(sms).map(|()| admission));
+            let checked = tokio::task::spawn_blocking(move || check.run(sms).map(|()| check));
             let checked = checked.await.unwrap_or_else(|panic| Err(panic.to_string()));
-            self.admission = Some(checked.map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?);
+            self.check = Some(checked.map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?);
         }
         let warm_up = plan(&loaded).map_err(Ended::Refused)?;
         self.tell(WorkerSaid::Loaded(loaded)).await;

@@ -7,6 +7,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit, prlimit};
@@ -19,7 +20,8 @@ use shadowslice_shared::boot::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
 use shadowslice_shared::units::{Percent, Sms, ms};
-use tokio::sync::mpsc;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::boot::{self, Boot, FilesToLoad};
@@ -141,9 +143,9 @@ pub struct Worker {
     pub memory: Option<DeviceMemory>,
     socket: Arc<BatchSocket>,
     slab: Option<AnswerSlab>,
-    boot: mpsc::Sender<Option<Box<Assignment>>>,
-    assignment: Option<Box<Assignment>>,
-    kill: mpsc::Sender<()>,
+    /// The sender for the order to load, until the order is sent.
+    load_tx: Option<oneshot::Sender<()>>,
+    kill_tx: mpsc::Sender<()>,
     lowered: bool,
     spawned: Instant,
     /// The number of times that the main thread had been scheduled at the last check, if the
@@ -170,7 +172,7 @@ impl Worker {
     /// Starts a worker, which says hello and then waits for [`Worker::warm`]. `plan` returns the
     /// warm-up for the loaded model. The worker reports events until [`WorkerSaid::Exited`].
     pub fn spawn(
-        mut launch: LaunchSpec<'_>,
+        launch: LaunchSpec<'_>,
         plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal> + Send + 'static,
     ) -> Result<Self, SpawnError> {
         let (boot_socket, their_boot) = boot::pair().map_err(SpawnError::Socket)?;
@@ -181,79 +183,38 @@ impl Worker {
         let slab_bytes = launch.assignment.response_slot_bytes * IN_FLIGHT as u64;
         let slab_name = format!("shadowslice-{}-responses", launch.assignment.model);
         let slab = AnswerSlab::create(&slab_name, slab_bytes).map_err(SpawnError::Slab)?;
-        let mut files = vec![
-            InheritedFile { number: descriptors::BOOT, file: their_boot.as_fd() },
-            InheritedFile { number: descriptors::BATCHES, file: theirs.as_fd() },
-            InheritedFile { number: descriptors::REQUESTS, file: launch.requests },
-            InheritedFile { number: descriptors::RESPONSES, file: slab.as_fd() },
-            InheritedFile { number: descriptors::REFERENCE, file: launch.reference.as_fd() },
-        ];
-        files.extend(launch.grant.inherited());
-        let serves = launch.assignment.purpose == WorkerPurpose::Serve;
-        // Without the socket, the worker loads its own copy of the weights and serves.
-        let unoffered = |error: &io::Error| {
-            tracing::warn!(
-                model = launch.assignment.model,
-                %error,
-                "cannot share the model's weights with a new worker; the worker loads a copy, which takes more GPU memory"
-            );
-        };
-        let weights = serves.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
-        let (weights, their_weights) = weights.unzip();
-        files.extend(
-            their_weights
-                .iter()
-                .map(|file| InheritedFile { number: descriptors::WEIGHTS, file: file.as_fd() }),
-        );
+        let (weights, their_weights) = offered_weights(&launch).unzip();
         let (said, saying) = stderr_forward::pipe().map_err(SpawnError::Pipe)?;
-        files.push(InheritedFile { number: STDERR, file: saying.as_fd() });
+        let passed = [
+            (descriptors::BOOT, their_boot.as_fd()),
+            (descriptors::BATCHES, theirs.as_fd()),
+            (descriptors::REQUESTS, launch.requests),
+            (descriptors::RESPONSES, slab.as_fd()),
+            (descriptors::REFERENCE, launch.reference.as_fd()),
+            (libc::STDERR_FILENO, saying.as_fd()),
+        ];
+        let weights_file = their_weights.as_ref().map(|file| (descriptors::WEIGHTS, file.as_fd()));
+        let passed = passed.into_iter().chain(weights_file);
+        let files = passed.map(|(number, file)| InheritedFile { number, file });
         let spawned = Instant::now();
-        let child = start(&launch, &files)?;
+        let child = start(&launch, &files.chain(launch.grant.inherited()).collect::<Vec<_>>())?;
         drop((theirs, their_boot, saying));
         let pid = child.pid();
         tokio::spawn(stderr_forward::forward(said, launch.assignment.model.clone(), pid));
         apply_limits(&launch, pid);
-
-        let (kill, kill_rx) = mpsc::channel(1);
-        let sms = launch.grant.sms();
-        let groups = launch.assignment.partition.as_ref().map(|partition| partition.groups);
-        let events = launch.events.clone();
-        let (orders_tx, orders) = mpsc::channel(MAX_BOOT_ORDERS);
-        let admission = launch.grant.admission(pid);
-        let boot = Boot {
-            socket: boot_socket,
-            worker: launch.id,
-            orders,
-            admission,
-            permit: launch.permit,
-            occupied: launch.grant.occupy(),
-            files: launch.files,
-            events: launch.events,
-        };
-        let booting = Booting { orders: orders_tx.clone(), task: tokio::spawn(boot::run(boot, plan)) };
-        let unregistered = |error: &_| {
-            tracing::warn!(
-                pid,
-                %error,
-                "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
-            );
-        };
-        let entry = PidFile::write(launch.register, pid).inspect_err(unregistered).ok();
-        let (model, grant) = (launch.assignment.model.clone(), launch.grant);
-        let process = Process { model, child, pid, grant, _entry: entry };
-        tokio::spawn(watch(process, kill_rx, booting, (launch.id, events)));
-        Ok(Self {
+        let (kill_tx, kill_rx) = mpsc::channel(1);
+        let (load_tx, load_rx) = oneshot::channel();
+        let worker = Self {
             id: launch.id,
             pid,
             purpose: launch.assignment.purpose,
             share: launch.share,
-            sms,
-            groups,
+            sms: launch.grant.sms(),
+            groups: launch.assignment.partition.as_ref().map(|partition| partition.groups),
             socket: Arc::new(socket),
             slab: Some(slab),
-            boot: orders_tx,
-            assignment: Some(Box::new(launch.assignment)),
-            kill,
+            load_tx: Some(load_tx),
+            kill_tx,
             weights,
             lowered: launch.low_priority,
             spawned,
@@ -263,7 +224,9 @@ impl Worker {
             loaded: None,
             warming: None,
             memory: None,
-        })
+        };
+        launch.attend(child, boot_socket, load_rx, kill_rx, plan);
+        Ok(worker)
     }
 
     pub fn note(&mut self, said: &WorkerSaid) {
@@ -293,10 +256,9 @@ impl Worker {
 
     /// Lets the worker load its model and warm up. Call this after its hello.
     pub fn warm(&mut self) {
-        if let Some(assignment) = self.assignment.take() {
-            // The receiver is closed only after the worker has exited, which is reported
-            // separately.
-            self.boot.try_send(Some(assignment)).ok();
+        if let Some(load_tx) = self.load_tx.take() {
+            // The receiver is gone only if the worker exits, which is reported separately.
+            load_tx.send(()).ok();
         }
     }
 
@@ -315,8 +277,7 @@ impl Worker {
     /// Lets the worker finish its batch and exit. A worker that waits for its order to load exits
     /// immediately.
     pub fn stop(&mut self) {
-        // If the channel is full or closed, the worker no longer waits for an order to load.
-        self.boot.try_send(None).ok();
+        self.load_tx = None;
         self.socket.close();
     }
 
@@ -330,7 +291,7 @@ impl Worker {
     /// Kills the worker. On a GPU this is the last resort, because it interrupts a running kernel.
     pub fn kill(&self) {
         // A full channel means that a kill is already in progress.
-        self.kill.try_send(()).ok();
+        self.kill_tx.try_send(()).ok();
     }
 }
 
@@ -343,6 +304,22 @@ fn schedule_count_if_stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
     let status = process.status()?;
     let times = [status.voluntary_ctxt_switches, status.nonvoluntary_ctxt_switches];
     Ok(Some(times.into_iter().flatten().sum()))
+}
+
+/// Returns both ends of the socket for the weights. Without it, the worker loads its own copy of the
+/// weights and serves.
+fn offered_weights(launch: &LaunchSpec<'_>) -> Option<(OwnedFd, OwnedFd)> {
+    if launch.assignment.purpose != WorkerPurpose::Serve {
+        return None;
+    }
+    let unoffered = |error: &io::Error| {
+        tracing::warn!(
+            model = launch.assignment.model,
+            %error,
+            "cannot share the model's weights with a new worker; the worker loads a copy, which takes more GPU memory"
+        );
+    };
+    launch.weights.offer().inspect_err(unoffered).ok()
 }
 
 fn start(launch: &LaunchSpec<'_>, files: &[InheritedFile<'_>]) -> Result<Child, SpawnError> {
@@ -400,29 +377,41 @@ fn apply_limits(launch: &LaunchSpec<'_>, pid: i32) {
     }
 }
 
-/// The descriptor number of standard error.
-const STDERR: i32 = 2;
-
-/// The capacity of the channel for boot orders: one order to load and one order to end.
-const MAX_BOOT_ORDERS: usize = 2;
-
 /// The time within which a boot must notice that its worker has exited.
 const BOOT_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-struct Booting {
-    orders: mpsc::Sender<Option<Box<Assignment>>>,
-    task: JoinHandle<()>,
-}
-
-impl Booting {
-    /// Ends the boot and waits for its last event, so that the exit is reported after that event.
-    async fn end(mut self, pid: i32) {
-        // If the channel is full or closed, the boot already has the order that it waits for.
-        self.orders.try_send(None).ok();
-        if tokio::time::timeout(BOOT_END_TIMEOUT, &mut self.task).await.is_err() {
-            tracing::warn!(%pid, "aborting the start task of an exited worker, because the task hangs, which is a bug in shadowslice; please report it with the log");
-            self.task.abort();
-        }
+impl LaunchSpec<'_> {
+    /// Starts the tasks that guide the worker's boot and wait for its exit.
+    fn attend(
+        mut self,
+        child: Child,
+        socket: UnixStream,
+        load_rx: oneshot::Receiver<()>,
+        kill_rx: mpsc::Receiver<()>,
+        plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal> + Send + 'static,
+    ) {
+        let pid = child.pid();
+        let unregistered = |error: &_| {
+            tracing::warn!(
+                pid,
+                %error,
+                "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
+            );
+        };
+        let entry = PidFile::write(self.register, pid).inspect_err(unregistered).ok();
+        let (model, events) = (self.assignment.model.clone(), self.events.clone());
+        let boot = Boot {
+            socket,
+            worker: self.id,
+            check: self.grant.check(pid),
+            permit: self.permit,
+            occupied: self.grant.occupy(),
+            files: self.files,
+            events: self.events,
+        };
+        let boot = tokio::spawn(boot::run(boot, Box::new(self.assignment), load_rx, plan));
+        let process = Process { model, child, pid, grant: self.grant, _entry: entry };
+        tokio::spawn(watch(process, kill_rx, boot, (self.id, events)));
     }
 }
 
@@ -465,12 +454,19 @@ impl Process {
 async fn watch(
     mut process: Process,
     mut kill_rx: mpsc::Receiver<()>,
-    booting: Booting,
+    mut boot: JoinHandle<()>,
     (worker, events): (WorkerId, mpsc::Sender<WorkerEvent>),
 ) {
     let status = process.wait_exit(&mut kill_rx).await;
     process.grant.give_back(process.pid);
-    booting.end(process.pid).await;
+    // The exit is reported after the last event of the boot, which the exit ends.
+    if tokio::time::timeout(BOOT_END_TIMEOUT, &mut boot).await.is_err() {
+        tracing::warn!(
+            pid = process.pid,
+            "aborting the start task of an exited worker, because the task hangs, which is a bug in shadowslice; please report it with the log"
+        );
+        boot.abort();
+    }
     // The controller ends only with the supervisor.
     events.send(WorkerEvent { worker, said: WorkerSaid::Exited(status) }).await.ok();
 }

@@ -45,9 +45,11 @@ impl<S> Goal<S> {
         self.settled.generation == self.generation
     }
 
-    /// Changes the desired state, and returns its generation.
-    pub fn change(&mut self, change: impl FnOnce(&mut S)) -> u64 {
-        change(&mut self.desired);
+    /// Changes the desired state, and returns its generation. `change` learns whether the outcome of
+    /// the earlier desired state is known.
+    pub fn change(&mut self, change: impl FnOnce(&mut S, bool)) -> u64 {
+        let is_settled = self.is_settled();
+        change(&mut self.desired, is_settled);
         self.generation += 1;
         self.generation
     }

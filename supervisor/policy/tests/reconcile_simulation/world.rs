@@ -336,8 +336,7 @@ impl World {
     }
 
     fn command(&mut self) {
-        let was_settled = self.goal.is_settled();
-        if !was_settled {
+        if !self.goal.is_settled() {
             self.seen.insert("a command replaces an unanswered one");
         }
         let (kind, value) = (self.random.below(10), self.random.below(3));
@@ -348,7 +347,7 @@ impl World {
             Serving::Instance(instance) => Some(instance.spec),
             _ => None,
         };
-        self.goal.change(|spec| {
+        self.goal.change(|spec, was_settled| {
             if was_settled {
                 spec.share = None;
             }
