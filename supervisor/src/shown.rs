@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use shadowslice_control::controller::Planned;
 use shadowslice_control::models::Served;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{CertificateExpiry, Certificates, Events, File, Shown};
@@ -63,9 +62,9 @@ fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::Supervi
         })
     };
     let shown: Vec<_> = models.served.iter().filter_map(told).collect();
-    let policy = reach.planned.as_ref().map(|planned| {
-        let Planned { report, took } = planned.borrow().clone();
-        metrics::PolicyMetrics { name: report.policy, took }
+    let policy = reach.planned.as_ref().map(|planned| metrics::PolicyMetrics {
+        name: reach.controller.policy.to_string(),
+        took: planned.borrow().took,
     });
     let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let last_reload = models

@@ -11,6 +11,7 @@ pub mod machine;
 pub mod metrics;
 pub mod otlp;
 pub mod own_process;
+pub mod plan;
 pub mod profile;
 pub mod status;
 pub mod top;

@@ -20,11 +20,10 @@ pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub(crate) use plan::{plan, why as plan_why};
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
 
+use crate::plan::ModelPlan;
 use shadowslice_config::ModelConfig;
-use shadowslice_control::backend::{BackendStatus, GpuBackend};
-use shadowslice_control::controller::{
-    BatchLimit, Handovers, Mechanism, ModelPlan, ModelReport, ReportedState,
-};
+use shadowslice_control::backend::{BackendKind, BackendStatus, GpuBackend};
+use shadowslice_control::controller::{BatchLimit, Handovers, Mechanism, ModelReport, ReportedState};
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
@@ -79,7 +78,7 @@ pub struct GpuStatus {
     pub device: String,
     pub uuid: Option<String>,
     /// The mechanism that enforces shares: `emulated`, `mps`, or `none` if shares are not enforced.
-    pub backend: String,
+    pub backend: BackendKind,
     pub sms: u32,
     /// The number of SMs of each group. A partition inside a worker consists of groups. `None` if
     /// the GPU has no groups.
@@ -291,7 +290,7 @@ pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatu
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
     let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
     let groups = gpu.division().map(sizes).map_err(str::to_owned);
-    let (backend, no_partitions) = (backend.to_owned(), groups.as_ref().err().cloned());
+    let no_partitions = groups.as_ref().err().cloned();
     let (sms, groups) = (sms.0, groups.ok());
     GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, Variables};
+use super::{BackendKind, BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, Variables};
 
 /// An emulated GPU, whose leases are seats.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl GpuBackend for EmulatedBackend {
         BackendStatus {
             device: "emulated".to_owned(),
             uuid: None,
-            backend: "emulated",
+            backend: BackendKind::Emulated,
             sms: self.sms,
             mps_server_pid: None,
             why: None,

@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::DeviceSpec;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::pool::SEATS;
@@ -103,13 +104,24 @@ pub enum GrantError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease(pub(crate) u64);
 
+/// The kind of a GPU's backend, with its word in the JSON of `status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    Emulated,
+    Mps,
+    /// A CUDA GPU without MPS.
+    None,
+    #[serde(other)]
+    Unknown,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
     /// The name of the GPU in the configuration.
     pub device: String,
     pub uuid: Option<String>,
-    /// The name of the backend: `emulated`, `mps` or `none`.
-    pub backend: &'static str,
+    pub backend: BackendKind,
     pub sms: Sms,
     pub mps_server_pid: Option<i32>,
     /// The reason why the GPU accepts no workers, if it accepts none.

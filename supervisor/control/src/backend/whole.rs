@@ -8,7 +8,8 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::{
-    BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE, Variables,
+    BackendKind, BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
+    VISIBLE, Variables,
 };
 
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl GpuBackend for WholeGpu {
         BackendStatus {
             device: self.device.clone(),
             uuid: Some(self.uuid.clone()),
-            backend: "none",
+            backend: BackendKind::None,
             sms: self.sms,
             mps_server_pid: None,
             why: None,

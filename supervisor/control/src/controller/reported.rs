@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use shadowslice_policy::workers::{Cause, HandoverMode, WorkerPhase, WorkerRole, Workers};
 
 use super::reports::ModelState;
+use crate::backend::BackendKind;
+use crate::models::ChangeKind;
 
 /// The state of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -198,7 +200,9 @@ display_as_json!(
     Mechanism,
     ChangeOutcome,
     ChangeCause,
-    ReportedVerdict
+    ReportedVerdict,
+    BackendKind,
+    ChangeKind
 );
 
 #[cfg(test)]

@@ -97,17 +97,6 @@ pub enum ChangeKind {
     Replaced,
 }
 
-impl ChangeKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Added => "added",
-            Self::Removed => "removed",
-            Self::Changed => "changed",
-            Self::Replaced => "replaced",
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 pub struct ModelSet {
     /// The models with workers, in the order of the configuration.

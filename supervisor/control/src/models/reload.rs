@@ -191,7 +191,7 @@ fn log(outcome: &Result<ReloadReport, ReloadRefused>) {
                 tracing::info!(key, "the reload applied a changed setting");
             }
             for ModelChange { name, change, keys, why } in models {
-                let (change, keys) = (change.name(), keys.join(", "));
+                let (change, keys) = (change.to_string(), keys.join(", "));
                 match why {
                     None => {
                         tracing::info!(model = name, change, keys, "the reload applied the model's changes")

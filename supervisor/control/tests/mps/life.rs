@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_control::backend::{GpuBackend, MpsError};
+use shadowslice_control::backend::{BackendKind, GpuBackend, MpsError};
 use shadowslice_shared::units::{Percent, Sms};
 
 use crate::rig::{Rig, UUID, wanted};
@@ -12,7 +12,7 @@ fn a_daemon_and_its_server_live_as_long_as_the_gpu_is_used() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
     let status = gpu.status();
-    assert_eq!((status.backend, status.sms, status.why), ("mps", Sms(132), None));
+    assert_eq!((status.backend, status.sms, status.why), (BackendKind::Mps, Sms(132), None));
     assert_eq!(rig.ask("get_server_list").trim().parse().ok(), status.mps_server_pid);
     assert_eq!(rig.processes().len(), 2, "a daemon and a server");
     gpu.stop(false);

@@ -11,8 +11,9 @@ pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::PlanReport;
 use crate::status::HostStatus;
-use shadowslice_control::controller::{HandoverReport, PlanReport};
+use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::models::ReloadReport;
 
 pub use shadowslice_config::CONTROL_SOCKET as SOCKET;

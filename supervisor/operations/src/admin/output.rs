@@ -95,7 +95,7 @@ fn reload_text(report: &ReloadReport) -> String {
         let ModelChange { name, change, keys, why } = model;
         let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
         let how = why.as_ref().map(|why| format!(", but not applied: {why}")).unwrap_or_default();
-        format!("{name}: {}{keys}{how}\n", change.name())
+        format!("{name}: {change}{keys}{how}\n")
     };
     let settings = report.settings.iter().map(|key| format!("{key}: changed\n"));
     let lines: String = report.models.iter().map(line).chain(settings).collect();

@@ -13,11 +13,12 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
+use crate::plan::{ModelPlan, PlanReport};
 use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatus};
 use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
-    Cause, ChangeOutcome, ModelPlan, Order, PlanReport, Planned, ReportedRole, ResizeRefused, WorkerReport,
+    Cause, ChangeOutcome, Order, Planned, ReportedRole, ResizeRefused, WorkerReport,
 };
 use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
@@ -91,8 +92,8 @@ impl AdminContext {
     }
 
     fn decided(&self) -> PlanReport {
-        let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
-        decided.unwrap_or_else(|| PlanReport::empty(&self.controller))
+        let planned = self.planned.as_ref().map(watch::Receiver::borrow);
+        PlanReport::of(&self.controller, planned.as_deref())
     }
 
     pub fn status(&self) -> HostStatus {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::plan::PlanReport;
 use crate::status::{HostStatus, ModelStatus, change_text};
-use shadowslice_control::controller::{ChangeOutcome, PlanReport, ReportedState};
+use shadowslice_control::controller::{ChangeOutcome, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
 /// The number of samples without a refusal after which the next refusal is reported as a new event.

@@ -22,10 +22,11 @@ use tokio::sync::broadcast;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::admin::AdminContext;
+use crate::plan::PlanReport;
 use crate::status::HostStatus;
 use events::{HistoryEvent, RefusalTracker};
 use sample::HistorySample;
-use shadowslice_control::controller::{PlanReport, ReportedState};
+use shadowslice_control::controller::ReportedState;
 use shadowslice_datapath::pipeline::RecentLatencies;
 
 /// The time between two samples.

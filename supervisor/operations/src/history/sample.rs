@@ -110,7 +110,7 @@ impl HistorySample {
             version: env!("CARGO_PKG_VERSION"),
             host: status.host,
             ready: status.ready,
-            policy: now.plan.policy.clone(),
+            policy: now.plan.policy.to_string(),
             gpus: status.gpus.iter().map(GpuSample::of).collect(),
             models: models.collect(),
             marks: events::between(&before.status, status, &now.plan, refusing),

@@ -364,7 +364,7 @@ fn a_gpu_has_the_readings_of_nvml_and_an_emulated_one_none() {
         index,
         device: "0".to_owned(),
         uuid: None,
-        backend: "mps".to_owned(),
+        backend: shadowslice_control::backend::BackendKind::Mps,
         sms: 132,
         groups: None,
         no_partitions: None,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::GpuStatus;
-use shadowslice_control::backend::gib;
+use shadowslice_control::backend::{BackendKind, gib};
 use shadowslice_control::controller::{ReportedRole, WorkerReport};
 use shadowslice_control::nvml::{Memory, Reading, Watched};
 
@@ -72,7 +72,7 @@ pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&
 
 /// Returns the problems of a GPU.
 pub(crate) fn notes(gpu: &GpuStatus) -> Vec<String> {
-    let none = (gpu.backend == "none")
+    let none = (gpu.backend == BackendKind::None)
         .then(|| format!("GPU {}: no share is enforced (`partition: none`)", gpu.device));
     let why = gpu.why.as_ref().map(|why| format!("GPU {} accepts no workers: {why}", gpu.device));
     [none, why].into_iter().flatten().collect()
@@ -133,7 +133,7 @@ mod tests {
             index: 1,
             device: "3".to_owned(),
             uuid: None,
-            backend: "mps".to_owned(),
+            backend: BackendKind::Mps,
             sms: 132,
             groups: None,
             no_partitions: None,

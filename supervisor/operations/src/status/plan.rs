@@ -2,11 +2,13 @@
 
 use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wrapped};
 use crate::figures;
-use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedVerdict};
+use crate::plan::{ModelPlan, PlanReport};
+use shadowslice_control::controller::ReportedVerdict;
+use shadowslice_policy::sharing::{Choice, PolicyName};
 
 pub(crate) fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
-    if policy == "static" {
+    if *policy == Choice::of(PolicyName::Static) {
         return "policy: static: shares change only by `shadowslice resize`\n".to_owned();
     }
     let act = if *act { "decisions are applied" } else { "decisions are not applied (act: false)" };
@@ -93,7 +95,8 @@ fn kept_by(model: &ModelPlan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_control::controller::{AdmissionReport, Mechanism, ObservationReport, RecentReport};
+    use crate::plan::{AdmissionReport, ObservationReport};
+    use shadowslice_control::controller::{Mechanism, RecentReport};
 
     fn model(name: &str) -> ModelPlan {
         ModelPlan {
@@ -126,7 +129,7 @@ mod tests {
     }
 
     fn output(models: Vec<ModelPlan>) -> String {
-        let (policy, act) = ("adaptive".to_owned(), true);
+        let (policy, act) = (Choice::of(PolicyName::Adaptive), true);
         plan(&PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models })
     }
 

@@ -3,7 +3,8 @@
 use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
 use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
 use crate::figures;
-use shadowslice_control::controller::{ChangeCause, HandoverReport, ModelPlan, ReportedState};
+use crate::plan::ModelPlan;
+use shadowslice_control::controller::{ChangeCause, HandoverReport, ReportedState};
 use shadowslice_datapath::readiness::HostState;
 
 pub(crate) fn text(status: &HostStatus) -> String {

@@ -4,6 +4,7 @@ use super::snapshot::{TopModel, TopSnapshot};
 use crate::figures;
 use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
+use shadowslice_control::backend::BackendKind;
 use shadowslice_shared::groups::Groups;
 
 /// The screen width, in columns, at which the single line of a GPU has room for several letters per
@@ -13,7 +14,8 @@ const WIDE: usize = 130;
 /// Returns the complete description of one GPU, in several lines.
 pub(super) fn full(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
     let name = gpu.nvml.as_ref().map_or(gpu.device.as_str(), |nvml| nvml.name.as_str());
-    let backend = if gpu.backend == name { String::new() } else { format!(" {},", gpu.backend) };
+    let backend =
+        if gpu.backend == BackendKind::Emulated { String::new() } else { format!(" {},", gpu.backend) };
     let mut head = format!("GPU {}  {name},{backend} {} SMs", gpu.index, gpu.sms);
     if let Some(power) = power(gpu) {
         head.push_str(&format!("; {power}"));

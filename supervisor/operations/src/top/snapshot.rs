@@ -2,9 +2,11 @@
 //! reply.
 
 use super::interval::Interval;
+use crate::plan::{ModelPlan, PlanReport};
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
-use shadowslice_control::controller::{ModelPlan, PlanReport, ReportedState};
+use shadowslice_control::controller::ReportedState;
 use shadowslice_datapath::readiness::HostState;
+use shadowslice_policy::sharing::Choice;
 
 /// The supervisor's reply to one poll.
 #[derive(Debug, Clone)]
@@ -19,7 +21,7 @@ pub(super) struct TopSnapshot {
     pub(super) supervisor: Option<SupervisorStatus>,
     pub(super) host: HostState,
     pub(super) ready: bool,
-    pub(super) policy: String,
+    pub(super) policy: Choice,
     pub(super) act: bool,
     pub(super) models: Vec<TopModel>,
     pub(super) gpus: Vec<GpuStatus>,
@@ -66,7 +68,7 @@ impl TopSnapshot {
             supervisor: result.status.supervisor.clone(),
             host: result.status.host,
             ready: result.status.ready,
-            policy: result.plan.policy.clone(),
+            policy: result.plan.policy,
             act: result.plan.act,
             models: models.collect(),
             gpus: result.status.gpus.clone(),

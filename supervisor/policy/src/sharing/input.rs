@@ -125,6 +125,19 @@ impl Observation {
     pub fn missed(&self) -> u64 {
         self.answered.saturating_sub(self.in_time_at_client) + self.refused
     }
+
+    /// Returns the number of requests that arrived per second.
+    pub fn arrival_rate(&self) -> f64 {
+        let seconds = self.span.as_secs_f64();
+        if seconds > 0.0 { self.arrived as f64 / seconds } else { 0.0 }
+    }
+
+    /// Returns the requests answered within the SLO / the requests answered or refused. It is 1 without
+    /// requests.
+    pub fn attainment(&self) -> f64 {
+        let ended = self.answered + self.refused;
+        if ended > 0 { self.in_time as f64 / ended as f64 } else { 1.0 }
+    }
 }
 
 /// The fraction of the SLO that is reserved for delivery: for the client, the network and the kernel's

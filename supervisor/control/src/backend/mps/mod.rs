@@ -29,8 +29,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::ProbeRunError;
 use super::{
-    BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE, Variables,
-    Wait,
+    BackendKind, BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
+    VISIBLE, Variables, Wait,
 };
 use control::ControlError;
 pub use control::{Control, control_program};
@@ -300,7 +300,7 @@ impl GpuBackend for MpsGpu {
         BackendStatus {
             device: self.setup.device.clone(),
             uuid: Some(self.setup.uuid.clone()),
-            backend: "mps",
+            backend: BackendKind::Mps,
             sms: self.measured.total,
             mps_server_pid: server.as_ref().ok().copied(),
             why: server.err(),

@@ -7,10 +7,10 @@
 //!
 //! The planner makes no decisions and never waits. The next input contains refused and failed orders.
 
+mod decision;
 mod facts;
 mod orders;
 mod recent;
-mod report;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +23,7 @@ use shadowslice_policy::sharing::{
 };
 use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Division;
-use shadowslice_shared::units::{Percent, Sms, Timestamp};
+use shadowslice_shared::units::{Percent, Sms, Timestamp, ms};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -37,14 +37,15 @@ use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::pipeline::Total;
 
+pub use decision::{Explained, ModelDecision, NotOrdered};
 pub use recent::RecentReport;
-pub use report::{AdmissionReport, ModelPlan, ObservationReport, PlanReport};
 
-/// The last decision of the policy, and the time of all decisions.
-#[derive(Debug, Clone, PartialEq, Default)]
+/// The last decisions of the policy.
+#[derive(Debug, Clone, Default)]
 pub struct Planned {
-    pub report: PlanReport,
-    /// The time that decisions took since the start.
+    /// All models in the order of the configuration. It is empty before the first decision.
+    pub models: Vec<ModelDecision>,
+    /// The number of decisions since the start, and the time that they took.
     pub took: Total,
 }
 
@@ -149,8 +150,7 @@ impl Planner {
         let choice = settings.deciding_policy()?;
         let gpus = shared_gpus(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
-        let report = PlanReport::empty(settings);
-        let (planned_tx, planned_rx) = watch::channel(Planned { report, took: Total::default() });
+        let (planned_tx, planned_rx) = watch::channel(Planned::default());
         let Settings { act, interval, .. } = *settings;
         let (ids, specs, models) = (Vec::new(), Vec::new(), Vec::new());
         let mut planner = Self {
@@ -202,7 +202,7 @@ impl Planner {
     fn decide(&mut self) {
         if self.models.is_empty() {
             // The last decision was about models that have been removed.
-            self.planned_tx.send_modify(|planned| planned.report.models.clear());
+            self.planned_tx.send_modify(|planned| planned.models.clear());
             return;
         }
         self.update_specs();
@@ -215,23 +215,36 @@ impl Planner {
             self.set_admissions(&decision.admissions);
         }
         let names: Vec<String> = self.specs.iter().map(|spec| spec.name.clone()).collect();
+        let verdicts: Vec<Explained> =
+            decision.report.iter().map(|verdict| Explained::of(verdict, &names)).collect();
         let mut obstacles = vec![None; self.models.len()];
         for change in &decision.changes {
-            let rows = input.models.get(change.model).zip(decision.report.get(change.model));
+            let rows = input.models.get(change.model).zip(verdicts.get(change.model));
             let Some((snapshot, verdict)) = rows else { continue };
-            let verdict = report::explanation(verdict, &names);
-            obstacles[change.model] = self.order(change, snapshot, &verdict, now).err();
+            obstacles[change.model] = self.order(change, snapshot, verdict, now).err();
         }
-        let served = self.models.iter().map(|model| &model.served);
-        let mut plans = report::models(served, &input, &decision, &names, obstacles);
-        for (plan, model) in plans.iter_mut().zip(&self.models) {
-            plan.last_order_why = model.orders.reason().map(str::to_owned);
-            plan.recent = model.recent.report(&model.served.pipeline.rates());
-        }
+        let decided = input.models.into_iter().zip(verdicts).zip(decision.admissions).zip(obstacles);
+        let models = self.models.iter().zip(decided);
+        let models = models.map(|(model, (((snapshot, verdict), admission), not_ordered))| {
+            let (served, report) = (&model.served, model.served.report.borrow().clone());
+            let wanted = served.share(verdict.verdict.to, report.share);
+            ModelDecision {
+                model: Arc::clone(&served.model),
+                wanted,
+                wanted_sms: served.sms(wanted),
+                report,
+                snapshot,
+                verdict,
+                admission,
+                not_ordered,
+                last_order: model.orders.reason().cloned(),
+                recent: model.recent.report(&served.pipeline.rates()),
+            }
+        });
+        let models = models.collect();
         self.planned_tx.send_modify(|planned| {
             planned.took.add(took);
-            planned.report.decisions += 1;
-            planned.report.models = plans;
+            planned.models = models;
         });
     }
 
@@ -261,21 +274,21 @@ impl Planner {
         &mut self,
         change: &ShareChange,
         snapshot: &ModelSnapshot,
-        verdict: &str,
+        verdict: &Explained,
         now: Timestamp,
-    ) -> Result<(), String> {
+    ) -> Result<(), NotOrdered> {
         let Some(PlannedModel { served, orders, .. }) = self.models.get_mut(change.model) else {
             return Ok(());
         };
         if !self.act {
-            return Err("controller.act is false".to_owned());
+            return Err(NotOrdered::NotActing);
         }
         let (serves, from) = {
             let report = served.report.borrow();
             (report.state == ModelState::Ready, report.share)
         };
         if !serves {
-            return Err("the model is not ready".to_owned());
+            return Err(NotOrdered::NotReady);
         }
         let to = served.share(change.to, from);
         let moves = change.groups.is_some() && change.groups != snapshot.groups;
@@ -283,10 +296,10 @@ impl Planner {
             return Ok(());
         }
         if served.sms(to) == served.sms(from) && !moves {
-            return Err(format!("{from} is the nearest share that share.min, share.max and the GPU allow"));
+            return Err(NotOrdered::Nearest(from));
         }
         orders.send(&served.orders, to, change.groups, verdict, now)?;
-        let figures = ObservationReport::of(&snapshot.observation);
+        let seen = &snapshot.observation;
         tracing::info!(
             model = served.model.name,
             from_percent = from.get(),
@@ -294,11 +307,11 @@ impl Planner {
             from_sms = snapshot.share.0,
             to_sms = served.sms(to).0,
             cause = ChangeCause::Policy.to_string(),
-            verdict,
-            arrival_rate = rounding::round(figures.arrival_rate),
-            p99_ms = rounding::round(figures.p99_ms),
-            attainment = rounding::fraction(figures.attainment),
-            busy = rounding::round(figures.busy),
+            verdict = ?verdict.verdict.why,
+            arrival_rate = rounding::round(seen.arrival_rate()),
+            p99_ms = rounding::round(ms(seen.p99_latency)),
+            attainment = rounding::fraction(seen.attainment()),
+            busy = rounding::round(seen.busy),
             "the policy changes the model's share"
         );
         Ok(())

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::super::reports::ModelReport;
 use super::super::{HandoverReport, ResizeRefused};
-use super::{Cause, Order};
+use super::{Cause, Explained, NotOrdered, Order};
 
 /// The time without orders after the first failure. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
@@ -25,8 +25,8 @@ pub(super) struct Orders {
     /// The share of the pending order, and the receiver for its reply.
     pending: Option<(Percent, oneshot::Receiver<OrderReply>)>,
     failed: Option<FailedOrder>,
-    /// The reason for the last order.
-    reason: Option<String>,
+    /// The verdict of the last order.
+    reason: Option<Explained>,
     /// The groups in the last order.
     groups: Option<Groups>,
     /// True if the model has answered wrongly with another share.
@@ -55,8 +55,8 @@ impl Orders {
         self.wrong
     }
 
-    pub(super) fn reason(&self) -> Option<&str> {
-        self.reason.as_deref()
+    pub(super) fn reason(&self) -> Option<&Explained> {
+        self.reason.as_ref()
     }
 
     /// Returns true if the last order contained these groups. The model may not be able to have them.
@@ -111,27 +111,22 @@ impl Orders {
         orders_tx: &mpsc::Sender<Order>,
         share: Percent,
         groups: Option<Groups>,
-        reason: &str,
+        reason: &Explained,
         now: Timestamp,
-    ) -> Result<(), String> {
+    ) -> Result<(), NotOrdered> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
-            let seconds = failed.until.since(now).as_secs_f64();
-            return Err(format!(
-                "the last share change failed ({}); next attempt in {seconds:.0} s",
-                failed.why
-            ));
+            let (why, left) = (failed.why.clone(), failed.until.since(now));
+            return Err(NotOrdered::Backoff { why, left });
         }
         if self.pending.is_some() {
-            return Err("a share change is in progress".to_owned());
+            return Err(NotOrdered::Pending);
         }
         let (reply, reply_rx) = oneshot::channel();
         let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
-        orders_tx
-            .try_send(order)
-            .map_err(|_| "too many orders are queued for the model; the policy tries again".to_owned())?;
+        orders_tx.try_send(order).map_err(|_| NotOrdered::Full)?;
         self.pending = Some((share, reply_rx));
         self.groups = groups;
-        self.reason = Some(reason.to_owned());
+        self.reason = Some(reason.clone());
         Ok(())
     }
 }

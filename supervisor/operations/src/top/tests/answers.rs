@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use super::super::snapshot::PollResult;
+use crate::plan::PlanReport;
 use crate::status::{HostStatus, ModelStatus};
-use shadowslice_control::controller::PlanReport;
+use shadowslice_policy::sharing::{Choice, PolicyName};
 
 pub(super) fn model(name: &str, more: Value) -> Value {
     let mut model = json!({
@@ -81,7 +82,7 @@ pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> PollResult {
     let gpus = gpus.into_iter().map(|gpu| serde_json::from_value(gpu).unwrap()).collect();
     let plans = models.iter().filter(|model| model.share_percent == 60);
     let plans = plans.map(|model| serde_json::from_value(plan_of(&model.name)).unwrap()).collect();
-    let (policy, act) = ("adaptive".to_owned(), true);
+    let (policy, act) = (Choice::of(PolicyName::Adaptive), true);
     let plan = PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models: plans };
     PollResult { status: HostStatus { ready: true, models, gpus, ..empty() }, plan }
 }

@@ -2,22 +2,23 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use shadowslice_config::{ControllerConfig, OnLate};
+use shadowslice_control::controller::{
+    Explained, Mechanism, ModelDecision, NotOrdered, Planned, RecentReport, ReportedVerdict,
+};
 use shadowslice_policy::sharing::{
-    AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutStage, MissRate, ModelSnapshot, Observation,
-    Pattern, PolicyInput, Verdict, VerdictReason,
+    AdmissionPolicy, Blocker, Choice, LayoutReport, LayoutStage, MissRate, Observation, Pattern, Verdict,
+    VerdictReason,
 };
 use shadowslice_shared::groups::Groups;
-
-use super::super::{Mechanism, ReportedVerdict};
-use super::{RecentReport, Served, Settings};
-use shadowslice_config::OnLate;
 use shadowslice_shared::units::ms;
 
 /// The last decision of the policy.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    pub policy: String,
+    #[serde(serialize_with = "as_word", deserialize_with = "of_word")]
+    pub policy: Choice,
     /// True if decisions are applied.
     pub act: bool,
     pub interval_ms: f64,
@@ -88,27 +89,74 @@ pub struct ObservationReport {
     pub queued: usize,
 }
 
+fn as_word<S: Serializer>(choice: &Choice, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(choice)
+}
+
+fn of_word<'de, D: Deserializer<'de>>(from: D) -> Result<Choice, D::Error> {
+    String::deserialize(from)?.parse().map_err(de::Error::custom)
+}
+
 impl PlanReport {
-    /// Returns the report before the first decision.
-    pub fn empty(settings: &Settings) -> Self {
+    /// Returns the report of the last decision, or of no decision.
+    pub(crate) fn of(settings: &ControllerConfig, planned: Option<&Planned>) -> Self {
+        let decisions = planned.map_or(&[][..], |planned| &planned.models);
         Self {
-            policy: settings.policy.to_string(),
+            policy: settings.policy,
             act: settings.act,
             interval_ms: ms(settings.interval),
-            decisions: 0,
-            models: Vec::new(),
+            decisions: planned.map_or(0, |planned| planned.took.count),
+            models: decisions.iter().map(|decision| ModelPlan::of(decision, decisions)).collect(),
         }
     }
 }
 
-impl ObservationReport {
-    pub(super) fn of(seen: &Observation) -> Self {
-        let seconds = seen.span.as_secs_f64();
-        let ended = seen.answered + seen.refused;
+impl ModelPlan {
+    fn of(decision: &ModelDecision, all: &[ModelDecision]) -> Self {
+        let ModelDecision { model, report, snapshot, .. } = decision;
         Self {
-            arrival_rate: if seconds > 0.0 { seen.arrived as f64 / seconds } else { 0.0 },
+            name: model.name.clone(),
+            gpu: model.gpu,
+            share_percent: report.share.get(),
+            sms: snapshot.share.0,
+            wanted_percent: decision.wanted.get(),
+            wanted_sms: decision.wanted_sms.0,
+            mechanism: report.mechanism,
+            no_partition: report.no_partition.clone(),
+            groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
+            groups_shared_with: neighbours(decision, all),
+            held: snapshot.held,
+            verdict: decision.verdict.kind(),
+            why: explanation(&decision.verdict),
+            not_ordered: decision.not_ordered.as_ref().map(obstacle),
+            last_order_why: decision.last_order.as_ref().map(explanation),
+            admission: AdmissionReport::of(&decision.admission, model.queue.on_late, model.batch.max_delay),
+            observed: ObservationReport::of(&snapshot.observation),
+            recent: decision.recent,
+            overload: None,
+        }
+    }
+}
+
+/// Returns the models that have groups in common with this model. Models on the whole GPU do not count.
+fn neighbours(own: &ModelDecision, all: &[ModelDecision]) -> Vec<String> {
+    let part = |decision: &ModelDecision| {
+        let (_, groups) = decision.report.partition.as_ref()?;
+        Some(*groups).filter(|groups| *groups != Groups::WHOLE)
+    };
+    let Some(groups) = part(own) else { return Vec::new() };
+    let others =
+        all.iter().filter(|other| other.model.gpu == own.model.gpu && other.model.name != own.model.name);
+    let meets = |other: &&ModelDecision| part(other).is_some_and(|part| part.common(groups) != Groups::NONE);
+    others.filter(meets).map(|other| other.model.name.clone()).collect()
+}
+
+impl ObservationReport {
+    fn of(seen: &Observation) -> Self {
+        Self {
+            arrival_rate: seen.arrival_rate(),
             p99_ms: ms(seen.p99_latency),
-            attainment: if ended > 0 { seen.in_time as f64 / ended as f64 } else { 1.0 },
+            attainment: seen.attainment(),
             busy: seen.busy,
             queued: seen.queued,
         }
@@ -127,81 +175,27 @@ impl AdmissionReport {
     }
 }
 
-/// Returns the decisions about all models. `obstacles` are the reasons why changes were not ordered.
-pub(super) fn models<'a>(
-    served: impl Iterator<Item = &'a Served>,
-    input: &PolicyInput,
-    decision: &Decision,
-    names: &[String],
-    obstacles: Vec<Option<String>>,
-) -> Vec<ModelPlan> {
-    let decided = decision.report.iter().zip(&decision.admissions);
-    let all: Vec<&Served> = served.collect();
-    let rows = all.iter().zip(input.models.iter().zip(decided)).zip(obstacles);
-    rows.map(|((served, (snapshot, (verdict, admission))), not_ordered)| {
-        let plan = of_model(served, snapshot, (verdict, admission), explanation(verdict, names), not_ordered);
-        ModelPlan { groups_shared_with: neighbours(served, &all), ..plan }
-    })
-    .collect()
-}
-
-/// Returns the models that have groups in common with this model. Models on the whole GPU do not count.
-fn neighbours(served: &Served, all: &[&Served]) -> Vec<String> {
-    let groups = |model: &Served| model.report.borrow().partition.as_ref().map(|(_, groups)| *groups);
-    let part = |model: &Served| groups(model).filter(|groups| *groups != Groups::WHOLE);
-    let Some(own) = part(served) else { return Vec::new() };
-    let others = all.iter().filter(|other| other.id != served.id && other.model.gpu == served.model.gpu);
-    let meets = |other: &&&Served| part(other).is_some_and(|groups| groups.common(own) != Groups::NONE);
-    others.filter(meets).map(|other| other.model.name.clone()).collect()
-}
-
-fn of_model(
-    served: &Served,
-    snapshot: &ModelSnapshot,
-    (verdict, admission): (&Verdict, &AdmissionPolicy),
-    why: String,
-    not_ordered: Option<String>,
-) -> ModelPlan {
-    let report = served.report.borrow().clone();
-    let share = report.share;
-    let wanted = served.share(verdict.to, share);
-    let on_late = served.model.queue.on_late;
-    ModelPlan {
-        name: served.model.name.clone(),
-        gpu: served.model.gpu,
-        share_percent: share.get(),
-        sms: snapshot.share.0,
-        wanted_percent: wanted.get(),
-        wanted_sms: served.sms(wanted).0,
-        mechanism: report.mechanism,
-        no_partition: report.no_partition.clone(),
-        groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
-        groups_shared_with: Vec::new(),
-        held: snapshot.held,
-        verdict: kind(verdict),
-        why,
-        not_ordered,
-        last_order_why: None,
-        admission: AdmissionReport::of(admission, on_late, served.model.batch.max_delay),
-        observed: ObservationReport::of(&snapshot.observation),
-        recent: RecentReport::default(),
-        overload: None,
+/// Returns the reason why a change is not ordered as text.
+fn obstacle(why: &NotOrdered) -> String {
+    match why {
+        NotOrdered::NotActing => "controller.act is false".to_owned(),
+        NotOrdered::NotReady => "the model is not ready".to_owned(),
+        NotOrdered::Nearest(share) => {
+            format!("{share} is the nearest share that share.min, share.max and the GPU allow")
+        }
+        NotOrdered::Backoff { why, left } => {
+            let seconds = left.as_secs_f64();
+            format!("the last share change failed ({why}); next attempt in {seconds:.0} s")
+        }
+        NotOrdered::Pending => "a share change is in progress".to_owned(),
+        NotOrdered::Full => "too many orders are queued for the model; the policy tries again".to_owned(),
     }
 }
 
-fn kind(verdict: &Verdict) -> ReportedVerdict {
-    match verdict {
-        Verdict { blocked_by: Some(_), .. } => ReportedVerdict::Wait,
-        Verdict { from, to, .. } if from < to => ReportedVerdict::Grow,
-        Verdict { from, to, .. } if from > to => ReportedVerdict::Shrink,
-        Verdict { .. } => ReportedVerdict::Keep,
-    }
-}
-
-/// Returns the reason for a verdict as text. `names` are the names of all models.
-pub(super) fn explanation(verdict: &Verdict, names: &[String]) -> String {
+/// Returns the reason for a verdict as text.
+fn explanation(Explained { verdict, beneficiary }: &Explained) -> String {
     let Verdict { from, to, blocked_by, why } = verdict;
-    let why = reason(why, names);
+    let why = reason(why, beneficiary.as_deref().unwrap_or("a model"));
     match blocked_by {
         None if from == to => why,
         None => format!("{to} instead of {from}: {why}"),
@@ -210,7 +204,7 @@ pub(super) fn explanation(verdict: &Verdict, names: &[String]) -> String {
     }
 }
 
-fn reason(why: &VerdictReason, names: &[String]) -> String {
+fn reason(why: &VerdictReason, beneficiary: &str) -> String {
     let missed_text = |MissRate { actual, allowed }: &MissRate| {
         format!(
             "{:.1} % of recent requests missed the SLO ({:.1} % allowed)",
@@ -224,7 +218,7 @@ fn reason(why: &VerdictReason, names: &[String]) -> String {
         VerdictReason::Violating(missed) => {
             format!("{}; late requests are refused, and layouts are tried next", missed_text(missed))
         }
-        VerdictReason::Layout(layout) => layout_text(layout, names),
+        VerdictReason::Layout(layout) => layout_text(layout, beneficiary),
         VerdictReason::Infeasible { missed, two_batches } => format!(
             "{}; the SLO cannot be met: two batches of one row take {:.1} ms alone on the whole GPU",
             missed_text(missed),
@@ -238,8 +232,7 @@ fn reason(why: &VerdictReason, names: &[String]) -> String {
     }
 }
 
-fn layout_text(layout: &LayoutReport, names: &[String]) -> String {
-    let beneficiary = names.get(layout.beneficiary).map_or("a model", String::as_str);
+fn layout_text(layout: &LayoutReport, beneficiary: &str) -> String {
     let pattern = pattern_text(layout.pattern);
     let begins = match layout.stage {
         LayoutStage::Trying => {
@@ -286,7 +279,7 @@ mod tests {
 
     #[test]
     fn every_verdict_has_words_of_its_own() {
-        let names = ["resnet50".to_owned()];
+        let beneficiary = Some("resnet50".to_owned());
         let missed = MissRate { actual: 0.123, allowed: 0.01 };
         let keep = |why| Verdict { from: Sms(40), to: Sms(40), blocked_by: None, why };
         let layout = |stage| {
@@ -345,17 +338,19 @@ mod tests {
             ),
             (change(40, 60, Some(Blocker::Held)), ReportedVerdict::Wait, "held at 40 SMs"),
         ] {
-            let text = explanation(&verdict, &names);
+            let explained = Explained { verdict, beneficiary: beneficiary.clone() };
+            let text = explanation(&explained);
             assert!(text.contains(expected), "{text}");
-            assert_eq!(super::kind(&verdict), kind);
+            assert_eq!(explained.kind(), kind);
         }
     }
 
     #[test]
     fn who_serves_the_late_turns_nobody_away() {
         let admission = AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) };
-        let refuses = |on_late| AdmissionReport::of(&admission, on_late, Duration::ZERO).refuse_late;
-        assert!(refuses(OnLate::Reject) && !refuses(OnLate::Serve));
+        let of = |on_late| AdmissionReport::of(&admission, on_late, Duration::from_millis(5));
+        assert!(of(OnLate::Reject).refuse_late && !of(OnLate::Serve).refuse_late);
+        assert_eq!(of(OnLate::Serve).max_delay_ms, 5.0);
     }
 
     #[test]
