@@ -22,7 +22,7 @@ pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervi
 
 use crate::plan::ModelPlan;
 use shadowslice_config::ModelConfig;
-use shadowslice_control::backend::{BackendKind, BackendStatus, GpuBackend};
+use shadowslice_control::backend::{BackendKind, GpuBackend};
 use shadowslice_control::controller::{BatchLimit, Handovers, Mechanism, ModelReport, ReportedState};
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
@@ -286,13 +286,23 @@ impl ModelStatus {
 }
 
 pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
-    let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.status();
+    let (facts, server) = (gpu.facts(), gpu.server());
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
     let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
     let groups = gpu.division().map(sizes).map_err(str::to_owned);
     let no_partitions = groups.as_ref().err().cloned();
-    let (sms, groups) = (sms.0, groups.ok());
-    GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
+    GpuStatus {
+        index,
+        device: facts.device.clone(),
+        uuid: facts.uuid.clone(),
+        backend: facts.kind,
+        sms: facts.sms.0,
+        groups: groups.ok(),
+        no_partitions,
+        mps_server_pid: server.clone().ok().flatten(),
+        why: server.err(),
+        nvml,
+    }
 }
 
 pub fn of_model(

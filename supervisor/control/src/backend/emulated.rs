@@ -12,22 +12,25 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::{BackendKind, BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, Variables};
+use super::{BackendFacts, BackendKind, GpuBackend, GrantError, GrantRequest, Lease, Variables};
 
 /// An emulated GPU, whose leases are seats.
 #[derive(Debug)]
 pub struct EmulatedBackend {
-    sms: Sms,
-    division: Option<Arc<Division>>,
+    facts: BackendFacts,
     pool: Pool,
     taken: Mutex<BTreeSet<u32>>,
-    usage: GpuUsage,
 }
 
 impl EmulatedBackend {
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
-        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::new(true) })
+        let division = division.ok_or_else(|| {
+            "the emulated GPU has too few or too many SMs to be divided into groups".to_owned()
+        });
+        let device = "emulated".to_owned();
+        let facts = BackendFacts::new(device, None, BackendKind::Emulated, sms, division);
+        Ok(Self { facts, pool: Pool::create()?, taken: Mutex::default() })
     }
 }
 
@@ -36,27 +39,12 @@ fn seat(lease: Lease) -> u32 {
 }
 
 impl GpuBackend for EmulatedBackend {
-    fn status(&self) -> BackendStatus {
-        BackendStatus {
-            device: "emulated".to_owned(),
-            uuid: None,
-            backend: BackendKind::Emulated,
-            sms: self.sms,
-            mps_server_pid: None,
-            why: None,
-        }
+    fn facts(&self) -> &BackendFacts {
+        &self.facts
     }
 
     fn sms(&self, share: Percent) -> Sms {
-        share.sms_of(self.sms)
-    }
-
-    fn division(&self) -> Result<&Arc<Division>, &str> {
-        self.division.as_ref().ok_or("the emulated GPU has too few or too many SMs to be divided into groups")
-    }
-
-    fn usage(&self) -> &GpuUsage {
-        &self.usage
+        share.sms_of(self.facts.sms)
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
@@ -85,7 +73,7 @@ impl GpuBackend for EmulatedBackend {
     }
 
     fn device(&self, lease: Lease) -> DeviceSpec {
-        DeviceSpec::Emulated { sms: self.sms, seat: seat(lease) }
+        DeviceSpec::Emulated { sms: self.facts.sms, seat: seat(lease) }
     }
 
     fn pool(&self) -> Option<BorrowedFd<'_>> {

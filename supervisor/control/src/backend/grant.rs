@@ -31,7 +31,7 @@ struct Reservation {
 impl Reservation {
     /// Reserves memory. Returns an error if too little is free after all other reservations.
     fn of(gpu: &dyn GpuBackend, Room { needed, free }: Room) -> Result<Self, GrantError> {
-        let reserved = &gpu.usage().reserved;
+        let reserved = &gpu.facts().reserved;
         let others = reserved.fetch_add(needed, Ordering::Relaxed);
         let reservation = Self { reserved: Arc::clone(reserved), bytes: needed };
         let free = free.saturating_sub(others);
@@ -65,7 +65,7 @@ impl Grant {
 
     /// Counts the worker as executing, because a worker executes while it warms up.
     pub fn occupy(&self) -> Option<OccupancyGuard> {
-        self.lease.map(|_| self.gpu.occupancy().occupy(self.wanted.share))
+        self.lease.map(|_| self.gpu.facts().occupancy.occupy(self.wanted.share))
     }
 
     pub fn environment(&self) -> Variables {

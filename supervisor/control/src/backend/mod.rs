@@ -63,17 +63,35 @@ pub struct Room {
     pub free: u64,
 }
 
+/// The fixed properties of a GPU, and the use that workers make of it.
 #[derive(Debug)]
-pub struct GpuUsage {
-    occupancy: Arc<Occupancy>,
+pub struct BackendFacts {
+    /// The name of the GPU in the configuration.
+    pub device: String,
+    /// The UUID, or `None` for an emulated GPU.
+    pub uuid: Option<String>,
+    pub kind: BackendKind,
+    pub sms: Sms,
+    /// The division of the SMs into groups, or the reason why processes cannot use partitions.
+    pub division: Result<Arc<Division>, String>,
+    /// The occupancy of the GPU by executing workers.
+    pub occupancy: Arc<Occupancy>,
     /// The memory in bytes that is reserved for workers that have not allocated it yet.
     reserved: Arc<AtomicU64>,
 }
 
-impl GpuUsage {
-    /// Creates the usage of an idle GPU. `divides` is true if the GPU enforces shares.
-    fn new(divides: bool) -> Self {
-        Self { occupancy: Occupancy::new(divides), reserved: Arc::default() }
+impl BackendFacts {
+    /// Creates the facts of an idle GPU.
+    fn new(
+        device: String,
+        uuid: Option<String>,
+        kind: BackendKind,
+        sms: Sms,
+        division: Result<Arc<Division>, String>,
+    ) -> Self {
+        // Without MPS, workers take turns, and no share is enforced.
+        let occupancy = Occupancy::new(kind != BackendKind::None);
+        Self { device, uuid, kind, sms, division, occupancy, reserved: Arc::default() }
     }
 
     /// Returns the part of `free` bytes that is not reserved.
@@ -116,32 +134,27 @@ pub enum BackendKind {
     Unknown,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BackendStatus {
-    /// The name of the GPU in the configuration.
-    pub device: String,
-    pub uuid: Option<String>,
-    pub backend: BackendKind,
-    pub sms: Sms,
-    pub mps_server_pid: Option<i32>,
-    /// The reason why the GPU accepts no workers, if it accepts none.
-    pub why: Option<String>,
-}
-
 pub trait GpuBackend: fmt::Debug + Send + Sync {
-    fn status(&self) -> BackendStatus;
+    fn facts(&self) -> &BackendFacts;
+
+    /// Returns the process ID of the MPS server, if the GPU has one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason why the GPU accepts no workers at present.
+    fn server(&self) -> Result<Option<i32>, String> {
+        Ok(None)
+    }
 
     fn sms(&self, share: Percent) -> Sms;
 
-    /// Returns the division of the SMs into groups, or the reason why processes cannot use
-    /// partitions.
-    fn division(&self) -> Result<&Arc<Division>, &str>;
+    /// Returns true unless the GPU is emulated.
+    fn is_real(&self) -> bool {
+        self.facts().uuid.is_some()
+    }
 
-    fn usage(&self) -> &GpuUsage;
-
-    /// Returns the occupancy of the GPU by executing workers.
-    fn occupancy(&self) -> &Arc<Occupancy> {
-        &self.usage().occupancy
+    fn division(&self) -> Result<&Arc<Division>, &str> {
+        self.facts().division.as_ref().map_err(String::as_str)
     }
 
     /// Admits a worker. This function never waits.

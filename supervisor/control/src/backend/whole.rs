@@ -1,24 +1,19 @@
 //! A CUDA GPU without MPS. Each worker uses the whole GPU, and the workers take turns.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
-use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::{
-    BackendKind, BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
-    VISIBLE, Variables,
+    BackendFacts, BackendKind, GpuBackend, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE,
+    Variables,
 };
 
 #[derive(Debug)]
 pub struct WholeGpu {
-    device: String,
-    uuid: String,
-    sms: Sms,
+    facts: BackendFacts,
     no_pipe: PathBuf,
-    usage: GpuUsage,
 }
 
 impl WholeGpu {
@@ -29,7 +24,8 @@ impl WholeGpu {
             device,
             "no share is enforced on this GPU, because the configuration has `partition: none`; workers take turns on the whole GPU"
         );
-        Self { device, uuid, sms, no_pipe, usage: GpuUsage::new(false) }
+        let division = Err("without MPS, processes take turns on the whole GPU".to_owned());
+        Self { facts: BackendFacts::new(device, Some(uuid), BackendKind::None, sms, division), no_pipe }
     }
 
     pub fn surroundings(uuid: &str, no_pipe: &std::path::Path) -> Variables {
@@ -38,27 +34,12 @@ impl WholeGpu {
 }
 
 impl GpuBackend for WholeGpu {
-    fn status(&self) -> BackendStatus {
-        BackendStatus {
-            device: self.device.clone(),
-            uuid: Some(self.uuid.clone()),
-            backend: BackendKind::None,
-            sms: self.sms,
-            mps_server_pid: None,
-            why: None,
-        }
+    fn facts(&self) -> &BackendFacts {
+        &self.facts
     }
 
     fn sms(&self, _share: Percent) -> Sms {
-        self.sms
-    }
-
-    fn division(&self) -> Result<&Arc<Division>, &str> {
-        Err("without MPS, processes take turns on the whole GPU")
-    }
-
-    fn usage(&self) -> &GpuUsage {
-        &self.usage
+        self.facts.sms
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
@@ -66,7 +47,8 @@ impl GpuBackend for WholeGpu {
     }
 
     fn environment(&self, wanted: &GrantRequest) -> Variables {
-        let mut environment = Self::surroundings(&self.uuid, &self.no_pipe);
+        let mut environment =
+            Self::surroundings(self.facts.uuid.as_deref().unwrap_or_default(), &self.no_pipe);
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
         environment
     }
@@ -76,12 +58,12 @@ impl GpuBackend for WholeGpu {
     }
 
     fn admit(&self, _wanted: &GrantRequest, _pid: i32, found: Sms) -> Result<(), String> {
-        if found == self.sms {
+        if found == self.facts.sms {
             return Ok(());
         }
         Err(format!(
             "without MPS, the worker found {found} instead of the whole GPU ({}); check what else limits GPU processes on this host",
-            self.sms
+            self.facts.sms
         ))
     }
 }

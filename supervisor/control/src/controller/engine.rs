@@ -39,7 +39,7 @@ pub fn spec(model: &ModelConfig, library: &Path, engines: &Path, share: Percent)
 /// Returns the purpose of the worker that first tries to compute the reference answers. On a real GPU, a
 /// Python model computes them on the GPU, because the model may not support the CPU.
 pub fn reference(model: &ModelConfig, gpu: &dyn GpuBackend) -> WorkerPurpose {
-    let real = gpu.status().uuid.is_some();
+    let real = gpu.is_real();
     match model.engine {
         EngineConfig::Python { .. } if real => WorkerPurpose::DeviceReference,
         _ => WorkerPurpose::Reference,

@@ -327,7 +327,7 @@ fn settings(model: &ModelConfig, context: &Context, gpu: &dyn GpuBackend) -> Set
         standby: model.standby,
         timeouts: context.timeouts,
         policy_acts: context.policy_acts,
-        on_gpu: gpu.status().uuid.is_some(),
+        on_gpu: gpu.is_real(),
         reference: engine::reference(model, gpu),
         sms: Percent::all().map(|share| gpu.sms(share)).collect(),
     }

@@ -164,7 +164,7 @@ impl Controller {
     /// Returns the longest useful time of a batch. Returns `None` if a limit is known already, or if the
     /// worker runs on a CPU, whose times do not apply to the GPU.
     pub(super) fn useful_batches(&self, purpose: WorkerPurpose) -> Option<Duration> {
-        let elsewhere = purpose == WorkerPurpose::Reference && self.gpu.status().uuid.is_some();
+        let elsewhere = purpose == WorkerPurpose::Reference && self.gpu.is_real();
         let is_first = self.batch_limit.is_none() && self.pipeline.metadata().is_none();
         loaded::useful_for(&self.model).filter(|_| is_first && !elsewhere)
     }
@@ -190,16 +190,16 @@ impl Controller {
 
     pub(super) fn attach(&mut self, worker: WorkerId, share: Percent, slice: Slice, sizes: Vec<u32>) {
         let Some(metadata) = self.pipeline.metadata() else { return };
-        let status = self.gpu.status();
+        let facts = self.gpu.facts();
         let Some(lane) = self.processes.get_mut(&worker).and_then(Worker::lane) else { return };
         let arrival = LaneWorker {
             worker,
             share,
             slice,
             sizes,
-            pads: status.uuid.is_some() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
-            device: status.uuid.unwrap_or(status.device).into(),
-            occupancy: Arc::clone(self.gpu.occupancy()),
+            pads: self.gpu.is_real() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
+            device: facts.uuid.as_deref().unwrap_or(&facts.device).into(),
+            occupancy: Arc::clone(&facts.occupancy),
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
         self.context.data_path.spawn(reader.run());

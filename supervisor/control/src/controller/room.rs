@@ -18,10 +18,10 @@ impl Controller {
 
     fn memory(&self) -> FreeMemory {
         match self.reading() {
-            _ if self.gpu.status().uuid.is_none() => FreeMemory::Emulated,
+            _ if !self.gpu.is_real() => FreeMemory::Emulated,
             None => FreeMemory::Unknown,
             Some(nvml::Memory { free, total, .. }) => {
-                FreeMemory::Real { free: self.gpu.usage().unreserved(free), total }
+                FreeMemory::Real { free: self.gpu.facts().unreserved(free), total }
             }
         }
     }

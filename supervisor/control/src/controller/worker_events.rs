@@ -92,7 +92,7 @@ impl Controller {
 
     fn log_refusal(&self, worker: WorkerId, purpose: WorkerPurpose, refusal: &BootRefusal) {
         let (model, pid, why) = (&self.model.name, self.pid(worker), refusal.to_string());
-        let on_gpu = self.gpu.status().uuid.is_some();
+        let on_gpu = self.gpu.is_real();
         let (role, _) = self.workers.role_and_phase(worker);
         let needs_partition = self.model.handover == HandoverMode::InProcess;
         match refusal {

@@ -1,11 +1,10 @@
 //! The monitoring of the configured GPUs while the supervisor runs.
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use parking_lot::Mutex;
 
 use super::facts::{Identity, Usage};
@@ -62,12 +61,15 @@ pub struct Reading {
 #[derive(Debug)]
 pub struct Readings(Mutex<Vec<Watched>>);
 
-/// The threads that read the usage of the GPUs once a second and receive their errors. A slow NVML
-/// delays only these threads. They end when this is dropped.
+/// The thread that reads the usage of the GPUs once a second and receives their errors. A slow NVML
+/// delays only this thread. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     readings: Arc<Readings>,
-    _threads: Vec<Thread>,
+    /// The sender whose drop stops the thread.
+    stop_tx: Option<Sender<Infallible>>,
+    /// The receiver of a channel that closes when the thread has ended.
+    ended_rx: Receiver<Infallible>,
 }
 
 impl Readings {
@@ -112,7 +114,8 @@ impl Watch {
 
     fn of_nothing(gpus: &[config::GpuConfig]) -> Self {
         let readings = gpus.iter().map(|gpu| Watched { gpu: gpu.clone(), reading: None }).collect();
-        Self { readings: Arc::new(Readings(Mutex::new(readings))), _threads: Vec::new() }
+        let readings = Arc::new(Readings(Mutex::new(readings)));
+        Self { readings, stop_tx: None, ended_rx: mpsc::channel().1 }
     }
 
     pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::GpuConfig]) -> Self {
@@ -125,20 +128,24 @@ impl Watch {
         });
         let watched = |gpu: &config::GpuConfig| Watched { gpu: gpu.clone(), reading: reading(gpu, &known) };
         let readings = Arc::new(Readings(Mutex::new(gpus.iter().map(watched).collect())));
-        let mut threads = Vec::new();
+        let (stop_tx, stop_rx) = mpsc::channel();
+        let (ended_tx, ended_rx) = mpsc::channel();
         if !readings.uuids().is_empty() {
-            for (name, work) in [("nvml-usage", read_usage as Work), ("nvml-errors", receive_errors)] {
-                match Thread::start(name, work, Arc::clone(&driver), Arc::clone(&readings)) {
-                    Ok(thread) => threads.push(thread),
-                    Err(error) => tracing::warn!(
-                        thread = name,
-                        %error,
-                        "cannot start a thread that monitors the GPUs, so some of their figures are missing; raise the limit on processes"
-                    ),
-                }
+            let watched = Arc::clone(&readings);
+            let work = move || {
+                watch(&*driver, &watched, &stop_rx);
+                // The driver must be free before the waiting thread sees that this one has ended.
+                drop(driver);
+                drop(ended_tx);
+            };
+            if let Err(error) = std::thread::Builder::new().name("nvml".to_owned()).spawn(work) {
+                tracing::warn!(
+                    %error,
+                    "cannot start the thread that monitors the GPUs, so their figures are missing; raise the limit on processes"
+                );
             }
         }
-        Self { readings, _threads: threads }
+        Self { readings, stop_tx: Some(stop_tx), ended_rx }
     }
 
     pub fn readings(&self) -> Arc<Readings> {
@@ -159,65 +166,59 @@ fn reading(gpu: &config::GpuConfig, known: &[Identity]) -> Option<Reading> {
     Some(Reading { identity: identity.clone(), usage: None, xid_errors: 0 })
 }
 
-/// The work of a thread until its stop.
-type Work = fn(&dyn Driver, &Readings, &Stop);
-
-fn read_usage(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
+/// Reads the usage of the GPUs and receives their errors, until the stop.
+fn watch(driver: &dyn Driver, readings: &Readings, stop_rx: &Receiver<Infallible>) {
     let uuids = readings.uuids();
+    let unsubscribed = |error: &NvmlFault| {
+        tracing::warn!(
+            error = errors::chain(error),
+            "cannot subscribe to the GPUs' Xid errors, so they are not logged or counted; look for them in `dmesg`"
+        );
+    };
+    let mut xids = driver.xids(&uuids).inspect_err(unsubscribed).ok();
+    let is_stopped = |within| stop_rx.recv_timeout(within) == Err(RecvTimeoutError::Disconnected);
+    let mut is_silent = false;
     loop {
-        for uuid in &uuids {
-            let usage = driver.usage(uuid);
-            readings.update(uuid, |reading| {
-                if let (Err(error), true) = (&usage, reading.usage.is_some()) {
-                    let (gpu, error) = (reading.identity.index, errors::chain(error));
-                    tracing::warn!(
-                        gpu,
-                        error,
-                        "NVML cannot read the GPU's memory and load; trying again every second"
-                    );
+        uuids.iter().for_each(|uuid| read_usage(driver, readings, uuid));
+        let next = Instant::now() + READ_INTERVAL;
+        while let Some(left) = next.checked_duration_since(Instant::now()) {
+            let idle = match xids.as_mut().map(|xids| xids.wait(left.min(EVENT_TIMEOUT))) {
+                Some(Ok(event)) => {
+                    is_silent = false;
+                    event.iter().for_each(|event| count(event, readings));
+                    Duration::ZERO
                 }
-                reading.usage = usage.ok();
-            });
-        }
-        if stop.within(READ_INTERVAL) {
-            return;
+                Some(Err(error)) => {
+                    if !std::mem::replace(&mut is_silent, true) {
+                        tracing::error!(
+                            error = errors::chain(&error),
+                            "cannot receive the GPUs' Xid errors, perhaps because a GPU is lost; trying again every second; check `nvidia-smi`"
+                        );
+                    }
+                    left
+                }
+                None => left,
+            };
+            if is_stopped(idle) {
+                return;
+            }
         }
     }
 }
 
-fn receive_errors(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
-    let mut xids = match driver.xids(&readings.uuids()) {
-        Ok(xids) => xids,
-        Err(error) => {
+fn read_usage(driver: &dyn Driver, readings: &Readings, uuid: &str) {
+    let usage = driver.usage(uuid);
+    readings.update(uuid, |reading| {
+        if let (Err(error), true) = (&usage, reading.usage.is_some()) {
+            let (gpu, error) = (reading.identity.index, errors::chain(error));
             tracing::warn!(
-                error = errors::chain(&error),
-                "cannot subscribe to the GPUs' Xid errors, so they are not logged or counted; look for them in `dmesg`"
+                gpu,
+                error,
+                "NVML cannot read the GPU's memory and load; trying again every second"
             );
-            return;
         }
-    };
-    let mut silent = false;
-    while !stop.now() {
-        match xids.wait(EVENT_TIMEOUT) {
-            Ok(event) => {
-                silent = false;
-                event.iter().for_each(|event| count(event, readings));
-            }
-            Err(error) => {
-                if !silent {
-                    let error = errors::chain(&error);
-                    tracing::error!(
-                        error,
-                        "cannot receive the GPUs' Xid errors, perhaps because a GPU is lost; trying again every second; check `nvidia-smi`"
-                    );
-                }
-                silent = true;
-                if stop.within(READ_INTERVAL) {
-                    return;
-                }
-            }
-        }
-    }
+        reading.usage = usage.ok();
+    });
 }
 
 fn count(event: &XidEvent, readings: &Readings) {
@@ -236,53 +237,14 @@ fn count(event: &XidEvent, readings: &Readings) {
     );
 }
 
-/// The capacity of a channel that carries no messages and only signals by being closed.
-const CLOSE_ONLY: usize = 0;
-
-/// A thread that ends when this is dropped.
-#[derive(Debug)]
-struct Thread {
-    /// The sender whose drop stops the thread.
-    stop_tx: Option<Sender<Infallible>>,
-    /// The receiver of a channel that closes when the thread has ended.
-    ended_rx: Receiver<Infallible>,
-}
-
-struct Stop(Receiver<Infallible>);
-
-impl Thread {
-    fn start(name: &str, work: Work, driver: Arc<dyn Driver>, readings: Arc<Readings>) -> io::Result<Self> {
-        let (stop_tx, stop_rx) = bounded(CLOSE_ONLY);
-        let (ended_tx, ended_rx) = bounded::<Infallible>(CLOSE_ONLY);
-        let body = move || {
-            work(&*driver, &readings, &Stop(stop_rx));
-            // The driver must be free before the waiting thread sees that this one has ended.
-            drop(driver);
-            drop(ended_tx);
-        };
-        std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        Ok(Self { stop_tx: Some(stop_tx), ended_rx })
-    }
-}
-
-impl Drop for Thread {
+impl Drop for Watch {
     fn drop(&mut self) {
-        self.stop_tx = None;
-        if self.ended_rx.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+        if self.stop_tx.take().is_some()
+            && self.ended_rx.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout)
+        {
             tracing::warn!(
-                "the supervisor stops without waiting for a monitoring thread, because the NVIDIA driver does not respond; check `nvidia-smi` and `dmesg`"
+                "the supervisor stops without waiting for the monitoring thread, because the NVIDIA driver does not respond; check `nvidia-smi` and `dmesg`"
             );
         }
-    }
-}
-
-impl Stop {
-    fn now(&self) -> bool {
-        self.0.try_recv() == Err(TryRecvError::Disconnected)
-    }
-
-    /// Waits this long for the stop. Returns true if it came.
-    fn within(&self, time: Duration) -> bool {
-        self.0.recv_timeout(time) == Err(RecvTimeoutError::Disconnected)
     }
 }

@@ -91,9 +91,9 @@ fn a_daemon_that_dies_takes_its_workers_along_and_comes_back() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
     let lease = gpu.enter().unwrap();
-    let (daemon, server) = (rig.daemon(), gpu.status().mps_server_pid.unwrap());
+    let (daemon, server) = (rig.daemon(), gpu.server().unwrap().unwrap());
     kill(daemon);
-    until("it is noticed", || gpu.status().mps_server_pid != Some(server));
+    until("it is noticed", || gpu.server() != Ok(Some(server)));
     wait(gpu.lost(lease).unwrap());
     until("it is back", || takes_workers(&gpu));
     assert_ne!(rig.daemon(), daemon);
@@ -115,7 +115,7 @@ fn a_server_at_fault_takes_no_workers_until_all_have_gone() {
     wait(gpu.lost(lease).unwrap());
     client.kill();
     until("it recovers", || takes_workers(&gpu));
-    assert_eq!(gpu.status().why, None);
+    assert!(gpu.server().is_ok());
     gpu.stop(false);
 }
 
@@ -140,14 +140,14 @@ fn a_server_that_stays_at_fault_is_replaced_with_its_daemon() {
 fn a_server_that_is_gone_is_replaced() {
     let rig = Rig::new();
     let gpu = rig.start().unwrap();
-    let (lease, server) = (gpu.enter().unwrap(), gpu.status().mps_server_pid.unwrap());
+    let (lease, server) = (gpu.enter().unwrap(), gpu.server().unwrap().unwrap());
     let mut died = rig.client();
     kill(server);
     until("it is dead", || rig.ask("get_server_list").is_empty());
     died.kill();
     wait(gpu.departed(died.pid()).unwrap());
     wait(gpu.lost(lease).unwrap());
-    until("another one is there", || gpu.status().mps_server_pid.is_some_and(|pid| pid != server));
+    until("another one is there", || matches!(gpu.server(), Ok(Some(pid)) if pid != server));
     gpu.stop(false);
 }
 

@@ -41,17 +41,12 @@ pub struct Control {
 
 impl Control {
     pub(super) async fn send(&self, command: &str) -> Result<String, ControlError> {
-        self.run(&[], command, &format!("{command}\n"), self.limits.command).await
+        self.run(command, self.limits.command).await
     }
 
-    async fn run(
-        &self,
-        arguments: &[&str],
-        command: &str,
-        input: &str,
-        limit: Duration,
-    ) -> Result<String, ControlError> {
-        let said = command::run(&self.program, arguments, &self.environment, input, limit).await;
+    async fn run(&self, command: &str, limit: Duration) -> Result<String, ControlError> {
+        let input = format!("{command}\n");
+        let said = command::run(&self.program, &[], &self.environment, &input, limit).await;
         let said = said.map_err(|source| ControlError::Command { command: command.to_owned(), source })?;
         if said.status.success() {
             return Ok(said.out);
@@ -59,11 +54,6 @@ impl Control {
         let words = format!("{} {}", said.out.trim(), said.err.trim());
         let said = format!("{} ({})", words.trim(), said.status);
         Err(ControlError::Refused { command: command.to_owned(), said })
-    }
-
-    /// Returns the version of the control program. This needs no daemon.
-    pub(super) async fn version(&self) -> Result<String, ControlError> {
-        self.run(&["-v"], "-v", "", self.limits.command).await
     }
 
     pub(super) async fn servers(&self) -> Result<Vec<i32>, ControlError> {
@@ -98,6 +88,6 @@ impl Control {
 
     /// Stops the daemon, which first waits for all clients to exit.
     pub(super) async fn quit(&self) -> Result<(), ControlError> {
-        self.run(&[], "quit", "quit\n", self.limits.quit).await.map(drop)
+        self.run("quit", self.limits.quit).await.map(drop)
     }
 }

@@ -1,10 +1,6 @@
 //! The MPS daemon of a GPU that one supervisor hands over to the next.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::groups::Division;
-use shadowslice_shared::units::Sms;
 
 use super::daemon::Daemon;
 use super::directories::Directories;
@@ -20,23 +16,23 @@ pub struct MpsHandover {
     several_users: bool,
     #[serde(rename = "place")]
     pub(super) directories: Directories,
-    total: Sms,
-    least: Sms,
-    division: Result<Division, String>,
+    #[serde(flatten)]
+    measured: MeasuredGpu,
 }
 
 impl MpsHandover {
     /// Returns the description of the GPU's daemon, or `None` while no daemon runs.
     pub(super) fn of(gpu: &MpsGpu) -> Option<Self> {
-        let MeasuredGpu { total, least, division } = &gpu.measured;
         Some(Self {
             uuid: gpu.setup.uuid.clone(),
             daemon: gpu.state.borrow().daemon?,
             several_users: gpu.setup.several_users,
             directories: gpu.directories.clone(),
-            total: *total,
-            least: *least,
-            division: division.as_ref().map(|division| (**division).clone()).map_err(String::clone),
+            measured: MeasuredGpu {
+                total: gpu.facts.sms,
+                least: gpu.least,
+                division: gpu.facts.division.clone(),
+            },
         })
     }
 
@@ -62,7 +58,6 @@ impl MpsHandover {
             server: Ok(server),
             daemon: Some(self.daemon),
         });
-        let division = self.division.clone().map(Arc::new);
-        Ok((daemon, MeasuredGpu { total: self.total, least: self.least, division }))
+        Ok((daemon, self.measured.clone()))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::SHARE_VARIABLE;
 use shadowslice_shared::errors;
 use shadowslice_shared::groups::Division;
@@ -15,7 +16,7 @@ use crate::backend::probe::{IsolationProbe, isolation, probe};
 const MAX_ISOLATION_ATTEMPTS: u32 = 3;
 
 /// The measured properties of a GPU under MPS.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct MeasuredGpu {
     pub(super) total: Sms,
     pub(super) least: Sms,

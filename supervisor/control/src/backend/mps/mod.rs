@@ -15,22 +15,19 @@ mod replies;
 
 use shadowslice_shared::rounding;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use shadowslice_shared::boot::{DeviceSpec, PRIORITY_VARIABLE, SHARE_VARIABLE};
 use shadowslice_shared::contention::ClientPriority;
-use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::probe::ProbeRunError;
 use super::{
-    BackendKind, BackendStatus, GpuBackend, GpuUsage, GrantError, GrantRequest, Lease, PIPE_DIRECTORY,
-    VISIBLE, Variables, Wait,
+    BackendFacts, BackendKind, GpuBackend, GrantError, GrantRequest, Lease, PIPE_DIRECTORY, VISIBLE,
+    Variables, Wait,
 };
 use control::ControlError;
 pub use control::{Control, control_program};
@@ -109,14 +106,15 @@ pub struct MpsSetup {
 pub struct MpsGpu {
     setup: MpsSetup,
     environment: Variables,
-    measured: MeasuredGpu,
-    usage: GpuUsage,
+    facts: BackendFacts,
+    /// The SMs of the smallest share.
+    least: Sms,
     requests_tx: mpsc::Sender<Request>,
     state: watch::Receiver<ServerState>,
     running: Mutex<Option<Running>>,
     directories: Directories,
     /// True if another supervisor keeps the daemon.
-    passed: Arc<AtomicBool>,
+    passed_tx: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -150,7 +148,7 @@ impl MpsGpu {
         let unknown = ServerState { generation: 0, server: Err("MPS is starting".to_owned()), daemon: None };
         let (state, state_rx) = watch::channel(unknown);
         let uid = nix::unistd::geteuid().as_raw();
-        let passed = Arc::new(AtomicBool::new(setup.handover.is_some()));
+        let (passed_tx, passed_rx) = watch::channel(setup.handover.is_some());
         let monitor = DaemonMonitor {
             control,
             device: setup.device.clone(),
@@ -158,29 +156,27 @@ impl MpsGpu {
             uid,
             state,
             fault: None,
-            passed: Arc::clone(&passed),
         };
         let (requests_tx, requests_rx) = mpsc::channel(MAX_REQUESTS);
         let (stop_tx, stop_rx) = oneshot::channel();
         let (started_tx, started_rx) = oneshot::channel();
-        let thread = spawn(monitor, setup.clone(), MonitorInbox { requests_rx, stop_rx }, started_tx)?;
+        let thread =
+            spawn(monitor, setup.clone(), MonitorInbox { requests_rx, stop_rx, passed_rx }, started_tx)?;
         let ended = || MpsError::Thread(io::Error::other("the thread ended immediately"));
         let measured = started_rx.blocking_recv().map_err(|_| ended())??;
+        let MeasuredGpu { total, least, division } = measured;
+        let (device, uuid) = (setup.device.clone(), Some(setup.uuid.clone()));
         Ok(Self {
+            facts: BackendFacts::new(device, uuid, BackendKind::Mps, total, division),
+            least,
             setup,
             environment,
-            measured,
-            usage: GpuUsage::new(true),
             requests_tx,
             state: state_rx,
             running: Mutex::new(Some(Running { stop_tx, thread })),
             directories,
-            passed,
+            passed_tx,
         })
-    }
-
-    fn server(&self) -> Result<i32, String> {
-        self.state.borrow().server.clone()
     }
 
     /// Returns true if the process is a client of the MPS server. Blocks until the monitor replies.
@@ -210,7 +206,7 @@ fn spawn(
                 monitor.run(daemon, inbox).await;
             }
             Err(error) => {
-                if !monitor.passed.load(Ordering::Relaxed) {
+                if !*inbox.passed_rx.borrow() {
                     monitor.directories.remove();
                 }
                 started_tx.send(Err(error)).ok();
@@ -237,14 +233,12 @@ async fn begin(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<(daemon::Dae
         );
     }
     stop_leftover_daemon(monitor).await;
-    let version = monitor.control.version().await.map_err(|error| missing(program, error))?;
     let (daemon, server) = monitor.start().await?;
     let found = async {
         let found = measure(monitor, setup).await?;
         tracing::info!(
             device = setup.device,
             uuid = setup.uuid,
-            version = replies::version(&version),
             daemon = daemon.pid(),
             server,
             sms = found.total.0,
@@ -271,15 +265,6 @@ async fn begin(monitor: &DaemonMonitor, setup: &MpsSetup) -> Result<(daemon::Dae
     }
 }
 
-fn missing(program: &Path, error: ControlError) -> MpsError {
-    match error {
-        ControlError::Command { source: super::command::CommandError::Start { source, .. }, .. } => {
-            MpsError::Program { program: program.to_owned(), source }
-        }
-        other => MpsError::Control(other),
-    }
-}
-
 /// Stops the daemon that a killed supervisor has left behind.
 async fn stop_leftover_daemon(monitor: &DaemonMonitor) {
     let left = monitor.directories.users(&monitor.control.program);
@@ -295,28 +280,16 @@ async fn stop_leftover_daemon(monitor: &DaemonMonitor) {
 }
 
 impl GpuBackend for MpsGpu {
-    fn status(&self) -> BackendStatus {
-        let server = self.server();
-        BackendStatus {
-            device: self.setup.device.clone(),
-            uuid: Some(self.setup.uuid.clone()),
-            backend: BackendKind::Mps,
-            sms: self.measured.total,
-            mps_server_pid: server.as_ref().ok().copied(),
-            why: server.err(),
-        }
+    fn facts(&self) -> &BackendFacts {
+        &self.facts
+    }
+
+    fn server(&self) -> Result<Option<i32>, String> {
+        self.state.borrow().server.clone().map(Some)
     }
 
     fn sms(&self, share: Percent) -> Sms {
-        share.sms_of(self.measured.total).max(self.measured.least)
-    }
-
-    fn division(&self) -> Result<&Arc<Division>, &str> {
-        self.measured.division.as_ref().map_err(String::as_str)
-    }
-
-    fn usage(&self) -> &GpuUsage {
-        &self.usage
+        share.sms_of(self.facts.sms).max(self.least)
     }
 
     fn enter(&self) -> Result<Lease, GrantError> {
@@ -429,17 +402,11 @@ impl GpuBackend for MpsGpu {
     }
 
     fn pass(&self) {
-        self.passed.store(true, Ordering::Relaxed);
-        // If the queue is full, the end of the monitor does the same.
-        self.requests_tx.try_send(Request::Pass).ok();
+        self.passed_tx.send_replace(true);
     }
 
     fn keep(&self) {
-        if self.passed.swap(false, Ordering::Relaxed) && self.requests_tx.try_send(Request::Keep).is_err() {
-            tracing::warn!(
-                "the MPS control thread is busy, so no process stops the MPS daemon if the supervisor is killed; after a kill, the daemon runs until the supervisor starts again"
-            );
-        }
+        self.passed_tx.send_if_modified(std::mem::take);
     }
 
     fn stop(&self, at_once: bool) {

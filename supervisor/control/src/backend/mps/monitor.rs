@@ -2,8 +2,6 @@
 //! so two commands never run at the same time.
 
 use shadowslice_shared::rounding;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -48,10 +46,6 @@ pub(super) enum Request {
     Terminate(i32, oneshot::Sender<Result<(), ControlError>>),
     /// Checks the server after a client has exited.
     Examine,
-    /// Passes the daemon to another supervisor.
-    Pass,
-    /// Keeps a daemon of the previous supervisor.
-    Keep,
 }
 
 /// The receivers of the monitor. The stop has its own channel, so it never waits in the queue.
@@ -60,6 +54,8 @@ pub(super) struct MonitorInbox {
     pub(super) requests_rx: mpsc::Receiver<Request>,
     /// The stop of the daemon. The value is true if the stop must be immediate.
     pub(super) stop_rx: oneshot::Receiver<bool>,
+    /// True if another supervisor keeps the daemon, which then continues when this supervisor ends.
+    pub(super) passed_rx: watch::Receiver<bool>,
 }
 
 #[derive(Debug)]
@@ -71,8 +67,6 @@ pub(super) struct DaemonMonitor {
     pub(super) state: watch::Sender<ServerState>,
     /// The time at which the server's fault was detected, while the server is faulty.
     pub(super) fault: Option<Instant>,
-    /// True if another supervisor keeps the daemon, which then continues when this supervisor ends.
-    pub(super) passed: Arc<AtomicBool>,
 }
 
 enum AttendEnd {
@@ -141,7 +135,7 @@ impl DaemonMonitor {
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
             match self.attend(&mut daemon, &mut inbox).await {
-                AttendEnd::Stop { .. } if self.passed.load(Ordering::Relaxed) => {
+                AttendEnd::Stop { .. } if *inbox.passed_rx.borrow() => {
                     daemon.pass().await;
                     return;
                 }
@@ -149,7 +143,7 @@ impl DaemonMonitor {
                     daemon.stop(&self.control, &self.directories, at_once).await;
                     break;
                 }
-                AttendEnd::Exited(why) if self.passed.load(Ordering::Relaxed) => {
+                AttendEnd::Exited(why) if *inbox.passed_rx.borrow() => {
                     self.lost(format!("the MPS control daemon is down: {why}"));
                     return;
                 }
@@ -223,11 +217,11 @@ impl DaemonMonitor {
                         return AttendEnd::Exited(why);
                     }
                 }
-                Some(request) = inbox.requests_rx.recv() => match request {
-                    Request::Pass => daemon.pass().await,
-                    Request::Keep => daemon.keep(&self.control),
-                    request => self.serve(request).await,
-                },
+                Ok(()) = inbox.passed_rx.changed() => {
+                    let is_passed = *inbox.passed_rx.borrow_and_update();
+                    if is_passed { daemon.pass().await } else { daemon.keep(&self.control) }
+                }
+                Some(request) = inbox.requests_rx.recv() => self.serve(request).await,
             }
         }
     }
@@ -238,7 +232,6 @@ impl DaemonMonitor {
             Request::IsClient(pid, reply) => drop(reply.send(self.is_client(pid).await)),
             Request::Clients(reply) => drop(reply.send(self.clients().await)),
             Request::Terminate(client, reply) => drop(reply.send(self.terminate(client).await)),
-            Request::Pass | Request::Keep => {}
             Request::Examine => {
                 if let Err(error) = self.examine().await {
                     tracing::warn!(
