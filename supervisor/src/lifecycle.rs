@@ -52,8 +52,8 @@ pub(crate) async fn run_until_ended(
     };
     systemd::stopping();
     let was_serving = succession.phase.borrow().is_accepting();
-    succession.router.stop();
-    succession.registry.stay_moved();
+    succession.admin.router.stop();
+    succession.admin.registry.stay_moved();
     // An operator who stops the supervisor in a terminal does not wait for load balancers.
     if received == ReceivedSignal::Terminate && was_serving && !lame_duck.is_zero() {
         succession.phase.send_replace(Phase::LameDuck);

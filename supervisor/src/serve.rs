@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use shadowslice_config as config;
 use shadowslice_config::Config;
-use shadowslice_control::backend::Gpus;
 use shadowslice_control::controller::{Context, ControlThread};
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::{Registry, start_timeout};
+use shadowslice_control::models::start_timeout;
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::access_log::AccessLogWriter;
 use shadowslice_operations::admin::{AdminContext, Upgrade};
@@ -55,22 +54,11 @@ fn run_logged(
 ) -> Result<u8, Failed> {
     let mut predecessor =
         predecessor.map_err(|error| unavailable("cannot take over from the previous supervisor", &error))?;
-    let code = run_after(path, log, &mut predecessor);
+    let code = start(path, log, &mut predecessor);
     if let (Err(Failed { why, .. }), Some(predecessor)) = (&code, &predecessor) {
         predecessor.failed(why);
     }
     code
-}
-
-fn run_after(path: &Path, log: &Log, predecessor: &mut Option<Predecessor>) -> Result<u8, Failed> {
-    let config = match config::load_here(path) {
-        Ok(config) => config,
-        Err(error) => return Err(Failed { why: errors::chain(&error), code: exit::CONFIG }),
-    };
-    for note in &config.notes {
-        tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
-    }
-    start(path, &config, log, predecessor)
 }
 
 pub(crate) struct Failed {
@@ -82,12 +70,12 @@ pub(crate) fn unavailable(what: &str, cause: &dyn Error) -> Failed {
     Failed { why: format!("{what}: {}", errors::chain(cause)), code: exit::UNAVAILABLE }
 }
 
-fn start(
-    file: &Path,
-    config: &Config,
-    log: &Log,
-    predecessor: &mut Option<Predecessor>,
-) -> Result<u8, Failed> {
+fn start(file: &Path, log: &Log, predecessor: &mut Option<Predecessor>) -> Result<u8, Failed> {
+    let failed = |error| Failed { why: errors::chain(&error), code: exit::CONFIG };
+    let config = &config::load_here(file).map_err(failed)?;
+    for note in &config.notes {
+        tracing::warn!(%note, "the configuration is valid, but you should correct one setting");
+    }
     let itself =
         succession::program().map_err(|error| unavailable("cannot find the path of this program", &error))?;
     let lock = match predecessor {
@@ -124,8 +112,6 @@ pub(crate) struct Place<'a> {
 /// The parts that tasks and the service share.
 pub(crate) struct Shared {
     pub(crate) admin: Arc<AdminContext>,
-    pub(crate) registry: Registry,
-    pub(crate) gpus: Gpus,
     pub(crate) history: Arc<History>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Cancelled when the previous supervisor has exited. Without a previous supervisor, it is cancelled
@@ -161,12 +147,9 @@ async fn serve(
         run_dir: place.run_dir,
         sockets: sockets.clone(),
         memory: ingress.shared_memory(),
-        models: running.models.clone(),
-        router: &running.router.clone(),
         history: &shared.history,
-        registry: shared.registry.clone(),
+        admin: Arc::clone(&shared.admin),
         phase: shared.phase.clone(),
-        gpus: &shared.gpus,
         within: start_timeout(&config.timeouts) + STOP_GRACE,
     };
     let tasks = Tasks::new();
@@ -176,7 +159,7 @@ async fn serve(
         tokio::select! {
             served = serving.run(predecessor.take(), ingress, sockets, unclaimed, repository) => served,
             () = control.ended() => Err(control_ended()),
-            () = shared.registry.panicked() => Err(control_ended()),
+            () = shared.admin.registry.panicked() => Err(control_ended()),
             failed = tasks.failure() => Err(failed),
         }
     };
@@ -234,7 +217,7 @@ impl Shared {
             registry: running.registry.clone(),
             upgrades,
             phase: phase.subscribe(),
-            gpus: context.gpus.clone(),
+            gpus: context.gpus,
             readings: context.readings,
             controller: config.controller,
             planned: running.planned.clone(),
@@ -242,8 +225,6 @@ impl Shared {
         let reopen = telemetry.access_log.as_ref().map(AccessLogWriter::reopen);
         Self {
             admin,
-            registry: running.registry.clone(),
-            gpus: context.gpus,
             history: Arc::new(History::new()),
             phase,
             predecessor_gone,

@@ -73,21 +73,21 @@ impl Serving<'_> {
     }
 
     async fn take_over(&self, predecessor: Predecessor, ingress: &Ingress) -> Result<(), Failed> {
-        let Shared { registry, gpus, history, predecessor_gone, .. } = self.shared;
+        let Shared { admin, history, predecessor_gone, .. } = self.shared;
         let mut conversation = predecessor
-            .converse(predecessor_gone.clone(), registry.clone())
+            .converse(predecessor_gone.clone(), admin.registry.clone())
             .map_err(|error| unavailable("cannot communicate with the previous supervisor", &error))?;
         if let Some(FinalState { drained, drained_models, regions }) =
             conversation.take_over(&self.running.state).await
         {
-            let router = &self.running.router;
+            let router = &admin.router;
             router.drain(None, drained);
             for name in &drained_models {
                 router.drain(Some(name), true);
             }
             ingress.shared_memory().take_over(regions);
         }
-        gpus.iter().for_each(|gpu| gpu.keep());
+        admin.gpus.iter().for_each(|gpu| gpu.keep());
         if let Err(error) = history.take(&self.place.run_dir.history()) {
             tracing::warn!(
                 %error,

@@ -82,15 +82,15 @@ impl Tasks {
                 gone.run_until_cancelled(relays.run(router)).await;
             });
         }
-        let registry = shared.registry.clone();
+        let registry = shared.admin.registry.clone();
         self.spawn("file watch", async move { registry.watch().await });
         if let Some(commands_rx) = running.client_commands_rx.take() {
-            let registry = shared.registry.clone();
+            let registry = shared.admin.registry.clone();
             self.spawn("client commands", async move { registry.serve_clients(commands_rx).await });
         }
         let hangup = signal(SignalKind::hangup())?;
         let reopen = shared.reopen_access_log.clone();
-        self.spawn("reloads", reload_on(hangup, shared.registry.clone(), phase_rx(), reopen));
+        self.spawn("reloads", reload_on(hangup, shared.admin.registry.clone(), phase_rx(), reopen));
         self.spawn("watchdog", systemd::feed_watchdog(running.pulse.clone()));
         Ok(())
     }

@@ -1,14 +1,18 @@
 //! The messages between two supervisors during an upgrade. Each message is a line of JSON. Later versions
 //! may add fields.
 
+use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shadowslice_control::backend::MpsHandover;
 use shadowslice_control::models::Served;
 use shadowslice_ingress::Region;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// The environment variable with the descriptor over which a supervisor talks to its predecessor.
 pub(crate) const DESCRIPTOR_VARIABLE: &str = "SHADOWSLICE_PREDECESSOR";
@@ -61,6 +65,26 @@ pub struct FinalState {
     pub drained_models: Vec<String>,
     /// The shared-memory regions that clients have registered.
     pub regions: Vec<Region>,
+}
+
+/// Returns a message as a line.
+pub(crate) fn line(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+pub(crate) async fn send(to: &mut OwnedWriteHalf, message: &impl Serialize) -> io::Result<()> {
+    to.write_all(&line(message)?).await
+}
+
+/// Returns the next message, or `None` if the other supervisor has closed its socket.
+pub(crate) async fn receive<T: DeserializeOwned>(
+    from: &mut BufReader<OwnedReadHalf>,
+) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    from.take(MAX_LINE).read_until(b'\n', &mut line).await?;
+    if line.is_empty() { Ok(None) } else { Ok(Some(serde_json::from_slice(&line)?)) }
 }
 
 /// Returns the inputs and outputs of a model, as reported by its workers.

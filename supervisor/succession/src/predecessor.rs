@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::messages::{
-    DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, MAX_LINE, Progress, described,
+    DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, MAX_LINE, Progress, described, line,
+    receive, send,
 };
 use shadowslice_control::backend::MpsHandover;
 use shadowslice_control::models::{PersistedState, Registry};
@@ -55,14 +56,10 @@ impl Predecessor {
 
     /// Tells the predecessor that this supervisor fails.
     pub fn failed(&self, why: &str) {
-        // If this fails, the predecessor notices the exit.
-        self.send(&Progress::Failed(why.to_owned())).ok();
-    }
-
-    fn send(&self, progress: &Progress) -> io::Result<()> {
-        let mut line = serde_json::to_vec(progress)?;
-        line.push(b'\n');
-        (&self.channel).write_all(&line)
+        if let Ok(line) = line(&Progress::Failed(why.to_owned())) {
+            // If this fails, the predecessor notices the exit.
+            (&self.channel).write_all(&line).ok();
+        }
     }
 
     /// Starts the conversation. Cancels `gone` when the predecessor has exited.
@@ -72,7 +69,7 @@ impl Predecessor {
         let (instructions_tx, instructions_rx) = mpsc::channel(1);
         tokio::spawn(async move {
             let mut read = BufReader::new(read);
-            while let Some(instruction) = receive(&mut read).await {
+            while let Some(instruction) = hear(&mut read).await {
                 // The receiver may be gone, but the end of the socket must still be noticed.
                 instructions_tx.send(instruction).await.ok();
             }
@@ -82,16 +79,14 @@ impl Predecessor {
     }
 }
 
-async fn receive(read: &mut BufReader<OwnedReadHalf>) -> Option<Instruction> {
-    let mut line = Vec::new();
-    if read.take(MAX_LINE).read_until(b'\n', &mut line).await.is_err() || line.is_empty() {
-        return None;
-    }
-    let instruction = serde_json::from_slice(&line);
-    let unknown = |error: &_| {
-        tracing::error!(%error, "cannot understand a message of the previous supervisor, probably because its version is too old; this supervisor serves alone; check that the previous supervisor exits, and stop it if not");
+/// Returns the next instruction, or `None` if the predecessor has exited.
+async fn hear(read: &mut BufReader<OwnedReadHalf>) -> Option<Instruction> {
+    let unclear = |error: &io::Error| {
+        if error.kind() == io::ErrorKind::InvalidData {
+            tracing::error!(%error, "cannot understand a message of the previous supervisor, probably because its version is too old; this supervisor serves alone; check that the previous supervisor exits, and stop it if not");
+        }
     };
-    instruction.inspect_err(unknown).ok()
+    receive(read).await.inspect_err(unclear).ok().flatten()
 }
 
 /// The conversation with a predecessor that still serves.
@@ -110,9 +105,7 @@ impl Conversation {
             self.registry.not_started().into_iter().partition(|model| model.broken.is_some());
         // The predecessor hears of models that cannot start before any model moves.
         for model in &broken {
-            let (name, why) = (model.name.clone(), model.broken.clone());
-            self.report(&Progress::Serves { model: name, described: Value::Null, why }).await.ok();
-            if !matches!(self.instruction().await, Some(Instruction::Next)) {
+            if !self.reported(&model.name, Value::Null, model.broken.clone()).await {
                 return self.alone();
             }
         }
@@ -124,19 +117,24 @@ impl Conversation {
                 _ = self.instruction() => return self.alone(),
             };
             let described = served.as_ref().map(described).unwrap_or_default();
-            let (model, why) = (name.to_owned(), outcome.err());
-            // If nobody hears it, nobody answers.
-            self.report(&Progress::Serves { model, described, why }).await.ok();
-            if !matches!(self.instruction().await, Some(Instruction::Next)) {
+            if !self.reported(name, described, outcome.err()).await {
                 return self.alone();
             }
         }
         self.registry.begin_all();
-        self.report(&Progress::Started).await.ok();
+        send(&mut self.write, &Progress::Started).await.ok();
         match self.instruction().await {
             Some(Instruction::Go(go)) => Some(go),
             _ => self.alone(),
         }
+    }
+
+    /// Reports that a model serves or not. Returns true if the next model may start.
+    async fn reported(&mut self, model: &str, described: Value, why: Option<String>) -> bool {
+        let progress = Progress::Serves { model: model.to_owned(), described, why };
+        // If nobody hears it, nobody answers.
+        send(&mut self.write, &progress).await.ok();
+        matches!(self.instruction().await, Some(Instruction::Next))
     }
 
     fn alone(&self) -> Option<FinalState> {
@@ -145,12 +143,6 @@ impl Conversation {
             "the previous supervisor exited without notice during the upgrade; this supervisor serves all models now"
         );
         None
-    }
-
-    async fn report(&mut self, progress: &Progress) -> io::Result<()> {
-        let mut line = serde_json::to_vec(progress)?;
-        line.push(b'\n');
-        self.write.write_all(&line).await
     }
 
     /// Returns the next instruction, or `None` if the predecessor has exited. Executes the

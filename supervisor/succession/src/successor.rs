@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use crate::messages::{DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, MAX_LINE, Progress};
+use crate::messages::{DESCRIPTOR_VARIABLE, FinalState, HandoverState, Instruction, Progress, receive, send};
 use crate::upgrade::Succession;
 use shadowslice_control::process::{Child, InheritedFile, spawn};
 use shadowslice_datapath::relay;
@@ -79,7 +79,7 @@ impl Successor {
     }
 
     async fn spawn(succession: &Succession<'_>) -> io::Result<Self> {
-        let Succession { program, config, run_dir, sockets, gpus, .. } = succession;
+        let Succession { program, config, run_dir, sockets, admin, .. } = succession;
         let (ours, theirs) = UnixStream::pair()?;
         let theirs = theirs.into_std()?;
         theirs.set_nonblocking(false)?;
@@ -99,7 +99,7 @@ impl Successor {
                 .map(|socket| socket.address.clone())
                 .zip(FIRST_DESCRIPTOR + 3..)
                 .collect(),
-            mps: gpus.iter().filter_map(|gpu| gpu.handover()).collect(),
+            mps: admin.gpus.iter().filter_map(|gpu| gpu.handover()).collect(),
         };
         let mut environment: Vec<(OsString, OsString)> = env::vars_os()
             .filter(|(name, _)| name != DESCRIPTOR_VARIABLE && name != WATCHDOG_OWNER)
@@ -109,12 +109,12 @@ impl Successor {
         let config = config.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
         let child = spawn(program, &["serve", config], &environment, &files)?;
         let (progress, mut instructions) = ours.into_split();
-        write(&mut instructions, &state).await?;
+        send(&mut instructions, &state).await?;
         Ok(Self { child, progress: BufReader::new(progress), instructions, lives: true, relay })
     }
 
     pub(crate) async fn say(&mut self, instruction: &Instruction) -> Result<(), String> {
-        let said = write(&mut self.instructions, instruction).await;
+        let said = send(&mut self.instructions, instruction).await;
         said.map_err(|error| self.gone(&error))
     }
 
@@ -156,13 +156,11 @@ impl Successor {
     }
 
     async fn read(&mut self) -> io::Result<Progress> {
-        let mut line = Vec::new();
-        (&mut self.progress).take(MAX_LINE).read_until(b'\n', &mut line).await?;
-        if line.is_empty() {
-            let status = self.child.wait().await?;
-            return Err(io::Error::other(format!("{status}; see the log")));
+        if let Some(progress) = receive(&mut self.progress).await? {
+            return Ok(progress);
         }
-        Ok(serde_json::from_slice(&line)?)
+        let status = self.child.wait().await?;
+        Err(io::Error::other(format!("{status}; see the log")))
     }
 
     /// Waits for the exit of a process that has reported its failure.
@@ -206,10 +204,4 @@ async fn silence(socket: &Path) {
     while relay::is_responding(socket, RESPONSE_TIMEOUT).await {
         tokio::time::sleep(CHECK_INTERVAL).await;
     }
-}
-
-async fn write(to: &mut OwnedWriteHalf, message: &impl serde::Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    to.write_all(&line).await
 }

@@ -5,16 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_control::backend::Gpus;
 use shadowslice_control::controller;
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::{ModelSet, PersistedState, Registry};
+use shadowslice_control::models::{ModelSet, PersistedState};
 use shadowslice_datapath::phase::Phase;
 use shadowslice_datapath::readiness::HostState;
-use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::PassableSocket;
 use shadowslice_ingress::SharedMemory;
-use shadowslice_operations::admin::Upgrade;
+use shadowslice_operations::admin::{AdminContext, Upgrade};
 use shadowslice_operations::history::History;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -28,12 +26,9 @@ pub struct Succession<'a> {
     pub config: &'a Path,
     pub run_dir: &'a RunDir,
     pub sockets: Vec<PassableSocket>,
-    pub gpus: &'a Gpus,
     pub memory: SharedMemory,
-    pub models: watch::Receiver<Arc<ModelSet>>,
-    pub router: &'a Router,
     pub history: &'a Arc<History>,
-    pub registry: Registry,
+    pub admin: Arc<AdminContext>,
     pub phase: watch::Sender<Phase>,
     /// The maximum time until a model of the next supervisor serves.
     pub within: Duration,
@@ -74,11 +69,11 @@ impl Succession<'_> {
 
     async fn hand_over(&self) -> Result<Successor, String> {
         // A model that is loaded, reloaded or moved now would change behind the next supervisor's back.
-        let _no_commands = self.registry.pause_commands(self.within).await?;
+        let _no_commands = self.admin.registry.pause_commands(self.within).await?;
         self.settled().await?;
         tracing::info!(program = %self.program.display(), "starting the next supervisor");
-        let models = Arc::clone(&self.models.borrow());
-        let (state, path) = (PersistedState::of(&models, self.router), self.run_dir.state());
+        let models = self.admin.models();
+        let (state, path) = (PersistedState::of(&models, &self.admin.router), self.run_dir.state());
         let written = tokio::task::spawn_blocking(move || state.write(&path)).await;
         written
             .unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -94,15 +89,15 @@ impl Succession<'_> {
             self.take_back(next, moved).await;
             return Err(why);
         }
-        self.registry.stay_moved();
-        self.gpus.iter().for_each(|gpu| gpu.pass());
+        self.admin.registry.stay_moved();
+        self.admin.gpus.iter().for_each(|gpu| gpu.pass());
         self.sockets.iter().for_each(PassableSocket::release);
         Ok(next)
     }
 
     /// Waits until no change of a share is in progress, which the next supervisor would not know.
     async fn settled(&self) -> Result<(), String> {
-        let models = Arc::clone(&self.models.borrow());
+        let models = self.admin.models();
         for served in &models.served {
             // The report may be older than a change that has just begun, so the controller answers.
             let unchanging = async {
@@ -135,8 +130,8 @@ impl Succession<'_> {
     fn final_state(&self, models: &ModelSet) -> FinalState {
         let names = models.served.iter().map(|served| &served.model.name);
         FinalState {
-            drained: self.router.host() == HostState::Drained,
-            drained_models: names.filter(|name| self.router.is_model_drained(name)).cloned().collect(),
+            drained: self.admin.router.host() == HostState::Drained,
+            drained_models: names.filter(|name| self.admin.router.is_model_drained(name)).cloned().collect(),
             regions: self.memory.regions(),
         }
     }
@@ -163,7 +158,7 @@ impl Succession<'_> {
                             moved.push(model.clone());
                             let socket = next.relay();
                             tokio::select! {
-                                () = self.registry.relay(&model, socket) => {}
+                                () = self.admin.registry.relay(&model, socket) => {}
                                 why = next.lost() => return Err(why),
                             }
                         }
@@ -193,10 +188,10 @@ impl Succession<'_> {
         while next.lives()
             && let Some(model) = moved.pop()
         {
-            self.registry.take_back(std::slice::from_ref(&model), false).await;
+            self.admin.registry.take_back(std::slice::from_ref(&model), false).await;
             next.say(&Instruction::Drop { model }).await.ok();
         }
-        self.registry.take_back(&moved, true).await;
+        self.admin.registry.take_back(&moved, true).await;
         next.end().await;
     }
 }

@@ -17,32 +17,8 @@ pub struct Grant {
     wanted: GrantRequest,
     /// The lease, or `None` for a worker that must not use the GPU.
     lease: Option<Lease>,
-    /// The memory that is reserved until the worker has allocated it.
-    reservation: Option<Reservation>,
-}
-
-/// A reservation of memory for a worker. Dropping this ends the reservation.
-#[derive(Debug)]
-struct Reservation {
-    reserved: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Reservation {
-    /// Reserves memory. Returns an error if too little is free after all other reservations.
-    fn of(gpu: &dyn GpuBackend, Room { needed, free }: Room) -> Result<Self, GrantError> {
-        let reserved = &gpu.facts().reserved;
-        let others = reserved.fetch_add(needed, Ordering::Relaxed);
-        let reservation = Self { reserved: Arc::clone(reserved), bytes: needed };
-        let free = free.saturating_sub(others);
-        if needed <= free { Ok(reservation) } else { Err(GrantError::NoMemory { needed, free }) }
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    /// The memory in bytes that is reserved until the worker has allocated it.
+    reserved: AtomicU64,
 }
 
 impl Grant {
@@ -53,14 +29,29 @@ impl Grant {
         wanted: GrantRequest,
         purpose: WorkerPurpose,
     ) -> Result<Self, GrantError> {
-        let (lease, reservation) = match purpose {
-            WorkerPurpose::Reference => (None, None),
-            WorkerPurpose::Serve | WorkerPurpose::DeviceReference => {
-                let room = wanted.room.map(|room| Reservation::of(&**gpu, room)).transpose()?;
-                (Some(gpu.enter()?), room)
-            }
-        };
-        Ok(Self { gpu: Arc::clone(gpu), wanted, lease, reservation })
+        let mut grant = Self { gpu: Arc::clone(gpu), wanted, lease: None, reserved: AtomicU64::new(0) };
+        if purpose == WorkerPurpose::Reference {
+            return Ok(grant);
+        }
+        if let Some(room) = wanted.room {
+            grant.reserve(room)?;
+        }
+        grant.lease = Some(gpu.enter()?);
+        Ok(grant)
+    }
+
+    /// Reserves memory. Returns an error if too little is free after all other reservations.
+    fn reserve(&mut self, Room { needed, free }: Room) -> Result<(), GrantError> {
+        self.reserved = AtomicU64::new(needed);
+        let others = self.gpu.facts().reserved.fetch_add(needed, Ordering::Relaxed);
+        let free = free.saturating_sub(others);
+        if needed <= free { Ok(()) } else { Err(GrantError::NoMemory { needed, free }) }
+    }
+
+    /// Ends the reservation of memory, because the worker has allocated its memory or needs none.
+    pub fn end_reservation(&self) {
+        let reserved = self.reserved.swap(0, Ordering::Relaxed);
+        self.gpu.facts().reserved.fetch_sub(reserved, Ordering::Relaxed);
     }
 
     /// Counts the worker as executing, because a worker executes while it warms up.
@@ -88,12 +79,9 @@ impl Grant {
         Some(InheritedFile { number: descriptors::POOL, file })
     }
 
-    /// Returns the check of the worker's device, or `None` if the worker does not use the GPU. The
-    /// worker's memory is reserved until the [`DeviceCheck`] is dropped.
-    pub fn check(&mut self, pid: i32) -> Option<DeviceCheck> {
-        self.lease?;
-        let reservation = self.reservation.take();
-        Some(DeviceCheck { gpu: Arc::clone(&self.gpu), wanted: self.wanted, pid, _reservation: reservation })
+    /// Checks that the worker runs on the granted part, with the SMs that it found. May block.
+    pub fn check(&self, pid: i32, found: Sms) -> Result<(), String> {
+        if self.lease.is_none() { Ok(()) } else { self.gpu.admit(&self.wanted, pid, found) }
     }
 
     /// Ends the worker's GPU work before a kill, so that the kill does not interrupt a kernel.
@@ -112,7 +100,7 @@ impl Grant {
 
     /// Gives the grant back after the worker has exited. If the GPU does not notice the exit
     /// immediately, the grant counts until it does.
-    pub fn give_back(self, pid: i32) {
+    pub fn give_back(self: Arc<Self>, pid: i32) {
         if let Some(departed) = self.lease.and_then(|_| self.gpu.departed(pid)) {
             tokio::spawn(async move {
                 departed.await;
@@ -124,25 +112,10 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
+        self.end_reservation();
         if let Some(lease) = self.lease {
             self.gpu.leave(lease);
         }
-    }
-}
-
-/// The check that a worker runs on the granted part of the GPU.
-#[derive(Debug)]
-pub struct DeviceCheck {
-    gpu: Arc<dyn GpuBackend>,
-    wanted: GrantRequest,
-    pid: i32,
-    _reservation: Option<Reservation>,
-}
-
-impl DeviceCheck {
-    /// Checks the SMs that the worker found. This function may block.
-    pub fn run(&self, found: Sms) -> Result<(), String> {
-        self.gpu.admit(&self.wanted, self.pid, found)
     }
 }
 
@@ -164,7 +137,7 @@ mod tests {
                 purpose,
             )
         };
-        let mut first = grant(6 << 30, WorkerPurpose::Serve).unwrap();
+        let first = grant(6 << 30, WorkerPurpose::Serve).unwrap();
         let refused = grant(5 << 30, WorkerPurpose::Serve).unwrap_err();
         assert_eq!(refused, GrantError::NoMemory { needed: 5 << 30, free: 4 << 30 });
         assert!(
@@ -173,10 +146,9 @@ mod tests {
         );
         assert!(grant(5 << 30, WorkerPurpose::Reference).is_ok(), "it takes none of the GPU's");
         assert!(grant(4 << 30, WorkerPurpose::Serve).is_ok(), "a refusal keeps nothing");
-        let check = first.check(1);
         assert!(grant(5 << 30, WorkerPurpose::Serve).is_err());
         // A warm worker has taken its memory, so the next reading of free memory shows that.
-        drop(check);
+        first.end_reservation();
         assert!(grant(5 << 30, WorkerPurpose::Serve).is_ok());
     }
 }

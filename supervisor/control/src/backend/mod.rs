@@ -25,7 +25,7 @@ use shadowslice_datapath::pipeline::Occupancy;
 
 pub(crate) use command::CommandError;
 pub use emulated::EmulatedBackend;
-pub use grant::{DeviceCheck, Grant};
+pub use grant::Grant;
 pub use mps::{Control, Limits, MpsError, MpsGpu, MpsHandover, MpsSetup, control_program};
 pub(crate) use probe::ProbeRunError;
 pub use probe::{
@@ -77,7 +77,7 @@ pub struct BackendFacts {
     /// The occupancy of the GPU by executing workers.
     pub occupancy: Arc<Occupancy>,
     /// The memory in bytes that is reserved for workers that have not allocated it yet.
-    reserved: Arc<AtomicU64>,
+    reserved: AtomicU64,
 }
 
 impl BackendFacts {
@@ -91,7 +91,7 @@ impl BackendFacts {
     ) -> Self {
         // Without MPS, workers take turns, and no share is enforced.
         let occupancy = Occupancy::new(kind != BackendKind::None);
-        Self { device, uuid, kind, sms, division, occupancy, reserved: Arc::default() }
+        Self { device, uuid, kind, sms, division, occupancy, reserved: AtomicU64::new(0) }
     }
 
     /// Returns the part of `free` bytes that is not reserved.

@@ -133,7 +133,7 @@ impl Controller {
             id: worker,
             programs: &self.context.programs,
             assignment,
-            grant,
+            grant: Arc::new(grant),
             share,
             requests: self.pipeline.requests(),
             reference: &self.reference,

@@ -22,14 +22,14 @@ use tokio::sync::{mpsc, oneshot};
 use super::loaded_files::{FilesError, LoadedFiles};
 use super::start_queue::StartPermit;
 use super::worker::{WorkerEvent, WorkerSaid};
-use crate::backend::DeviceCheck;
+use crate::backend::Grant;
 use shadowslice_shared::ids::WorkerId;
 
 pub(super) struct Boot {
     pub(super) socket: UnixStream,
     pub(super) worker: WorkerId,
-    /// The check of the worker's device, or `None` if the worker does not use the GPU.
-    pub(super) check: Option<DeviceCheck>,
+    pub(super) pid: i32,
+    pub(super) grant: Arc<Grant>,
     /// The permit to start, which the boot gives back at the worker's hello.
     pub(super) permit: Option<StartPermit>,
     /// A guard that counts the worker as executing until it is warm.
@@ -88,6 +88,7 @@ pub(super) async fn run(
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
     boot.occupied = None;
+    boot.grant.end_reservation();
     boot.tell(said).await;
 }
 
@@ -140,12 +141,10 @@ impl Boot {
             let why = "the model's files changed while the worker loaded them".to_owned();
             return Err(Ended::Refused(BootRefusal::Setup(why)));
         }
-        if let Some(check) = self.check.take() {
-            let sms = loaded.sms;
-            let checked = tokio::task::spawn_blocking(move || check.run(sms).map(|()| check));
-            let checked = checked.await.unwrap_or_else(|panic| Err(panic.to_string()));
-            self.check = Some(checked.map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?);
-        }
+        let (grant, pid, sms) = (Arc::clone(&self.grant), self.pid, loaded.sms);
+        let checked = tokio::task::spawn_blocking(move || grant.check(pid, sms)).await;
+        let checked = checked.unwrap_or_else(|panic| Err(panic.to_string()));
+        checked.map_err(|why| Ended::Refused(BootRefusal::Setup(why)))?;
         let warm_up = plan(&loaded).map_err(Ended::Refused)?;
         self.tell(WorkerSaid::Loaded(loaded)).await;
         self.order(&BootCommand::Warm(warm_up), "before it got its order to warm up").await?;

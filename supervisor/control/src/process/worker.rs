@@ -95,7 +95,7 @@ pub struct LaunchSpec<'l> {
     pub id: WorkerId,
     pub programs: &'l Programs,
     pub assignment: Assignment,
-    pub grant: Grant,
+    pub grant: Arc<Grant>,
     pub share: Percent,
     /// The slab that will contain its requests.
     pub requests: BorrowedFd<'l>,
@@ -383,7 +383,7 @@ const BOOT_END_TIMEOUT: Duration = Duration::from_secs(1);
 impl LaunchSpec<'_> {
     /// Starts the tasks that guide the worker's boot and wait for its exit.
     fn attend(
-        mut self,
+        self,
         child: Child,
         socket: UnixStream,
         load_rx: oneshot::Receiver<()>,
@@ -403,7 +403,8 @@ impl LaunchSpec<'_> {
         let boot = Boot {
             socket,
             worker: self.id,
-            check: self.grant.check(pid),
+            pid,
+            grant: Arc::clone(&self.grant),
             permit: self.permit,
             occupied: self.grant.occupy(),
             files: self.files,
@@ -419,7 +420,7 @@ struct Process {
     model: String,
     child: Child,
     pid: i32,
-    grant: Grant,
+    grant: Arc<Grant>,
     _entry: Option<PidFile>,
 }
 

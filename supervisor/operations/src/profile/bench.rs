@@ -228,7 +228,7 @@ impl Bench<'_> {
             id: WorkerId(0),
             programs: self.programs,
             assignment,
-            grant,
+            grant: Arc::new(grant),
             share,
             requests: self.requests.as_fd(),
             weights: &KeptWeights::default(),
