@@ -11,7 +11,7 @@ use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{
-    StartQueue, Users, held, kill_leftover_workers, may_raise_priority, reap_orphans,
+    StartQueue, Users, WorkerSettings, held, kill_leftover_workers, may_raise_priority, reap_orphans,
 };
 use shadowslice_datapath::clock::Clock;
 use shadowslice_shared::exit;
@@ -72,17 +72,19 @@ impl Ground {
         let watch = Watch::start(&config.gpus);
         let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));
         let context = Context {
-            programs,
+            workers: WorkerSettings {
+                programs,
+                variables: config.workers.environment.clone(),
+                memory: config.workers.memory,
+                register: run_dir.private().join("workers"),
+                data_path: runtime.handle().clone(),
+            },
             library,
             engines: place.join("tensorrt"),
-            register: run_dir.private().join("workers"),
             users,
-            variables: config.workers.environment.clone(),
-            worker_memory: config.workers.memory,
             timeouts: config.timeouts,
             response_bytes: config.limits.response_bytes,
             clock: Clock::start(),
-            data_path: runtime.handle().clone(),
             lower_shadows: may_raise_priority(),
             gpus: gpus.clone(),
             readings: watch.readings(),

@@ -262,18 +262,11 @@ pub fn raise_file_limit() {
 /// open files is low. Workers and commands need descriptors too. Otherwise, clients could prevent
 /// the restart of a worker.
 pub fn connections(config: &Config) -> usize {
-    let configured = config.limits.connections;
-    let Ok((open_files, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return configured };
-    let taken = affordable(configured, config.own_descriptors(), open_files);
-    if taken < configured {
-        tracing::warn!(
-            taken,
-            limits.connections = configured,
-            open_files,
-            "the limit on open files is too low for limits.connections; accepting fewer connections; raise LimitNOFILE, or lower limits.connections"
-        );
+    if let Some(why) = connections_warning(config) {
+        tracing::warn!(why, "accepting fewer connections than limits.connections");
     }
-    taken
+    let (configured, own) = (config.limits.connections, config.own_descriptors());
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(configured, |(limit, _)| affordable(configured, own, limit))
 }
 
 /// Returns a warning if the limit on open files is too low for `limits.connections`. A start with

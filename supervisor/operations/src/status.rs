@@ -25,7 +25,7 @@ use shadowslice_config::ModelConfig;
 use shadowslice_control::backend::{BackendKind, GpuBackend};
 use shadowslice_control::controller::{BatchLimit, Handovers, Mechanism, ModelReport, ReportedState};
 use shadowslice_control::models::Needs;
-use shadowslice_control::nvml::Watched;
+use shadowslice_control::nvml::Reading;
 use shadowslice_control::process::LoadedFiles;
 use shadowslice_datapath::pipeline::{Pipeline, PipelineReport, Rates, RequestCounts, StalledBatch};
 use shadowslice_datapath::readiness::HostState;
@@ -285,9 +285,9 @@ impl ModelStatus {
     }
 }
 
-pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
+pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, reading: Option<&Reading>) -> GpuStatus {
     let (facts, server) = (gpu.facts(), gpu.server());
-    let nvml = watched.reading.as_ref().map(gpus::of_reading);
+    let nvml = reading.map(gpus::of_reading);
     let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
     let groups = gpu.division().map(sizes).map_err(str::to_owned);
     let no_partitions = groups.as_ref().err().cloned();
@@ -309,7 +309,7 @@ pub fn of_model(
     model: &ModelConfig,
     pipeline: &Pipeline,
     report: &ModelReport,
-    gpus: &[Watched],
+    gpus: &[Option<Reading>],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
     let pipeline_report = pipeline.report();
@@ -317,7 +317,8 @@ pub fn of_model(
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == Mechanism::Shadow;
     let cannot_resize =
-        gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
+        gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu).and_then(Option::as_ref))
+            .filter(|_| shadow);
     let now = Instant::now();
     let changed = report.since != Timestamp::default();
     let why = states::reason(&report.state).or_else(|| states::progress(report, now));
@@ -346,7 +347,7 @@ pub fn of_model(
         verdict: plan.map(|plan| plan.why.clone()),
         queue,
         in_flight,
-        workers: gpus::of_workers(&report.workers, gpus.get(model.gpu)),
+        workers: gpus::of_workers(&report.workers, gpus.get(model.gpu).and_then(Option::as_ref)),
         worker_deaths: report.worker_deaths,
         last_death: report.last_death.clone(),
         worker_restarts: report.worker_restarts,

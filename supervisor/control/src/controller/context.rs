@@ -10,29 +10,22 @@ use super::groups::GroupLedger;
 use super::memory::MemoryLedger;
 use crate::backend::Gpus;
 use crate::nvml::Readings;
-use crate::process::{Programs, StartQueue, Users};
+use crate::process::{StartQueue, Users, WorkerSettings};
 
 /// The parts of the supervisor that all controllers use.
 #[derive(Debug, Clone)]
 pub struct Context {
-    pub programs: Programs,
+    pub workers: WorkerSettings,
     /// The path of ONNX Runtime's library, if a model needs it.
     pub library: PathBuf,
     /// The folder for engines that were built for this GPU.
     pub engines: PathBuf,
-    /// The folder with a file for each running worker.
-    pub register: PathBuf,
-    /// The names of environment variables that workers get in addition to the usual ones.
-    pub variables: Vec<String>,
-    /// The limit on each worker's memory, in bytes. `None` means no limit.
-    pub worker_memory: Option<u64>,
     /// The users of the models' workers. `None` if all workers run as the supervisor's user.
     pub users: Option<Arc<Users>>,
     pub timeouts: Timeouts,
     /// The largest size of an answer, in bytes.
     pub response_bytes: u64,
     pub clock: Clock,
-    pub data_path: tokio::runtime::Handle,
     /// True if the process priority of shadows can be lowered, because it can be raised again.
     pub lower_shadows: bool,
     pub gpus: Gpus,

@@ -131,7 +131,7 @@ impl Controller {
         });
         let launch = process::LaunchSpec {
             id: worker,
-            programs: &self.context.programs,
+            settings: &self.context.workers,
             assignment,
             grant: Arc::new(grant),
             share,
@@ -139,14 +139,10 @@ impl Controller {
             reference: &self.reference,
             weights: &self.weights,
             cpus: &self.model.cpus,
-            variables: &self.context.variables,
             files,
-            memory: self.context.worker_memory,
             user,
-            register: &self.context.register,
             low_priority: low_priority && self.context.lower_shadows,
             permit: Some(permit),
-            data_path: &self.context.data_path,
             events: self.worker_events_tx.clone(),
         };
         let model = Arc::clone(&self.model);
@@ -202,6 +198,6 @@ impl Controller {
             occupancy: Arc::clone(&facts.occupancy),
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
-        self.context.data_path.spawn(reader.run());
+        self.context.workers.data_path.spawn(reader.run());
     }
 }

@@ -11,7 +11,7 @@ impl Controller {
     /// does not report the memory.
     fn reading(&self) -> Option<nvml::Memory> {
         let readings = self.context.readings.look();
-        let usage = readings.get(self.model.gpu)?.reading.as_ref()?.usage.as_ref()?;
+        let usage = readings.get(self.model.gpu)?.as_ref()?.usage.as_ref()?;
         self.account.measure(|pid| usage.bytes_of(pid));
         Some(usage.memory)
     }

@@ -132,24 +132,19 @@ impl ReloadReport {
 pub struct Unloaded {
     pub model: Arc<ModelConfig>,
     pub why: String,
-    absence: Absence,
-}
-
-#[derive(Debug)]
-enum Absence {
-    /// The last controller may still answer accepted requests.
-    Unloaded { last: Option<mpsc::Sender<Order>> },
-    /// The next supervisor serves the model.
-    Moved,
+    /// The last controller, which may still answer accepted requests.
+    last: Option<mpsc::Sender<Order>>,
+    /// True if the next supervisor serves the model.
+    has_moved: bool,
 }
 
 impl Unloaded {
     /// Returns the state for `status`.
     pub fn state(&self) -> ReportedState {
-        match &self.absence {
-            Absence::Unloaded { last: Some(orders) } if !orders.is_closed() => ReportedState::Unloading,
-            Absence::Unloaded { .. } => ReportedState::Unloaded,
-            Absence::Moved => ReportedState::Moved,
+        match &self.last {
+            _ if self.has_moved => ReportedState::Moved,
+            Some(orders) if !orders.is_closed() => ReportedState::Unloading,
+            _ => ReportedState::Unloaded,
         }
     }
 }

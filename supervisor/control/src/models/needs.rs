@@ -8,7 +8,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use crate::backend::GpuBackend;
 use crate::controller::{ModelReport, ReportedRole, Served};
-use crate::nvml::Watched;
+use crate::nvml::Reading;
 use shadowslice_datapath::pipeline::Rates;
 
 const MIB: u64 = 1 << 20;
@@ -39,7 +39,7 @@ impl Needs {
     }
 
     /// Returns the needs of a model that runs. `gpus` are the driver's readings.
-    pub fn of(served: &Served, gpus: &[Watched]) -> Self {
+    pub fn of(served: &Served, gpus: &[Option<Reading>]) -> Self {
         let Served { model, gpu, pipeline, report, .. } = served;
         let seen = pipeline.report();
         let report = report.borrow();
@@ -50,7 +50,7 @@ impl Needs {
         let (rows, answered) = (pipeline.totals().rows, seen.counts.succeeded);
         let rows = (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
         let rate = seen.latencies.rate * rows;
-        let observed_memory = observed_memory(&report, gpus.get(model.gpu));
+        let observed_memory = observed_memory(&report, gpus.get(model.gpu).and_then(Option::as_ref));
         let (shadow, memory) = observed_memory.or_else(|| profile_memory(model)).unzip();
         let needs = Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow));
         Self { capacity: needs.capacity.map(|most| most / rows), ..needs }
@@ -125,10 +125,10 @@ fn profile_memory(model: &ModelConfig) -> Option<(u64, u64)> {
 }
 
 /// Returns the memory of a worker without and with its weights, in bytes, according to the driver.
-fn observed_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
+fn observed_memory(report: &ModelReport, gpu: Option<&Reading>) -> Option<(u64, u64)> {
     let worker = report.workers.iter().find(|worker| worker.role == ReportedRole::Incumbent)?;
     let memory = worker.memory?;
-    let own = gpu?.reading.as_ref()?.usage.as_ref()?.bytes_of(worker.pid)?;
+    let own = gpu?.usage.as_ref()?.bytes_of(worker.pid)?;
     let shadow = own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
     Some((shadow, shadow.saturating_add(memory.weights_mib.saturating_mul(MIB))))
 }

@@ -89,7 +89,7 @@ impl Registry {
         let context = &self.0.factory.context;
         let watched = context.readings.look();
         let memory = |index: usize| {
-            let usage = watched.get(index)?.reading.as_ref()?.usage.as_ref()?;
+            let usage = watched.get(index)?.as_ref()?.usage.as_ref()?;
             Some(usage.memory.total)
         };
         // The memory of an emulated GPU is not known, and therefore no limit.

@@ -20,13 +20,6 @@ pub(super) struct PendingChange {
     ticket: Option<PendingOutcome>,
 }
 
-/// A reload that waits for the outcomes of its changes.
-struct PendingReload {
-    models: Vec<PendingChange>,
-    unchanged: usize,
-    settings: Vec<String>,
-}
-
 impl Registry {
     /// Reads the configuration file, and changes the models accordingly. A file with faults, or with a
     /// change that needs a restart, changes nothing.
@@ -37,10 +30,7 @@ impl Registry {
     pub async fn reload(&self) -> Result<ReloadReport, ReloadRefused> {
         let _permit = self.begin_command().map_err(ReloadRefused::Impossible)?;
         let outcome = match self.begin_reload().await {
-            Ok(PendingReload { models, unchanged, settings }) => {
-                let models = outcomes(models).await;
-                Ok(ReloadReport { file: self.0.file.clone(), models, unchanged, settings })
-            }
+            Ok((report, pending)) => Ok(ReloadReport { models: outcomes(pending).await, ..report }),
             Err(refused) => Err(refused),
         };
         log(&outcome);
@@ -51,7 +41,8 @@ impl Registry {
         outcome
     }
 
-    async fn begin_reload(&self) -> Result<PendingReload, ReloadRefused> {
+    /// Changes the desired states. Returns the report without the models, and their changes.
+    async fn begin_reload(&self) -> Result<(ReloadReport, Vec<PendingChange>), ReloadRefused> {
         let _turn = self.0.reading.lock().await;
         let (config, changed_files) = self.read_config().await?;
         let mut table = self.table();
@@ -83,7 +74,12 @@ impl Registry {
     }
 
     /// Changes the desired states.
-    fn apply(&self, table: &mut ModelTable, config: &Config, diff: ConfigDiff) -> PendingReload {
+    fn apply(
+        &self,
+        table: &mut ModelTable,
+        config: &Config,
+        diff: ConfigDiff,
+    ) -> (ReloadReport, Vec<PendingChange>) {
         let sampled = diff.sample.map(|sample| self.set_sample(table, sample)).map(|()| "tracing.sample");
         let ready = diff.ready.map(|rule| self.set_ready_rule(table, rule)).map(|()| "ready");
         let settings = [sampled, ready].into_iter().flatten().map(str::to_owned).collect();
@@ -104,7 +100,8 @@ impl Registry {
         self.publish(table);
         let removed = models.iter().filter(|model| model.change.change == ChangeKind::Removed).count();
         let unchanged = config.models.len().saturating_sub(models.len() - removed);
-        PendingReload { models, unchanged, settings }
+        let file = self.0.file.clone();
+        (ReloadReport { file, models: Vec::new(), unchanged, settings }, models)
     }
 
     fn add_from_file(&self, table: &mut ModelTable, model: ModelConfig) -> PendingOutcome {

@@ -6,7 +6,7 @@ use shadowslice_config::ModelConfig;
 use shadowslice_datapath::router::Route;
 use tokio::sync::mpsc;
 
-use super::{Absence, MOVED, Unloaded};
+use super::{MOVED, Unloaded};
 use crate::controller::{ModelState, Order, Served};
 use crate::process::LoadedFiles;
 
@@ -62,11 +62,11 @@ impl Row {
 
     /// Returns the model as `status` shows it if it has no workers here.
     pub(super) fn unloaded(&self, model: &Arc<ModelConfig>) -> Option<Unloaded> {
-        let (why, absence) = match &self.served_by {
-            ServedBy::Nobody { why, last } => (why.clone(), Absence::Unloaded { last: last.clone() }),
-            ServedBy::NextSupervisor { .. } => (MOVED.to_owned(), Absence::Moved),
+        let (why, last) = match &self.served_by {
+            ServedBy::Nobody { why, last } => (why.clone(), last.clone()),
+            ServedBy::NextSupervisor { .. } => (MOVED.to_owned(), None),
             ServedBy::Workers { .. } => return None,
         };
-        Some(Unloaded { model: Arc::clone(model), why, absence })
+        Some(Unloaded { model: Arc::clone(model), why, last, has_moved: self.has_moved() })
     }
 }

@@ -7,7 +7,7 @@ mod xid;
 
 pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage};
 pub use library::{NvmlFault, NvmlLibrary};
-pub use watch::{Driver, Reading, Readings, Watch, Watched, XidEvent, Xids};
+pub use watch::{Driver, Reading, Readings, Watch, XidEvent, Xids};
 
 #[cfg(test)]
 mod tests;

@@ -82,7 +82,7 @@ fn gpus() -> Vec<config::GpuConfig> {
 fn until(watch: &Watch, what: &str, wanted: impl Fn(&[Option<Reading>]) -> bool) {
     let begun = Instant::now();
     loop {
-        let seen: Vec<_> = watch.readings().look().into_iter().map(|watched| watched.reading).collect();
+        let seen = watch.readings().look();
         if wanted(&seen) {
             return;
         }
@@ -101,10 +101,9 @@ fn each_configured_gpu_has_the_reading_of_its_own() {
     until(&watch, "both were read", |seen| usage(&seen[0]).is_some() && usage(&seen[2]).is_some());
     let seen = watch.readings().look();
     let identities: Vec<_> =
-        seen.iter().map(|seen| seen.reading.as_ref().map(|reading| reading.identity.index)).collect();
+        seen.iter().map(|seen| seen.as_ref().map(|reading| reading.identity.index)).collect();
     assert_eq!(identities, [Some(1), None, Some(0), None], "by UUID, emulated, by index, not there");
-    assert_eq!(seen.iter().map(|seen| seen.gpu.clone()).collect::<Vec<_>>(), gpus());
-    let usage = usage(&seen[0].reading).unwrap();
+    let usage = usage(&seen[0]).unwrap();
     assert_eq!((usage.memory.used, usage.bytes_of(77), usage.bytes_of(78)), (3 * MIB, Some(MIB), None));
 }
 
@@ -116,7 +115,7 @@ fn errors_are_counted_for_their_gpu_even_after_events_failed() {
     let watch = Watch::over(Arc::new(board), &gpus());
     let errors = |reading: &Option<Reading>| reading.as_ref().map(|reading| reading.xid_errors);
     until(&watch, "one and two", |seen| errors(&seen[0]) == Some(1) && errors(&seen[2]) == Some(2));
-    assert_eq!(errors(&watch.readings().look()[1].reading), None);
+    assert_eq!(errors(&watch.readings().look()[1]), None);
 }
 
 #[test]
@@ -129,8 +128,8 @@ fn a_lost_gpu_keeps_its_errors_and_loses_its_usage_until_it_is_back() {
     board.second_is_lost.store(true, Ordering::Relaxed);
     until(&watch, "it is lost", |seen| usage(&seen[0]).is_none());
     let seen = watch.readings().look();
-    assert!(counted(&seen[0].reading));
-    assert!(usage(&seen[2].reading).is_some(), "the other one is read as before");
+    assert!(counted(&seen[0]));
+    assert!(usage(&seen[2]).is_some(), "the other one is read as before");
     board.second_is_lost.store(false, Ordering::Relaxed);
     until(&watch, "it is back", |seen| usage(&seen[0]).is_some());
 }
@@ -145,11 +144,11 @@ fn a_dropped_watch_lets_go_of_the_driver() {
 #[test]
 fn without_real_gpus_nothing_is_opened_and_without_a_driver_nothing_fails() {
     let emulated = [config::GpuConfig::Emulated { sms: Sms(132) }];
-    assert_eq!(Watch::start(&emulated).readings().look()[0].reading, None);
+    assert_eq!(Watch::start(&emulated).readings().look()[0], None);
     let watch = Watch::start(&gpus());
     assert_eq!(watch.readings().look().len(), gpus().len());
     if let Err(error) = NvmlLibrary::open() {
-        assert!(watch.readings().look().iter().all(|seen| seen.reading.is_none()));
+        assert!(watch.readings().look().iter().all(Option::is_none));
         let said = shadowslice_shared::errors::chain(&error);
         assert!(said.contains("install the driver") || said.contains("load it"), "{said}");
     }

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -21,6 +21,9 @@ const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The time for which the end of a watch waits for a driver that does not respond.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The capacity of a channel that carries no messages and only signals by being closed.
+const CLOSE_ONLY: usize = 0;
 
 /// The queries that a watch makes. Tests implement them without a GPU.
 pub trait Driver: Send + Sync + 'static {
@@ -42,13 +45,6 @@ pub struct XidEvent {
     pub xid: u64,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct Watched {
-    pub gpu: config::GpuConfig,
-    /// The reading, or `None` for an emulated GPU and for a GPU that NVML does not find.
-    pub reading: Option<Reading>,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
     pub identity: Identity,
@@ -59,7 +55,7 @@ pub struct Reading {
 }
 
 #[derive(Debug)]
-pub struct Readings(Mutex<Vec<Watched>>);
+pub struct Readings(Mutex<Vec<Option<Reading>>>);
 
 /// The thread that reads the usage of the GPUs once a second and receives their errors. A slow NVML
 /// delays only this thread. It ends when this is dropped.
@@ -67,25 +63,25 @@ pub struct Readings(Mutex<Vec<Watched>>);
 pub struct Watch {
     readings: Arc<Readings>,
     /// The sender whose drop stops the thread.
-    stop_tx: Option<Sender<Infallible>>,
+    stop_tx: Option<SyncSender<Infallible>>,
     /// The receiver of a channel that closes when the thread has ended.
     ended_rx: Receiver<Infallible>,
 }
 
 impl Readings {
-    /// Returns the readings in the order of the configuration.
-    pub fn look(&self) -> Vec<Watched> {
+    /// Returns the readings in the order of the configuration. A reading is `None` for an emulated GPU
+    /// and for a GPU that NVML does not find.
+    pub fn look(&self) -> Vec<Option<Reading>> {
         self.0.lock().clone()
     }
 
     fn uuids(&self) -> Vec<String> {
-        let known = |watched: &Watched| Some(watched.reading.as_ref()?.identity.uuid.clone());
-        self.0.lock().iter().filter_map(known).collect()
+        self.0.lock().iter().flatten().map(|reading| reading.identity.uuid.clone()).collect()
     }
 
     fn update(&self, uuid: &str, update: impl FnOnce(&mut Reading)) {
         let mut all = self.0.lock();
-        let mut readings = all.iter_mut().filter_map(|watched| watched.reading.as_mut());
+        let mut readings = all.iter_mut().flatten();
         if let Some(reading) = readings.find(|reading| reading.identity.uuid == uuid) {
             update(reading);
         }
@@ -113,9 +109,8 @@ impl Watch {
     }
 
     fn of_nothing(gpus: &[config::GpuConfig]) -> Self {
-        let readings = gpus.iter().map(|gpu| Watched { gpu: gpu.clone(), reading: None }).collect();
-        let readings = Arc::new(Readings(Mutex::new(readings)));
-        Self { readings, stop_tx: None, ended_rx: mpsc::channel().1 }
+        let readings = Arc::new(Readings(Mutex::new(vec![None; gpus.len()])));
+        Self { readings, stop_tx: None, ended_rx: mpsc::sync_channel(CLOSE_ONLY).1 }
     }
 
     pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::GpuConfig]) -> Self {
@@ -126,10 +121,10 @@ impl Watch {
             );
             Vec::new()
         });
-        let watched = |gpu: &config::GpuConfig| Watched { gpu: gpu.clone(), reading: reading(gpu, &known) };
-        let readings = Arc::new(Readings(Mutex::new(gpus.iter().map(watched).collect())));
-        let (stop_tx, stop_rx) = mpsc::channel();
-        let (ended_tx, ended_rx) = mpsc::channel();
+        let readings = gpus.iter().map(|gpu| reading(gpu, &known)).collect();
+        let readings = Arc::new(Readings(Mutex::new(readings)));
+        let (stop_tx, stop_rx) = mpsc::sync_channel(CLOSE_ONLY);
+        let (ended_tx, ended_rx) = mpsc::sync_channel(CLOSE_ONLY);
         if !readings.uuids().is_empty() {
             let watched = Arc::clone(&readings);
             let work = move || {

@@ -31,4 +31,4 @@ pub(crate) use spawn::{close_on_exec, watch};
 pub use start_queue::{Rank, Start, StartPermit, StartPlace, StartQueue};
 pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;
-pub use worker::{BootMs, LaunchSpec, Programs, SpawnError, Worker, WorkerEvent, WorkerSaid};
+pub use worker::{BootMs, LaunchSpec, Programs, SpawnError, Worker, WorkerEvent, WorkerSaid, WorkerSettings};

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,6 +82,20 @@ pub enum WorkerSaid {
     Exited(io::Result<ExitStatus>),
 }
 
+/// The settings that all workers share.
+#[derive(Debug, Clone)]
+pub struct WorkerSettings {
+    pub programs: Programs,
+    /// The names of the supervisor's variables that workers get in addition to the usual ones.
+    pub variables: Vec<String>,
+    /// The limit of a worker's private writable memory on the host in bytes. `None` means no limit.
+    pub memory: Option<u64>,
+    /// The folder with a file for each running worker.
+    pub register: PathBuf,
+    /// The runtime that reads the answers of workers.
+    pub data_path: tokio::runtime::Handle,
+}
+
 /// The programs that run as workers.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -93,7 +107,7 @@ pub struct Programs {
 #[derive(Debug)]
 pub struct LaunchSpec<'l> {
     pub id: WorkerId,
-    pub programs: &'l Programs,
+    pub settings: &'l WorkerSettings,
     pub assignment: Assignment,
     pub grant: Arc<Grant>,
     pub share: Percent,
@@ -103,21 +117,13 @@ pub struct LaunchSpec<'l> {
     pub weights: &'l KeptWeights,
     /// The cores to which the worker is pinned, or empty for all cores.
     pub cpus: &'l [usize],
-    /// The supervisor's variables that this worker gets in addition to the usual ones.
-    pub variables: &'l [String],
     /// The files that the worker must load, if the model has served.
     pub files: Option<FilesToLoad>,
-    /// The limit of its private writable memory on the host in bytes, or `None` for no limit.
-    pub memory: Option<u64>,
     /// The user of the worker and a folder of that user, or `None` for the supervisor's user.
     pub user: Option<(u32, PathBuf)>,
-    /// The folder with a file for each running worker.
-    pub register: &'l Path,
     pub low_priority: bool,
     /// The permit to start, if workers wait in a queue.
     pub permit: Option<StartPermit>,
-    /// The runtime that reads its answers.
-    pub data_path: &'l tokio::runtime::Handle,
     pub events: mpsc::Sender<WorkerEvent>,
 }
 
@@ -177,7 +183,7 @@ impl Worker {
     ) -> Result<Self, SpawnError> {
         let (boot_socket, their_boot) = boot::pair().map_err(SpawnError::Socket)?;
         let (socket, theirs) = {
-            let _reactor = launch.data_path.enter();
+            let _reactor = launch.settings.data_path.enter();
             BatchSocket::pair().map_err(SpawnError::Socket)?
         };
         let slab_bytes = launch.assignment.response_slot_bytes * IN_FLIGHT as u64;
@@ -331,7 +337,7 @@ fn start(launch: &LaunchSpec<'_>, files: &[InheritedFile<'_>]) -> Result<Child, 
         // The worker creates its own folder in this one. If this fails, the worker caches nothing.
         std::fs::create_dir_all(parent).ok();
     }
-    let mut environment = environment(&launch.grant, launch.variables);
+    let mut environment = environment(&launch.grant, &launch.settings.variables);
     let user = launch.user.as_ref().map(|(user, home)| {
         // Programs read only the first variable of a name.
         environment.retain(|(name, _)| name != "HOME");
@@ -340,10 +346,12 @@ fn start(launch: &LaunchSpec<'_>, files: &[InheritedFile<'_>]) -> Result<Child, 
     });
     let (program, before): (_, &[&str]) = match engine {
         EngineSpec::Python { interpreter, threads, .. } => {
-            add_python(&mut environment, &launch.programs.python, *threads)?;
+            add_python(&mut environment, &launch.settings.programs.python, *threads)?;
             (interpreter.as_path(), &["-m", "shadowslice.worker"])
         }
-        EngineSpec::OnnxRuntime { .. } | EngineSpec::Emulated { .. } => (&launch.programs.worker, &[]),
+        EngineSpec::OnnxRuntime { .. } | EngineSpec::Emulated { .. } => {
+            (&launch.settings.programs.worker, &[])
+        }
     };
     let arguments: Vec<&str> = before.iter().copied().chain(["--boot"]).chain(user.as_deref()).collect();
     spawn(program, &arguments, &environment, files).map_err(|source| match source.kind() {
@@ -355,7 +363,7 @@ fn start(launch: &LaunchSpec<'_>, files: &[InheritedFile<'_>]) -> Result<Child, 
 /// Limits the worker's memory and sets its priority and cores. The worker's later threads inherit
 /// these settings.
 fn apply_limits(launch: &LaunchSpec<'_>, pid: i32) {
-    if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
+    if let (Some(memory), Some(process)) = (launch.settings.memory, rustix::process::Pid::from_raw(pid)) {
         let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
         if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
             tracing::warn!(model = launch.assignment.model, pid, memory, %error, "cannot limit a worker's memory, so the worker runs without a limit; raise the hard limit on data (LimitDATA), or remove `workers.memory`");
@@ -398,7 +406,7 @@ impl LaunchSpec<'_> {
                 "cannot record a worker in the run directory; if the supervisor is killed, its next start cannot kill this worker"
             );
         };
-        let entry = PidFile::write(self.register, pid).inspect_err(unregistered).ok();
+        let entry = PidFile::write(&self.settings.register, pid).inspect_err(unregistered).ok();
         let (model, events) = (self.assignment.model.clone(), self.events.clone());
         let boot = Boot {
             socket,

@@ -21,7 +21,7 @@ use shadowslice_control::controller::{
     Cause, ChangeOutcome, Order, Planned, ReportedRole, ResizeRefused, WorkerReport,
 };
 use shadowslice_control::models::{ModelSet, Needs, Registry, ReloadRefused, Served};
-use shadowslice_control::nvml::{Readings, Watched};
+use shadowslice_control::nvml::{Reading, Readings};
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::readiness::HostState;
@@ -116,12 +116,14 @@ impl AdminContext {
             ready: self.router.ready(),
             upgrading: self.phase.borrow().is_upgrading(),
             models: served.chain(unloaded).collect(),
-            gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
+            gpus: gpus
+                .map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched.as_ref()))
+                .collect(),
         }
     }
 }
 
-fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
+fn of_served(served: &Served, gpus: &[Option<Reading>], plan: Option<&ModelPlan>) -> ModelStatus {
     let mut report = served.report.borrow().clone();
     // The next supervisor's worker is shown as a shadow, because it will take over. In the next
     // supervisor's own pipeline, this worker is the incumbent.

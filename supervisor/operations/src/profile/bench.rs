@@ -28,8 +28,8 @@ use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest, shown};
 use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
-    BootMs, KeptWeights, LaunchSpec, Programs, ReferenceFile, ReferenceFileError, SpawnError, Worker,
-    WorkerEvent, WorkerSaid,
+    BootMs, KeptWeights, LaunchSpec, ReferenceFile, ReferenceFileError, SpawnError, Worker, WorkerEvent,
+    WorkerSaid, WorkerSettings,
 };
 use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -90,12 +90,10 @@ pub(super) struct Bench<'b> {
     /// The command line. Advice on missing options shows it.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
-    pub(super) programs: &'b Programs,
+    pub(super) settings: &'b WorkerSettings,
     pub(super) library: &'b std::path::Path,
     /// The folder for engines that are built for a particular share.
     pub(super) engines: &'b std::path::Path,
-    /// The folder that contains a file for each running worker.
-    pub(super) register: &'b std::path::Path,
     pub(super) timeouts: Timeouts,
     pub(super) response_bytes: u64,
     pub(super) reference: ReferenceFile,
@@ -226,7 +224,7 @@ impl Bench<'_> {
         };
         let launch = LaunchSpec {
             id: WorkerId(0),
-            programs: self.programs,
+            settings: self.settings,
             assignment,
             grant: Arc::new(grant),
             share,
@@ -234,15 +232,10 @@ impl Bench<'_> {
             weights: &KeptWeights::default(),
             reference: &self.reference,
             cpus: &self.model.cpus,
-            // PYTHONPATH can name the folder of the model's Python packages.
-            variables: &["PYTHONPATH".to_owned()],
             files: None,
-            memory: None,
             user: None,
-            register: self.register,
             low_priority: false,
             permit: None,
-            data_path: &tokio::runtime::Handle::current(),
             events,
         };
         let (model, command) = (self.model.clone(), self.command.to_owned());

@@ -28,7 +28,7 @@ use driver_view::DriverView;
 pub use options::ProfileOptions;
 use shadowslice_config::{Config, ModelConfig, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::process::{BootMs, ReferenceFile, ReferenceFileError};
+use shadowslice_control::process::{BootMs, ReferenceFile, ReferenceFileError, WorkerSettings};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
@@ -93,13 +93,22 @@ fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
     let run_dir = RunDir::take(&config.run_dir, None).map_err(HostError::from)?;
     let gpus = host::gpus(&config.gpus, &run_dir.private(), &programs.worker, false, &[])?;
     let driver = DriverView::of(&config.gpus[0]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(ProfileError::Runtime)?;
+    let settings = WorkerSettings {
+        programs,
+        // PYTHONPATH can name the folder of the model's Python packages.
+        variables: vec!["PYTHONPATH".to_owned()],
+        memory: None,
+        register: run_dir.private().join("workers"),
+        data_path: runtime.handle().clone(),
+    };
     let bench = Bench {
         model,
         command: &options.command(),
         gpu: Arc::clone(&gpus[0]),
-        programs: &programs,
+        settings: &settings,
         engines: &run_dir.private().join("tensorrt"),
-        register: &run_dir.private().join("workers"),
         library: &host::onnxruntime_library(&config)?,
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,
@@ -109,10 +118,7 @@ fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
         time_limit: options.seconds,
         all_memory: &|pid| driver.memory_of(pid),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let columns = runtime
-        .map_err(ProfileError::Runtime)?
-        .block_on(unless_interrupted(all(&bench, options.shares.clone())));
+    let columns = runtime.block_on(unless_interrupted(all(&bench, options.shares.clone())));
     gpus.iter().for_each(|gpu| gpu.stop(columns.is_err()));
     let profile = assemble(model, columns?, driver.source())?;
     let comment = format!("{}, measured by `shadowslice profile`.", model.name);

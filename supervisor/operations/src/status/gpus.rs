@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::GpuStatus;
 use shadowslice_control::backend::{BackendKind, gib};
 use shadowslice_control::controller::{ReportedRole, WorkerReport};
-use shadowslice_control::nvml::{Memory, Reading, Watched};
+use shadowslice_control::nvml::{Memory, Reading};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -44,8 +44,8 @@ pub struct WorkerStatus {
     pub memory_mib: Option<u64>,
 }
 
-pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec<WorkerStatus> {
-    let usage = gpu.and_then(|gpu| gpu.reading.as_ref()).and_then(|reading| reading.usage.as_ref());
+pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Reading>) -> Vec<WorkerStatus> {
+    let usage = gpu.and_then(|gpu| gpu.usage.as_ref());
     let memory = |pid| usage.and_then(|usage| usage.bytes_of(pid)).map(|bytes| bytes / MIB);
     let status =
         |worker: &WorkerReport| WorkerStatus { report: worker.clone(), memory_mib: memory(worker.pid) };
@@ -56,8 +56,8 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
 /// workers. The new worker is assumed to need as much memory as the serving worker uses without its
 /// weights. If this amount is unknown, the new worker is assumed to need `need` bytes. A standby's
 /// memory counts as free, because the standby would be stopped.
-pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
-    let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
+pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Reading>) -> Option<String> {
+    let usage = gpu?.usage.as_ref()?;
     let of = |role| workers.iter().find(|worker| worker.role == role);
     let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
     // The new worker shares the weights that the incumbent has loaded onto the GPU.
@@ -114,18 +114,12 @@ fn in_mib(Memory { used, free, total }: Memory) -> GpuMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_config::{CudaDevice, GpuConfig, Partitioning};
     use shadowslice_control::controller::{ReportedPhase, WorkerMemory};
     use shadowslice_control::nvml::{GpuProcess, Identity, Power, Usage};
 
     fn reading(usage: Option<Usage>) -> Reading {
         let identity = Identity { index: 3, uuid: "GPU-5a7c".to_owned(), name: "NVIDIA H200".to_owned() };
         Reading { identity, usage, xid_errors: 2 }
-    }
-
-    fn watched(usage: Option<Usage>) -> Watched {
-        let gpu = GpuConfig::Cuda { device: CudaDevice::Index(3), partition: Partitioning::Mps };
-        Watched { gpu, reading: Some(reading(usage)) }
     }
 
     fn gpu(nvml: Option<NvmlStatus>) -> GpuStatus {
@@ -190,13 +184,13 @@ mod tests {
 
     #[test]
     fn a_worker_has_the_memory_of_its_process_and_no_other() {
-        let memory = |gpu: Option<&Watched>| -> Vec<_> {
+        let memory = |gpu: Option<&Reading>| -> Vec<_> {
             of_workers(&[worker(7), worker(8)], gpu).iter().map(|worker| worker.memory_mib).collect()
         };
-        assert_eq!(memory(Some(&watched(Some(usage())))), [Some(438), None]);
-        assert_eq!(memory(Some(&watched(None))), [None, None]);
+        assert_eq!(memory(Some(&reading(Some(usage())))), [Some(438), None]);
+        assert_eq!(memory(Some(&reading(None))), [None, None]);
         assert_eq!(memory(None), [None, None]);
-        let json = serde_json::to_value(&of_workers(&[worker(7)], Some(&watched(Some(usage()))))[0]).unwrap();
+        let json = serde_json::to_value(&of_workers(&[worker(7)], Some(&reading(Some(usage()))))[0]).unwrap();
         assert_eq!((&json["pid"], &json["memory_mib"]), (&7.into(), &438.into()));
     }
 
@@ -212,7 +206,7 @@ mod tests {
             ],
         };
         let standby = WorkerReport { role: ReportedRole::Standby, ..worker(8) };
-        let why = |workers: &[WorkerReport], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
+        let why = |workers: &[WorkerReport], need, usage| no_room(workers, need, Some(&reading(Some(usage))));
         let too_little = "a second worker needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
         assert_eq!(why(&[worker(7)], None, usage(4, None)).as_deref(), Some(too_little));
         assert_eq!(why(&[worker(7)], None, usage(9, None)), None);
@@ -226,6 +220,6 @@ mod tests {
             "the need comes from the profile"
         );
         assert_eq!(why(&[worker(9)], None, usage(0, None)), None, "the need is unknown");
-        assert_eq!(no_room(&[worker(7)], Some(9 << 30), Some(&watched(None))), None);
+        assert_eq!(no_room(&[worker(7)], Some(9 << 30), Some(&reading(None))), None);
     }
 }
