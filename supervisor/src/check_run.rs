@@ -1,14 +1,13 @@
 //! `shadowslice check --run`: starts each model once, as `serve` would start it, and says what was
 //! found. Nothing of it stays: its run directory is a temporary folder, and its workers end.
 
-use std::fmt::Write as _;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use shadowslice_config::{Choice, Config, ControllerConfig};
-use shadowslice_control::controller::{Context, ControlThread, ReportedRole, Served};
+use shadowslice_control::controller::{Context, ControlThread, ReportedRole, Served, WorkerMemory};
 use shadowslice_control::models::start_timeout;
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::figures;
@@ -130,45 +129,33 @@ async fn end(control: &mut ControlThread, limit: Duration) {
 fn found(served: &Served, took: Duration) -> String {
     let report = served.report.borrow();
     let seconds = figures::span(took.as_secs_f64());
-    let mut text = format!(
-        "ready after {seconds}, on GPU {} with {} ({} SMs)",
-        served.model.gpu, report.share, report.sms
-    );
-    // Writing to a string cannot fail.
+    let (gpu, share, sms) = (served.model.gpu, report.share, report.sms);
+    let mut lines = vec![format!("ready after {seconds}, on GPU {gpu} with {share} ({sms} SMs)")];
     if let Some(metadata) = served.pipeline.metadata() {
-        let _ = write!(
-            text,
-            "\n  inputs: {}; outputs: {}",
-            tensors(&metadata.inputs),
-            tensors(&metadata.outputs)
-        );
-        let _ = match metadata.max_batch {
-            0 => write!(text, "\n  no batching"),
-            most => write!(text, "\n  batches of at most {most} rows"),
-        };
+        let (inputs, outputs) = (tensors(&metadata.inputs), tensors(&metadata.outputs));
+        lines.push(format!("inputs: {inputs}; outputs: {outputs}"));
+        lines.push(match metadata.max_batch {
+            0 => "no batching".to_owned(),
+            most => format!("batches of at most {most} rows"),
+        });
     }
     let times = served.pipeline.report().execution;
     let times: Vec<String> =
         times.iter().map(|(rows, took)| format!("{rows} in {}", figures::span(took.as_secs_f64()))).collect();
-    if !times.is_empty() {
-        let _ = write!(text, "; rows and times in warm-up: {}", times.join(", "));
+    if let Some(batches) = lines.last_mut().filter(|_| !times.is_empty()) {
+        batches.push_str(&format!("; rows and times in warm-up: {}", times.join(", ")));
     }
-    if let Some(limit) = &report.batch_limit {
-        let _ = write!(text, "\n  batches are smaller than the default: {}", limit.why);
-    }
+    lines.extend(
+        report.batch_limit.iter().map(|limit| format!("batches are smaller than the default: {}", limit.why)),
+    );
     let worker = report.workers.iter().find(|worker| worker.role == ReportedRole::Incumbent);
-    if let Some(memory) = worker.and_then(|worker| worker.memory) {
-        let _ = write!(
-            text,
-            "\n  memory: weights {} MiB, scratch {} MiB",
-            memory.weights_mib, memory.scratch_mib
-        );
+    if let Some(WorkerMemory { weights_mib, scratch_mib, .. }) = worker.and_then(|worker| worker.memory) {
+        lines.push(format!("memory: weights {weights_mib} MiB, scratch {scratch_mib} MiB"));
     }
     if let Some(error) = worker.and_then(|worker| worker.answer_error) {
-        let _ =
-            write!(text, "\n  outputs differ from the reference by at most {error:.2e} of its largest value");
+        lines.push(format!("outputs differ from the reference by at most {error:.2e} of its largest value"));
     }
-    text
+    lines.join("\n  ")
 }
 
 fn tensors(specs: &[TensorSpec]) -> String {

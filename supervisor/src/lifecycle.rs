@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::mpsc;
 
 use crate::serve::{Failed, unavailable};
-use crate::systemd;
+use crate::systemd::{self, NotifyState};
 
 /// The parts that the end of the supervisor needs.
 pub(crate) struct Ending<'a> {
@@ -40,7 +40,7 @@ pub(crate) async fn run_until_ended(
                 pid,
                 "the next supervisor has taken over; finishing the requests that this supervisor has accepted"
             );
-            systemd::succeeded_by(pid);
+            systemd::notify(NotifyState::MainPid(pid));
             succession.phase.send_replace(Phase::Leaving);
             // The receiver may be gone.
             reply.send(Ok(pid)).ok();
@@ -50,7 +50,7 @@ pub(crate) async fn run_until_ended(
             };
         }
     };
-    systemd::stopping();
+    systemd::notify(NotifyState::Stopping);
     let was_serving = succession.phase.borrow().is_accepting();
     succession.admin.router.stop();
     succession.admin.registry.stay_moved();

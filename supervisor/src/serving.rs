@@ -12,7 +12,7 @@ use shadowslice_succession::{FinalState, Predecessor};
 
 use crate::running::{Running, all_ready};
 use crate::serve::{Failed, Place, Shared, unavailable};
-use crate::systemd;
+use crate::systemd::{self, NotifyState};
 use crate::telemetry::Telemetry;
 
 pub(crate) struct Serving<'a> {
@@ -42,7 +42,7 @@ impl Serving<'_> {
         unclaimed.remove_unclaimed();
         let run_dir = self.place.run_dir.path().display();
         tracing::info!(models = self.config.models.len(), %run_dir, "serving");
-        systemd::serving();
+        systemd::notify(NotifyState::Ready);
         phase.send_if_modified(|phase| {
             let starts = matches!(phase, Phase::Starting | Phase::TakingOver);
             if starts {

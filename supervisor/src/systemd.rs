@@ -2,21 +2,8 @@
 
 use std::future::pending;
 
-use sd_notify::NotifyState;
+pub(crate) use sd_notify::NotifyState;
 use shadowslice_datapath::heartbeat::Heartbeat;
-
-pub(crate) fn serving() {
-    notify(NotifyState::Ready);
-}
-
-/// Reports the process that serves from now on.
-pub(crate) fn succeeded_by(pid: u32) {
-    notify(NotifyState::MainPid(pid));
-}
-
-pub(crate) fn stopping() {
-    notify(NotifyState::Stopping);
-}
 
 /// Feeds systemd's watchdog, if there is one, while the control thread responds. This task shows that the
 /// data path responds too.
@@ -32,7 +19,7 @@ pub(crate) async fn feed_watchdog(pulse: Heartbeat) {
 }
 
 /// Notifies systemd, if it has started the supervisor.
-fn notify(word: NotifyState<'_>) {
+pub(crate) fn notify(word: NotifyState<'_>) {
     let words = [word];
     if let Err(error) = sd_notify::notify(&words) {
         let [state] = words;

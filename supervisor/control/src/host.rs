@@ -102,7 +102,19 @@ pub fn gpus(
                     Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
                     Partitioning::Mps => {
                         let handover = handovers.iter().find(|handover| handover.uuid == uuid).cloned();
-                        Arc::new(mps_gpu(index, (name, uuid), (private, several_users), probe, handover)?)
+                        let setup = MpsSetup {
+                            device: name.clone(),
+                            index,
+                            uuid,
+                            program: backend::control_program(),
+                            probe: probe.to_owned(),
+                            private: private.to_owned(),
+                            several_users,
+                            handover,
+                            limits: Limits::default(),
+                        };
+                        let started = MpsGpu::start(setup);
+                        Arc::new(started.map_err(|source| HostError::Mps { device: name, source })?)
                     }
                 }
             }
@@ -150,27 +162,6 @@ fn whole_gpu(device: String, uuid: String, private: &Path, probe: &Path) -> Resu
 
 fn runtime() -> Result<Runtime, HostError> {
     Builder::new_current_thread().enable_all().build().map_err(HostError::Runtime)
-}
-
-fn mps_gpu(
-    index: usize,
-    (device, uuid): (String, String),
-    (private, several_users): (&Path, bool),
-    probe: &Path,
-    handover: Option<MpsHandover>,
-) -> Result<MpsGpu, HostError> {
-    let setup = MpsSetup {
-        device: device.clone(),
-        index,
-        uuid,
-        program: backend::control_program(),
-        probe: probe.to_owned(),
-        private: private.to_owned(),
-        several_users,
-        handover,
-        limits: Limits::default(),
-    };
-    MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })
 }
 
 /// Returns the path of ONNX Runtime's library, or an empty path if no model needs it.

@@ -69,7 +69,8 @@ pub(super) fn compare(old: &Config, new: &Config) -> Result<ConfigDiff, FixedKey
     if !fixed.is_empty() {
         return Err(FixedKeys(fixed));
     }
-    let mut before: HashMap<&str, &ModelConfig> = names(&old.models);
+    let mut before: HashMap<&str, &ModelConfig> =
+        old.models.iter().map(|model| (model.name.as_str(), model)).collect();
     let ready = (new.ready != old.ready).then(|| new.ready.clone());
     let mut diff = ConfigDiff { sample: sample(old, new), ready, ..ConfigDiff::default() };
     for model in &new.models {
@@ -91,10 +92,6 @@ fn with_share_of(old: &ModelConfig, model: &ModelConfig, config: &Config) -> Mod
         model.share.initial = old.share.initial.clamp(model.share.min, model.share.max);
     }
     model
-}
-
-fn names(models: &[ModelConfig]) -> HashMap<&str, &ModelConfig> {
-    models.iter().map(|model| (model.name.as_str(), model)).collect()
 }
 
 /// Returns the keys that differ and must not.

@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::process::pidfd_send_signal;
+use shadowslice_shared::errors;
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, ChildStdin};
 
@@ -96,23 +97,17 @@ impl Daemon {
     /// Stops the daemon with `quit`, unless `at_once` is set. Then kills the remaining processes.
     pub(super) async fn stop(mut self, control: &Control, directories: &Directories, at_once: bool) {
         if !at_once {
-            match control.quit().await {
-                Ok(()) => {
-                    if tokio::time::timeout(control.limits.quit, self.wait_exit()).await.is_err() {
-                        tracing::warn!(
-                            pid = self.pid(),
-                            "the MPS control daemon accepted `quit` but did not exit in time; killing the daemon and its servers"
-                        );
-                    }
-                }
-                Err(error) => {
-                    let error = shadowslice_shared::errors::chain(&error);
-                    tracing::warn!(
-                        pid = self.pid(),
-                        error,
-                        "the MPS control daemon did not accept `quit`; killing the daemon and its servers"
-                    );
-                }
+            let quit = async {
+                control.quit().await.map_err(|error| errors::chain(&error))?;
+                let exit = tokio::time::timeout(control.limits.quit, self.wait_exit()).await;
+                exit.map(drop).map_err(|_| "the daemon accepted `quit` but did not exit in time".to_owned())
+            };
+            if let Err(why) = quit.await {
+                tracing::warn!(
+                    pid = self.pid(),
+                    why,
+                    "the MPS control daemon did not quit; killing the daemon and its servers"
+                );
             }
         }
         self.kill(control, directories).await;

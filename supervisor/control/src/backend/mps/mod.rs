@@ -338,24 +338,17 @@ impl GpuBackend for MpsGpu {
             Some(answer.await.ok()?.map_err(|error| errors::chain(&error)))
         };
         Some(Box::pin(async move {
-            match tokio::time::timeout(limit, terminated).await {
+            let why = match tokio::time::timeout(limit, terminated).await {
                 // If the supervisor ends, nothing is logged.
-                Ok(None | Some(Ok(()))) => {}
-                Ok(Some(Err(error))) => {
-                    tracing::warn!(
-                        pid,
-                        error,
-                        "MPS cannot end a worker's GPU work; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
-                    )
-                }
-                Err(_) => {
-                    tracing::warn!(
-                        pid,
-                        limit_ms = rounding::ms(limit),
-                        "MPS did not end a worker's GPU work in time; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
-                    )
-                }
-            }
+                Ok(None | Some(Ok(()))) => return,
+                Ok(Some(Err(why))) => why,
+                Err(_) => format!("MPS did not reply within {}", rounding::duration(limit)),
+            };
+            tracing::warn!(
+                pid,
+                why,
+                "MPS cannot end a worker's GPU work; killing the worker anyway; if this breaks other workers on the GPU, the supervisor restarts them"
+            );
         }))
     }
 

@@ -57,10 +57,8 @@ pub struct Planner {
     interval: Duration,
     clock: Clock,
     gpus: Vec<SharedGpu>,
-    /// The numbers of the models that the policy knows.
-    ids: Vec<usize>,
-    /// The specs of these models.
-    specs: Vec<ModelSpec>,
+    /// The numbers and the specs of the models that the policy knows.
+    known: Vec<(usize, ModelSpec)>,
     policy: Policy,
     models: Vec<PlannedModel>,
     served_rx: watch::Receiver<Vec<Served>>,
@@ -152,15 +150,14 @@ impl Planner {
         let policy = Policy::new(choice, &gpus, &[]);
         let (planned_tx, planned_rx) = watch::channel(Planned::default());
         let Settings { act, interval, .. } = *settings;
-        let (ids, specs, models) = (Vec::new(), Vec::new(), Vec::new());
+        let (known, models) = (Vec::new(), Vec::new());
         let mut planner = Self {
             choice,
             act,
             interval,
             clock,
             gpus,
-            ids,
-            specs,
+            known,
             policy,
             models,
             served_rx,
@@ -214,7 +211,7 @@ impl Planner {
         if self.act {
             self.set_admissions(&decision.admissions);
         }
-        let names: Vec<String> = self.specs.iter().map(|spec| spec.name.clone()).collect();
+        let names: Vec<String> = self.known.iter().map(|(_, spec)| spec.name.clone()).collect();
         let verdicts: Vec<Explained> =
             decision.report.iter().map(|verdict| Explained::of(verdict, &names)).collect();
         let mut obstacles = vec![None; self.models.len()];
@@ -320,14 +317,14 @@ impl Planner {
     /// Passes new specs to the policy. Specs change with the configuration, and with the load of a model.
     /// The policy keeps its knowledge of models that stay.
     fn update_specs(&mut self) {
-        let (ids, specs): (Vec<usize>, Vec<ModelSpec>) =
-            self.models.iter().map(|model| (model.served.id, model.served.spec())).unzip();
-        if ids == self.ids && specs == self.specs {
+        let models = self.models.iter().map(|model| (model.served.id, model.served.spec()));
+        let before = std::mem::replace(&mut self.known, models.collect());
+        if self.known == before {
             return;
         }
-        let places: Vec<Option<usize>> =
-            ids.iter().map(|id| self.ids.iter().position(|other| other == id)).collect();
+        let place = |(id, _): &(usize, ModelSpec)| before.iter().position(|(other, _)| other == id);
+        let places: Vec<Option<usize>> = self.known.iter().map(place).collect();
+        let specs: Vec<ModelSpec> = self.known.iter().map(|(_, spec)| spec.clone()).collect();
         self.policy = Policy::new(self.choice, &self.gpus, &specs).remembering(&self.policy, &places);
-        (self.ids, self.specs) = (ids, specs);
     }
 }
