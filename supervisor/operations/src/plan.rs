@@ -8,8 +8,8 @@ use shadowslice_control::controller::{
     Explained, Mechanism, ModelDecision, NotOrdered, Planned, RecentReport, ReportedVerdict,
 };
 use shadowslice_policy::sharing::{
-    AdmissionPolicy, Blocker, Choice, LayoutReport, LayoutStage, MissRate, Observation, Pattern, Verdict,
-    VerdictReason,
+    AdmissionPolicy, Blocker, Choice, LayoutReport, LayoutStage, MissRate, Observation, Pattern, PolicyName,
+    Verdict, VerdictReason,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::ms;
@@ -108,6 +108,11 @@ impl PlanReport {
             decisions: planned.map_or(0, |planned| planned.took.count),
             models: decisions.iter().map(|decision| ModelPlan::of(decision, decisions)).collect(),
         }
+    }
+
+    /// Returns true if shares change only by commands.
+    pub(crate) fn is_static(&self) -> bool {
+        self.policy == Choice::of(PolicyName::Static)
     }
 }
 

@@ -130,7 +130,8 @@ fn name(pid: i32) -> String {
 
 #[tokio::test]
 async fn the_next_supervisor_takes_over_the_daemon_and_a_failing_one_leaves_it() {
-    let mut server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    // The daemon waits for its clients, and this worker does not notice the end of its supervisor.
+    let mut server = ServerUnderTest::start(home("exec sleep 9", "mps").unwrap(), None).unwrap();
     let first = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
     let before = server.upgrade().await.unwrap();

@@ -4,11 +4,10 @@ use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wr
 use crate::figures;
 use crate::plan::{ModelPlan, PlanReport};
 use shadowslice_control::controller::ReportedVerdict;
-use shadowslice_policy::sharing::{Choice, PolicyName};
 
 pub(crate) fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
-    if *policy == Choice::of(PolicyName::Static) {
+    if report.is_static() {
         return "policy: static: shares change only by `shadowslice resize`\n".to_owned();
     }
     let act = if *act { "decisions are applied" } else { "decisions are not applied (act: false)" };
@@ -97,6 +96,7 @@ mod tests {
     use super::*;
     use crate::plan::{AdmissionReport, ObservationReport};
     use shadowslice_control::controller::{Mechanism, RecentReport};
+    use shadowslice_policy::sharing::{Choice, PolicyName};
 
     fn model(name: &str) -> ModelPlan {
         ModelPlan {

@@ -6,7 +6,6 @@ use crate::plan::{ModelPlan, PlanReport};
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
 use shadowslice_control::controller::ReportedState;
 use shadowslice_datapath::readiness::HostState;
-use shadowslice_policy::sharing::Choice;
 
 /// The supervisor's reply to one poll.
 #[derive(Debug, Clone)]
@@ -21,7 +20,8 @@ pub(super) struct TopSnapshot {
     pub(super) supervisor: Option<SupervisorStatus>,
     pub(super) host: HostState,
     pub(super) ready: bool,
-    pub(super) policy: Choice,
+    pub(super) policy: String,
+    /// True if decisions are applied, or if no policy decides.
     pub(super) act: bool,
     pub(super) models: Vec<TopModel>,
     pub(super) gpus: Vec<GpuStatus>,
@@ -68,8 +68,8 @@ impl TopSnapshot {
             supervisor: result.status.supervisor.clone(),
             host: result.status.host,
             ready: result.status.ready,
-            policy: result.plan.policy,
-            act: result.plan.act,
+            policy: result.plan.policy.to_string(),
+            act: result.plan.act || result.plan.is_static(),
             models: models.collect(),
             gpus: result.status.gpus.clone(),
         }

@@ -11,7 +11,6 @@ use crate::figures::span;
 use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
 use shadowslice_datapath::readiness::HostState;
-use shadowslice_policy::sharing::{Choice, PolicyName};
 
 const KEYS: &str = "q quits, j/k or arrows select a model";
 
@@ -79,8 +78,7 @@ fn title(app: &App, snapshot: &TopSnapshot, (first, shown): (usize, usize), widt
         HostState::Drained => "drained",
         HostState::Stopping => "stopping",
     };
-    let act =
-        if snapshot.act || snapshot.policy == Choice::of(PolicyName::Static) { "" } else { ", act: false" };
+    let act = if snapshot.act { "" } else { ", act: false" };
     let all = snapshot.models.len();
     let models = if shown < all {
         format!("models {}-{} of {all}", first + 1, first + shown)
