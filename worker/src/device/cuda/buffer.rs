@@ -49,9 +49,9 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // If the context is unusable, the driver has already freed its memory.
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: this value owns the memory. The code that used the memory has waited for all
-            // of its work. If the call fails, the memory is freed when the process exits.
+        if self.context.synchronize().is_ok() {
+            // SAFETY: this value owns the memory, and all work that used the memory has ended. If
+            // the call fails, the memory is freed when the process exits.
             unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
         }
     }
