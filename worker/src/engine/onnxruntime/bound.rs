@@ -1,20 +1,18 @@
 //! Bound batches. A bound batch consists of the GPU tensors for batches of one form, and the way to
 //! execute these batches.
-#![allow(unsafe_code)] // This module creates tensors in memory that ONNX Runtime does not own.
+#![allow(unsafe_code)] // This module creates tensors in its own buffers.
 
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
 use std::rc::Rc;
 
-use ort::memory::{Allocator, MemoryInfo};
+use ort::memory::MemoryInfo;
 use ort::session::{IoBinding, RunOptions, Session};
-use ort::value::DynTensor;
-use ort::{AsPointer, ortsys};
+use ort::value::DynValue;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::output::{RowLayout, layout};
-use super::{element_type, run_failure};
+use super::{element_type, run_failure, tensor};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaError, CudaGpu};
@@ -139,7 +137,6 @@ impl Buffers {
 
 /// Creates bound batches.
 pub(super) struct Binder<'m> {
-    pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
     pub(super) buffers: &'m mut Buffers,
@@ -178,34 +175,19 @@ impl Binder<'_> {
         spec: &TensorSpec,
         shape: &[i64],
         slot: u8,
-        tensor: TensorId,
-    ) -> Result<(Rc<DeviceBuffer>, DynTensor), RunFailure> {
+        id: TensorId,
+    ) -> Result<(Rc<DeviceBuffer>, DynValue), RunFailure> {
         let size = spec.datatype.size().expect("tensors of strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
         let bytes = bytes.ok_or_else(|| {
             RunFailure::Engine(format!("input or output `{}` has an invalid shape {shape:?}", spec.name))
         })?;
-        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| cuda_failure(&fault))?;
-        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| run_failure(&fault))?;
-        Ok((buffer, tensor))
-    }
-
-    fn tensor(
-        &self,
-        spec: &TensorSpec,
-        shape: &[i64],
-        buffer: &DeviceBuffer,
-        bytes: usize,
-    ) -> ort::Result<DynTensor> {
-        let start = buffer.start().as_ptr().cast();
-        let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
-        let mut value = std::ptr::null_mut();
-        // SAFETY: the memory is at least as large as the shape requires. It outlives the value,
+        let buffer = self.buffers.of(slot, id, bytes, self.gpu).map_err(|fault| cuda_failure(&fault))?;
+        // SAFETY: the buffer is at least as large as the shape requires. It outlives the tensor,
         // because bindings are dropped before buffers.
-        ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
-        let value = NonNull::new(value).expect("the call above created the value");
-        // SAFETY: the value is a tensor and has no other owner.
-        Ok(unsafe { DynTensor::from_ptr(value, Some(self.allocator)) })
+        let tensor =
+            unsafe { tensor::at(self.memory, buffer.start(), bytes, shape, element_type(spec.datatype)) };
+        Ok((buffer, tensor.map_err(|fault| run_failure(&fault))?))
     }
 }
 

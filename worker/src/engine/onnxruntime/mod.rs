@@ -19,6 +19,7 @@ mod providers;
 mod scratch;
 mod sessions;
 mod strings;
+mod tensor;
 mod weights;
 
 use std::error::Error;
@@ -218,23 +219,7 @@ fn optional(session: &Session) -> Vec<TensorSpec> {
 }
 
 fn datatype(element: TensorElementType) -> Option<Datatype> {
-    Some(match element {
-        TensorElementType::Bool => Datatype::Bool,
-        TensorElementType::Uint8 => Datatype::Uint8,
-        TensorElementType::Uint16 => Datatype::Uint16,
-        TensorElementType::Uint32 => Datatype::Uint32,
-        TensorElementType::Uint64 => Datatype::Uint64,
-        TensorElementType::Int8 => Datatype::Int8,
-        TensorElementType::Int16 => Datatype::Int16,
-        TensorElementType::Int32 => Datatype::Int32,
-        TensorElementType::Int64 => Datatype::Int64,
-        TensorElementType::Float16 => Datatype::Fp16,
-        TensorElementType::Bfloat16 => Datatype::Bf16,
-        TensorElementType::Float32 => Datatype::Fp32,
-        TensorElementType::Float64 => Datatype::Fp64,
-        TensorElementType::String => Datatype::Bytes,
-        _ => return None,
-    })
+    Datatype::ALL.into_iter().find(|&datatype| element_type(datatype) == element)
 }
 
 fn element_type(datatype: Datatype) -> TensorElementType {

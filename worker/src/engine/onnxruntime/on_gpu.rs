@@ -60,7 +60,6 @@ pub struct GpuEngine {
     /// sizes.
     kernels: Option<u32>,
     options: RunOptions,
-    allocator: Allocator,
     memory: MemoryInfo<'static>,
     sessions: Sessions,
     gpu: Arc<CudaGpu>,
@@ -106,29 +105,16 @@ impl GpuEngine {
         let setup = |fault: ort::Error| BootRefusal::Setup(fault.message().to_owned());
         scratch::share(&library.environment).map_err(setup)?;
         let (sessions, signature) = Sessions::load(loader)?;
-        let memory =
-            || MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
-        let allocator = Allocator::new(&sessions.first().session, memory().map_err(setup)?).map_err(setup)?;
+        let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
+            .map_err(setup)?;
         let mut options = RunOptions::new().map_err(setup)?;
         options.disable_device_sync().map_err(setup)?;
-        let memory = memory().map_err(setup)?;
         let undivided = |why| BootRefusal::NoPartitions(chain(&why));
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| RecordedPartitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let (bound, buffers, unmovable, kernels) = (Vec::new(), Buffers::default(), None, None);
-        let engine = Self {
-            bound,
-            buffers,
-            partitions,
-            unmovable,
-            kernels,
-            options,
-            allocator,
-            memory,
-            sessions,
-            gpu,
-        };
+        let engine = Self { bound, buffers, partitions, unmovable, kernels, options, memory, sessions, gpu };
         Ok((engine, signature))
     }
 
@@ -357,31 +343,19 @@ impl GpuEngine {
             self.bound.pop();
         }
         let of = self.sessions.of(&form, &self.bound)?;
-        let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
+        let Self { sessions, memory, gpu, buffers, .. } = self;
         let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
-        let bound =
-            Binder { allocator, memory, gpu, buffers }.bind(model, form, of, inputs.specs(), outputs)?;
+        let bound = Binder { memory, gpu, buffers }.bind(model, form, of, inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self {
-            bound,
-            buffers,
-            partitions,
-            unmovable,
-            kernels,
-            sessions,
-            allocator,
-            memory,
-            options,
-            gpu,
-        } = self;
+        let Self { bound, buffers, partitions, unmovable, kernels, sessions, memory, options, gpu } = self;
         let bound = &mut bound[index];
         let OnnxSession { session, outputs, .. } = sessions.at_mut(bound.session);
         let copies = partitions.as_ref().map_or(0, RecordedPartitions::copies);
-        let maker = Binder { allocator, memory, gpu, buffers };
+        let maker = Binder { memory, gpu, buffers };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
         if let (Some(partitions), ExecutionMode::Recorded(recorded)) = (partitions, &mut bound.how) {
             *kernels = copies.first().and_then(Recording::kernels);
