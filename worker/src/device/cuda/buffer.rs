@@ -1,6 +1,5 @@
 //! GPU memory that belongs to one tensor. Engines do not use this memory for intermediate results.
 
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,16 +8,11 @@ use cudarc::driver::{CudaContext, result};
 use super::{CudaError, CudaGpu, cuda_error};
 
 /// A block of memory on the GPU.
+#[derive(Debug)]
 pub struct DeviceBuffer {
     start: NonNull<u8>,
     bytes: usize,
     context: Arc<CudaContext>,
-}
-
-impl fmt::Debug for DeviceBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBuffer").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
 }
 
 impl DeviceBuffer {

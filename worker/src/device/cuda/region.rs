@@ -2,7 +2,6 @@
 //! descriptor keeps the memory alive and can map it.
 #![allow(unsafe_code)] // This module calls CUDA's functions for virtual memory.
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// A mapped region of memory that other processes can also map.
+#[derive(Debug)]
 pub struct SharedRegion {
     start: NonNull<u8>,
     /// The number of mapped bytes, rounded up to whole pages.
@@ -23,12 +23,6 @@ pub struct SharedRegion {
     memory: sys::CUmemGenericAllocationHandle,
     file: OwnedFd,
     context: Arc<CudaContext>,
-}
-
-impl fmt::Debug for SharedRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedRegion").field("mapped", &self.mapped).finish_non_exhaustive()
-    }
 }
 
 // SAFETY: the driver lets any thread use a mapping and remove it. This value does not change.
