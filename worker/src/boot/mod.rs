@@ -25,7 +25,7 @@ use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
 use crate::device::ComputeDevice;
 use crate::device::cuda::pinned;
-use crate::engine::{EngineResources, Libraries, ModelEngine, ModelHost, Signature};
+use crate::engine::{EngineResources, ModelEngine, ModelHost, Signature, load_library};
 use crate::parent::ParentProcess;
 use crate::proof::{self, ProofError, Prover};
 use crate::serve::WarmWorker;
@@ -178,7 +178,7 @@ impl Parts {
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.on_gpu();
-        let libraries = Libraries::load(&assignment.engine, on_gpu)?;
+        let library = load_library(&assignment.engine, on_gpu)?;
         let loaded_ns = now_ns();
         let device = ComputeDevice::open(assignment, pool)?;
         let opened_ns = now_ns();
@@ -207,7 +207,7 @@ impl Parts {
             partitioned: assignment.partition.is_some(),
             model: &assignment.model,
         };
-        let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
+        let (engine, mut signature) = ModelEngine::load(&assignment.engine, library.as_ref(), means)?;
         if assignment.device == DeviceSpec::Cuda {
             // A reference worker computes on the CPU, which supports optional inputs. The workers
             // that serve this model compute on a GPU, where optional inputs are not supported.

@@ -99,7 +99,7 @@ impl WarmWorker {
                     None => continue,
                 },
                 Ok(Command::Forget(groups)) => {
-                    self.engine.forget(groups);
+                    self.engine.forget(groups, false);
                     continue;
                 }
                 Err(unreadable) => WorkerMessage::Answer(unreadable),

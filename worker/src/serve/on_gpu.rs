@@ -16,7 +16,7 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeError, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
-use crate::engine::{GpuEngine, Signature, no_stream_failure};
+use crate::engine::{Engine, GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
 /// The state of the loop that serves batches on the GPU.

@@ -31,12 +31,12 @@ use ort::session::builder::SessionBuilder;
 use ort::session::{OverridableInitializer, Session};
 use ort::value::{Outlet, TensorElementType, ValueType};
 use ort::{ErrorCode, LoadDynamicError};
-use shadowslice_shared::batch::{BatchOutput, RunFailure};
+use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use self::optimised::Optimised;
-use super::Signature;
+use super::{Engine, EngineAnswer, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::{Inputs, OptionalInput};
 pub use constants::Constants;
@@ -134,12 +134,10 @@ impl OnnxSession {
         let engine = Self { session, outputs: outputs.clone(), buffers };
         Ok((engine, Signature { inputs, optional: Vec::new(), outputs, streams: 0 }))
     }
+}
 
-    pub fn run(
-        &mut self,
-        inputs: &Inputs<'_>,
-        slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<BatchOutput>, RunFailure> {
+impl Engine for OnnxSession {
+    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
         let values = values.collect::<Result<Vec<_>, _>>()?;
@@ -155,7 +153,9 @@ impl OnnxSession {
         };
         let answer = answer.map_err(|fault| run_failure(&fault))?;
         let outputs = self.outputs.iter().enumerate();
-        outputs.map(|(index, spec)| output::split(spec, &answer[index], inputs, slot)).collect()
+        let split = |(index, spec)| output::split(spec, &answer[index], inputs, slot);
+        let outputs = outputs.map(split).collect::<Result<_, _>>()?;
+        slot.check().map(|()| EngineAnswer::complete(outputs))
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
@@ -24,7 +25,7 @@ use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxSession, Signature, output, run_failure};
+use super::{Engine, EngineAnswer, Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
@@ -118,105 +119,14 @@ impl GpuEngine {
         Ok((engine, signature))
     }
 
-    pub fn unshared(&self) -> Option<&str> {
-        self.sessions.unshared()
-    }
-
-    pub fn channels_last(&self) -> bool {
-        self.sessions.channels_last()
-    }
-
-    /// Writes a file that makes later workers load the model with channels first. Returns false if
-    /// the file cannot be written.
-    pub fn use_channels_first(&self, why: &str) -> bool {
-        self.sessions.use_channels_first(why)
-    }
-
-    pub fn memory(&self) -> DeviceMemory {
-        let (weights, brought) = self.sessions.weights();
-        let arenas = self.sessions.arenas().filter_map(|model| {
-            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
-            scratch::bytes(&allocator)
-        });
-        DeviceMemory { weights, brought, scratch: arenas.sum() }
-    }
-
     pub fn gpu(&self) -> &Arc<CudaGpu> {
         &self.gpu
-    }
-
-    pub fn division(&self) -> Option<&Division> {
-        self.partitions.as_ref().map(RecordedPartitions::division)
-    }
-
-    /// Returns an error with the reason unless all batches can run on partitions.
-    pub fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
-        let strings = inputs.iter().chain(&self.sessions.first().outputs);
-        if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
-            return Err(format!("`{}` holds strings, which only the CPU can compute", spec.name));
-        }
-        let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
-        if let Some(spec) = inputs.iter().find(open) {
-            return Err(format!(
-                "input `{}` has dynamic axes besides the batch, and a CUDA graph has fixed lengths; \
-                 export the model with fixed axes",
-                spec.name
-            ));
-        }
-        let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
-        match eager {
-            Some(bound) if !bound.session.recordable => Err(format!(
-                "the CPU computes a part of the model, which a CUDA graph cannot repeat: {}",
-                self.sessions
-                    .host_fallback_reason()
-                    .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
-            )),
-            Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
-            None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
-        }
-    }
-
-    /// Returns the number of kernels in the last recorded batch, or `None` if no batch was
-    /// recorded.
-    pub fn kernels(&self) -> Option<u32> {
-        self.kernels
-    }
-
-    /// Prepares a partition. If the result is not available yet, returns `None`.
-    /// [`next_prepared`](Self::next_prepared) returns the result later.
-    pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
-        match &mut self.partitions {
-            Some(partitions) => partitions.prepare(groups),
-            None => {
-                let why = "the worker's share is a percentage, not a partition".to_owned();
-                Some(PartitionReply { groups, result: Err(why) })
-            }
-        }
-    }
-
-    /// Returns true if batches with this number of rows run on the partition, which must be ready.
-    /// Otherwise, these batches run on all SMs.
-    pub fn fits(&self, groups: Groups, rows: u32) -> bool {
-        let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
-            return true;
-        };
-        let mut sized = self.bound.iter().filter(|bound| bound.form.rows.unwrap_or(1) == rows);
-        sized.all(|bound| match &bound.how {
-            ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
-            ExecutionMode::Eager(_) => false,
-        })
     }
 
     /// Returns the result for one partition that has become ready since the last call, or `None` if
     /// there is none.
     pub fn next_prepared(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.next_prepared()
-    }
-
-    pub fn forget(&mut self, groups: Groups, in_use: bool) {
-        if let Some(partitions) = &mut self.partitions {
-            partitions.forget(groups, in_use);
-        }
     }
 
     /// Starts a batch, and returns the parts of its answer. The parts are complete once the GPU has
@@ -230,7 +140,7 @@ impl GpuEngine {
             // Strings stay in host memory, and ONNX Runtime copies the strings that it needs.
             self.refuse_partition(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
-            self.sessions.first_mut().run(inputs, slot)?
+            self.sessions.first_mut().run(inputs, slot)?.outputs
         } else {
             self.run_bound(inputs, slot)?
         };
@@ -253,25 +163,6 @@ impl GpuEngine {
         Err(RunFailure::Engine(
             "a batch of this shape has no CUDA graph, so the batch cannot run on a partition".into(),
         ))
-    }
-
-    /// Records batches of this size. Batches of all sizes must have run before the first recording.
-    /// Otherwise, a later batch size could permanently allocate memory to which a recording writes.
-    pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
-        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
-        for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
-            self.record_bound(index)?;
-        }
-        Ok(())
-    }
-
-    pub fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
-        self.sessions.finish_warm_up(&self.bound)?;
-        self.partitions
-            .as_mut()
-            .map_or(Ok(()), RecordedPartitions::finish_warm_up)
-            .map_err(BootRefusal::NoPartitions)
     }
 
     fn run_bound(
@@ -384,6 +275,120 @@ impl GpuEngine {
             }
         }
         Ok(())
+    }
+}
+
+impl Engine for GpuEngine {
+    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+        let outputs = self.begin(inputs, slot)?;
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        Ok(EngineAnswer::complete(outputs))
+    }
+
+    fn execution_time(&self, slot: u8) -> Option<Duration> {
+        self.gpu.execution_time(slot).ok().flatten()
+    }
+
+    fn unshared(&self) -> Option<&str> {
+        self.sessions.unshared()
+    }
+
+    fn channels_last(&self) -> bool {
+        self.sessions.channels_last()
+    }
+
+    fn use_channels_first(&self, why: &str) -> bool {
+        self.sessions.use_channels_first(why)
+    }
+
+    fn memory(&self) -> Option<DeviceMemory> {
+        let (weights, brought) = self.sessions.weights();
+        let arenas = self.sessions.arenas().filter_map(|model| {
+            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
+            scratch::bytes(&allocator)
+        });
+        Some(DeviceMemory { weights, brought, scratch: arenas.sum() })
+    }
+
+    fn division(&self) -> Option<&Division> {
+        self.partitions.as_ref().map(RecordedPartitions::division)
+    }
+
+    fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
+        let strings = inputs.iter().chain(&self.sessions.first().outputs);
+        if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
+            return Err(format!("`{}` holds strings, which only the CPU can compute", spec.name));
+        }
+        let open = |spec: &&TensorSpec| spec.shape.iter().skip(usize::from(batched)).any(|&axis| axis < 0);
+        if let Some(spec) = inputs.iter().find(open) {
+            return Err(format!(
+                "input `{}` has dynamic axes besides the batch, and a CUDA graph has fixed lengths; \
+                 export the model with fixed axes",
+                spec.name
+            ));
+        }
+        let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
+        match eager {
+            Some(bound) if !bound.session.recordable => Err(format!(
+                "the CPU computes a part of the model, which a CUDA graph cannot repeat: {}",
+                self.sessions
+                    .host_fallback_reason()
+                    .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
+            )),
+            Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
+            None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
+        }
+    }
+
+    fn kernels(&self) -> Option<u32> {
+        self.kernels
+    }
+
+    /// If the result is not available yet, [`GpuEngine::next_prepared`] returns it later.
+    fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
+        match &mut self.partitions {
+            Some(partitions) => partitions.prepare(groups),
+            None => {
+                let why = "the worker's share is a percentage, not a partition".to_owned();
+                Some(PartitionReply { groups, result: Err(why) })
+            }
+        }
+    }
+
+    fn fits(&self, groups: Groups, rows: u32) -> bool {
+        let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
+            return true;
+        };
+        let mut sized = self.bound.iter().filter(|bound| bound.form.rows.unwrap_or(1) == rows);
+        sized.all(|bound| match &bound.how {
+            ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
+            ExecutionMode::Eager(_) => false,
+        })
+    }
+
+    fn forget(&mut self, groups: Groups, in_use: bool) {
+        if let Some(partitions) = &mut self.partitions {
+            partitions.forget(groups, in_use);
+        }
+    }
+
+    /// Batches of all sizes must have run before the first recording. Otherwise, a later batch size
+    /// could permanently allocate memory to which a recording writes.
+    fn record(&mut self, size: u32) -> Result<(), RunFailure> {
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
+        for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
+            self.record_bound(index)?;
+        }
+        Ok(())
+    }
+
+    fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
+        self.sessions.finish_warm_up(&self.bound)?;
+        self.partitions
+            .as_mut()
+            .map_or(Ok(()), RecordedPartitions::finish_warm_up)
+            .map_err(BootRefusal::NoPartitions)
     }
 }
 
