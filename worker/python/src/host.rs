@@ -11,7 +11,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
 use shadowslice_worker::engine::{
-    EngineAnswer, GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature,
+    EngineAnswer, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature, TensorData,
 };
 use shadowslice_worker::inputs::Inputs;
 
@@ -186,7 +186,7 @@ impl ModelHost for PythonHost {
         });
         let BasisReply { basis, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
         let ProofBasisReply { deterministic, inputs } = basis.ok_or(BootRefusal::Model(why))?;
-        let given = |InputReply { shape, bytes }| GivenInput { shape, bytes };
+        let given = |InputReply { shape, bytes }| TensorData { shape, bytes };
         Ok(ProofBasis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 

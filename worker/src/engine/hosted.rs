@@ -9,7 +9,8 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::TensorSpec;
 
-use super::recorded::{InputShapes, RecordedGraph, fitting};
+use super::recorded::{RecordedGraph, fitting};
+use super::shapes::InputShapes;
 use super::{Engine, EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;

@@ -7,6 +7,7 @@ mod host;
 mod hosted;
 mod onnxruntime;
 mod recorded;
+mod shapes;
 
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
@@ -23,7 +24,7 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
 use echo::EmulatedEngine;
-pub use host::{GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput};
+pub use host::{HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, TensorData};
 pub use hosted::Hosted;
 use onnxruntime::RetainedModel;
 pub use onnxruntime::{Constants, GpuEngine, try_libraries};

@@ -11,7 +11,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::made_up::{self, Fill, InputDraw};
 use super::{ProofBatch, Prover};
-use crate::engine::{Constants, GivenInput};
+use crate::engine::{Constants, TensorData};
 
 /// The maximum number of elements of a made-up input. An input of this size takes several
 /// gigabytes.
@@ -33,14 +33,6 @@ impl ProofInputs {
     pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
         self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
     }
-}
-
-/// An input of a batch, with all of its rows.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct InputTensor {
-    /// The shape without the batch axis.
-    pub(super) shape: Vec<i64>,
-    pub(super) bytes: Vec<u8>,
 }
 
 impl Prover<'_> {
@@ -75,8 +67,8 @@ impl Prover<'_> {
         ways
     }
 
-    /// Returns the inputs of a batch, each with all of its rows.
-    pub(super) fn tensors(&self, run: ProofBatch) -> Result<Vec<InputTensor>, BootRefusal> {
+    /// Returns the inputs of a batch, each with all of its rows. Their shapes omit the batch axis.
+    pub(super) fn tensors(&self, run: ProofBatch) -> Result<Vec<TensorData>, BootRefusal> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
@@ -84,7 +76,7 @@ impl Prover<'_> {
     pub(super) fn laid_out<'t>(
         &self,
         run: ProofBatch,
-        requests: impl Iterator<Item = (u32, &'t [InputTensor])>,
+        requests: impl Iterator<Item = (u32, &'t [TensorData])>,
     ) -> Result<ProofInputs, BootRefusal> {
         let (mut bytes, mut shapes, mut laid_out) = (Vec::new(), Vec::new(), Vec::new());
         for (rows, tensors) in requests {
@@ -111,7 +103,7 @@ impl Prover<'_> {
     fn try_tensors(
         &self,
         ProofBatch { size, fill, draw, .. }: ProofBatch,
-    ) -> Result<Vec<InputTensor>, String> {
+    ) -> Result<Vec<TensorData>, String> {
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
@@ -132,7 +124,7 @@ impl Prover<'_> {
                 Some(values) => made_up::given(spec.datatype, count, size, draw, values),
                 None => made_up::tensor(spec.datatype, count, size, draw),
             };
-            Ok(InputTensor { shape, bytes })
+            Ok(TensorData { shape, bytes })
         };
         self.signature.inputs.iter().zip(shapes).enumerate().map(tensor).collect()
     }
@@ -144,13 +136,13 @@ fn unmakeable(size: u32, why: &str) -> BootRefusal {
 
 /// Repeats the given row `size` times.
 fn repeated(
-    GivenInput { shape, bytes }: &GivenInput,
+    TensorData { shape, bytes }: &TensorData,
     batched: bool,
     size: u32,
-) -> Result<InputTensor, String> {
+) -> Result<TensorData, String> {
     match (batched, &shape[..]) {
-        (false, _) => Ok(InputTensor { shape: shape.clone(), bytes: bytes.clone() }),
-        (true, [1, row @ ..]) => Ok(InputTensor { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
+        (false, _) => Ok(TensorData { shape: shape.clone(), bytes: bytes.clone() }),
+        (true, [1, row @ ..]) => Ok(TensorData { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
         (true, _) => Err(format!("an input of shape {shape:?} does not have one row")),
     }
 }
@@ -161,8 +153,8 @@ mod tests {
 
     #[test]
     fn the_row_is_repeated_along_the_batch_axis_if_there_is_one() {
-        let input = |shape: &[i64]| GivenInput { shape: shape.to_vec(), bytes: vec![1, 2] };
-        let tensor = |bytes: &[u8]| Ok(InputTensor { shape: vec![2], bytes: bytes.to_vec() });
+        let input = |shape: &[i64]| TensorData { shape: shape.to_vec(), bytes: vec![1, 2] };
+        let tensor = |bytes: &[u8]| Ok(TensorData { shape: vec![2], bytes: bytes.to_vec() });
         assert_eq!(repeated(&input(&[1, 2]), true, 3), tensor(&[1, 2, 1, 2, 1, 2]));
         assert_eq!(repeated(&input(&[2]), false, 1), tensor(&[1, 2]));
         assert!(repeated(&input(&[2, 1]), true, 3).is_err());

@@ -26,13 +26,13 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlots;
 use crate::boot::BootChannel;
 use crate::clock::{HungUp, now_ns, still_wanted};
-use crate::engine::{EngineAnswer, GivenInput, ModelEngine, ProofBasis, Signature};
+use crate::engine::{EngineAnswer, ModelEngine, ProofBasis, Signature, TensorData};
 use crate::inputs::Inputs;
 use crate::log_line;
 use inputs::ProofInputs;
 pub use made_up::Draw;
 use made_up::Fill;
-use reference::{Reference, ReferenceOutput, SizeAnswers};
+use reference::{Reference, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
 /// The maximum number of answers of a stream that the proof compares. More than one is needed,
@@ -74,7 +74,7 @@ pub struct Prover<'a> {
     pub open_axis: i64,
     /// The inputs that the model itself supplies, which replace made-up inputs. Later workers take
     /// these inputs from the reference answers.
-    pub given: Option<Vec<GivenInput>>,
+    pub given: Option<Vec<TensorData>>,
 }
 
 /// A batch of the proof.
@@ -264,8 +264,8 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
 /// difference is too large.
 fn compare_answers(
     prover: &Prover<'_>,
-    expected: &[ReferenceOutput],
-    answers: &[ReferenceOutput],
+    expected: &[TensorData],
+    answers: &[TensorData],
     size: u32,
 ) -> Result<f64, BootRefusal> {
     if expected.len() != answers.len() {
@@ -382,7 +382,7 @@ impl Prover<'_> {
         )
     }
 
-    fn run(&mut self, run: ProofBatch) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
+    fn run(&mut self, run: ProofBatch) -> Result<(Vec<TensorData>, Duration), BootRefusal> {
         let made_up = self.made_up(run)?;
         self.run_on(run, &made_up)
     }
@@ -391,7 +391,7 @@ impl Prover<'_> {
         &mut self,
         run: ProofBatch,
         made_up: &ProofInputs,
-    ) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
+    ) -> Result<(Vec<TensorData>, Duration), BootRefusal> {
         let ProofBatch { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
@@ -420,13 +420,13 @@ impl Prover<'_> {
         Ok((answers, took))
     }
 
-    fn written(&self, outputs: Vec<BatchOutput>) -> Vec<ReferenceOutput> {
+    fn written(&self, outputs: Vec<BatchOutput>) -> Vec<TensorData> {
         let read = |output: BatchOutput| {
             let part = |part: &Extent| {
                 self.answers.bytes(part.offset, part.len).expect("the engine has written this part")
             };
             let parts = output.parts.iter().map(part).collect::<Vec<_>>();
-            ReferenceOutput { shape: output.shape, bytes: parts.concat() }
+            TensorData { shape: output.shape, bytes: parts.concat() }
         };
         outputs.into_iter().map(read).collect()
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::InputValues;
 
 use super::made_up::Fill;
-use crate::engine::ProofBasis;
+use crate::engine::{ProofBasis, TensorData};
 
 /// The reference answers, and the inputs that produce these answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -23,19 +23,12 @@ pub(super) struct Reference {
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
-/// The answers at one batch size, in the order of the model's outputs.
+/// The answers at one batch size, in the order of the model's outputs. Their shapes omit the batch
+/// axis.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SizeAnswers {
     pub(super) size: u32,
-    pub(super) answers: Vec<ReferenceOutput>,
-}
-
-/// One output of an answer.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ReferenceOutput {
-    /// The shape without the batch axis.
-    pub(super) shape: Vec<i64>,
-    pub(super) bytes: Vec<u8>,
+    pub(super) answers: Vec<TensorData>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -69,11 +62,10 @@ impl Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::GivenInput;
 
     fn reference() -> Reference {
-        let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
-        let input = GivenInput { shape: vec![1, 2], bytes: vec![7, 8] };
+        let answer = TensorData { shape: vec![2], bytes: vec![1, 2, 3, 250] };
+        let input = TensorData { shape: vec![1, 2], bytes: vec![7, 8] };
         let basis = ProofBasis { deterministic: false, inputs: Some(vec![input]) };
         Reference {
             basis,

@@ -17,30 +17,14 @@ use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaError, CudaGpu};
 use crate::engine::cuda_failure;
+use crate::engine::shapes::InputShapes;
 
-/// The form of a batch: its slot, its size and the shapes of its inputs. Batches of the same form
-/// use the same tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BatchForm {
-    pub(super) slot: u8,
-    pub(super) rows: Option<u32>,
-    /// The shape of each input, without the batch axis.
-    pub(super) shapes: Vec<Vec<i64>>,
-}
-
-impl BatchForm {
-    /// Returns true if a batch of the form `other` fits into the tensors of this form. The batch
-    /// may need padding rows.
-    pub(super) fn holds(&self, other: &Self) -> bool {
-        self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
-    }
-}
-
-/// The tensors of batches of one form. They share no memory with intermediate tensors, so the
+/// The tensors of batches of one form, which consists of the slot and the shapes of a batch. They share no memory with intermediate tensors, so the
 /// worker can copy a batch's inputs while the previous batch executes.
 #[derive(Debug)]
 pub(super) struct BoundBatch {
-    pub(super) form: BatchForm,
+    pub(super) slot: u8,
+    pub(super) shapes: InputShapes,
     pub(super) session: SessionRef,
     pub(super) how: ExecutionMode,
     pub(super) inputs: Vec<Rc<DeviceBuffer>>,
@@ -153,21 +137,22 @@ impl Binder<'_> {
     pub(super) fn bind(
         &mut self,
         session: &Session,
-        form: BatchForm,
+        slot: u8,
+        shapes: InputShapes,
         of: SessionRef,
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
     ) -> Result<BoundBatch, RunFailure> {
         let mut binding = session.create_binding().map_err(|fault| run_failure(&fault))?;
         let mut buffers = Vec::with_capacity(inputs.len());
-        for (input, (spec, row)) in inputs.iter().zip(&form.shapes).enumerate() {
-            let shape: Vec<i64> = form.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
-            let (buffer, tensor) = self.place(spec, &shape, form.slot, TensorId::Input(input))?;
+        for (input, (spec, shape)) in inputs.iter().zip(shapes.with_batch_axis()).enumerate() {
+            let (buffer, tensor) = self.place(spec, &shape, slot, TensorId::Input(input))?;
             binding.bind_input(&spec.name, &tensor).map_err(|fault| run_failure(&fault))?;
             buffers.push(buffer);
         }
         allot_outputs(&mut binding, outputs, self.memory)?;
-        Ok(BoundBatch { form, session: of, how: ExecutionMode::Eager(Box::new(binding)), inputs: buffers })
+        let how = ExecutionMode::Eager(Box::new(binding));
+        Ok(BoundBatch { slot, shapes, session: of, how, inputs: buffers })
     }
 
     fn place(
@@ -207,16 +192,15 @@ impl Recorder<'_> {
         let mut layouts = Vec::with_capacity(outputs.len());
         for spec in outputs {
             let Some(value) = answer.get(&spec.name) else { return Ok(Vec::new()) };
-            layouts.push(layout(spec, value, bound.form.rows)?);
+            layouts.push(layout(spec, value, bound.shapes.rows)?);
         }
         drop(answer);
         self.maker.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let mut fixed = Vec::with_capacity(outputs.len());
         for (output, (spec, layout)) in outputs.iter().zip(layouts).enumerate() {
-            let rows = bound.form.rows.map(i64::from);
+            let rows = bound.shapes.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
-            let (buffer, tensor) =
-                self.maker.place(spec, &shape, bound.form.slot, TensorId::Output(output))?;
+            let (buffer, tensor) = self.maker.place(spec, &shape, bound.slot, TensorId::Output(output))?;
             binding.bind_output(&spec.name, tensor).map_err(|fault| run_failure(&fault))?;
             fixed.push(OutputBuffer { layout, buffer });
         }

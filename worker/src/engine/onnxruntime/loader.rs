@@ -11,12 +11,12 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
 use shadowslice_shared::boot::{BootRefusal, ProviderSpec};
 
-use super::bound::BatchForm;
 use super::optimised::{LARGE_TENSOR_BYTES, Optimised, OptimisedForm, WEIGHTS};
 use super::scratch::Scratch;
 use super::weights::Weights;
 use super::{OnnxSession, Signature, channels_last, options, providers};
 use crate::device::cuda::CudaGpu;
+use crate::engine::shapes::InputShapes;
 use shadowslice_shared::errors::chain;
 
 /// The settings and resources that all sessions of a model share.
@@ -185,12 +185,11 @@ fn needs_processor(refusal: &BootRefusal) -> bool {
     refusal.to_string().contains("fallback to CPU EP has been explicitly disabled")
 }
 
-/// Returns the lengths of a model's dynamic axes in a batch of this form. Returns `None` if a
+/// Returns the lengths of a model's dynamic axes in a batch of these shapes. Returns `None` if a
 /// dynamic axis has no name, or if two axes with the same name have different lengths.
-pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
+pub(super) fn lengths(session: &Session, shapes: &InputShapes) -> Option<Lengths> {
     let mut lengths = Lengths::new();
-    for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {
-        let shape = kind.rows.map(i64::from).into_iter().chain(row.iter().copied());
+    for (outlet, shape) in session.inputs().iter().zip(shapes.with_batch_axis()) {
         for (name, length) in open_axes(outlet)?.into_iter().zip(shape) {
             let Some(name) = name else { continue };
             if lengths.insert(name, length).is_some_and(|other| other != length) {

@@ -16,9 +16,7 @@ use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{
-    BatchForm, Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder,
-};
+use super::bound::{Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder};
 use super::loader::Loader;
 use super::optimised::Optimised;
 use super::partitions::RecordedPartitions;
@@ -32,6 +30,7 @@ use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::cuda_failure;
 use crate::engine::fetch::fetch;
+use crate::engine::shapes::InputShapes;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
@@ -192,7 +191,7 @@ impl GpuEngine {
                 fetched.collect()
             }
             ExecutionMode::Eager(binding) => {
-                let rows = bound[index].form.rows;
+                let rows = bound[index].shapes.rows;
                 let answer = model.session.run_binding_with_options(binding, options);
                 let answer = answer.map_err(|fault| run_failure(&fault))?;
                 let fetched = specs.map(|spec| {
@@ -215,12 +214,12 @@ impl GpuEngine {
     }
 
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
-        let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
-        let form = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
+        let (slot, shapes) = (inputs.slot(), InputShapes::of(inputs));
         let exact = self.sessions.is_warming();
-        let fits = |bound: &BoundBatch| if exact { bound.form == form } else { bound.form.holds(&form) };
-        let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
-        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {
+        let fits = |held: &InputShapes| if exact { *held == shapes } else { held.holds(&shapes) };
+        let bound = self.bound.iter().enumerate();
+        let fitting = bound.filter(|(_, bound)| bound.slot == slot && fits(&bound.shapes));
+        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.shapes.rows) {
             return Ok(found);
         }
         // Batches in flight may still use the outputs and tensors that the code below drops.
@@ -233,10 +232,10 @@ impl GpuEngine {
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
-        let of = self.sessions.of(&form, &self.bound)?;
+        let of = self.sessions.of(&shapes, &self.bound)?;
         let Self { sessions, memory, gpu, buffers, .. } = self;
         let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
-        let bound = Binder { memory, gpu, buffers }.bind(model, form, of, inputs.specs(), outputs)?;
+        let bound = Binder { memory, gpu, buffers }.bind(model, slot, shapes, of, inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
@@ -359,7 +358,7 @@ impl Engine for GpuEngine {
         let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
             return true;
         };
-        let mut sized = self.bound.iter().filter(|bound| bound.form.rows.unwrap_or(1) == rows);
+        let mut sized = self.bound.iter().filter(|bound| bound.shapes.rows() == rows);
         sized.all(|bound| match &bound.how {
             ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
             ExecutionMode::Eager(_) => false,
@@ -376,7 +375,7 @@ impl Engine for GpuEngine {
     /// could permanently allocate memory to which a recording writes.
     fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
+        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.shapes.rows() == size;
         for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
             self.record_bound(index)?;
         }
