@@ -34,6 +34,37 @@ pub use channel::BootChannel;
 pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
 
+/// Runs a worker until the supervisor closes its socket, and returns the exit code. If `user` is
+/// given, the process first changes to that user. `host` runs the models that no engine of this
+/// library can run.
+pub fn run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> u8 {
+    match try_run(user, host) {
+        // If the supervisor has exited, no process reads the log.
+        Ok(()) | Err(WorkerError::SupervisorGone) => 0,
+        // The worker has already sent the reason to the supervisor.
+        Err(WorkerError::Refused(_)) => 1,
+        Err(fault) => {
+            log_line(&format!("error: {}", chain(&fault)));
+            1
+        }
+    }
+}
+
+fn try_run(user: Option<u32>, host: Option<Box<dyn ModelHost>>) -> Result<(), WorkerError> {
+    if let Err(error) = sandbox::harden_process() {
+        log_line(&format!(
+            "cannot harden this process, so other processes of the same user can read its memory: {error}"
+        ));
+    }
+    if let Some(user) = user {
+        sandbox::become_user(user).map_err(WorkerError::User)?;
+    }
+    match ConnectedWorker::new(host)?.load()?.warm()? {
+        Some(warm) => Ok(warm.serve()?),
+        None => Ok(()),
+    }
+}
+
 /// A worker that has taken ownership of its descriptors and has sent its hello.
 #[derive(Debug)]
 pub struct ConnectedWorker {
@@ -150,14 +181,46 @@ struct Parts {
     device: ComputeDevice,
     requests: ReadableSlab,
     slots: AnswerSlots,
-    responses: OwnedFd,
-    response_bytes: u64,
+    /// The response slab, from which the proof reads answers.
+    answers: ReadableSlab,
     reference: File,
     socket: OwnedFd,
     /// The model's file, if it is an ONNX model.
     model_file: Option<PathBuf>,
     /// The memory that this worker occupies on an emulated GPU.
     memory: DeviceMemory,
+}
+
+/// The memory that worker and supervisor share.
+struct Slabs {
+    requests: ReadableSlab,
+    slots: AnswerSlots,
+    answers: ReadableSlab,
+}
+
+impl Slabs {
+    /// Maps the slabs, and lets the GPU access them directly.
+    fn map(
+        requests: &OwnedFd,
+        responses: &OwnedFd,
+        assignment: &Assignment,
+        device: &ComputeDevice,
+    ) -> Result<Self, BootRefusal> {
+        let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
+        let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
+        let slot_bytes = assignment.response_slot_bytes;
+        let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
+            BootRefusal::Setup(format!(
+                "response slots of {slot_bytes} bytes are too large; lower limits.response_bytes"
+            ))
+        })?;
+        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
+        let answers = ReadableSlab::map(responses.as_fd(), response_bytes).map_err(setup)?;
+        if let Some(gpu) = device.gpu() {
+            pinned::pin(gpu, &requests, &writer);
+        }
+        Ok(Self { requests, slots: AnswerSlots::new(writer, slot_bytes), answers })
+    }
 }
 
 /// The result of a load.
@@ -174,7 +237,6 @@ impl Parts {
         host: Option<Box<dyn ModelHost>>,
         assignment: &Assignment,
     ) -> Result<LoadedParts, BootRefusal> {
-        let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.on_gpu();
@@ -187,17 +249,7 @@ impl Parts {
         {
             log_line(&chain(&breach));
         }
-        let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
-        let slot_bytes = assignment.response_slot_bytes;
-        let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
-            BootRefusal::Setup(format!(
-                "response slots of {slot_bytes} bytes are too large; lower limits.response_bytes"
-            ))
-        })?;
-        let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
-        if let Some(gpu) = device.gpu() {
-            pinned::pin(gpu, &requests, &writer);
-        }
+        let Slabs { requests, slots, answers } = Slabs::map(&requests, &responses, assignment, &device)?;
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
         let means = EngineResources {
@@ -219,7 +271,6 @@ impl Parts {
             context: between(loaded_ns, opened_ns),
             session: between(opened_ns, now_ns()),
         };
-        let slots = AnswerSlots::new(writer, slot_bytes);
         let (reference, socket) = (File::from(reference), batches);
         let model_file = match &assignment.engine {
             EngineSpec::OnnxRuntime { path, .. } => Some(path.clone()),
@@ -231,8 +282,7 @@ impl Parts {
             device,
             requests,
             slots,
-            responses,
-            response_bytes,
+            answers,
             reference,
             socket,
             model_file,
@@ -248,8 +298,6 @@ impl Parts {
         warm_up: &WarmUp,
         channel: &BootChannel,
     ) -> Result<WarmUpReport, ProofError> {
-        let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
-            .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
         let socket = Some(self.socket.as_fd());
@@ -258,7 +306,7 @@ impl Parts {
             engine,
             signature,
             slots,
-            answers: &answers,
+            answers: &self.answers,
             warm_up,
             socket,
             channel: Some(channel),

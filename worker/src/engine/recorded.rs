@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use shadowslice_shared::batch::RunFailure;
 
-use super::fetch::fetch;
+use super::fetch::{bring, fetch};
 use super::host::{HostRecording, RecordedOutput};
 use super::shapes::InputShapes;
 use super::{EngineAnswer, cuda_failure};
@@ -65,7 +65,13 @@ impl RecordedGraph {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<EngineAnswer, RunFailure> {
-        self.copy_in(gpu, inputs).map_err(|fault| cuda_failure(&fault))?;
+        for (input, &place) in self.inputs.iter().enumerate() {
+            let parts = (0..inputs.requests()).map(|request| inputs.part(request, input));
+            // SAFETY: the buffer has space for at least this number of rows of this shape. A batch
+            // runs only after the previous batch has ended. The parts stay in the slab until the
+            // batch is answered.
+            unsafe { bring(parts, place, gpu) }.map_err(|fault| cuda_failure(&fault))?;
+        }
         gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| cuda_failure(&fault))?;
         let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
@@ -76,21 +82,6 @@ impl RecordedGraph {
         let outputs = outputs.collect::<Result<_, _>>()?;
         gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         Ok(EngineAnswer::complete(outputs))
-    }
-
-    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaError> {
-        for (input, &place) in self.inputs.iter().enumerate() {
-            let mut done = 0;
-            for request in 0..inputs.requests() {
-                let part = inputs.part(request, input);
-                // SAFETY: the buffer has space for at least this number of rows of this shape. A
-                // batch runs only after the previous batch has ended. The parts stay in the slab
-                // until the batch is answered.
-                unsafe { gpu.copy_in(part, place.add(done)) }?;
-                done += part.len();
-            }
-        }
-        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 //! GPU.
 #![allow(unsafe_code)] // This module copies between slabs and the tensors of ONNX Runtime.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -17,6 +18,7 @@ use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::bound::{Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder};
+use super::gather::GatherBuffer;
 use super::loader::Loader;
 use super::optimised::Optimised;
 use super::partitions::RecordedPartitions;
@@ -29,7 +31,7 @@ use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::cuda_failure;
-use crate::engine::fetch::fetch;
+use crate::engine::fetch::{bring, fetch};
 use crate::engine::shapes::InputShapes;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
@@ -53,6 +55,8 @@ pub struct GpuEngine {
     // be dropped last.
     bound: Vec<BoundBatch>,
     buffers: Buffers,
+    /// The booleans of the batch in each slot, by slot and input.
+    booleans: BTreeMap<(u8, usize), GatherBuffer>,
     /// The partitions, or `None` if the model's share is not a partition inside the process.
     partitions: Option<RecordedPartitions>,
     unmovable: Option<MoveError>,
@@ -113,8 +117,18 @@ impl GpuEngine {
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| RecordedPartitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
-        let (bound, buffers, unmovable, kernels) = (Vec::new(), Buffers::default(), None, None);
-        let engine = Self { bound, buffers, partitions, unmovable, kernels, options, memory, sessions, gpu };
+        let engine = Self {
+            bound: Vec::new(),
+            buffers: Buffers::default(),
+            booleans: BTreeMap::new(),
+            partitions,
+            unmovable: None,
+            kernels: None,
+            options,
+            memory,
+            sessions,
+            gpu,
+        };
         Ok((engine, signature))
     }
 
@@ -241,7 +255,8 @@ impl GpuEngine {
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self { bound, buffers, partitions, unmovable, kernels, sessions, memory, options, gpu } = self;
+        let Self { bound, buffers, partitions, unmovable, kernels, sessions, memory, options, gpu, .. } =
+            self;
         let bound = &mut bound[index];
         let OnnxSession { session, outputs, .. } = sessions.at_mut(bound.session);
         let copies = partitions.as_ref().map_or(0, RecordedPartitions::copies);
@@ -256,22 +271,19 @@ impl GpuEngine {
     }
 
     fn copy_in(&mut self, inputs: &Inputs<'_>, index: usize) -> Result<(), RunFailure> {
+        let slot = inputs.slot();
         for (input, place) in self.bound[index].inputs.iter().enumerate() {
             let parts: Vec<&[u8]> = match inputs.specs()[input].datatype {
-                Datatype::Bool => vec![self.sessions.first_mut().buffers[input].booleans(inputs, input)],
+                Datatype::Bool => {
+                    vec![self.booleans.entry((slot, input)).or_default().booleans(inputs, input)]
+                }
                 _ => (0..inputs.requests()).map(|request| inputs.part(request, input)).collect(),
             };
-            let mut done = 0;
-            for part in parts {
-                // SAFETY: the buffer has space for a batch of this size, and `Inputs` has checked
-                // the lengths of its parts. Only the batch in this slot uses that memory. A part in
-                // the slab does not change until the batch is answered. A part outside the slab is
-                // not registered with the driver, so the driver has copied the part when the call
-                // returns.
-                unsafe { self.gpu.copy_in(part, place.start().add(done)) }
-                    .map_err(|fault| cuda_failure(&fault))?;
-                done += part.len();
-            }
+            // SAFETY: the buffer has space for a batch of this size, and `Inputs` has checked the
+            // lengths of its parts. Only the batch in this slot uses that memory. Parts in the slab
+            // and the slot's booleans do not change until the batch is answered.
+            unsafe { bring(parts.into_iter(), place.start(), &self.gpu) }
+                .map_err(|fault| cuda_failure(&fault))?;
         }
         Ok(())
     }
