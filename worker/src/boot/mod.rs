@@ -300,27 +300,25 @@ impl Parts {
     ) -> Result<WarmUpReport, ProofError> {
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
-        let socket = Some(self.socket.as_fd());
-        let (inputs, given) = (BTreeMap::new(), None);
         let mut prover = Prover {
             engine,
             signature,
             slots,
             answers: &self.answers,
             warm_up,
-            socket,
-            channel: Some(channel),
+            socket: self.socket.as_fd(),
+            channel,
             on_gpu,
-            inputs,
+            inputs: BTreeMap::new(),
             file: self.model_file.as_deref(),
             values: warm_up.values.clone(),
             open_axis: 1,
-            given,
+            given: None,
         };
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {
-            WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
+            WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, &self.reference)?,
             WorkerPurpose::Serve | WorkerPurpose::Reference => {}
             // The reference answers must not depend on recordings. This call ends the warm-up,
             // after which the engine records no CUDA graphs.
@@ -342,9 +340,8 @@ impl Parts {
             }
             warmed.partitions = Some(proven);
         }
-        warmed.kernels = self.engine.kernels();
-        warmed.memory = self.engine.memory().unwrap_or(self.memory);
-        warmed.unshared = self.engine.unshared().map(str::to_owned);
+        warmed.memory = self.memory;
+        self.engine.describe(&mut warmed);
         warmed.proof = between(warm_ns, now_ns());
         warmed.activations = free.saturating_sub(self.device.free_memory());
         Ok(warmed)

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, StreamStep};
-use shadowslice_shared::boot::{BootRefusal, DeviceMemory, EngineSpec};
+use shadowslice_shared::boot::{BootRefusal, EngineSpec, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::TensorSpec;
 
@@ -51,11 +51,8 @@ pub trait Engine: Debug {
         None
     }
 
-    /// Returns the reason why this worker does not share all weights with other workers, or `None`
-    /// if it does.
-    fn unshared(&self) -> Option<&str> {
-        None
-    }
+    /// Adds facts about the model on the GPU to the report of a warm-up.
+    fn describe(&self, _report: &mut WarmUpReport) {}
 
     /// Returns true if the model's convolutions use the layout with channels last.
     fn channels_last(&self) -> bool {
@@ -72,10 +69,6 @@ pub trait Engine: Debug {
     /// run before the first recording.
     fn record(&mut self, _size: u32) -> Result<(), RunFailure> {
         Ok(())
-    }
-
-    fn memory(&self) -> Option<DeviceMemory> {
-        None
     }
 
     fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
@@ -97,12 +90,6 @@ pub trait Engine: Debug {
     /// Returns advice for a failure on made-up values. The advice is empty if the values did not
     /// cause the failure. Returns `None` for engines that take their values from the configuration.
     fn advice_on_failure(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Returns the number of kernels in the last recorded batch, or `None` if no batch was
-    /// recorded.
-    fn kernels(&self) -> Option<u32> {
         None
     }
 

@@ -52,12 +52,10 @@ pub struct Prover<'a> {
     /// The memory of the response slots, from which the prover reads the answers.
     pub answers: &'a ReadableSlab,
     pub warm_up: &'a WarmUp,
-    /// A socket that the supervisor closes when it no longer waits for the proof, or `None` if the
-    /// supervisor always waits.
-    pub socket: Option<BorrowedFd<'a>>,
-    /// The channel on which the worker reports progress to the supervisor, or `None` if it does not
-    /// report progress.
-    pub channel: Option<&'a BootChannel>,
+    /// A socket that the supervisor closes when it no longer waits for the proof.
+    pub socket: BorrowedFd<'a>,
+    /// The channel on which the worker reports progress to the supervisor.
+    pub channel: &'a BootChannel,
     /// True if the model executes on a real GPU. In that case, the batches of each slot use
     /// separate memory, so the proof tries every slot.
     pub on_gpu: bool,
@@ -205,12 +203,9 @@ fn reference_of(
 /// Runs every batch size in every slot. This does all one-time work of a process: it allocates
 /// memory, loads and chooses kernels, and records executions. The inputs have the same fill as
 /// those of the reference answers, because the model may not run on another fill. Their values
-/// differ from those of the reference answers. Without reference answers, the first fill is used.
-pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofError> {
-    let fill = match file {
-        Some(file) => prover.read(file)?.fill,
-        None => Fill::ALL[0],
-    };
+/// differ from those of the reference answers.
+pub fn warm(prover: &mut Prover<'_>, file: &File) -> Result<(), ProofError> {
+    let fill = prover.read(file)?.fill;
     // The largest size comes first, because all smaller sizes then fit into the memory that it
     // allocates.
     for &size in prover.warm_up.sizes.iter().rev() {
@@ -289,10 +284,8 @@ fn compare_answers(
 impl Prover<'_> {
     /// Tells the supervisor which batch size the worker runs next.
     fn begin(&self, size: u32) {
-        if let Some(channel) = self.channel {
-            // A failure is ignored here, because the next check of the socket finds the reason.
-            channel.send(BootReply::Warming { rows: size }).ok();
-        }
+        // A failure is ignored here, because the next check of the socket finds the reason.
+        self.channel.send(BootReply::Warming { rows: size }).ok();
     }
 
     /// Returns true if every value is safe to try. On the CPU, a model only returns an error if it
@@ -308,7 +301,7 @@ impl Prover<'_> {
     /// Returns an error if the supervisor no longer waits for the proof. Call this between two
     /// runs, because a run on a GPU delays other workers and cannot be interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
-        self.socket.map_or(Ok(()), still_wanted)
+        still_wanted(self.socket)
     }
 
     /// Returns the number of slots to try. On a GPU, each slot has its own memory and recordings,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
 use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure};
-use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec, WarmUpReport};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
@@ -300,8 +300,15 @@ impl Engine for GpuEngine {
         self.gpu.execution_time(slot).ok().flatten()
     }
 
-    fn unshared(&self) -> Option<&str> {
-        self.sessions.unshared()
+    fn describe(&self, report: &mut WarmUpReport) {
+        let (weights, brought) = self.sessions.weights();
+        let arenas = self.sessions.arenas().filter_map(|model| {
+            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
+            scratch::bytes(&allocator)
+        });
+        report.memory = DeviceMemory { weights, brought, scratch: arenas.sum() };
+        report.unshared = self.sessions.unshared().map(str::to_owned);
+        report.kernels = self.kernels;
     }
 
     fn channels_last(&self) -> bool {
@@ -310,15 +317,6 @@ impl Engine for GpuEngine {
 
     fn use_channels_first(&self, why: &str) -> bool {
         self.sessions.use_channels_first(why)
-    }
-
-    fn memory(&self) -> Option<DeviceMemory> {
-        let (weights, brought) = self.sessions.weights();
-        let arenas = self.sessions.arenas().filter_map(|model| {
-            let allocator = Allocator::new(&model.session, self.memory.clone()).ok()?;
-            scratch::bytes(&allocator)
-        });
-        Some(DeviceMemory { weights, brought, scratch: arenas.sum() })
     }
 
     fn division(&self) -> Option<&Division> {
@@ -349,10 +347,6 @@ impl Engine for GpuEngine {
             Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
             None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
         }
-    }
-
-    fn kernels(&self) -> Option<u32> {
-        self.kernels
     }
 
     /// If the result is not available yet, [`GpuEngine::next_prepared`] returns it later.

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
-use ort::value::{DynValue, TensorElementType};
+use ort::value::DynValue;
 use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
 use shadowslice_shared::onnx::datatype_of;
@@ -65,12 +65,12 @@ struct RegionLayout<'f> {
 impl<'f> RegionLayout<'f> {
     fn of(tensors: impl Iterator<Item = &'f StoredTensor>) -> Self {
         let once: BTreeMap<Fingerprint, &StoredTensor> =
-            tensors.map(|tensor| (tensor.fingerprint, tensor)).collect();
+            tensors.map(|stored| (stored.fingerprint, stored)).collect();
         let (mut offset, mut digest, mut tensors) = (0, Sha256::new(), Vec::new());
-        for (fingerprint, tensor) in once {
+        for (fingerprint, stored) in once {
             digest.update(fingerprint);
-            tensors.push((offset as usize, tensor));
-            offset += tensor.bytes.next_multiple_of(ALIGNMENT);
+            tensors.push((offset as usize, stored));
+            offset += stored.tensor.bytes.next_multiple_of(ALIGNMENT);
         }
         Self { tensors, content: RegionContent { fingerprint: digest.finalize().into(), bytes: offset } }
     }
@@ -102,20 +102,20 @@ impl Weights {
         gpu: &CudaGpu,
     ) -> Result<Vec<(String, Arc<DynValue>)>, WeightsError> {
         self.bring(form, gpu)?;
-        let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)
-            .map_err(|fault| WeightsError::Tensor(fault.message().to_owned()))?;
-        let known = form.tensors.iter().filter_map(|tensor| {
-            let (place, element) =
-                (self.places.get(&tensor.fingerprint)?, datatype_of(tensor.element).map(element_type)?);
-            Some((tensor, place, element))
-        });
-        known
-            .map(|(tensor, place, element)| {
-                let value = value(tensor, place, element, &memory)
-                    .map_err(|fault| WeightsError::Tensor(fault.message().to_owned()))?;
-                Ok((tensor.name.clone(), Arc::new(value)))
-            })
-            .collect()
+        let failed = |fault: ort::Error| WeightsError::Tensor(fault.message().to_owned());
+        let memory = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default);
+        let (memory, mut values) = (memory.map_err(failed)?, Vec::new());
+        for StoredTensor { tensor: stored, fingerprint } in &form.tensors {
+            let place = self.places.get(fingerprint).zip(datatype_of(stored.element));
+            let Some((Place { region, offset }, datatype)) = place else { continue };
+            let (bytes, element) = (stored.bytes as usize, element_type(datatype));
+            // SAFETY: the region has the tensor's bytes at this offset. It outlives the value,
+            // because sessions are dropped before the weights.
+            let value =
+                unsafe { tensor::at(&memory, region.start().add(*offset), bytes, &stored.shape, element) };
+            values.push((stored.name.clone(), Arc::new(value.map_err(failed)?)));
+        }
+        Ok(values)
     }
 
     /// Makes sure that all tensors of a form are on the GPU. Maps a region that the supervisor
@@ -180,19 +180,5 @@ impl Weights {
             }
         }
         Ok(region)
-    }
-}
-
-fn value(
-    tensor: &StoredTensor,
-    place: &Place,
-    element: TensorElementType,
-    memory: &MemoryInfo<'static>,
-) -> ort::Result<DynValue> {
-    // SAFETY: the region has the tensor's bytes at this offset. It outlives the value, because
-    // sessions are dropped before the weights.
-    unsafe {
-        let start = place.region.start().add(place.offset);
-        tensor::at(memory, start, tensor.bytes as usize, &tensor.shape, element)
     }
 }
