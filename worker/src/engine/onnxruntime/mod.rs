@@ -102,7 +102,7 @@ pub struct OnnxSession {
 impl OnnxSession {
     /// Loads a model on the host's CPU. `threads` is the number of threads within an operator.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
-        let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
+        let builder = options(&library.environment, threads).map_err(unusable)?;
         let (engine, signature) = Self::commit(builder, model)?;
         let optional = optional(&engine.session);
         Ok((engine, Signature { optional, ..signature }))
@@ -161,18 +161,17 @@ impl Engine for OnnxSession {
 
 /// Returns the options of all sessions. Spinning is off. With pauses of 10 ms between runs,
 /// spinning costs 10 ms of CPU time per run, and other workers need these cores.
-fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
-    let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
-    Session::builder(environment)
-        .map_err(|fault| fault.message().to_owned())?
-        .with_intra_threads(threads as usize)
-        .map_err(fault)?
-        .with_inter_threads(1)
-        .map_err(fault)?
-        .with_intra_op_spinning(false)
-        .map_err(fault)?
-        .with_inter_op_spinning(false)
-        .map_err(fault)
+fn options(environment: &Environment, threads: u32) -> ort::Result<SessionBuilder> {
+    Ok(Session::builder(environment)?
+        .with_intra_threads(threads as usize)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(false)?
+        .with_inter_op_spinning(false)?)
+}
+
+/// Converts an error of ONNX Runtime that does not depend on the model.
+fn unusable(fault: ort::Error) -> BootRefusal {
+    BootRefusal::Library(fault.message().to_owned())
 }
 
 /// Advice for classifiers whose probabilities skl2onnx or onnxmltools exported as maps.
