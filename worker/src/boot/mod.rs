@@ -27,7 +27,7 @@ use crate::device::ComputeDevice;
 use crate::device::cuda::pinned;
 use crate::engine::{EngineResources, ModelEngine, ModelHost, Signature, load_library};
 use crate::parent::ParentProcess;
-use crate::proof::{self, ProofError, Prover};
+use crate::proof::{self, InputSettings, ProofError, Prover};
 use crate::serve::WarmWorker;
 use crate::{log_line, sandbox};
 pub use channel::BootChannel;
@@ -311,8 +311,7 @@ impl Parts {
             on_gpu,
             inputs: BTreeMap::new(),
             file: self.model_file.as_deref(),
-            values: warm_up.values.clone(),
-            open_axis: 1,
+            settings: InputSettings::first(warm_up.values.clone()),
             given: None,
         };
         let begun_ns = now_ns();

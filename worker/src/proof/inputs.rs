@@ -9,7 +9,7 @@ use shadowslice_shared::errors::chain;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
-use super::made_up::{self, Fill, InputDraw};
+use super::made_up::{self, InputDraw, InputSettings};
 use super::{ProofBatch, Prover};
 use crate::engine::{Constants, TensorData};
 
@@ -20,19 +20,11 @@ const MAX_ELEMENTS: usize = 1 << 30;
 /// The inputs of one batch of the proof, in their own slab.
 #[derive(Debug)]
 pub struct ProofInputs {
-    pub(super) fill: Fill,
-    open_axis: i64,
-    values: Vec<Option<InputValues>>,
+    /// The prover's settings when these inputs were made up.
+    pub(super) settings: InputSettings,
     pub(super) slab: ReadableSlab,
     pub(super) shapes: Vec<Vec<i64>>,
     pub(super) requests: Vec<BatchRequest>,
-}
-
-impl ProofInputs {
-    /// Returns true if the prover, in its current state, would make up the same inputs again.
-    pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
-        self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
-    }
 }
 
 impl Prover<'_> {
@@ -56,14 +48,14 @@ impl Prover<'_> {
                     Datatype::Int32 | Datatype::Int64 => number.clone().into_iter().collect(),
                     _ => Vec::new(),
                 };
-                let given = self.values.get(at).cloned().flatten();
+                let given = self.settings.values.get(at).cloned().flatten();
                 given.or_else(|| (!listed.is_empty()).then_some(InputValues::Listed(listed)))
             };
             self.signature.inputs.iter().enumerate().map(values).collect::<Vec<_>>()
         };
         let mut ways: Vec<_> = std::iter::once(None).chain(whole.into_iter().map(Some)).map(way).collect();
         ways.dedup();
-        ways.retain(|way| *way != self.values);
+        ways.retain(|way| *way != self.settings.values);
         ways
     }
 
@@ -96,14 +88,11 @@ impl Prover<'_> {
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(setup)?;
         slab.write(0, &bytes).expect("the slab has room for these bytes");
         let slab = ReadableSlab::map(slab.as_fd(), len).map_err(setup)?;
-        let (open_axis, values) = (self.open_axis, self.values.clone());
-        Ok(ProofInputs { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
+        Ok(ProofInputs { settings: self.settings.clone(), slab, shapes, requests: laid_out })
     }
 
-    fn try_tensors(
-        &self,
-        ProofBatch { size, fill, draw, .. }: ProofBatch,
-    ) -> Result<Vec<TensorData>, String> {
+    fn try_tensors(&self, ProofBatch { size, draw, .. }: ProofBatch) -> Result<Vec<TensorData>, String> {
+        let InputSettings { fill, open_axis, values } = &self.settings;
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
@@ -114,13 +103,13 @@ impl Prover<'_> {
         }
         let tensor = |(index, (spec, shape)): (usize, (&TensorSpec, &Vec<i64>))| {
             let shape: Vec<i64> =
-                shape.iter().map(|&axis| if axis < 0 { self.open_axis } else { axis }).collect();
+                shape.iter().map(|&axis| if axis < 0 { *open_axis } else { axis }).collect();
             let count = elements(&shape).and_then(|row| row.checked_mul(size as usize));
             let count = count
                 .filter(|&count| count <= MAX_ELEMENTS)
                 .ok_or_else(|| format!("input `{}` of shape {shape:?} has too many elements", spec.name))?;
-            let draw = InputDraw { input: index, fill, draw };
-            let bytes = match self.values.get(index).and_then(Option::as_ref) {
+            let draw = InputDraw { input: index, fill: *fill, draw };
+            let bytes = match values.get(index).and_then(Option::as_ref) {
                 Some(values) => made_up::given(spec.datatype, count, size, draw, values),
                 None => made_up::tensor(spec.datatype, count, size, draw),
             };

@@ -22,6 +22,24 @@ impl Fill {
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
+/// The settings from which all workers of a model make up the same inputs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InputSettings {
+    pub(super) fill: Fill,
+    /// The length of the axes that neither the model nor the operator fixes.
+    pub(super) open_axis: i64,
+    /// The values of each input, or `None` for a made-up input. The operator supplies them, or the
+    /// reference worker finds them in its search.
+    pub(super) values: Vec<Option<InputValues>>,
+}
+
+impl InputSettings {
+    /// Returns the first settings to try, with the operator's values.
+    pub fn first(values: Vec<Option<InputValues>>) -> Self {
+        Self { fill: Fill::ALL[0], open_axis: super::OPEN_AXES[0], values }
+    }
+}
+
 /// The purpose for which values are drawn. The warm-up and the proof get different values, so a
 /// result left in memory by the warm-up cannot pass for an answer in the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -30,8 +30,8 @@ use crate::engine::{EngineAnswer, ModelEngine, ProofBasis, Signature, TensorData
 use crate::inputs::Inputs;
 use crate::log_line;
 use inputs::ProofInputs;
-pub use made_up::Draw;
 use made_up::Fill;
+pub use made_up::{Draw, InputSettings};
 use reference::{Reference, SizeAnswers};
 use shadowslice_shared::errors::chain;
 
@@ -64,12 +64,8 @@ pub struct Prover<'a> {
     pub inputs: BTreeMap<(u32, Draw), Rc<ProofInputs>>,
     /// The model's file, if it is an ONNX model.
     pub file: Option<&'a Path>,
-    /// The values of each input. The operator supplies them, or the reference worker finds them in
-    /// its search. Later workers take them from the reference answers.
-    pub values: Vec<Option<InputValues>>,
-    /// The length of the axes that neither the model nor the operator fixes. Later workers take
-    /// this length from the reference answers.
-    pub open_axis: i64,
+    /// The settings of the next batch. Later workers take them from the reference answers.
+    pub settings: InputSettings,
     /// The inputs that the model itself supplies, which replace made-up inputs. Later workers take
     /// these inputs from the reference answers.
     pub given: Option<Vec<TensorData>>,
@@ -79,7 +75,6 @@ pub struct Prover<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProofBatch {
     size: u32,
-    fill: Fill,
     draw: Draw,
     slot: u8,
     groups: Groups,
@@ -100,14 +95,6 @@ impl From<HungUp> for ProofError {
     }
 }
 
-/// A combination of made-up inputs that the reference worker tries.
-#[derive(Debug, Clone, PartialEq)]
-struct Attempt {
-    fill: Fill,
-    open_axis: i64,
-    values: Vec<Option<InputValues>>,
-}
-
 /// Writes the reference answers, and returns the time of each batch size. Some models cannot run on
 /// some made-up inputs, for example because the model divides by them. In that case, tries other
 /// inputs.
@@ -122,7 +109,7 @@ pub fn write_reference(prover: &mut Prover<'_>, file: &File) -> Result<Vec<WarmT
     }
     if let Some((reference, times)) = found {
         if times.iter().any(|time| time.rows > 1 && !prover.is_useless(time.took)) {
-            prover.check_rows(&reference.basis, reference.fill, &times)?;
+            prover.check_rows(&reference.basis, &times)?;
         }
         reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         return Ok(times);
@@ -143,12 +130,12 @@ fn with_advice(prover: &Prover<'_>, refusal: BootRefusal) -> BootRefusal {
 fn first_that_runs(
     prover: &mut Prover<'_>,
     basis: &ProofBasis,
-    attempts: Vec<Attempt>,
+    attempts: Vec<InputSettings>,
     first: &mut Option<BootRefusal>,
 ) -> Option<(Reference, Vec<WarmTime>)> {
-    attempts.into_iter().find_map(|Attempt { fill, open_axis, values }| {
-        (prover.open_axis, prover.values) = (open_axis, values);
-        match reference_of(prover, basis, fill) {
+    attempts.into_iter().find_map(|settings| {
+        prover.settings = settings;
+        match reference_of(prover, basis) {
             Ok(found) => Some(found),
             Err(refusal) => {
                 // The advice must be read now, because the engine keeps only its last failure.
@@ -162,14 +149,13 @@ fn first_that_runs(
 fn reference_of(
     prover: &mut Prover<'_>,
     basis: &ProofBasis,
-    fill: Fill,
 ) -> Result<(Reference, Vec<WarmTime>), BootRefusal> {
     let mut basis = basis.clone();
     let mut sizes = Vec::with_capacity(prover.warm_up.sizes.len());
     let mut times = Vec::new();
     for &size in &prover.warm_up.sizes {
         prover.begin(size);
-        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let run = ProofBatch { size, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let (answers, mut took) = prover.run(run)?;
         if answers.is_empty() {
             let why = "the stream ended without an answer, so it proves nothing".to_owned();
@@ -196,8 +182,7 @@ fn reference_of(
             break;
         }
     }
-    let (open_axis, values) = (prover.open_axis, prover.values.clone());
-    Ok((Reference { basis, fill, open_axis, values, sizes }, times))
+    Ok((Reference { basis, settings: prover.settings.clone(), sizes }, times))
 }
 
 /// Runs every batch size in every slot. This does all one-time work of a process: it allocates
@@ -205,14 +190,14 @@ fn reference_of(
 /// those of the reference answers, because the model may not run on another fill. Their values
 /// differ from those of the reference answers.
 pub fn warm(prover: &mut Prover<'_>, file: &File) -> Result<(), ProofError> {
-    let fill = prover.read(file)?.fill;
+    prover.read(file)?;
     // The largest size comes first, because all smaller sizes then fit into the memory that it
     // allocates.
     for &size in prover.warm_up.sizes.iter().rev() {
         prover.begin(size);
         for slot in (0..prover.slots()).rev() {
             prover.still_wanted()?;
-            prover.run(ProofBatch { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
+            prover.run(ProofBatch { size, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
     }
     for &size in prover.warm_up.sizes.iter().rev() {
@@ -226,7 +211,7 @@ pub fn warm(prover: &mut Prover<'_>, file: &File) -> Result<(), ProofError> {
 /// Proves the answers on these groups. Returns the time of each batch size. Stops at the first size
 /// that does not fit on the groups.
 pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, ProofError> {
-    let Reference { basis, fill, sizes, .. } = prover.read(file)?;
+    let Reference { basis, sizes, .. } = prover.read(file)?;
     let mut times = Vec::with_capacity(prover.warm_up.sizes.len());
     for &size in &prover.warm_up.sizes {
         if !prover.engine.fits(groups, size) {
@@ -244,7 +229,7 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
         for slot in (0..prover.slots()).rev() {
             prover.still_wanted()?;
-            let (answers, took) = prover.run(ProofBatch { size, fill, draw: Draw::Proof, slot, groups })?;
+            let (answers, took) = prover.run(ProofBatch { size, draw: Draw::Proof, slot, groups })?;
             time.took = time.took.min(took);
             if basis.deterministic {
                 time.error = time.error.max(compare_answers(prover, expected, &answers, size)?);
@@ -314,8 +299,7 @@ impl Prover<'_> {
     fn read(&mut self, file: &File) -> Result<Reference, BootRefusal> {
         let read = Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         self.given.clone_from(&read.basis.inputs);
-        self.open_axis = read.open_axis;
-        self.values.clone_from(&read.values);
+        self.settings.clone_from(&read.settings);
         Ok(read)
     }
 
@@ -327,19 +311,22 @@ impl Prover<'_> {
         at_smallest && self.given.is_none()
     }
 
-    fn made_up_attempts(&self, lengths: &[i64]) -> Vec<Attempt> {
+    fn made_up_attempts(&self, lengths: &[i64]) -> Vec<InputSettings> {
         let fills = if self.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
-        let values = &self.values;
+        let values = &self.settings.values;
         let of = |&open_axis: &i64| {
-            fills.iter().map(move |&fill| Attempt { fill, open_axis, values: values.clone() })
+            fills.iter().map(move |&fill| InputSettings { fill, open_axis, values: values.clone() })
         };
         lengths.iter().flat_map(of).collect()
     }
 
-    fn attempts_of_file(&self) -> Vec<Attempt> {
+    fn attempts_of_file(&self) -> Vec<InputSettings> {
         let of = |values: Vec<Option<InputValues>>| {
-            let with =
-                move |&open_axis: &i64| Attempt { fill: Fill::ALL[0], open_axis, values: values.clone() };
+            let with = move |&open_axis: &i64| InputSettings {
+                fill: Fill::ALL[0],
+                open_axis,
+                values: values.clone(),
+            };
             OPEN_AXES[..1].iter().chain(self.further_lengths()).map(with)
         };
         self.values_of_file().into_iter().flat_map(of).collect()
@@ -426,7 +413,7 @@ impl Prover<'_> {
 
     fn made_up(&mut self, run: ProofBatch) -> Result<Rc<ProofInputs>, BootRefusal> {
         let key = (run.size, run.draw);
-        if let Some(known) = self.inputs.get(&key).filter(|known| known.is_of(run.fill, self)) {
+        if let Some(known) = self.inputs.get(&key).filter(|known| known.settings == self.settings) {
             return Ok(Rc::clone(known));
         }
         let made_up = Rc::new(self.make_up(run)?);

@@ -5,21 +5,15 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::boot::InputValues;
 
-use super::made_up::Fill;
+use super::made_up::InputSettings;
 use crate::engine::{ProofBasis, TensorData};
 
 /// The reference answers, and the inputs that produce these answers.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
     pub(super) basis: ProofBasis,
-    /// The fill that determines made-up inputs.
-    pub(super) fill: Fill,
-    /// The length of the axes that neither the model nor the operator fixes.
-    pub(super) open_axis: i64,
-    /// The values of each input, or `None` for a made-up input.
-    pub(super) values: Vec<Option<InputValues>>,
+    pub(super) settings: InputSettings,
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
@@ -61,6 +55,7 @@ impl Reference {
 
 #[cfg(test)]
 mod tests {
+    use super::super::made_up::Fill;
     use super::*;
 
     fn reference() -> Reference {
@@ -69,9 +64,7 @@ mod tests {
         let basis = ProofBasis { deterministic: false, inputs: Some(vec![input]) };
         Reference {
             basis,
-            fill: Fill::Ones,
-            open_axis: 1,
-            values: vec![None],
+            settings: InputSettings { fill: Fill::Ones, open_axis: 1, values: vec![None] },
             sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }],
         }
     }

@@ -35,12 +35,7 @@ const MAX_QUICK_TIME: Duration = Duration::from_secs(1);
 
 impl Prover<'_> {
     /// Compares the answers to a batch of several rows with the answers to each row alone.
-    pub(super) fn check_rows(
-        &mut self,
-        basis: &ProofBasis,
-        fill: Fill,
-        times: &[WarmTime],
-    ) -> Result<(), BootRefusal> {
+    pub(super) fn check_rows(&mut self, basis: &ProofBasis, times: &[WarmTime]) -> Result<(), BootRefusal> {
         let Some(size) =
             rows_to_compare(times).filter(|_| self.warm_up.batched && self.signature.streams == 0)
         else {
@@ -56,9 +51,9 @@ impl Prover<'_> {
                 )),
             };
         }
-        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let run = ProofBatch { size, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
-        let varied = self.varied(fill, &rows);
+        let varied = self.varied(&rows);
         // A model may refuse the changed values, for example because it looks them up in a table.
         // In that case, the rows are compared without changes.
         let (rows, alone) = match self.run_alone(run, &varied) {
@@ -93,13 +88,13 @@ impl Prover<'_> {
 
     /// Changes every second row of an input if its strings or integers are equal in all rows. Equal
     /// rows would not show whether they depend on each other.
-    fn varied(&self, fill: Fill, rows: &[Vec<TensorData>]) -> Vec<Vec<TensorData>> {
+    fn varied(&self, rows: &[Vec<TensorData>]) -> Vec<Vec<TensorData>> {
         let mut varied = rows.to_vec();
         for (input, spec) in self.signature.inputs.iter().enumerate() {
             let are_equal = rows.iter().all(|row| row[input] == rows[0][input]);
             let is_made_up = self.is_made_up(input);
             // The fill draws both 0 and 1, so the model accepts both.
-            let is_safe = is_made_up && fill == Fill::Bits;
+            let is_safe = is_made_up && self.settings.fill == Fill::Bits;
             if are_equal && (is_safe || self.survives_any_value()) {
                 for row in varied.iter_mut().skip(1).step_by(2) {
                     row[input].bytes = neighbour(spec.datatype, &row[input].bytes, is_safe);
@@ -111,7 +106,7 @@ impl Prover<'_> {
 
     /// Returns true if an input holds made-up values, which have no meaning for the model.
     fn is_made_up(&self, input: usize) -> bool {
-        self.given.is_none() && self.values.get(input).is_none_or(Option::is_none)
+        self.given.is_none() && self.settings.values.get(input).is_none_or(Option::is_none)
     }
 
     /// Runs the batch with an extreme row in place of the last row. `alone` are the answers that
@@ -124,7 +119,7 @@ impl Prover<'_> {
     ) -> Result<(), BootRefusal> {
         let Some((last, others)) = rows.split_last() else { return Ok(()) };
         for which in [Extreme::Floats, Extreme::Integers] {
-            let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
+            let Some(extreme) = self.extreme_row(which, last) else { continue };
             let batch: Vec<&Vec<TensorData>> = others.iter().chain([&extreme]).collect();
             // A model may refuse extreme values, for example because it looks them up in a table.
             // In that case, this kind of extreme is skipped.
@@ -139,11 +134,11 @@ impl Prover<'_> {
 
     /// Returns a copy of the row with extreme values, or `None` if no value of the row would
     /// change.
-    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[TensorData]) -> Option<Vec<TensorData>> {
+    fn extreme_row(&self, which: Extreme, row: &[TensorData]) -> Option<Vec<TensorData>> {
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
         let changed = inputs.map(|(input, (spec, TensorData { shape, bytes }))| {
             let may_change = self.is_made_up(input) && self.survives_any_value();
-            let with = extreme(which, spec.datatype, bytes, may_change.then_some(fill));
+            let with = extreme(which, spec.datatype, bytes, may_change.then_some(self.settings.fill));
             TensorData { shape: shape.clone(), bytes: with }
         });
         let changed: Vec<TensorData> = changed.collect();
