@@ -1,9 +1,9 @@
 //! The comparison of two answers. It tolerates the differences that also occur between two correct
 //! devices.
 
-use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
 
+use super::floats::floats;
 use crate::engine::TensorData;
 
 /// The way in which an answer differs from the reference.
@@ -81,22 +81,10 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Answer
     Ok(farthest)
 }
 
-/// Returns the values as floats, or `None` if the datatype is not a floating-point type.
-fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
-    fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-        bytes.as_chunks::<N>().0.iter().map(|&chunk| value(chunk)).collect()
-    }
-    match datatype {
-        Datatype::Fp16 => Some(all(bytes, |chunk| f16::from_le_bytes(chunk).to_f64())),
-        Datatype::Bf16 => Some(all(bytes, |chunk| bf16::from_le_bytes(chunk).to_f64())),
-        Datatype::Fp32 => Some(all(bytes, |chunk| f64::from(f32::from_le_bytes(chunk)))),
-        Datatype::Fp64 => Some(all(bytes, f64::from_le_bytes)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::*;
 
     fn fp32(values: &[f32]) -> TensorData {

@@ -1,9 +1,10 @@
 //! Made-up inputs, which are identical in every worker of a model.
 
-use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
+
+use super::floats::push_float;
 
 /// The made-up values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,16 +75,10 @@ pub(super) fn tensor(
             Fill::Ones => 1,
             Fill::Zeros => 0,
         };
-        match datatype {
-            Datatype::Fp16 => bytes.extend(f16::from_f64(float).to_le_bytes()),
-            Datatype::Bf16 => bytes.extend(bf16::from_f64(float).to_le_bytes()),
-            Datatype::Fp32 => bytes.extend((float as f32).to_le_bytes()),
-            Datatype::Fp64 => bytes.extend(float.to_le_bytes()),
-            Datatype::Bytes => push_byte_string(&mut bytes, &[b'0' + bit]),
-            _ => {
-                let size = datatype.size().expect("only strings have no fixed size");
-                bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size));
-            }
+        match datatype.size() {
+            None => push_byte_string(&mut bytes, &[b'0' + bit]),
+            Some(_) if push_float(&mut bytes, datatype, float) => {}
+            Some(size) => bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size)),
         }
     }
     bytes
@@ -142,12 +137,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
         ElementValue::Number(number) => (*number as i64, *number),
         ElementValue::Text(text) => return push_byte_string(bytes, text.as_bytes()),
     };
-    match datatype {
-        Datatype::Fp16 => bytes.extend(f16::from_f64(number).to_le_bytes()),
-        Datatype::Bf16 => bytes.extend(bf16::from_f64(number).to_le_bytes()),
-        Datatype::Fp32 => bytes.extend((number as f32).to_le_bytes()),
-        Datatype::Fp64 => bytes.extend(number.to_le_bytes()),
-        _ => bytes.extend(whole.to_le_bytes().into_iter().take(datatype.size().unwrap_or(0))),
+    if !push_float(bytes, datatype, number) {
+        bytes.extend(whole.to_le_bytes().into_iter().take(datatype.size().unwrap_or(0)));
     }
 }
 

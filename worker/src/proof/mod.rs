@@ -5,6 +5,7 @@
 
 mod compare;
 mod extremes;
+mod floats;
 mod inputs;
 mod made_up;
 mod reference;
