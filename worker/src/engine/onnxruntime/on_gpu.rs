@@ -349,7 +349,7 @@ impl Engine for GpuEngine {
         }
     }
 
-    /// If the result is not available yet, [`GpuEngine::next_prepared`] returns it later.
+    /// Prepares a partition. Returns `None` if [`GpuEngine::next_prepared`] returns the result later.
     fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
@@ -377,8 +377,8 @@ impl Engine for GpuEngine {
         }
     }
 
-    /// Batches of all sizes must have run before the first recording. Otherwise, a later batch size
-    /// could permanently allocate memory to which a recording writes.
+    /// Records batches of this size. Batches of all sizes must have run before the first recording.
+    /// Otherwise, a later batch size could permanently allocate memory to which a recording writes.
     fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let wanted = |bound: &BoundBatch| bound.session.recordable && bound.shapes.rows() == size;
