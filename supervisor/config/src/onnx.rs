@@ -77,7 +77,7 @@ fn inputs(graph: GraphHeader) -> Vec<OnnxInput> {
         let tensor = kind.unwrap_or_default().tensor.unwrap_or_default();
         let shape = tensor.shape.map(|shape| shape.axes.into_iter().map(axis).collect());
         let has_default = constants.contains(&name);
-        OnnxInput { name, datatype: datatype_of(tensor.element), shape, has_default }
+        OnnxInput { name, datatype: onnx::datatype_of(tensor.element), shape, has_default }
     };
     graph.inputs.into_iter().map(input).collect()
 }
@@ -85,27 +85,6 @@ fn inputs(graph: GraphHeader) -> Vec<OnnxInput> {
 /// Returns the length of an axis, or -1 if the axis is free.
 fn axis(AxisProto { length }: AxisProto) -> i64 {
     if length > 0 { length } else { -1 }
-}
-
-/// Returns the datatype for a number of `TensorProto.DataType`.
-fn datatype_of(number: i32) -> Option<Datatype> {
-    match number {
-        1 => Some(Datatype::Fp32),
-        2 => Some(Datatype::Uint8),
-        3 => Some(Datatype::Int8),
-        4 => Some(Datatype::Uint16),
-        5 => Some(Datatype::Int16),
-        6 => Some(Datatype::Int32),
-        7 => Some(Datatype::Int64),
-        8 => Some(Datatype::Bytes),
-        9 => Some(Datatype::Bool),
-        10 => Some(Datatype::Fp16),
-        11 => Some(Datatype::Fp64),
-        12 => Some(Datatype::Uint32),
-        13 => Some(Datatype::Uint64),
-        16 => Some(Datatype::Bf16),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
