@@ -13,7 +13,9 @@ use super::grpc_service::InferenceService;
 use super::health::HealthService;
 use super::infer_stream::STREAM;
 use super::{reflection, trace, unsupported};
-use crate::admission::{Budget, CALL_PERMIT, Caller, Client, MemoryPermit, Resource, Stop, log_grpc_status};
+use crate::admission::{
+    Budget, CALL_PERMIT, Caller, Client, MemoryPermit, Origin, Resource, Stop, log_grpc_status,
+};
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::proto::health::health_server::HealthServer;
 use crate::transport::{
@@ -50,7 +52,8 @@ pub(super) async fn serve(front: Arc<Frontend>, connection: Connection, stop: St
             ServedCall { answer, permit, entry }
         }
     };
-    serve_grpc(stream, &client, stop, begin).await;
+    let is_local = caller.origin == Origin::Unix;
+    serve_grpc(stream, is_local, &client, stop, begin).await;
 }
 
 /// Takes memory for a call before the call is read, and serves the call.

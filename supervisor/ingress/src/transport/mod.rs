@@ -14,7 +14,7 @@ mod envelope;
 mod guarded_body;
 mod http1;
 mod http2;
-mod late_streams;
+mod incoming_frames;
 mod listen;
 mod message_stream;
 mod on_wake;
