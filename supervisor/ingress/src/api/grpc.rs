@@ -19,8 +19,8 @@ use crate::admission::{
 use crate::proto::grpc_inference_service_server::GrpcInferenceServiceServer;
 use crate::proto::health::health_server::HealthServer;
 use crate::transport::{
-    Connection, CountedBody, GrpcAnswer, MessageStarts, MessageStream, SHORT_BODY_BYTES, ServedCall,
-    SingleMessage, accepts, check_head, compress_answer, decompress_call, message_encoding, serve_grpc,
+    Connection, CountedBody, GrpcAnswer, MessageBody, MessageStarts, SHORT_BODY_BYTES, ServedCall, accepts,
+    check_head, compress_answer, decompress_call, message_encoding, serve_grpc,
 };
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
@@ -173,12 +173,12 @@ impl Servers {
             let starts = MessageStarts::default();
             request.extensions_mut().insert(starts.clone());
             let Ok(response) =
-                inference.call(request.map(|body| MessageStream::new(body, limit, starts))).await;
+                inference.call(request.map(|body| MessageBody::stream(body, limit, starts))).await;
             return Ok(response);
         }
         let mut health = self.health.max_decoding_message_size(limit);
         let Some(encoding) = encoding else {
-            let request = request.map(|body| SingleMessage::new(body, limit, permit.clone()));
+            let request = request.map(|body| MessageBody::single(body, limit));
             let Ok(response) = match is_health {
                 true => health.call(request).await,
                 false => inference.call(request).await,

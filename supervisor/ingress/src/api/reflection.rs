@@ -22,7 +22,7 @@ use crate::proto::reflection::{
     ServerReflectionRequest, ServerReflectionResponse, ServiceResponse,
 };
 use crate::proto::reflection_v1alpha::server_reflection_server as v1alpha;
-use crate::transport::{CountedBody, GrpcAnswer, MessageStarts, MessageStream, SHORT_BODY_BYTES};
+use crate::transport::{CountedBody, GrpcAnswer, MessageBody, MessageStarts, SHORT_BODY_BYTES};
 
 mod tables {
     include!(concat!(env!("OUT_DIR"), "/descriptors.rs"));
@@ -40,7 +40,7 @@ pub(super) fn is_called(path: &str) -> bool {
 /// Answers a call for which [`is_called`].
 pub(super) async fn call(request: HttpRequest<CountedBody>, stop: Stop) -> GrpcAnswer {
     let is_v1 = request.uri().path().starts_with(V1);
-    let request = request.map(|body| MessageStream::new(body, SHORT_BODY_BYTES, MessageStarts::default()));
+    let request = request.map(|body| MessageBody::stream(body, SHORT_BODY_BYTES, MessageStarts::default()));
     let Ok(reply) = match is_v1 {
         true => ServerReflectionServer::new(Reflection(stop)).call(request).await,
         false => v1alpha::ServerReflectionServer::new(Reflection(stop)).call(request).await,

@@ -4,6 +4,7 @@
 use hyper::http::Extensions;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
+use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::trace::{Journal, RequestSpan, SpanProtocol, SpanStatus};
 use tonic::Status;
@@ -61,8 +62,12 @@ pub(super) fn arrival(extensions: &Extensions) -> RequestArrival {
     extensions.get().cloned().unwrap_or_else(|| RequestArrival::now(None))
 }
 
+/// Returns the journal of a request, which only a log needs before the request has arrived.
 pub(super) fn journal(extensions: &Extensions) -> Option<&Journal> {
-    extensions.get::<RequestArrival>()?.journal.as_ref()
+    match extensions.get::<RequestArrival>() {
+        Some(arrival) => arrival.journal.as_ref(),
+        None => access_entry(extensions).map(AccessEntry::journal),
+    }
 }
 
 /// Ends the span of a gRPC call. A response without a status in its head contains a message.

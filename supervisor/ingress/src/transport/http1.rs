@@ -132,35 +132,15 @@ pub(crate) fn guard_answer(
     permit: Option<Arc<MemoryPermit>>,
     entry: Option<AccessEntry>,
     is_head: bool,
-) -> Response<Full<GuardedBody<Pieces, AnswerGuard>>> {
+) -> Response<Full<GuardedBody<Pieces>>> {
+    let mut deliveries = permit.as_ref().map(|permit| permit.take_deliveries()).unwrap_or_default();
     if let Some(entry) = &entry {
         entry.set_code(answer.status().as_u16());
         if is_head || answer.body().is_empty() {
             entry.mark_delivered();
         }
+        deliveries.add(entry.clone().into());
     }
-    answer.map(|pieces| Full::new(GuardedBody::new(pieces, AnswerGuard { permit, entry })))
-}
-
-#[derive(Debug)]
-pub(crate) struct AnswerGuard {
-    permit: Option<Arc<MemoryPermit>>,
-    entry: Option<AccessEntry>,
-}
-
-impl BodyGuard for AnswerGuard {
-    fn advance(&mut self, bytes: usize) {
-        if let Some(entry) = &self.entry {
-            entry.add_sent(bytes);
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some(permit) = &self.permit {
-            permit.take_deliveries().mark_written();
-        }
-        if let Some(entry) = &self.entry {
-            entry.mark_delivered();
-        }
-    }
+    let guard = BodyGuard { _permit: permit, deliveries, entry, _unsent: None };
+    answer.map(|pieces| Full::new(GuardedBody::new(pieces, guard)))
 }
