@@ -160,8 +160,7 @@ pub(crate) fn parse_body(
     let header = permit.join(body.split_to(header_length))?;
     permit.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
     let mut binary = body;
-    let header: Header<'_> = object::parse_object(&header, HEADER)
-        .map_err(|why| RequestFailure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+    let header: Header<'_> = object::parse_object(&header, HEADER)?;
     let mut inputs = Vec::new();
     for Object(input) in header.inputs.0 {
         inputs.push(tensor(input, &mut binary, permit)?);
