@@ -57,7 +57,7 @@ pub(super) async fn infer(
         ParsedMessage::parse(route, request, arrival.journal.as_ref(), permit).await?;
     target.refuse_streams()?;
     let id = request.id.clone();
-    let checked = target.check(front, request, None, peer, permit).await?;
+    let checked = target.check(front, request, peer, permit).await?;
     let outputs = target.infer(checked, arrival, permit).await?;
     Ok((response(target.name.clone(), id, outputs), target))
 }

@@ -21,13 +21,14 @@ use tonic::{Code, Status, Streaming};
 
 use super::frontend::Frontend;
 use super::grpc_infer::{self, ParsedMessage, response, response_bytes};
-use super::inference::{OutputSelection, Target, tensor_bytes};
+use super::inference::{Target, tensor_bytes};
 use super::model;
 use crate::admission::{
     Budget, BudgetShare, CALL_PERMIT, Deliveries, MemoryPermit, RequestError, Stop, log_error,
 };
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
+use crate::tensors::OutputSelection;
 use crate::transport::MessageStarts;
 
 pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
@@ -241,7 +242,7 @@ impl StreamedRequest {
         let (id, wants_end) = (message.id.clone(), wants_end(&message));
         let ParsedMessage { target, request, place } =
             ParsedMessage::parse(route?, message, arrival.journal.as_ref(), &permit).await?;
-        let checked = target.check(&context.front, request, None, &context.peer, &permit).await?;
+        let checked = target.check(&context.front, request, &context.peer, &permit).await?;
         let Target { name, route, metadata } = target;
         let answers = route.stream(checked.inputs, checked.options, arrival).await?;
         // A stream that kept its route would keep the model from moving or being replaced.

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{
-    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions,
 };
 use shadowslice_datapath::router::Route;
 use shadowslice_datapath::trace::Journal;
@@ -13,10 +12,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::frontend::Frontend;
 use crate::admission::{BudgetShare, MemoryPermit, RequestError, run_blocking};
-use crate::tensors::{
-    InferRequest, NamedTensor, OutputFormat, OutputTensor, RegionSlice, check_format, check_inputs,
-    requested_outputs,
-};
+use crate::tensors::{InferRequest, NamedTensor, OutputSelection, OutputTensor, check_inputs};
 
 /// The size of elements that are checked one by one, in bytes, that takes a millisecond.
 const QUICK_BYTES: usize = 256 << 10;
@@ -80,28 +76,18 @@ impl Target {
         Err(RequestError::Unsupported(why))
     }
 
-    /// Checks a request and reads its inputs from shared memory. A malformed request counts. The
-    /// request has an output format in HTTP, whose calls have a single answer.
+    /// Checks a request and reads its inputs from shared memory. A malformed request counts.
     pub(super) async fn check(
         &self,
         front: &Frontend,
         mut request: InferRequest,
-        format: Option<&OutputFormat>,
         peer: &Peer,
         permit: &MemoryPermit,
     ) -> Result<CheckedRequest, RequestError> {
         let checked = async {
-            let order = requested_outputs(&self.metadata, &request.outputs)?;
-            if let Some(format) = format {
-                check_format(&self.metadata, &order, &request.outputs, format)?;
-                self.refuse_streams()?;
-            }
-            let regions = request.outputs.iter().map(|output| output.region.as_ref());
-            let regions = regions.map(|part| part.map(|part| front.regions.find(peer, part)).transpose());
-            let regions = regions.collect::<Result<_, _>>()?;
+            let outputs = OutputSelection::new(&self.metadata, &request, &front.regions, peer)?;
             read_shared_inputs(front, peer, &mut request.inputs, permit)?;
             let inputs = check_tensors(&self.metadata, request.inputs).await?;
-            let outputs = OutputSelection { order, regions };
             Ok(CheckedRequest { inputs, options: request.options, outputs })
         };
         self.count_malformed(checked.await)
@@ -117,47 +103,6 @@ impl Target {
         let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?;
         permit.add_deliveries(delivery.into());
         selection.select(&self.metadata, outputs)
-    }
-}
-
-/// The outputs that a client wants, and their places.
-pub(super) struct OutputSelection {
-    /// The positions of the outputs among the model's outputs.
-    order: Vec<usize>,
-    /// The regions that receive the outputs, in the same order. The answer contains an output
-    /// without a region.
-    regions: Vec<Option<RegionSlice>>,
-}
-
-impl OutputSelection {
-    /// Selects the outputs, and writes those with a region into shared memory.
-    pub(super) fn select(
-        &self,
-        metadata: &Metadata,
-        outputs: Vec<RequestOutput>,
-    ) -> Result<Vec<OutputTensor>, RequestError> {
-        if outputs.len() != metadata.outputs.len() {
-            let (expected, got) = (metadata.outputs.len(), outputs.len());
-            let why = format!("the model has {expected} outputs, but its answer has {got}");
-            return Err(RequestFailure::Internal(why).into());
-        }
-        let mut outputs: Vec<_> = outputs.into_iter().map(Some).collect();
-        let mut selected = Vec::new();
-        for (position, &index) in self.order.iter().enumerate() {
-            let (spec, output) = (&metadata.outputs[index], outputs[index].take());
-            let Some(RequestOutput { shape, data }) = output else { continue };
-            let region = self.regions.get(position).and_then(Option::as_ref);
-            let data = match region {
-                Some(region) => {
-                    region.write(&spec.name, &data)?;
-                    Bytes::new()
-                }
-                None => data,
-            };
-            let (name, is_shared) = (spec.name.clone(), region.is_some());
-            selected.push(OutputTensor { name, datatype: spec.datatype, shape, data, is_shared });
-        }
-        Ok(selected)
     }
 }
 
