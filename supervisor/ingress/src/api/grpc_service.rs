@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::frontend::Frontend;
+use super::grpc::Services;
 use super::infer_stream::{InferStream, StreamContext};
 use super::{describe, grpc_infer, load_metrics, model, repository, statistics, trace, unsupported};
-use crate::admission::{CALL_PERMIT, RequestError, Stop, peer};
+use crate::admission::{CALL_PERMIT, RequestError, peer};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
 use crate::proto::model_repository_parameter::ParameterChoice;
 use crate::proto::system_shared_memory_status_response::RegionStatus;
@@ -26,21 +26,10 @@ use crate::proto::{
     TraceSettingResponse,
 };
 
-pub(super) struct InferenceService {
-    front: Arc<Frontend>,
-    stop: Stop,
-}
-
-impl InferenceService {
-    pub(super) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
-        Self { front, stop }
-    }
-}
-
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl GrpcInferenceService for InferenceService {
+impl GrpcInferenceService for Services {
     async fn server_live(&self, _: Request<ServerLiveRequest>) -> Answer<ServerLiveResponse> {
         Ok(Response::new(ServerLiveResponse { live: true }))
     }

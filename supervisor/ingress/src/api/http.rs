@@ -11,13 +11,13 @@ use hyper::{Method, Request};
 use shadowslice_datapath::access::AccessProtocol;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::HostState;
-use shadowslice_datapath::trace::SpanStatus;
+use shadowslice_datapath::trace::{SpanProtocol, SpanStatus};
 
 use super::answers::refusal;
 use super::endpoints::{self, Dispatch};
 use super::frontend::Frontend;
 use super::http_infer;
-use crate::admission::{Budget, Caller, Client, MemoryPermit, Resource, Stop};
+use crate::admission::{Budget, Caller, Client, Clipped, MemoryPermit, Resource, Stop};
 use crate::transport::{
     Connection, CountedBody, HttpAnswer, RequestProgress, SHORT_BODY_BYTES, discard, guard_answer, read,
     serve_http,
@@ -34,7 +34,7 @@ pub(super) async fn serve(front: Arc<Frontend>, connection: Connection, stop: St
         Handler { front: &front, client: &client, caller: &caller, progress: &progress, stop: &stop };
     let answered = async |request: Request<Incoming>| {
         let is_head = request.method() == Method::HEAD;
-        let (request, entry) = front.log_request(AccessProtocol::Http, request, &caller.peer);
+        let (request, entry) = front.begin_request(AccessProtocol::Http, request, &caller.peer);
         let (answer, permit) = handler.answer(request).await;
         client.counters().count_http(answer.status().as_u16());
         Ok::<_, Infallible>(guard_answer(answer, permit, entry, is_head))
@@ -66,7 +66,13 @@ impl Handler<'_> {
         let is_health = head.uri.path().starts_with(HEALTH);
         let resource = if is_health { Resource::Public } else { Resource::Protected };
         let identified = self.caller.identify_in(&mut head, resource);
-        let span = if identified.is_ok() { self.front.begin_http(&mut head) } else { None };
+        let path = head.uri.path();
+        let infers =
+            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
+        let protocol = || SpanProtocol::Http(Clipped(path).to_string());
+        let span = (infers && identified.is_ok())
+            .then(|| self.front.begin_span(&head.headers, &mut head.extensions, protocol))
+            .flatten();
         self.progress.begin();
         let outcome = match identified {
             Ok(()) => self.perform(&head, &mut body).await,

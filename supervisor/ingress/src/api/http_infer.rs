@@ -8,7 +8,7 @@ use hyper::{HeaderMap, Response};
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 
 use super::frontend::Frontend;
-use super::inference::{Target, tensor_bytes};
+use super::inference::{InferenceAnswer, Target, tensor_bytes};
 use super::{load_metrics, trace};
 use crate::admission::{Clipped, MemoryPermit, RequestError, invalid, peer, run_blocking};
 use crate::tensors::{
@@ -31,17 +31,11 @@ pub(super) async fn infer(
     body: Pieces,
     permit: &Arc<MemoryPermit>,
 ) -> Result<HttpAnswer, RequestError> {
-    let journal = trace::journal(&head.extensions);
-    let _place = target.admit(permit, journal)?;
-    let parsed = parse(front, &head.headers, body, &target.metadata, permit).await;
-    let request = target.count_malformed(parsed)?;
-    if let Some(journal) = journal {
-        journal.set_id(&request.id);
-    }
-    target.refuse_streams()?;
-    let id = request.id.clone();
-    let checked = target.check(front, request, peer(&head.extensions), permit).await?;
-    let outputs = target.infer(checked, trace::arrival(&head.extensions), permit).await?;
+    let (journal, peer) = (trace::journal(&head.extensions), peer(&head.extensions));
+    let parse = parse(front, &head.headers, body, &target.metadata, permit);
+    let checked = target.receive(front, peer, journal, permit, parse).await?;
+    let answer = target.infer(checked, trace::arrival(&head.extensions), permit).await?;
+    let InferenceAnswer { id, outputs, _place } = answer;
     permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs))?;
     let written = write(&target.name, id, outputs).await?;
     permit.shrink_to(written.bytes.len());

@@ -21,8 +21,8 @@ use shadowslice_datapath::router::Route;
 use tonic::{Code, Status, Streaming};
 
 use super::frontend::Frontend;
-use super::grpc_infer::{self, ParsedMessage, response, response_bytes};
-use super::inference::{Target, tensor_bytes};
+use super::grpc_infer::{self, response, response_bytes};
+use super::inference::{CheckedRequest, Target, tensor_bytes};
 use super::model;
 use crate::admission::{Budget, CALL_PERMIT, Deliveries, MemoryPermit, RequestError, Stop, log_error};
 use crate::proto::infer_parameter::ParameterChoice;
@@ -271,22 +271,22 @@ impl StreamedRequest {
         self,
     ) -> Result<impl Stream<Item = Result<ModelInferResponse, RequestError>>, RequestError> {
         let Self { context, route, message, permit, arrival, .. } = self;
-        let id = message.id.clone();
-        let ParsedMessage { target, request, place } =
-            ParsedMessage::parse(route?, message, arrival.journal.as_ref(), &permit).await?;
-        let checked = target.check(&context.front, request, &context.peer, &permit).await?;
-        let Target { name, route, metadata } = target;
-        let answers = route.stream(checked.inputs, checked.options, arrival).await?;
+        let StreamContext { front, peer, call, .. } = context;
+        let journal = arrival.journal.as_ref();
+        let (Target { name, route, metadata }, checked) =
+            grpc_infer::receive(&front, route?, message, &peer, journal, &permit).await?;
+        let CheckedRequest { id, inputs, options, outputs: selection, place } = checked;
+        let answers = route.stream(inputs, options, arrival).await?;
         // A stream that kept its route would keep the model from moving or being replaced.
         drop(route);
         // The model's memory contains the inputs now.
         permit.replace(id.len())?;
-        let (selection, call) = (checked.outputs, Arc::clone(&context.call));
+        let grown = Arc::clone(&call);
         let respond = move |outputs| {
             // The stream keeps its memory, and its place among the requests in flight.
             let _kept = (&permit, &place);
             let outputs = selection.select(&metadata, outputs)?;
-            context.call.grow(2 * (id.len() + tensor_bytes(&outputs)))?;
+            grown.grow(2 * (id.len() + tensor_bytes(&outputs)))?;
             let mut response = response(name.clone(), id.clone(), outputs);
             mark(&mut response, false);
             Ok(response)

@@ -26,9 +26,20 @@ pub(super) struct Target {
 
 /// A request in the form that a pipeline accepts, and the outputs that its client wants.
 pub(super) struct CheckedRequest {
+    /// The client's name for the request.
+    pub(super) id: String,
     pub(super) inputs: Vec<RequestInput>,
     pub(super) options: RequestOptions,
     pub(super) outputs: OutputSelection,
+    /// The place among the requests in flight.
+    pub(super) place: BudgetShare,
+}
+
+/// The outputs of a request, which keeps its place until its answer has been built.
+pub(super) struct InferenceAnswer {
+    pub(super) id: String,
+    pub(super) outputs: Vec<OutputTensor>,
+    pub(super) _place: BudgetShare,
 }
 
 impl Target {
@@ -48,61 +59,51 @@ impl Target {
         Ok(Self { name, route, metadata })
     }
 
-    /// Takes a place among the requests in flight.
-    pub(super) fn admit(
-        &self,
-        permit: &MemoryPermit,
-        journal: Option<&Journal>,
-    ) -> Result<BudgetShare, RequestError> {
-        let pipeline = self.route.pipeline();
-        permit.client().admit().inspect_err(|_| pipeline.count_host_refusal(journal))
-    }
-
-    /// Counts a request that is malformed. The model does not receive it.
-    pub(super) fn count_malformed<T>(&self, outcome: Result<T, RequestError>) -> Result<T, RequestError> {
-        if let Err(RequestError::Failed(RequestFailure::Invalid(_))) = &outcome {
-            self.route.pipeline().count_malformed();
-        }
-        outcome
-    }
-
-    /// Refuses a model that streams, for calls with a single answer.
-    pub(super) fn refuse_streams(&self) -> Result<(), RequestError> {
-        if self.metadata.streams.is_none() {
-            return Ok(());
-        }
-        let name = &self.metadata.name;
-        let why = format!("model '{name}' gives many answers to a request; use gRPC's ModelStreamInfer");
-        Err(RequestError::Unsupported(why))
-    }
-
-    /// Checks a request and reads its inputs from shared memory. A malformed request counts.
-    pub(super) async fn check(
+    /// Takes a place among the requests in flight, and parses and checks a request. Reads its inputs
+    /// from shared memory. A malformed request counts, and the model does not receive it.
+    pub(super) async fn receive(
         &self,
         front: &Frontend,
-        mut request: InferRequest,
         peer: &Peer,
+        journal: Option<&Journal>,
         permit: &MemoryPermit,
+        parse: impl Future<Output = Result<InferRequest, RequestError>>,
     ) -> Result<CheckedRequest, RequestError> {
+        let pipeline = self.route.pipeline();
+        let place = permit.client().admit().inspect_err(|_| pipeline.count_host_refusal(journal))?;
         let checked = async {
+            let mut request = parse.await?;
+            if let Some(journal) = journal {
+                journal.set_id(&request.id);
+            }
             let outputs = OutputSelection::new(&self.metadata, &request, &front.regions, peer)?;
             read_shared_inputs(front, peer, &mut request.inputs, permit)?;
             let inputs = check_tensors(&self.metadata, request.inputs).await?;
-            Ok(CheckedRequest { inputs, options: request.options, outputs })
+            Ok(CheckedRequest { id: request.id, inputs, options: request.options, outputs, place })
         };
-        self.count_malformed(checked.await)
+        let checked = checked.await;
+        if let Err(RequestError::Failed(RequestFailure::Invalid(_))) = &checked {
+            pipeline.count_malformed();
+        }
+        checked
     }
 
-    /// Runs a request. `permit` receives the delivery of the outputs.
+    /// Runs a request with a single answer. `permit` receives the delivery of the outputs.
     pub(super) async fn infer(
         &self,
-        CheckedRequest { inputs, options, outputs: selection }: CheckedRequest,
+        request: CheckedRequest,
         arrival: RequestArrival,
         permit: &MemoryPermit,
-    ) -> Result<Vec<OutputTensor>, RequestError> {
+    ) -> Result<InferenceAnswer, RequestError> {
+        if self.metadata.streams.is_some() {
+            let name = &self.metadata.name;
+            let why = format!("model '{name}' gives many answers to a request; use gRPC's ModelStreamInfer");
+            return Err(RequestError::Unsupported(why));
+        }
+        let CheckedRequest { id, inputs, options, outputs: selection, place } = request;
         let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?;
         permit.add_deliveries(delivery.into());
-        selection.select(&self.metadata, outputs)
+        Ok(InferenceAnswer { id, outputs: selection.select(&self.metadata, outputs)?, _place: place })
     }
 }
 

@@ -14,8 +14,9 @@ use prost_types::{DescriptorProto, FileDescriptorSet};
 use tonic::codegen::Service as _;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::grpc::Services;
 use super::infer_stream::stopping;
-use crate::admission::{CALL_PERMIT, Clipped, Stop};
+use crate::admission::{CALL_PERMIT, Clipped};
 use crate::proto::reflection::server_reflection_request::MessageRequest;
 use crate::proto::reflection::server_reflection_response::MessageResponse;
 use crate::proto::reflection::server_reflection_server::{ServerReflection, ServerReflectionServer};
@@ -38,20 +39,18 @@ pub(super) fn is_called(path: &str) -> bool {
 }
 
 /// Answers a call for which [`is_called`]. Both versions have the same messages.
-pub(super) async fn call(mut request: HttpRequest<CountedBody>, stop: Stop) -> GrpcAnswer {
+pub(super) async fn call(services: Arc<Services>, mut request: HttpRequest<CountedBody>) -> GrpcAnswer {
     let method = request.uri().path().strip_prefix(V1_ALPHA);
     if let Some(uri) = method.and_then(|method| format!("{V1}{method}").parse().ok()) {
         *request.uri_mut() = uri;
     }
     let request = request.map(|body| MessageBody::stream(body, SHORT_BODY_BYTES, MessageStarts::default()));
-    let Ok(reply) = ServerReflectionServer::new(Reflection(stop)).call(request).await;
+    let Ok(reply) = ServerReflectionServer::from_arc(services).call(request).await;
     reply
 }
 
-struct Reflection(Stop);
-
 #[tonic::async_trait]
-impl ServerReflection for Reflection {
+impl ServerReflection for Services {
     type ServerReflectionInfoStream = BoxStream<'static, Result<ServerReflectionResponse, Status>>;
 
     /// Returns the answers of a call, in the order of its requests. The call ends when serving ends,
@@ -60,7 +59,7 @@ impl ServerReflection for Reflection {
         &self,
         request: Request<Streaming<ServerReflectionRequest>>,
     ) -> Result<Response<Self::ServerReflectionInfoStream>, Status> {
-        let (mut requests, call, stop) = (request.into_inner(), CALL_PERMIT.get(), self.0.clone());
+        let (mut requests, call, stop) = (request.into_inner(), CALL_PERMIT.get(), self.stop.clone());
         let client = Arc::clone(call.client());
         let mut must_end = Box::pin(async move { client.must_end(stop).await });
         let mut has_answered = false;
