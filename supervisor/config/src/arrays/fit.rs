@@ -1,9 +1,8 @@
 //! Converts an array to the values of a model's input. This module does no I/O.
 
-use std::fmt;
-
 use half::{bf16, f16};
-use shadowslice_shared::boot::{ElementValue, InputValues, RowBytes};
+use serde_json::Value;
+use shadowslice_shared::boot::{InputValues, RowBytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_string};
 
 use super::{Array, ArrayFile, Elements};
@@ -90,10 +89,14 @@ impl Array {
             Elements::Values(values) => {
                 let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
                 for value in values {
-                    push(&mut bytes, datatype, value).ok_or_else(|| ArrayMismatch::Value {
-                        expected: datatype,
-                        value: Shown(value).to_string(),
-                    })?;
+                    // The operator may have named the wrong file, and a text in that file may be a
+                    // secret.
+                    let shown = || match value {
+                        Value::Number(_) | Value::Bool(_) | Value::Null => value.to_string(),
+                        _ => "text".to_owned(),
+                    };
+                    push(&mut bytes, datatype, value)
+                        .ok_or_else(|| ArrayMismatch::Value { expected: datatype, value: shown() })?;
                 }
                 Ok(bytes)
             }
@@ -101,55 +104,28 @@ impl Array {
     }
 }
 
-/// An element that error messages show.
-struct Shown<'v>(&'v ElementValue);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            ElementValue::Whole(whole) => whole.fmt(f),
-            ElementValue::Number(number) => write!(f, "{number:?}"),
-            // The operator may have named the wrong file, and a text in that file may be a secret.
-            ElementValue::Text(_) => f.write_str("text"),
-        }
-    }
-}
-
 /// Appends a value's bytes. Returns `None` if the datatype cannot represent the value.
-fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option<()> {
-    let number = match (datatype, value) {
-        (Datatype::Bytes, ElementValue::Text(text)) => {
-            push_byte_string(bytes, text.as_bytes());
-            return Some(());
-        }
-        (Datatype::Bytes, _) | (_, ElementValue::Text(_)) => return None,
-        (_, ElementValue::Whole(whole)) => *whole as f64,
-        (_, ElementValue::Number(number)) => *number,
-    };
-    match (datatype, value) {
-        (Datatype::Fp16, _) => {
-            bytes.extend(Some(f16::from_f64(number)).filter(|f| f.is_finite())?.to_le_bytes())
-        }
-        (Datatype::Bf16, _) => {
-            bytes.extend(Some(bf16::from_f64(number)).filter(|f| f.is_finite())?.to_le_bytes())
-        }
-        (Datatype::Fp32, _) => bytes.extend(Some(number as f32).filter(|f| f.is_finite())?.to_le_bytes()),
-        (Datatype::Fp64, _) => bytes.extend(number.to_le_bytes()),
-        (_, ElementValue::Whole(whole)) => {
+fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &Value) -> Option<()> {
+    let whole = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
+    let whole = whole.or(value.as_bool().map(i128::from));
+    let float = value.as_f64().or(value.as_bool().map(f64::from));
+    match datatype {
+        Datatype::Bytes => push_byte_string(bytes, value.as_str()?.as_bytes()),
+        Datatype::Fp16 => bytes.extend(Some(f16::from_f64(float?)).filter(|f| f.is_finite())?.to_le_bytes()),
+        Datatype::Bf16 => bytes.extend(Some(bf16::from_f64(float?)).filter(|f| f.is_finite())?.to_le_bytes()),
+        Datatype::Fp32 => bytes.extend(Some(float? as f32).filter(|f| f.is_finite())?.to_le_bytes()),
+        Datatype::Fp64 => bytes.extend(float?.to_le_bytes()),
+        _ => {
             let size = datatype.size()?;
-            let bits = 8 * size as u32;
-            let is_signed =
-                matches!(datatype, Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64);
-            let (least, most) = match datatype {
-                Datatype::Bool => (0, 1),
-                _ if is_signed => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
-                // The JSON reader rejects numbers above `i64::MAX`, so `i64::MAX` is also the limit
-                // for UINT64.
-                _ => (0, i64::MAX >> (63_u32.saturating_sub(bits))),
+            let range = match datatype {
+                Datatype::Bool => 0..=1,
+                Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64 => {
+                    -1_i128 << (8 * size - 1)..=(1_i128 << (8 * size - 1)) - 1
+                }
+                _ => 0..=(1_i128 << (8 * size)) - 1,
             };
-            bytes.extend(&Some(whole).filter(|whole| (least..=most).contains(*whole))?.to_le_bytes()[..size]);
+            bytes.extend(&whole.filter(|whole| range.contains(whole))?.to_le_bytes()[..size]);
         }
-        _ => return None,
     }
     Some(())
 }
@@ -173,6 +149,8 @@ fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<RowBytes> {
 mod tests {
     use std::sync::Arc;
 
+    use serde_json::json;
+
     use super::*;
 
     fn file(datatype: Option<Datatype>, shape: &[i64], elements: Elements) -> ArrayFile {
@@ -184,7 +162,7 @@ mod tests {
         TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() }
     }
 
-    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
+    fn values(values: Vec<Value>, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
         let array = Array { datatype: None, shape: vec![], elements: Elements::Values(values) };
         array.bytes(datatype)
     }
@@ -222,19 +200,24 @@ mod tests {
 
     #[test]
     fn values_without_a_type_must_be_those_of_the_input() {
-        let whole = |whole| values(vec![ElementValue::Whole(whole)], Datatype::Int8);
-        assert_eq!((whole(-128), whole(127)), (Ok(vec![0x80]), Ok(vec![0x7f])));
-        assert!(whole(128).is_err() && whole(-129).is_err());
-        let fits = |value, datatype| values(vec![ElementValue::Whole(value)], datatype).is_ok();
-        assert!(fits(255, Datatype::Uint8) && !fits(256, Datatype::Uint8) && !fits(-1, Datatype::Uint64));
-        assert!(fits(u32::MAX.into(), Datatype::Uint32) && !fits(1 << 32, Datatype::Uint32));
-        assert!(fits(i64::MAX, Datatype::Uint64) && fits(i64::MIN, Datatype::Int64));
-        assert!(fits(1, Datatype::Bool) && !fits(2, Datatype::Bool) && fits(2, Datatype::Fp16));
-        let number = |number, datatype| values(vec![ElementValue::Number(number)], datatype);
-        assert_eq!(number(0.5, Datatype::Fp32), Ok(0.5_f32.to_le_bytes().to_vec()));
-        assert_eq!(number(0.5, Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
-        assert!(number(1e39, Datatype::Fp32).is_err() && number(0.5, Datatype::Int32).is_err());
-        let error = values(vec![ElementValue::Text("hunter2".to_owned())], Datatype::Int64).unwrap_err();
-        assert_eq!(error.to_string(), "the input is INT64, but the array has text; replace this value");
+        let bytes = |value: Value, datatype| values(vec![value], datatype);
+        assert_eq!(bytes(json!(-128), Datatype::Int8), Ok(vec![0x80]));
+        assert_eq!(bytes(json!(127), Datatype::Int8), Ok(vec![0x7f]));
+        let fits = |value: Value, datatype| values(vec![value], datatype).is_ok();
+        assert!(!fits(json!(128), Datatype::Int8) && !fits(json!(-129), Datatype::Int8));
+        assert!(fits(json!(255), Datatype::Uint8) && !fits(json!(256), Datatype::Uint8));
+        assert!(fits(json!(u32::MAX), Datatype::Uint32) && !fits(json!(1_u64 << 32), Datatype::Uint32));
+        assert!(fits(json!(u64::MAX), Datatype::Uint64) && !fits(json!(-1), Datatype::Uint64));
+        assert!(fits(json!(i64::MIN), Datatype::Int64) && !fits(json!(u64::MAX), Datatype::Int64));
+        assert!(fits(json!(1), Datatype::Bool) && fits(json!(true), Datatype::Bool));
+        assert!(!fits(json!(2), Datatype::Bool) && fits(json!(2), Datatype::Fp16));
+        assert_eq!(bytes(json!(0.5), Datatype::Fp32), Ok(0.5_f32.to_le_bytes().to_vec()));
+        assert_eq!(bytes(json!(0.5), Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
+        assert!(!fits(json!(1e39), Datatype::Fp32) && !fits(json!(0.5), Datatype::Int32));
+        assert!(!fits(json!(null), Datatype::Fp32) && !fits(json!(7), Datatype::Bytes));
+        for secret in [json!("hunter2"), json!({"hunter2": 1})] {
+            let error = bytes(secret, Datatype::Int64).unwrap_err();
+            assert_eq!(error.to_string(), "the input is INT64, but the array has text; replace this value");
+        }
     }
 }

@@ -17,7 +17,6 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use shadowslice_shared::boot::ElementValue;
 use shadowslice_shared::tensor::{self, Datatype, elements};
 
 pub use fit::ArrayMismatch;
@@ -54,7 +53,7 @@ pub struct Array {
 enum Elements {
     /// The tensor's bytes in the array's datatype.
     Bytes(Vec<u8>),
-    Values(Vec<ElementValue>),
+    Values(Vec<serde_json::Value>),
 }
 
 /// The arrays of a file: one array without a name, or several arrays with names.
@@ -78,11 +77,7 @@ pub(super) enum ArrayError {
     Header,
     #[error("the array is in Fortran order; save `numpy.ascontiguousarray(array)`")]
     FortranOrder,
-    #[error("the elements are big-endian (`{0}`); save `array.astype(array.dtype.newbyteorder('<'))`")]
-    BigEndian(String),
-    #[error("Python objects are not supported; save an array of numbers or texts")]
-    Objects,
-    #[error("unsupported dtype `{0}`; save booleans, integers, floats or texts")]
+    #[error("unsupported dtype `{0}`; save little-endian booleans, integers, floats or texts")]
     UnknownType(String),
     #[error("the shape is {shape:?}, but the file has {bytes} bytes of elements; save the array again")]
     Length { shape: Vec<i64>, bytes: usize },
@@ -100,6 +95,8 @@ pub(super) enum ArrayError {
     Array { name: String, source: Box<ArrayError> },
     #[error("this is neither an array nor an inference request in JSON; use for example `[[1, 2]]`")]
     Json(#[source] serde_json::Error),
+    #[error("the lists have different lengths, or more than 32 axes; use for example `[[1, 2], [3, 4]]`")]
+    Ragged,
     #[error("the input `{name}` has shape {shape:?}, but {values} values; correct one of them")]
     Count { name: String, shape: Vec<i64>, values: usize },
     #[error("the input `{0}` has no `data`, as in a request with binary data; write out the values")]
