@@ -5,11 +5,13 @@ use std::time::Duration;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::Sms;
 
+use super::host::Host;
 use super::keys::{HANDOVERS, STANDBYS};
 use super::reader::{Fields, Value};
+use super::render::quoted;
 use super::types::{
-    ControllerConfig, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, ModelConfig, Partitioning,
-    SloTarget, WarmupConfig, WarmupInput,
+    ControllerConfig, EngineConfig, GpuConfig, LimitsConfig, ModelConfig, Partitioning, SloTarget,
+    WarmupConfig, WarmupInput,
 };
 use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
@@ -24,7 +26,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     let gpus = sections.gpus;
     let why = "give for example `models: [{path: digits.onnx, slo: 20ms}]`";
     let Some(list) = root.required("models", why) else { return Vec::new() };
-    let Some(items) = list.limited_items("models") else { return Vec::new() };
+    let items = list.items();
     let mut models: Vec<ModelConfig> = Vec::new();
     for item in &items {
         let fields = item.fields();
@@ -44,18 +46,19 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
 }
 
 /// Reads a model. The initial share is set later, when all models have been read.
-fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
+pub(super) fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
     let gpu_auto = gpu_auto(fields, gpus);
     let gpu = if gpu_auto { 0 } else { gpu(fields, gpus) };
     let (engine, inputs) = engine::engine(fields, gpus.get(gpu), limits, context);
     let name = name(fields);
-    let profile =
-        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.resolve(path))));
-    let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
+    let profile = fields.get("profile").and_then(|value| Some((context.path(&value)?, value)));
+    let read = profile.as_ref().and_then(|(path, value)| profile::load(value, path, context));
     let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
     let slo = slo(fields);
+    let (latency, percentile) = (units::show_duration(slo.latency), slo.percentile);
+    fields.show("slo", format!("{{latency: {latency}, percentile: {percentile}}}"));
     let warmed = warmup::WarmupModel { engine: &engine, limits, inputs: &inputs };
     let warmup = warmup::warmup(fields, &warmed, context);
     if let Some(profile) = &read {
@@ -67,15 +70,15 @@ fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) ->
         gpu,
         gpu_auto,
         profile: read,
-        profile_path: profile.map(|(_, path)| absolute(&path)),
+        profile_path: profile.map(|(path, _)| absolute(&path)),
         share: shares::share(fields, gpus.get(gpu)),
         slo,
         batch: batch::batch(fields, is_emulated, &slo, context),
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpus.get(gpu), controller, context),
-        handover: handover(fields),
+        handover: fields.read("handover", |value| value.one_of(&HANDOVERS)),
         standby: fields.read("standby", |value| value.one_of(&STANDBYS)),
-        cpus: fields.read("cpus", |value| cpus(value, context)),
+        cpus: fields.read("cpus", |value| Some(cpus(value, context))),
         memory_limit: memory_limit(fields, gpus.get(gpu), context),
         warmup,
         engine,
@@ -93,7 +96,7 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 const MAX_NAME: usize = 128;
 
 /// Reads a model's name. If the name is missing, records a fault and returns an empty name.
-fn name(fields: &Fields<'_>) -> String {
+pub(super) fn name(fields: &Fields<'_>) -> String {
     let is_name = |name: &str| {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
         name.len() <= MAX_NAME && name.bytes().all(is_allowed) && !matches!(name, "." | "..")
@@ -118,6 +121,7 @@ fn name(fields: &Fields<'_>) -> String {
         );
         path.fault(message);
     }
+    fields.show("name", quoted(&stem));
     stem
 }
 
@@ -159,14 +163,18 @@ fn slo(fields: &Fields<'_>) -> SloTarget {
     let why = "give the time within which requests must be answered, for example `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
-        return latency(&value).map_or(placeholder, |latency| SloTarget { latency, ..placeholder });
+        return SloTarget { latency: latency(&value).unwrap_or(placeholder.latency), ..placeholder };
     }
-    let slo = value.fields();
-    let given =
-        slo.required("latency", "give the time within which requests must be answered, for example 20ms");
+    let keys = value.fields();
+    keys.required("latency", "give the time within which requests must be answered, for example 20ms");
+    slo_of(&keys, placeholder)
+}
+
+/// Returns `slo` with the values of these keys.
+pub(super) fn slo_of(keys: &Fields<'_>, slo: SloTarget) -> SloTarget {
     SloTarget {
-        latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
-        percentile: slo.read("percentile", percentile),
+        latency: keys.optional("latency", latency).unwrap_or(slo.latency),
+        percentile: keys.optional("percentile", percentile).unwrap_or(slo.percentile),
     }
 }
 
@@ -234,7 +242,7 @@ fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profi
     }
 }
 
-fn latency(value: &Value<'_>) -> Option<Duration> {
+pub(super) fn latency(value: &Value<'_>) -> Option<Duration> {
     let latency = value.parsed(units::duration)?;
     if latency.is_zero() {
         value.fault("the latency must be above zero; use for example 20ms");
@@ -260,35 +268,20 @@ fn priority(
     priority
 }
 
-fn handover(fields: &Fields<'_>) -> HandoverMode {
-    fields.read("handover", |value| {
-        if value.word() == Some("restart") {
-            value.fault("`handover: restart` was removed; write `handover: auto`, or `handover: shadow`");
-            return None;
-        }
-        value.one_of(&HANDOVERS)
-    })
-}
-
-fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
-    for item in value.items() {
+fn cpus(value: &Value<'_>, context: &Context<'_>) -> Vec<usize> {
+    let mut cpus = value.distinct(|item| {
         let cpu = item.whole()?;
-        if cpus.contains(&cpu) {
-            item.fault(format!("core {cpu} is already in the list; list each core once"));
-            return None;
-        }
-        if let Some(cores) = context.host.cores()
+        if let Some(cores) = context.host.as_ref().and_then(Host::cores)
             && !cores.iter().any(|range| range.contains(&cpu))
         {
             let cores: Vec<_> =
                 cores.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
-            context.host_fault(&item, format!("core {cpu} not found; use cores of {}", cores.join(", ")));
+            context.host_fault(item, format!("core {cpu} not found; use cores of {}", cores.join(", ")));
         }
-        cpus.push(cpu);
-    }
+        Some(cpu)
+    });
     cpus.sort_unstable();
-    Some(cpus)
+    cpus
 }
 
 fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<'_>) -> Option<u64> {

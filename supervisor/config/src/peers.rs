@@ -71,7 +71,7 @@ fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
         value.fault("the map has no list; give `users`, `groups` or `clients`");
         return None;
     }
-    let items = clients.and_then(|list| list.limited_items("names")).unwrap_or_default();
+    let items = clients.map(|list| list.items()).unwrap_or_default();
     let mut clients: Vec<_> = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
     clients.sort_unstable();
     Some(Peers { clients, ..peers.unwrap_or_default() })
@@ -91,7 +91,7 @@ pub(super) fn access(
 }
 
 fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<Account> {
-    let items = list.limited_items("names").unwrap_or_default();
+    let items = list.items();
     let known = |item: &Value<'_>, account: &Account| {
         if let Account::Name(name) = account {
             check_known(item, kind, name, context);
@@ -104,7 +104,7 @@ fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<A
 }
 
 pub(super) fn check_known(value: &Value<'_>, kind: AccountKind, name: &str, context: &Context<'_>) {
-    if !context.host.has_account(kind, name) {
+    if context.host.as_ref().is_some_and(|host| !host.has_account(kind, name)) {
         let kind = kind.name();
         context.host_fault(value, format!("{kind} `{name}` not found; create it, or correct the name"));
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::units::{self, show_duration, show_size};
 
-pub(super) use model::{ENGINES, HANDOVERS, ON_LATE, PROVIDERS, STANDBYS};
+pub(super) use model::{CLIENT_CHANGES, ENGINES, HANDOVERS, ON_LATE, PROVIDERS, STANDBYS};
 pub(super) use profile::PROFILE;
 pub use schema::schema;
 pub(super) use supervisor::{ACCESS, CONFIG, PARTITIONS, STARTS};
@@ -67,6 +67,13 @@ pub(super) enum Kind {
     /// A map that can have other keys besides those listed, with values of this kind.
     Open(&'static [Key], &'static Kind),
     Either(&'static [Kind]),
+}
+
+/// The items of a list: their kind, and the bounds of their number.
+pub(super) struct Items {
+    pub(super) kind: &'static Kind,
+    pub(super) least: usize,
+    pub(super) most: usize,
 }
 
 #[derive(Debug)]
@@ -128,11 +135,13 @@ impl Kind {
         known.or_else(others).unwrap_or(&Self::Text)
     }
 
-    /// Returns the kind of a list's items, and the largest number of items.
-    pub(super) fn items(&'static self) -> (&'static Self, usize) {
-        let items =
-            self.find(|kind| if let Self::List(item, _, most) = kind { Some((*item, *most)) } else { None });
-        items.unwrap_or((&Self::Text, usize::MAX))
+    /// Returns the items that the table allows in a list.
+    pub(super) fn items(&'static self) -> Items {
+        let items = self.find(|kind| match *kind {
+            Self::List(kind, least, most) => Some(Items { kind, least, most }),
+            _ => None,
+        });
+        items.unwrap_or(Items { kind: &Self::Text, least: 0, most: usize::MAX })
     }
 
     pub(super) fn whole(&'static self) -> (i64, i64) {

@@ -87,6 +87,12 @@ pub(super) const MODEL: &[Key] = &[
     key("warmup", Either(&[Text, Open(&[], &WARMUP)]), Value("{}"), "inputs for the warm-up"),
 ];
 
+/// The keys of the configuration that a client sends with the protocol's `load` call.
+pub(crate) const CLIENT_CHANGES: Kind = Map(&[
+    key("share", Either(&[Share, Map(&SHARE)]), Unset(""), "the share of the GPU"),
+    key("slo", Either(&[LATENCY, Map(&SLO)]), Unset(""), "maximum time from arrival to answer"),
+]);
+
 const PYTHON: [Key; 1] = [key("executable", Text, Unset("python3 on the PATH"), "the interpreter")];
 
 const TENSOR: [Key; 4] = [

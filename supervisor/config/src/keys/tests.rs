@@ -1,9 +1,6 @@
-//! Tests of the table: the reference and `check --print` have each key.
-
-use std::path::Path;
+//! Tests of the table: the reference has each key.
 
 use super::*;
-use crate::render::values;
 
 /// Calls `visit` with each key below this kind, after the names of the maps in which it is.
 fn walk(kind: &'static Kind, path: &[&'static str], visit: &mut impl FnMut(&[&'static str], &'static Key)) {
@@ -105,37 +102,4 @@ fn the_reference_has_each_key_with_its_description_default_and_bounds() {
         });
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-/// Returns the keys of a map of values that the table does not have, and those of the table that the
-/// map does not have.
-fn differing(keys: &'static [Key], values: &serde_json::Value, optional: &[&str]) -> Vec<String> {
-    let entries = values.as_object().unwrap();
-    let unknown =
-        entries.iter().filter(|(name, value)| !value.is_null() && keys.iter().all(|key| key.name != **name));
-    let missing = keys
-        .iter()
-        .map(|key| key.name)
-        .filter(|name| !entries.contains_key(*name) && !optional.contains(name));
-    let below = keys.iter().filter(|key| matches!(key.kind, Kind::Map(_)) && values[key.name].is_object());
-    let below = below.flat_map(|key| differing(key.kind.keys(), &values[key.name], &[]));
-    unknown
-        .map(|(name, _)| name.clone())
-        .filter(|name| !name.starts_with('#'))
-        .chain(missing.map(str::to_owned))
-        .chain(below)
-        .collect()
-}
-
-#[test]
-fn each_key_is_printed() {
-    let file = Path::new("tests/config/everything.yaml");
-    let config = crate::load(file, &|_| None, true).unwrap();
-    let values = values(&config);
-    assert_eq!(differing(CONFIG.keys(), &values, &[]), [""; 0]);
-    let (models, _) = CONFIG.of_key("models").items();
-    let of_engines = ["path", "threads", "providers", "python", "tensors"];
-    for model in values["models"].as_array().unwrap() {
-        assert_eq!(differing(models.keys(), model, &of_engines), [""; 0]);
-    }
 }
