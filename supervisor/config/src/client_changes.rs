@@ -91,7 +91,7 @@ fn changed_share(value: &Value<'_>, old: ShareConfig, written: ShareConfig) -> S
 /// Returns the SLO with a client's changes. A scalar is the latency.
 fn changed_slo(value: &Value<'_>, old: SloTarget, model: &ModelConfig) -> SloTarget {
     let slo = match value.is_scalar() {
-        true => SloTarget { latency: models::latency(value).unwrap_or(old.latency), ..old },
+        true => SloTarget { latency: value.duration().unwrap_or(old.latency), ..old },
         false => models::slo_of(&value.fields(), old),
     };
     if model.batch.max_delay >= slo.latency {
@@ -230,7 +230,7 @@ mod tests {
             (r#"{"share": {"mux": "8%"}}"#, "share.mux: unknown key; did you mean `max`?"),
             (r#"{"slo": "1ms", "slo": "3ms"}"#, "slo: duplicate key"),
             (r#"{"slo": "2ms"}"#, "slo: the latency must be longer than batch.max_delay, 2ms"),
-            (r#"{"slo": "0ms"}"#, "slo: the latency must be above zero"),
+            (r#"{"slo": "0ms"}"#, "slo: too short; use at least 1us"),
             ("[]", "must be a map"),
             ("{", "not valid YAML"),
             ("", "the file is empty"),

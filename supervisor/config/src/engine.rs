@@ -76,17 +76,19 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
         "give the model's file, for example `path: digits.onnx`, or use `engine: emulated`",
     )?;
     let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
-    match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
-        Some("onnx") => Some(EngineName::OnnxRuntime),
-        Some("py") => Some(EngineName::Python),
+    let (name, engine) = match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
+        Some("onnx") => ("onnxruntime", EngineName::OnnxRuntime),
+        Some("py") => ("python", EngineName::Python),
         _ => {
             path.fault(
                 "the extension is neither .onnx nor .py; use `engine: onnxruntime` for an ONNX model, or \
                  `engine: python` for a folder with a model.py",
             );
-            None
+            return None;
         }
-    }
+    };
+    model.show("engine", name.to_owned());
+    Some(engine)
 }
 
 fn unusable(value: &Value<'_>, file: &Path, error: &std::io::Error, context: &Context<'_>) {

@@ -30,10 +30,6 @@ fn gpu(item: &Value<'_>) -> Option<GpuConfig> {
     }
     fields.forbid(&["sms"], "only an emulated GPU has this");
     let partition = fields.read("partition", |value| value.one_of(&PARTITIONS));
-    if let Some(advice) = device.similar_word(&["emulated"]) {
-        device.fault(advice);
-        return None;
-    }
     device.parsed(cuda).map(|device| GpuConfig::Cuda { device, partition })
 }
 
@@ -48,11 +44,6 @@ fn cuda(text: &str) -> Result<CudaDevice, String> {
     let is_uuid = |uuid: &str| !uuid.is_empty() && uuid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
     if text.strip_prefix("GPU-").is_some_and(is_uuid) {
         return Ok(CudaDevice::Uuid(text.to_owned()));
-    }
-    if text.eq_ignore_ascii_case("auto") {
-        return Err(
-            "give a GPU of this host; for a model on any GPU, set `gpu: auto` for that model".to_owned()
-        );
     }
     let index = text.parse().ok().filter(|index| *index < 1024);
     index.map(CudaDevice::Index).ok_or_else(|| {

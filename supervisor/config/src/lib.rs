@@ -37,7 +37,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-pub use arrays::{ArrayFile, ArrayMismatch, MAX_BYTES as MAX_ARRAY_BYTES};
+pub use arrays::{ArrayFile, MAX_BYTES as MAX_ARRAY_BYTES};
 pub use client_changes::apply_client_changes;
 pub use engine::model_files;
 pub use faults::{ConfigError, ConfigFault, FaultList, Position};

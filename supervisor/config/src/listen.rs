@@ -85,12 +85,6 @@ fn listener(
     })
 }
 
-fn group(value: &Value<'_>, context: &Context<'_>) -> Option<String> {
-    let name = value.text()?;
-    peers::check_known(value, AccountKind::Group, name, context);
-    Some(name.to_owned())
-}
-
 fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
     fields.forbid(
         &["tls", "tokens"],
@@ -99,7 +93,11 @@ fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
     Listener::Unix {
         path,
         mode: fields.optional("mode", file_mode).filter(|mode| *mode != SOCKET_MODE),
-        group: fields.optional("group", |value| group(value, context)),
+        group: fields.optional("group", |value| {
+            let name = value.text()?;
+            peers::check_known(value, AccountKind::Group, name, context);
+            Some(name.to_owned())
+        }),
         peers: peers::peers(fields, context),
     }
 }
@@ -137,18 +135,12 @@ fn file(value: &Value<'_>, context: &Context<'_>) -> Option<PathBuf> {
 
 fn file_mode(value: &Value<'_>) -> Option<u32> {
     let text = value.text()?;
-    if value.is_plain() {
-        value.fault(format!(
-            "YAML reads {text} without quotes as a decimal number; use an octal mode in quotes, for example \"0660\""
-        ));
-        return None;
-    }
-    let is_octal = matches!(text.len(), 3 | 4) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
+    // YAML reads a mode without quotes as a decimal number.
+    let is_octal =
+        !value.is_plain() && matches!(text.len(), 3 | 4) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
     if mode.is_none() {
-        value.fault(format!(
-            "invalid file mode `{text}`; use a 0 and three octal digits, for example \"0660\""
-        ));
+        value.fault(format!("invalid file mode {text}; use an octal mode in quotes, for example \"0660\""));
     }
     mode
 }
@@ -167,10 +159,8 @@ fn address(text: &str, run_dir: &Path) -> Result<Address, String> {
     }
     // The same path may be written in different ways, for example with `./`.
     let path: PathBuf = run_dir.join(path).components().collect();
-    // If the path of the run directory is itself too long, only `run_dir` gets a fault.
-    let run_dir_fits = run_dir.join(CONTROL_SOCKET).as_os_str().len() <= MAX_SOCKET_PATH;
     let length = path.as_os_str().len();
-    if length > MAX_SOCKET_PATH && (run_dir_fits || !path.starts_with(run_dir)) {
+    if length > MAX_SOCKET_PATH {
         let path = path.display();
         return Err(format!(
             "the path is too long for a Unix socket: {path} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \

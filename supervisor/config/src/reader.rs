@@ -238,10 +238,7 @@ impl<'a> Value<'a> {
             YamlContent::Scalar { text, plain: true } if text == "true" => Some(true),
             YamlContent::Scalar { text, plain: true } if text == "false" => Some(false),
             _ => {
-                match self.similar_word(&["true", "false"]) {
-                    Some(advice) => self.fault(advice),
-                    None => self.wrong("true or false"),
-                }
+                self.wrong("true or false");
                 None
             }
         }
@@ -290,6 +287,11 @@ impl<'a> Value<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// Returns the names of the keys that the table allows.
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        self.keys.iter().map(|key| key.name).collect()
+    }
+
     fn key(&self, name: &str) -> &'static Key {
         let key = self.keys.iter().find(|key| key.name == name);
         key.expect("the table has each key that is read")

@@ -102,22 +102,19 @@ impl WarmupModel<'_> {
 fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
     let Some(file) = context.path(value) else { return WarmupConfig::default() };
     let path = absolute(&file);
-    let arrays = match read(value, &file, context) {
-        Some(Arrays::Named(arrays)) => arrays,
-        Some(Arrays::One(array)) => match model.only_input() {
-            Some(input) => BTreeMap::from([(input.to_owned(), array)]),
-            None => {
-                let message = format!(
-                    "{} has one array without a name; name its input with `warmup: {{INPUT: {{file: {}}}}}`",
-                    file.display(),
-                    value.word().unwrap_or_default()
-                );
-                context.file_fault(value, message);
-                BTreeMap::new()
-            }
-        },
-        None => BTreeMap::new(),
-    };
+    let mut arrays = read(value, &file, context);
+    if let Some(array) = arrays.remove("") {
+        if let Some(input) = model.only_input() {
+            arrays.insert(input.to_owned(), array);
+        } else {
+            let message = format!(
+                "{} has one array without a name; name its input with `warmup: {{INPUT: {{file: {}}}}}`",
+                file.display(),
+                value.word().unwrap_or_default()
+            );
+            context.file_fault(value, message);
+        }
+    }
     if let Some(input) = arrays.keys().find(|input| !model.has(input)) {
         let (file, names) = (file.display(), model.names());
         context.file_fault(
@@ -136,15 +133,12 @@ fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>)
     WarmupConfig { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
 }
 
-fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Option<Arrays> {
-    match arrays::read(file) {
-        Ok(arrays) => Some(arrays),
-        Err(error) => {
-            let message = format!("cannot use {}: {}", file.display(), errors::chain(&error));
-            context.file_fault(value, message);
-            None
-        }
-    }
+/// Returns the arrays of a file, or none if the file cannot be used.
+fn read(value: &Value<'_>, file: &Path, context: &Context<'_>) -> Arrays {
+    arrays::read(file).unwrap_or_else(|error| {
+        context.file_fault(value, format!("cannot use {}: {}", file.display(), errors::chain(&error)));
+        Arrays::new()
+    })
 }
 
 /// Reads an input: a shape, one value for all elements, or a map. A map with `file` has no other
@@ -180,19 +174,12 @@ fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option
 /// name.
 fn array_file(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<ArrayFile> {
     let file = context.path(value)?;
-    let array = match read(value, &file, context) {
-        Some(Arrays::One(array)) => Some(array),
-        Some(Arrays::Named(mut arrays)) => {
-            let array = arrays.remove(input);
-            if array.is_none() {
-                let names = arrays.into_keys().collect::<Vec<_>>().join(", ");
-                let message = format!("{} has no array `{input}`, only {names}", file.display());
-                context.file_fault(value, message);
-            }
-            array
-        }
-        None => None,
-    };
+    let mut arrays = read(value, &file, context);
+    let array = arrays.remove("").or_else(|| arrays.remove(input));
+    if array.is_none() && !arrays.is_empty() {
+        let names = arrays.into_keys().collect::<Vec<_>>().join(", ");
+        context.file_fault(value, format!("{} has no array `{input}`, only {names}", file.display()));
+    }
     Some(ArrayFile { path: absolute(&file), array })
 }
 

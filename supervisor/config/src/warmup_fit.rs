@@ -3,7 +3,6 @@
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::arrays::ArrayMismatch;
 use super::onnx::OnnxInput;
 use super::types::{WarmupInput, WarmupValues};
 
@@ -72,11 +71,9 @@ pub(super) fn mismatch(input: &OnnxInput, given: &WarmupInput) -> Option<String>
             let shape = input.shape.clone()?;
             let is_batched = shape.first().is_some_and(|first| *first < 0);
             let spec = TensorSpec { name: input.name.clone(), datatype, shape };
-            match file.fit(&spec, is_batched) {
-                // An unusable file has already been recorded as a fault.
-                Ok(_) | Err(ArrayMismatch::NoArray) => None,
-                Err(why) => Some(format!("cannot have the array in {}: {why}", file.path.display())),
-            }
+            // An unusable file has already been recorded as a fault.
+            let why = file.fit(&spec, is_batched).err().filter(|_| file.array.is_some())?;
+            Some(format!("cannot have the array in {}: {why}", file.path.display()))
         }
         (None, _) | (_, None) => None,
     }

@@ -11,53 +11,15 @@ use super::{Array, ArrayFile, Elements};
 /// larger batch.
 const MAX_ROWS: usize = 1024;
 
-/// The reason why an array cannot supply the values of an input.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ArrayMismatch {
-    /// The array's datatype differs from the input's datatype.
-    #[error("the input is {expected}, but the array is {got}; convert the array")]
-    Datatype {
-        /// The datatype of the input.
-        expected: Datatype,
-        /// The datatype of the array.
-        got: Datatype,
-    },
-    /// The array's shape does not match the input's shape.
-    #[error(
-        "the input's shape is {expected:?} (-1: any size{batch}), but the array's shape is {got:?}; reshape the array",
-        batch = if *.batched { ", the first axis is the batch" } else { "" }
-    )]
-    Shape {
-        /// The shape of the input, including a batch axis.
-        expected: Vec<i64>,
-        /// The shape of the array.
-        got: Vec<i64>,
-        /// True if the first axis is the batch axis.
-        batched: bool,
-    },
-    /// The input's datatype cannot represent a value of the array.
-    #[error("the input is {expected}, but the array has {value}; replace this value")]
-    Value {
-        /// The datatype of the input.
-        expected: Datatype,
-        /// The value as the message shows it. A text may be a secret, so this field contains only
-        /// the word "text" instead.
-        value: String,
-    },
-    /// The file that should contain the array cannot be used.
-    #[error("the array's file is unusable")]
-    NoArray,
-}
-
 impl ArrayFile {
     /// Returns the shape of `input` without the batch axis, and the input's values. If the model
     /// has a batch axis, each row of the array becomes a row of a batch.
     ///
     /// # Errors
     ///
-    /// [`ArrayMismatch`] if the array does not fit the input.
-    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), ArrayMismatch> {
-        let array = self.array.as_ref().ok_or(ArrayMismatch::NoArray)?;
+    /// A message that says why the array does not fit the input.
+    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), String> {
+        let array = self.array.as_ref().ok_or("the array's file is unusable")?;
         array.check_shape(input, batched)?;
         let bytes = array.bytes(input.datatype)?;
         let (rows, shape) = match array.shape() {
@@ -70,37 +32,39 @@ impl ArrayFile {
 }
 
 impl Array {
-    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), ArrayMismatch> {
+    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), String> {
         let fits = |(&expected, &got): (&i64, &i64)| expected < 0 || expected == got;
         if input.shape.len() == self.shape.len() && input.shape.iter().zip(&self.shape).all(fits) {
             return Ok(());
         }
-        let (expected, got) = (input.shape.clone(), self.shape.clone());
-        Err(ArrayMismatch::Shape { expected, got, batched })
+        let batch = if batched { ", the first axis is the batch" } else { "" };
+        Err(format!(
+            "the input's shape is {:?} (-1: any size{batch}), but the array's shape is {:?}; reshape the array",
+            input.shape, self.shape
+        ))
     }
 
     /// Returns the array's elements as the bytes of a tensor of type `datatype`.
-    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
+    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, String> {
         if let Some(got) = self.datatype.filter(|&got| got != datatype) {
-            return Err(ArrayMismatch::Datatype { expected: datatype, got });
+            return Err(format!("the input is {datatype}, but the array is {got}; convert the array"));
         }
-        match &self.elements {
-            Elements::Bytes(bytes) => Ok(bytes.clone()),
-            Elements::Values(values) => {
-                let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
-                for value in values {
-                    // The operator may have named the wrong file, and a text in that file may be a
-                    // secret.
-                    let shown = || match value {
-                        Value::Number(_) | Value::Bool(_) | Value::Null => value.to_string(),
-                        _ => "text".to_owned(),
-                    };
-                    push(&mut bytes, datatype, value)
-                        .ok_or_else(|| ArrayMismatch::Value { expected: datatype, value: shown() })?;
-                }
-                Ok(bytes)
-            }
+        let values = match &self.elements {
+            Elements::Bytes(bytes) => return Ok(bytes.clone()),
+            Elements::Values(values) => values,
+        };
+        let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
+        for value in values {
+            // The operator may have named the wrong file, and a text in that file may be a secret.
+            let shown = || match value {
+                Value::Number(_) | Value::Bool(_) | Value::Null => value.to_string(),
+                _ => "text".to_owned(),
+            };
+            push(&mut bytes, datatype, value).ok_or_else(|| {
+                format!("the input is {datatype}, but the array has {}; replace this value", shown())
+            })?;
         }
+        Ok(bytes)
     }
 }
 
@@ -162,7 +126,7 @@ mod tests {
         TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() }
     }
 
-    fn values(values: Vec<Value>, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
+    fn values(values: Vec<Value>, datatype: Datatype) -> Result<Vec<u8>, String> {
         let array = Array { datatype: None, shape: vec![], elements: Elements::Values(values) };
         array.bytes(datatype)
     }
@@ -188,7 +152,7 @@ mod tests {
     #[test]
     fn a_mismatch_shows_what_the_input_expects() {
         let file = file(Some(Datatype::Fp64), &[3, 4], Elements::Bytes(vec![0; 96]));
-        let error = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
+        let error = |input, batched| file.fit(&input, batched).unwrap_err();
         assert_eq!(
             error(spec(Datatype::Fp64, &[-1, 5]), true),
             "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), but the array's shape is [3, 4]; reshape the array"
@@ -217,7 +181,7 @@ mod tests {
         assert!(!fits(json!(null), Datatype::Fp32) && !fits(json!(7), Datatype::Bytes));
         for secret in [json!("hunter2"), json!({"hunter2": 1})] {
             let error = bytes(secret, Datatype::Int64).unwrap_err();
-            assert_eq!(error.to_string(), "the input is INT64, but the array has text; replace this value");
+            assert_eq!(error, "the input is INT64, but the array has text; replace this value");
         }
     }
 }

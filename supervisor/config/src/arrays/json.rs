@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use shadowslice_shared::tensor::Datatype;
 
-use super::{Array, ArrayError, Arrays, Elements, count};
+use super::{Array, ArrayError, Arrays, Elements, count, unnamed};
 
 /// The largest number of axes of an array.
 const MAX_AXES: usize = 32;
@@ -31,7 +31,7 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
         let shape = shape(&document, 0)?;
         count(&shape)?;
         let (datatype, elements) = (None, Elements::Values(flat(document)));
-        return Ok(Arrays::One(Arc::new(Array { datatype, shape, elements })));
+        return Ok(unnamed(Array { datatype, shape, elements }));
     }
     let Body { inputs } = serde_json::from_value(document).map_err(ArrayError::Json)?;
     let arrays = inputs.into_iter().map(|Input { name, datatype, shape, data }| {
@@ -44,7 +44,7 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
         let elements = Elements::Values(values);
         Ok((name, Arc::new(Array { datatype: Some(datatype), shape, elements })))
     });
-    arrays.collect::<Result<_, _>>().map(Arrays::Named)
+    arrays.collect()
 }
 
 /// Returns the shape of nested lists. All lists at the same depth must have the same length.
@@ -82,10 +82,8 @@ mod tests {
     use super::*;
 
     fn one(text: &str) -> Result<Array, String> {
-        match read(text.as_bytes()).map_err(|error| errors::chain(&error))? {
-            Arrays::One(array) => Ok(Array::clone(&array)),
-            Arrays::Named(named) => Err(format!("{named:?}")),
-        }
+        let arrays = read(text.as_bytes()).map_err(|error| errors::chain(&error))?;
+        Ok(Array::clone(&arrays[""]))
     }
 
     #[test]
@@ -121,11 +119,7 @@ mod tests {
 
     #[test]
     fn a_request_gives_named_inputs() {
-        let read = |text: &str| match read(text.as_bytes()) {
-            Ok(Arrays::Named(named)) => Ok(named),
-            Ok(Arrays::One(array)) => Err(format!("{array:?}")),
-            Err(error) => Err(errors::chain(&error)),
-        };
+        let read = |text: &str| read(text.as_bytes()).map_err(|error| errors::chain(&error));
         let text = r#"{"id": "7", "outputs": [{"name": "y"}], "inputs": [
             {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5], "parameters": {}},
             {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": [["Wien"]]}]}"#;

@@ -19,8 +19,6 @@ use std::sync::Arc;
 
 use shadowslice_shared::tensor::{self, Datatype, elements};
 
-pub use fit::ArrayMismatch;
-
 /// The limit in bytes on each of three sizes: one array file, its decompressed arrays, and all
 /// arrays of a model. The warm-up command ([`shadowslice_shared::boot::BootCommand`]) contains the
 /// arrays, so their size must be limited.
@@ -56,12 +54,8 @@ enum Elements {
     Values(Vec<serde_json::Value>),
 }
 
-/// The arrays of a file: one array without a name, or several arrays with names.
-#[derive(Debug)]
-pub(super) enum Arrays {
-    One(Arc<Array>),
-    Named(BTreeMap<String, Arc<Array>>),
-}
+/// The arrays of a file by name. An array without a name has the name `""`.
+pub(super) type Arrays = BTreeMap<String, Arc<Array>>;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ArrayError {
@@ -109,11 +103,15 @@ pub(super) fn read(path: &Path) -> Result<Arrays, ArrayError> {
     let kind = path.extension().map(OsStr::to_ascii_lowercase);
     let bytes = |most| read_up_to(File::open(path).map_err(ArrayError::Read)?, most);
     match kind.as_deref().and_then(OsStr::to_str) {
-        Some("npy") => Ok(Arrays::One(Arc::new(npy::read(&bytes(MAX_BYTES)?)?))),
-        Some("npz") => npz::read(&bytes(MAX_BYTES)?).map(Arrays::Named),
+        Some("npy") => Ok(unnamed(npy::read(&bytes(MAX_BYTES)?)?)),
+        Some("npz") => npz::read(&bytes(MAX_BYTES)?),
         Some("json") => json::read(&bytes(MAX_JSON_BYTES)?),
         _ => Err(ArrayError::UnknownKind),
     }
+}
+
+fn unnamed(array: Array) -> Arrays {
+    BTreeMap::from([(String::new(), Arc::new(array))])
 }
 
 fn read_up_to(file: impl io::Read, most: usize) -> Result<Vec<u8>, ArrayError> {

@@ -128,6 +128,10 @@ impl Kind {
         keys.unwrap_or_default()
     }
 
+    pub(super) fn has_key(&'static self, name: &str) -> bool {
+        self.keys().iter().any(|key| key.name == name)
+    }
+
     /// Returns the kind of a map's key. A value whose kind the table does not give is a text.
     pub(super) fn of_key(&'static self, name: &str) -> &'static Self {
         let known = self.keys().iter().find(|key| key.name == name).map(|key| &key.kind);

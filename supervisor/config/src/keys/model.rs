@@ -52,7 +52,7 @@ const CPU: Kind = Whole(0, 1023);
 const LATENCY: Kind = Kind::Duration(Duration::from_micros(1), MAX_DURATION);
 
 const PERCENTILE: NumberRange = NumberRange {
-    wanted: "a number above 0 and below 100 (for example 99 or 99.9)",
+    wanted: "a percentage from 1 to below 100 (for example 99 or 99.9)",
     least: Bound::Included(1.0),
     most: Bound::Excluded(100.0),
 };
