@@ -12,10 +12,7 @@ use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
-/// The largest number of a model's input and output pairs.
-pub(super) const MAX_TENSORS: usize = 64;
-
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum EngineName {
     OnnxRuntime,
     Python,

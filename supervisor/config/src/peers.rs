@@ -4,9 +4,6 @@ use super::Context;
 use super::host::AccountKind;
 use super::reader::{Fields, Value};
 
-/// The largest number of names in one list.
-pub(super) const MAX_ACCOUNTS: usize = 256;
-
 /// The peers that have a permission. A client on a Unix socket is identified by its user and
 /// groups, and a client on TCP by its name. The supervisor looks up users and groups when it
 /// starts.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use strsim::levenshtein;
 
 use super::faults::{ConfigFault, FaultLog, Position};
-use super::keys::{Items, Key, KeyDefault, Kind, NumberRange, Words};
+use super::keys::{Items, Key, Kind, NumberRange, Words};
 use super::units::{self, show_duration, show_size};
-use super::yaml::{self, YamlContent, YamlEntry, YamlNode};
+use super::yaml::{YamlContent, YamlEntry, YamlNode};
 
 /// A value in the tree, with its path and its kind in the table of keys.
 #[derive(Debug, Clone)]
@@ -113,7 +113,7 @@ impl<'a> Value<'a> {
             self.wrong("a list");
             return Vec::new();
         };
-        let Items { kind, least, most } = self.kind.items();
+        let &Items { ref kind, least, most } = self.kind.items();
         if !(least..=most).contains(&items.len()) {
             self.fault(match items.len() {
                 0 => "the list is empty; add an item, or remove the key".to_owned(),
@@ -345,11 +345,8 @@ impl<'a> Fields<'a> {
 
     /// Returns the default of a key in the table.
     pub(super) fn default<T>(&self, name: &'static str, read: impl Fn(&Value<'_>) -> Option<T>) -> T {
-        let Key { kind, default: KeyDefault::Value(text), .. } = self.key(name) else {
-            unreachable!("only keys with a default are read with it: {name}")
-        };
-        let log = FaultLog::new(Path::new(""));
-        let value = yaml::parse(text, "", &log).and_then(|node| read(&Value::root(&node, kind, &log)));
+        let (key, log) = (self.key(name), FaultLog::new(Path::new("")));
+        let value = key.default.and_then(|node| read(&Value::root(node, &key.kind, &log)));
         value.expect("the defaults in the table are valid")
     }
 

@@ -1,16 +1,16 @@
 //! Writes the whole configuration as YAML, including all defaults. Loading this text gives the same
 //! configuration.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::faults::{FaultLog, Position, ReadKeys};
-use super::keys::{CONFIG, Key, KeyDefault, Kind};
+use super::faults::{Position, ReadKeys};
+use super::keys::{CONFIG, Key, Kind};
 use super::reader::join;
 use super::types::Config;
-use super::yaml::{self, YamlContent, YamlEntry, YamlNode};
+use super::yaml::{YamlContent, YamlEntry, YamlNode};
 
 /// The document from which a configuration was read. All documents are equal, because their form
 /// does not matter.
@@ -40,10 +40,13 @@ impl Document {
             return format!(" {text}\n");
         }
         match &node.content {
-            YamlContent::Scalar { text, plain } => format!(" {}\n", scalar(text, *plain)),
+            YamlContent::Scalar { text, plain } => {
+                let has_unit = matches!(kind, Kind::Duration(..) | Kind::Size(..));
+                format!(" {}\n", scalar(text, *plain || has_unit))
+            }
             YamlContent::List(items) => {
                 let item = |(index, item): (usize, &Arc<YamlNode>)| {
-                    self.value(kind.items().kind, item, &format!("{path}[{index}]"), &format!("{margin}  "))
+                    self.value(&kind.items().kind, item, &format!("{path}[{index}]"), &format!("{margin}  "))
                 };
                 let has_maps = items.iter().any(|item| matches!(item.content, YamlContent::Map(_)));
                 let items = items.iter().enumerate().map(item);
@@ -78,7 +81,7 @@ impl Document {
                 Some(entry) => Some(self.value(&key.kind, &entry.node, &path, &below)),
                 None => self.missing(key, at, &path, &below),
             };
-            match (value, &key.default) {
+            match (value, key.instead()) {
                 // A map needs a key. Without one, its comments move to the map around it.
                 (Some(value), _) if value.trim().lines().all(|line| line.trim_start().starts_with('#')) => {
                     for line in value.trim().lines() {
@@ -86,15 +89,13 @@ impl Document {
                     }
                 }
                 (Some(value), _) => text += &format!("{margin}{name}:{value}"),
-                (None, KeyDefault::Unset(instead))
-                    if !instead.is_empty() && self.keys.contains_key(&(at, path)) =>
-                {
+                (None, Some(instead)) if self.keys.contains_key(&(at, path)) => {
                     text += &format!("{margin}# {name}: not set; {instead}\n");
                 }
                 (None, _) => {}
             }
         }
-        for YamlEntry { key, node, .. } in entries.iter().filter(|entry| !kind.has_key(&entry.key)) {
+        for YamlEntry { key, node, .. } in entries.iter().filter(|entry| kind.key(&entry.key).is_none()) {
             let value = self.value(kind.of_key(key), node, &join(path, key), &below);
             text += &format!("{margin}{}:{value}", quoted(key));
         }
@@ -102,13 +103,10 @@ impl Document {
     }
 
     fn missing(&self, key: &'static Key, at: Position, path: &str, margin: &str) -> Option<String> {
-        match (self.keys.get(&(at, path.to_owned())), &key.default, &key.kind) {
+        match (self.keys.get(&(at, path.to_owned())), key.default, &key.kind) {
             (Some(Some(text)), ..) => Some(format!(" {text}\n")),
-            (Some(None), KeyDefault::Value(text), _) => {
-                let default = yaml::parse(text, "", &FaultLog::new(Path::new("")))?;
-                Some(self.value(&key.kind, &default, path, margin))
-            }
-            (_, _, kind @ Kind::Map(_)) => {
+            (Some(None), Some(default), _) => Some(self.value(&key.kind, default, path, margin)),
+            (_, _, kind @ Kind::Map(..)) => {
                 let entries = self.map(kind, at, &[], path, margin);
                 (!entries.is_empty()).then(|| format!("\n{entries}"))
             }
@@ -117,20 +115,20 @@ impl Document {
     }
 }
 
-/// Returns a scalar. A number stays without quotes, and a text in quotes keeps them.
+/// Returns the text. Adds quotes if YAML could read the text as another type.
+pub(super) fn quoted(text: &str) -> String {
+    scalar(text, false)
+}
+
+/// Returns a scalar, which was written without quotes or not.
 fn scalar(text: &str, is_plain: bool) -> String {
-    // Other programs read these words as booleans.
-    let is_boolean = ["yes", "no", "on", "off", "y", "n"].iter().any(|word| text.eq_ignore_ascii_case(word));
+    let is_any = |words: &[&str]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
+    let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
+    let is_plain = is_plain || starts_plain && !is_any(&["true", "false", "null"]);
     let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-' | '+' | '%');
-    if is_plain && !is_boolean && text.chars().all(is_safe) {
+    // Other programs read these words as booleans.
+    if is_plain && !is_any(&["yes", "no", "on", "off", "y", "n"]) && text.chars().all(is_safe) {
         return text.to_owned();
     }
     json!(text).to_string()
-}
-
-/// Returns the text. Adds quotes if YAML could read the text as another type.
-pub(super) fn quoted(text: &str) -> String {
-    let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
-    let is_word = ["true", "false", "null"].iter().any(|word| text.eq_ignore_ascii_case(word));
-    scalar(text, starts_plain && !is_word)
 }

@@ -54,9 +54,23 @@ impl YamlNode {
         matches!(&self.content, YamlContent::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
 
+    /// Returns the text of a scalar.
+    pub(super) fn text(&self) -> Option<&str> {
+        if let YamlContent::Scalar { text, .. } = &self.content { Some(text) } else { None }
+    }
+
+    /// Returns the items of a list, or none for any other value.
+    pub(super) fn items(&self) -> &[Arc<Self>] {
+        if let YamlContent::List(items) = &self.content { items } else { &[] }
+    }
+
+    /// Returns the entries of a map, or none for any other value.
+    pub(super) fn entries(&self) -> &[YamlEntry] {
+        if let YamlContent::Map(entries) = &self.content { entries } else { &[] }
+    }
+
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
-        let YamlContent::Map(entries) = &self.content else { return None };
-        entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
+        self.entries().iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 }
 

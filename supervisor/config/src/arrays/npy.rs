@@ -9,7 +9,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::{Array, ArrayError, Elements, count};
 use crate::faults::FaultLog;
-use crate::yaml::{self, YamlContent, YamlNode};
+use crate::yaml::{self, YamlContent};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -133,24 +133,20 @@ impl Header {
     fn parse(text: &str) -> Option<Self> {
         let log = FaultLog::new(Path::new(""));
         let header = yaml::parse(&text.replace('(', "[").replace(')', "]"), "", &log)?;
-        let fortran_order = match scalar(header.get("fortran_order")?)? {
+        let fortran_order = match header.get("fortran_order")?.text()? {
             "True" => true,
             "False" => false,
             _ => return None,
         };
         // A structured dtype is a list of fields. Tensors have no fields, so that the caller rejects
         // it.
-        let descr = scalar(header.get("descr")?).unwrap_or("structured").to_owned();
+        let descr = header.get("descr")?.text().unwrap_or("structured").to_owned();
         let YamlContent::List(axes) = &header.get("shape")?.content else { return None };
         // Python 2 wrote a long integer with the suffix `L`.
         let axis = |axis: &str| axis.trim_end_matches('L').parse().ok().filter(|&axis| axis >= 0);
-        let shape = axes.iter().map(|node| scalar(node).and_then(axis)).collect::<Option<_>>()?;
+        let shape = axes.iter().map(|node| node.text().and_then(axis)).collect::<Option<_>>()?;
         Some(Self { descr, fortran_order, shape }).filter(|_| log.into_sorted().is_empty())
     }
-}
-
-fn scalar(node: &YamlNode) -> Option<&str> {
-    if let YamlContent::Scalar { text, .. } = &node.content { Some(text) } else { None }
 }
 
 #[cfg(test)]
