@@ -184,7 +184,8 @@ async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
     });
     server.follow(&next.pid.to_string()).unwrap();
     server.wait_line(&["exited without notice"]).await.unwrap();
-    server.wait_ready().await.unwrap();
+    // The host may be ready before each of its models is.
+    server.wait_model_ready("a").await.unwrap();
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
