@@ -13,7 +13,9 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
+use crate::history::History;
 use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatus};
+use crate::top::TopReply;
 use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
@@ -62,6 +64,7 @@ pub struct AdminContext {
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
     pub controller: ControllerConfig,
+    pub history: Arc<History>,
     /// The policy's last decision, or `None` without a policy.
     pub planned: Option<watch::Receiver<Planned>>,
 }
@@ -303,6 +306,11 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
             Err(ModelCommandError::Succession.to_string())
         }
         ControlRequest::Status => Ok(ControlReply::Status(context.status())),
+        ControlRequest::Top => Ok(ControlReply::Top(TopReply {
+            status: context.status(),
+            plan: context.plan(),
+            samples: context.history.latest(),
+        })),
         ControlRequest::Resize { model, share_percent } => resize(&model, share_percent, context).await,
         ControlRequest::Hold { model, held } => hold(&model, held, context).await,
         ControlRequest::Plan => Ok(ControlReply::Plan(context.plan())),

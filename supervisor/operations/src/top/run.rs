@@ -15,7 +15,7 @@ use ratatui::crossterm::event::{self, Event, KeyEvent};
 use ratatui::text::Text;
 
 use super::app::{App, KeyAction};
-use super::snapshot::PollResult;
+use super::snapshot::TopReply;
 use super::view;
 use crate::admin::{self, ControlReply, ControlRequest};
 use shadowslice_shared::errors;
@@ -35,7 +35,7 @@ pub struct TopOptions {
     /// The time between two polls of the supervisor, for example 500ms; at least 100ms.
     #[arg(long, default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Print one page as text, after one interval, and exit. Without a terminal this is the default.
+    /// Print one page as text and exit. Without a terminal this is the default.
     #[arg(long)]
     once: bool,
 }
@@ -46,7 +46,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 enum TopEvent {
-    Reply(Result<PollResult, String>),
+    Reply(Result<TopReply, String>),
     Key(KeyEvent),
     Resized,
     Signal(Signal),
@@ -72,40 +72,29 @@ impl TopError {
 }
 
 pub fn run(options: &TopOptions, run_dir: &Path) -> u8 {
-    let began = Instant::now();
     if options.once || !io::stdout().is_terminal() {
-        return once(options.interval, run_dir, began);
+        return once(options.interval, run_dir);
     }
-    match live(options.interval, run_dir, began) {
+    match live(options.interval, run_dir, Instant::now()) {
         Ok(code) => code,
         Err(broken) => fail(&errors::chain(&broken), broken.code()),
     }
 }
 
-fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
-    let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
-    let _polling = match start_polling(run_dir, interval, &event_tx) {
-        Ok(polling) => polling,
-        Err(error) => return fail(&errors::chain(&error), exit::SOFTWARE),
-    };
+fn once(interval: Duration, run_dir: &Path) -> u8 {
     let mut app = App::new(interval);
-    for event in event_rx.iter().take(2) {
-        match event {
-            TopEvent::Reply(Ok(result)) => app.update(Ok(result), began.elapsed()),
-            TopEvent::Reply(Err(why)) => return fail(&why, exit::UNAVAILABLE),
-            TopEvent::Failed(broken) => return fail(&errors::chain(&broken), broken.code()),
-            TopEvent::Key(_) | TopEvent::Resized | TopEvent::Signal(_) => {}
-        }
+    match poll(run_dir) {
+        Ok(reply) => app.update(Ok(reply), Duration::ZERO),
+        Err(why) => return fail(&why, exit::UNAVAILABLE),
     }
     let lines = view::page(&app, PAGE_WIDTH);
     exit::print(&lines.iter().map(|line| format!("{}\n", line.to_string().trim_end())).collect::<String>())
 }
 
-fn poll(run_dir: &Path) -> Result<PollResult, String> {
-    let send = |request| admin::send(run_dir, &request).map_err(|error| errors::chain(&error));
-    match (send(ControlRequest::Status)?, send(ControlRequest::Plan)?) {
-        (ControlReply::Status(status), ControlReply::Plan(plan)) => Ok(PollResult { status, plan }),
-        (ControlReply::Refused(why), _) | (_, ControlReply::Refused(why)) => Err(why),
+fn poll(run_dir: &Path) -> Result<TopReply, String> {
+    match admin::send(run_dir, &ControlRequest::Top).map_err(|error| errors::chain(&error))? {
+        ControlReply::Top(reply) => Ok(reply),
+        ControlReply::Refused(why) => Err(why),
         _ => Err(
             "the supervisor sent an unexpected reply; use the `shadowslice` program that the supervisor runs"
                 .to_owned(),
