@@ -126,6 +126,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate::backend::GpuBackend",
             "shadowslice_config",
             "shadowslice_datapath",
+            "shadowslice_policy::backoff",
             "shadowslice_policy::sharing",
             "shadowslice_shared",
         ],
