@@ -353,7 +353,7 @@ pub fn of_model(
         slo: SloStatus {
             latency_ms: slo_ms,
             percentile: model.slo.percentile,
-            attainment: open.then_some(latencies.attainment),
+            attainment: open.then(|| latencies.traffic.counts.attainment().unwrap_or(1.0)),
             slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
         rates: Some(pipeline_report.rates),

@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shadowslice_policy::scheduler::Unanswered;
 use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
@@ -118,13 +119,15 @@ impl Pipeline {
         for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {
                 EndKind::Written(spent) => {
-                    state.scheduler.record_answer(spent.latency);
+                    state.scheduler.record_answer(spent.latency, at);
                     state.scheduler.record_write_time(spent.writing);
-                    state.stats.count_success(&spent, at);
+                    state.stats.totals.add_answer(&spent);
                 }
-                EndKind::Failed(waited) => state.stats.count_failure(waited, at),
+                EndKind::Failed(waited) => state.record_unanswered(Unanswered::Failed, waited, at),
                 EndKind::Invalid(waited) => state.stats.count_invalid(waited),
-                EndKind::Left(waited) => state.count_cancellation(waited, at),
+                EndKind::Left(waited) => {
+                    state.record_unanswered(Unanswered::Cancelled(waited), waited, at);
+                }
             }
         }
         state

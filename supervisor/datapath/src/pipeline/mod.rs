@@ -23,7 +23,6 @@ mod hangs;
 mod histogram;
 mod lane_events;
 mod link;
-mod load;
 mod memory;
 mod occupancy;
 mod pending;
@@ -62,19 +61,17 @@ pub use hangs::StalledBatch;
 pub use histogram::LatencyHistogram;
 pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
 pub use link::LaneWorker;
-pub use load::ModelLoad;
 pub use occupancy::{Occupancy, OccupancyGuard};
 pub use pieces::Pieces;
-pub use rates::Rates;
+pub use rates::{ModelLoad, Rates};
 pub use reader::LaneReader;
 pub use request::{
     Metadata, ModelContent, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
 };
 pub use shadowslice_config::SloTarget;
-pub use shadowslice_policy::scheduler::Slice;
+pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
 pub use socket::BatchSocket;
 pub use stall::Stall;
-pub use stats::{Latencies, RecentLatencies};
 pub use streams::Answers;
 pub use totals::{BatchStageTotals, Total, Totals};
 
@@ -155,7 +152,8 @@ impl Pipeline {
             scheduler: Scheduler::new(settings.live.scheduler_rules(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
-            stats: Stats::new(settings.live.slo, clock.now()),
+            stats: Stats::default(),
+            percentile: settings.live.slo.percentile,
             events_tx,
             alarm: None,
             armed: None,
@@ -208,7 +206,7 @@ impl Pipeline {
     /// Counts a malformed request. The model never receives such a request. As in Triton, no other
     /// statistic counts it.
     pub fn count_malformed(&self) {
-        self.state.lock().stats.counts.invalid += 1;
+        self.state.lock().stats.invalid += 1;
     }
 
     /// Returns `Ok` if the model accepts requests. Otherwise returns the reason why it does not.

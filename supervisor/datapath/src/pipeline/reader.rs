@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use shadowslice_policy::scheduler::Unanswered;
 use shadowslice_shared::batch::{
     self, BatchAnswer, BatchOutput, Command, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
@@ -181,7 +182,7 @@ impl LaneReader {
                     continue;
                 }
                 if answer.is_err() {
-                    state.stats.count_failure(now.since(request.arrived), now);
+                    state.record_unanswered(Unanswered::Failed, now.since(request.arrived), now);
                     continue;
                 }
                 rows += request.rows;
