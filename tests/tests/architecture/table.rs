@@ -196,7 +196,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
     "supervisor/control/src/process/spawn.rs",
     "supervisor/datapath/src/peer/groups.rs",
-    "supervisor/datapath/src/pipeline/socket.rs",
+    "supervisor/datapath/src/pipeline/workers/socket.rs",
     "supervisor/succession/src/predecessor.rs",
     "worker/src/descriptors.rs",
     "worker/src/device/cuda/buffer.rs",

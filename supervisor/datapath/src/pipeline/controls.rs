@@ -11,15 +11,11 @@ use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::counts::RequestCounts;
+use super::figures::{ModelLoad, Rates, RequestCounts, Stall, Totals};
 use super::gate::Gate;
-use super::hangs::StalledBatch;
-use super::lane_events::LaneEvent;
-use super::rates::{ModelLoad, Rates};
-use super::request::Metadata;
-use super::stall::Stall;
-use super::totals::Totals;
+use super::requests::Metadata;
 use super::trace_event;
+use super::workers::{LaneEvent, StalledBatch};
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 

@@ -6,41 +6,22 @@
 //!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
+//! `requests` contains a request and its answer, `workers` the lanes to the workers, and `figures` what
+//! is counted. [`shadowslice_policy::scheduler`] decides which requests wait, which are refused, and which run
 //! together. This module moves the bytes. The controller attaches workers, selects the worker that
 //! gets new batches, and receives events about all workers. The data path never waits for the
 //! controller.
 
 mod alarm;
-mod answer;
-mod claim;
 mod controls;
-mod counts;
-mod delivery;
-mod durations;
+mod figures;
 mod gate;
-mod hangs;
-mod histogram;
-mod lane_events;
-mod link;
-mod memory;
-mod occupancy;
-mod pending;
-mod pieces;
-mod quarantine;
-mod rates;
-mod reader;
-mod request;
-mod shapes;
-mod socket;
-mod stall;
+mod requests;
 mod state;
-mod stats;
-mod streams;
 #[cfg(test)]
 mod tests;
-mod totals;
 mod trace_event;
+mod workers;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -54,40 +35,28 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use controls::PipelineReport;
-pub use counts::{CountedRefusal, RefusalCounts, RequestCounts};
-pub use delivery::Delivery;
-pub use durations::Durations;
-pub use hangs::StalledBatch;
-pub use histogram::LatencyHistogram;
-pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
-pub use link::LaneWorker;
-pub use occupancy::{Occupancy, OccupancyGuard};
-pub use pieces::Pieces;
-pub use rates::{ModelLoad, Rates};
-pub use reader::LaneReader;
-pub use request::{
-    Metadata, ModelContent, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+pub use figures::{
+    BatchStageTotals, CountedRefusal, Durations, LatencyHistogram, ModelLoad, Rates, RefusalCounts,
+    RequestCounts, Stall, Total, Totals,
+};
+pub use requests::{
+    Answers, Delivery, Metadata, ModelContent, Pieces, RequestArrival, RequestFailure, RequestInput,
+    RequestOptions, RequestOutput,
 };
 pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::{Latencies, RecentLatencies, Slice, TrafficWindow};
-pub use socket::BatchSocket;
-pub use stall::Stall;
-pub use streams::Answers;
-pub use totals::{BatchStageTotals, Total, Totals};
+pub use workers::{
+    BatchSocket, EVENT_QUEUE_SIZE, LaneEvent, LaneReader, LaneWorker, Occupancy, OccupancyGuard, StalledBatch,
+};
 
 use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
-use claim::{AnswerWait, Claim};
-use delivery::RequestEnd;
+use figures::{StallMeter, Stats};
 use gate::Gate;
-use memory::{RequestMemory, Reservation};
-use pending::PendingRequest;
-use quarantine::Quarantine;
-use stall::StallMeter;
+use requests::{AnswerWait, Claim, PendingRequest, RequestEnd, RequestMemory, Reservation, WorkerAnswer};
 use state::PipelineState;
-use stats::Stats;
-use streams::WorkerAnswer;
+use workers::Quarantine;
 
 /// The settings with which a pipeline is created.
 #[derive(Debug)]
@@ -312,7 +281,7 @@ impl Pipeline {
         journal: Option<&Journal>,
         now: Timestamp,
     ) -> Result<Reservation, RequestFailure> {
-        let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
+        let needed: u64 = inputs.iter().map(|input| requests::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
             trace_event::record_refusal(journal, why);

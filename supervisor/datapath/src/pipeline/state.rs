@@ -17,18 +17,14 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::counts::CountedRefusal;
+use super::figures::{CountedRefusal, StallMeter, Stats};
 use super::gate::Gate;
-use super::lane_events::LaneEvent;
-use super::link::{PipelineBatch, PipelineLane, WorkerLink};
-use super::memory::Reservation;
-use super::pending::{InFlightBatch, PendingRequest, Shapes, WaitingRequest};
-use super::quarantine::{Admission, Quarantine};
-use super::request::RequestFailure;
-use super::stall::StallMeter;
-use super::stats::Stats;
-use super::streams::{WorkerAnswer, broken_off, died_in_step};
+use super::requests::{
+    InFlightBatch, PendingRequest, RequestFailure, Reservation, Shapes, WaitingRequest, WorkerAnswer,
+    broken_off, died_in_step,
+};
 use super::trace_event;
+use super::workers::{Admission, LaneEvent, PipelineBatch, PipelineLane, Quarantine, WorkerLink};
 use crate::trace::{LostReason, RouteChange};
 
 /// The largest number of ended workers that are remembered. Several workers of a model may end

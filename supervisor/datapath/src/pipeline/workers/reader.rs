@@ -11,19 +11,17 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
 use shadowslice_shared::units::Timestamp;
 
-use super::Pipeline;
-use super::answer;
-use super::delivery::{Delivery, UnwrittenAnswer};
-use super::durations::RequestTimes;
+use super::BatchSocket;
 use super::lane_events::LaneEvent;
 use super::link::{LaneWorker, WorkerLink};
-use super::pending::{InFlightBatch, WaitingRequest};
-use super::request::{Metadata, RequestFailure, RequestOutput};
-use super::state;
-use super::streams::{Continuation, OpenStream, WorkerAnswer};
-use super::totals::BatchTimes;
-use super::trace_event;
-use crate::pipeline::BatchSocket;
+use crate::pipeline::Pipeline;
+use crate::pipeline::figures::{BatchTimes, RequestTimes};
+use crate::pipeline::requests::{
+    Continuation, Delivery, InFlightBatch, Metadata, OpenStream, RequestFailure, RequestOutput,
+    UnwrittenAnswer, WaitingRequest, WorkerAnswer, answer,
+};
+use crate::pipeline::state;
+use crate::pipeline::trace_event;
 use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
 

@@ -18,9 +18,9 @@ use std::time::Duration;
 use shadowslice_policy::scheduler::Unanswered;
 use shadowslice_shared::units::Timestamp;
 
-use super::Pipeline;
-use super::durations::RequestTimes;
-use super::state::PipelineState;
+use crate::pipeline::Pipeline;
+use crate::pipeline::figures::RequestTimes;
+use crate::pipeline::state::PipelineState;
 
 /// The number of uncounted ends at which the next recorder of an end takes the pipeline's lock and
 /// counts all of them.
@@ -114,7 +114,7 @@ impl Pipeline {
     }
 
     /// Locks the state and counts all recorded ends.
-    pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
+    pub(crate) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
         for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {

@@ -8,7 +8,7 @@ use shadowslice_policy::backoff::Backoff;
 use shadowslice_policy::blame;
 use shadowslice_shared::units::Timestamp;
 
-use super::memory::Reservation;
+use crate::pipeline::requests::Reservation;
 
 /// The largest number of requests whose inputs are in the quarantine. If there are more, the oldest
 /// inputs are removed.
@@ -115,9 +115,9 @@ impl Quarantine {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::memory::RequestMemory;
-    use super::super::pieces::Pieces;
     use super::*;
+    use crate::pipeline::requests::Pieces;
+    use crate::pipeline::requests::RequestMemory;
 
     fn inputs(memory: &Arc<RequestMemory>, tensors: &[&[u8]]) -> Reservation {
         let reserved = memory.reserve(tensors.iter().map(|tensor| tensor.len() as u64)).unwrap();

@@ -40,7 +40,7 @@ pub struct ModelLoad {
 }
 
 impl ModelLoad {
-    pub(super) fn of(second: TrafficCounts) -> Self {
+    pub(crate) fn of(second: TrafficCounts) -> Self {
         Self {
             utilisation: second.slo_parts / second.answered.max(1) as f64,
             rate: second.answered as f64,

@@ -8,9 +8,9 @@ use std::time::Duration;
 use shadowslice_policy::scheduler::Unanswered;
 use tokio::sync::oneshot;
 
-use super::Pipeline;
 use super::request::RequestFailure;
 use super::streams::WorkerAnswer;
+use crate::pipeline::Pipeline;
 use shadowslice_shared::units::Timestamp;
 
 /// A claim on a request. The party that takes the claim first settles and counts the request, so
