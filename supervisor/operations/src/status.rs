@@ -1,5 +1,6 @@
 //! The data of `shadowslice status`, for the control socket and for scripts.
 
+mod collect;
 mod gpus;
 mod plan;
 mod states;
@@ -8,27 +9,20 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::groups::Division;
-use shadowslice_shared::units::Timestamp;
 
+pub(crate) use collect::{of_gpu, of_served, of_unloaded};
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub(crate) use plan::{plan, why as plan_why};
 pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor, text};
 
-use shadowslice_config::ModelConfig;
-use shadowslice_control::backend::{BackendStatus, GpuBackend};
-use shadowslice_control::controller::{
-    BatchLimit, Handovers, Mechanism, ModelPlan, ModelReport, ReportedState,
-};
+use shadowslice_control::controller::{Handovers, Mechanism, ReportedState};
 use shadowslice_control::models::Needs;
-use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
-use shadowslice_datapath::pipeline::{Pipeline, PipelineReport, Rates, RequestCounts, StalledBatch};
+use shadowslice_datapath::pipeline::{Rates, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
 
 /// The status of the supervisor, its models and its GPUs.
@@ -283,114 +277,5 @@ impl ModelStatus {
     pub fn is_idle(&self) -> bool {
         let offered = self.slo.slack.is_some() || self.slo.attainment.is_none_or(|met| met < 1.0);
         self.queue == 0 && self.in_flight == 0 && !offered
-    }
-}
-
-pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
-    let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.status();
-    let nvml = watched.reading.as_ref().map(gpus::of_reading);
-    let sizes = |division: &Arc<Division>| division.sizes().iter().map(|sms| sms.0).collect();
-    let groups = gpu.division().map(sizes).map_err(str::to_owned);
-    let (backend, no_partitions) = (backend.to_owned(), groups.as_ref().err().cloned());
-    let (sms, groups) = (sms.0, groups.ok());
-    GpuStatus { index, device, uuid, backend, sms, groups, no_partitions, mps_server_pid, why, nvml }
-}
-
-pub fn of_model(
-    model: &ModelConfig,
-    pipeline: &Pipeline,
-    report: &ModelReport,
-    gpus: &[Watched],
-    plan: Option<&ModelPlan>,
-) -> ModelStatus {
-    let pipeline_report = pipeline.report();
-    let PipelineReport { open, latencies, queued: queue, in_flight, .. } = pipeline_report;
-    let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
-    let shadow = report.mechanism == Mechanism::Shadow;
-    let cannot_resize =
-        gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
-    let now = Instant::now();
-    let changed = report.since != Timestamp::default();
-    let why = states::reason(&report.state).or_else(|| states::progress(report, now));
-    let at_most = |limit: &BatchLimit| match limit.max {
-        0 => format!("the first axis is not the batch axis: {}", limit.why),
-        max => format!("at most {max} rows: {}", limit.why),
-    };
-    ModelStatus {
-        name: model.name.clone(),
-        state: ReportedState::from(&report.state),
-        state_age_s: now.saturating_duration_since(report.state_since).as_secs_f64(),
-        drained: false,
-        why,
-        next_try_s: states::next_try(&report.state, now).map(|next| next.as_secs_f64()),
-        gpu: model.gpu,
-        gpu_auto: model.gpu_auto,
-        need: None,
-        share_percent: report.share.get(),
-        share_age_s: changed.then(|| pipeline_report.at.since(report.since).as_secs_f64()),
-        sms: report.sms,
-        mechanism: report.mechanism,
-        no_partition: report.no_partition.clone(),
-        groups: report.partition.as_ref().map(|(_, groups)| groups.to_string()),
-        held: report.held,
-        wanted_percent: plan.map(|plan| plan.wanted_percent),
-        verdict: plan.map(|plan| plan.why.clone()),
-        queue,
-        in_flight,
-        workers: gpus::of_workers(&report.workers, gpus.get(model.gpu)),
-        worker_deaths: report.worker_deaths,
-        last_death: report.last_death.clone(),
-        worker_restarts: report.worker_restarts,
-        requests: pipeline_report.counts,
-        batches: pipeline_report.batches,
-        queue_wait_s: pipeline_report.queue_wait.as_secs_f64(),
-        execution_ms: pipeline_report
-            .execution
-            .into_iter()
-            .map(|(rows, took)| (rows, took.as_secs_f64() * 1e3))
-            .collect(),
-        latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
-        slo: SloStatus {
-            latency_ms: slo_ms,
-            percentile: model.slo.percentile,
-            attainment: open.then(|| latencies.traffic.counts.attainment().unwrap_or(1.0)),
-            slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
-        },
-        rates: Some(pipeline_report.rates),
-        overload: None,
-        cannot_resize,
-        loaded: None,
-        files_changed: false,
-        batch_limit: report.batch_limit.as_ref().map(at_most),
-        stalled: pipeline_report.stalled.map(stalled),
-        no_standby: report.no_standby.clone(),
-        handovers: report.handovers.clone(),
-    }
-}
-
-fn stalled(batch: StalledBatch) -> String {
-    let StalledBatch { requests, executes, left } = batch;
-    let requests = if requests == 1 { "1 request".to_owned() } else { format!("{requests} requests") };
-    format!(
-        "a batch of {requests} has executed for {:.1} s; unless it ends, its worker is replaced in {:.1} s",
-        executes.as_secs_f64(),
-        left.as_secs_f64()
-    )
-}
-
-pub fn of_unloaded(model: &ModelConfig, why: &str, state: ReportedState) -> ModelStatus {
-    ModelStatus {
-        name: model.name.clone(),
-        state,
-        why: Some(why.to_owned()),
-        gpu: model.gpu,
-        gpu_auto: model.gpu_auto,
-        slo: SloStatus {
-            latency_ms: model.slo.latency.as_secs_f64() * 1e3,
-            percentile: model.slo.percentile,
-            attainment: None,
-            slack: None,
-        },
-        ..ModelStatus::default()
     }
 }
