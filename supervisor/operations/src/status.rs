@@ -26,18 +26,15 @@ use shadowslice_datapath::pipeline::{Rates, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
 
 /// The status of the supervisor, its models and its GPUs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct HostStatus {
     /// The supervisor that replies. `None` if the supervisor's version does not send this field.
-    #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,
-    #[serde(default)]
     pub host: HostState,
     /// True if the host reports that it is ready.
-    #[serde(default)]
     pub ready: bool,
     /// True if the next supervisor is starting or already serves.
-    #[serde(default)]
     pub upgrading: bool,
     /// The models in the order of the configuration. Unloaded models come last.
     pub models: Vec<ModelStatus>,
@@ -91,42 +88,34 @@ pub struct GpuStatus {
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ModelStatus {
     pub name: String,
     pub state: ReportedState,
     /// The time since the model entered this state, in seconds.
-    #[serde(default)]
     pub state_age_s: f64,
     /// True if an operator drained the model. A drained model still serves requests.
-    #[serde(default)]
     pub drained: bool,
     /// The reason why the model is unready, or why its worker cannot start.
     pub why: Option<String>,
     /// The time until the supervisor tries to start an unready model again, in seconds. It is 0
     /// during an attempt. `None` if the model's files or configuration must change first.
-    #[serde(default)]
     pub next_try_s: Option<f64>,
     pub gpu: usize,
     /// True if the supervisor chose the GPU.
-    #[serde(default)]
     pub gpu_auto: bool,
     /// The resources that a copy of the model needs on a GPU.
-    #[serde(default)]
     pub need: Option<NeedStatus>,
     /// The current share, in percent.
     pub share_percent: u32,
     /// The time since the last change of the share, in seconds. `None` if the share has not
     /// changed.
-    #[serde(default)]
     pub share_age_s: Option<f64>,
     pub sms: u32,
-    #[serde(default)]
     pub mechanism: Mechanism,
     /// The reason why the share cannot change inside the worker.
-    #[serde(default)]
     pub no_partition: Option<String>,
     /// The groups of SMs in the worker's partition, for example `0-4`, or `all` for the whole GPU.
-    #[serde(default)]
     pub groups: Option<String>,
     pub held: bool,
     /// The share that the policy has chosen, in percent. `None` without a policy or before its
@@ -140,7 +129,6 @@ pub struct ModelStatus {
     /// The number of workers that died since the start while they served or prepared to serve.
     pub worker_deaths: u64,
     /// The cause of the most recent worker death.
-    #[serde(default)]
     pub last_death: Option<String>,
     /// The number of workers that were started to replace a dead worker because no standby was
     /// ready.
@@ -150,7 +138,6 @@ pub struct ModelStatus {
     pub batches: u64,
     /// The sum of the queue waits of all answered requests, in seconds. A queue wait ends when the
     /// request's batch is sent.
-    #[serde(default)]
     pub queue_wait_s: f64,
     /// The execution time of a batch at the current share, in ms, for each number of rows. The
     /// value is a mean in which recent batches have more weight.
@@ -159,26 +146,20 @@ pub struct ModelStatus {
     pub latency_ms: Latency,
     pub slo: SloStatus,
     /// The request rates over the last 10 s. `None` if the model does not run.
-    #[serde(default)]
     pub rates: Option<Rates>,
     /// The reason why no share is sufficient. It is set if more requests arrive than a copy of the
     /// model can answer.
-    #[serde(default)]
     pub overload: Option<String>,
     /// The reason why the GPU does not have enough memory for a second worker.
     pub cannot_resize: Option<String>,
     /// The files from which the model was loaded. `None` for a model without files, and before the
     /// model is loaded.
-    #[serde(default)]
     pub loaded: Option<LoadedStatus>,
     /// True if the model's files changed after the model was loaded.
-    #[serde(default)]
     pub files_changed: bool,
     /// The reason why batches are smaller than the default.
-    #[serde(default)]
     pub batch_limit: Option<String>,
     /// The description of a batch that has executed for longer than expected.
-    #[serde(default)]
     pub stalled: Option<String>,
     /// The reason why a standby is missing although the configuration requires one.
     pub no_standby: Option<String>,
