@@ -9,7 +9,6 @@ use shadowslice_control::models::Served;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{CertificateExpiry, Certificates, Events, File, Shown};
 use shadowslice_operations::admin::AdminContext;
-use shadowslice_operations::history::History;
 use shadowslice_operations::metrics;
 
 /// The files of the web page.
@@ -26,9 +25,8 @@ pub(crate) fn shown(
     reach: &Arc<AdminContext>,
     tracer: Option<Arc<Tracer>>,
     own: impl Fn() -> metrics::SupervisorMetrics + Send + Sync + 'static,
-    history: &Arc<History>,
 ) -> Shown {
-    let (reach, history) = (Arc::clone(reach), Arc::clone(history));
+    let (reach, history) = (Arc::clone(reach), Arc::clone(&reach.history));
     Shown {
         metrics: Arc::new(move || rendered(&reach, tracer.as_deref(), own())),
         files: FILES,

@@ -60,7 +60,7 @@ async fn an_answer_counts_with_its_whole_time_when_it_has_been_written() {
     drop(delivery);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     let (seen, totals) = (stage.pipeline.observe(), stage.pipeline.totals());
-    assert_eq!((seen.answered, seen.in_time), (1, 1));
+    assert_eq!((seen.answered, seen.attainment), (1, Some(1.0)));
     let (latency, here) = (totals.latency.sum(), totals.durations.request);
     assert!(latency > until_answered && here <= until_answered, "{until_answered:?}: {totals:?}");
     assert!(totals.writing.time > Duration::ZERO && here + totals.writing.time <= latency, "{totals:?}");
@@ -93,8 +93,8 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
     delivery.mark_written();
     assert_eq!(ends(&stage), [1, 0, 0, 0]);
     let seen = stage.pipeline.observe();
-    assert_eq!((seen.answered, seen.in_time, seen.missed()), (1, 0, 1));
-    assert_eq!(stage.pipeline.report().latencies.attainment, 0.0);
+    assert_eq!((seen.answered, seen.attainment, seen.missed()), (1, Some(0.0), 1));
+    assert_eq!(stage.pipeline.report().latencies.traffic.counts.attainment(), Some(0.0));
 }
 
 #[tokio::test]

@@ -14,13 +14,13 @@ use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 use tokio::sync::oneshot;
 
-use super::Pipeline;
 use super::claim::{Claim, stopping};
 use super::delivery::Delivery;
-use super::lane_events::LaneEvent;
 use super::memory::Reservation;
 use super::pending::PendingRequest;
 use super::request::{RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput};
+use crate::pipeline::Pipeline;
+use crate::pipeline::workers::LaneEvent;
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
 

@@ -15,11 +15,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shadowslice_policy::scheduler::Unanswered;
 use shadowslice_shared::units::Timestamp;
 
-use super::Pipeline;
-use super::durations::RequestTimes;
-use super::state::PipelineState;
+use crate::pipeline::Pipeline;
+use crate::pipeline::figures::RequestTimes;
+use crate::pipeline::state::PipelineState;
 
 /// The number of uncounted ends at which the next recorder of an end takes the pipeline's lock and
 /// counts all of them.
@@ -113,18 +114,20 @@ impl Pipeline {
     }
 
     /// Locks the state and counts all recorded ends.
-    pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
+    pub(crate) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
         for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {
                 EndKind::Written(spent) => {
-                    state.scheduler.record_answer(spent.latency);
+                    state.scheduler.record_answer(spent.latency, at);
                     state.scheduler.record_write_time(spent.writing);
-                    state.stats.count_success(&spent, at);
+                    state.stats.totals.add_answer(&spent);
                 }
-                EndKind::Failed(waited) => state.stats.count_failure(waited, at),
+                EndKind::Failed(waited) => state.record_unanswered(Unanswered::Failed, waited, at),
                 EndKind::Invalid(waited) => state.stats.count_invalid(waited),
-                EndKind::Left(waited) => state.count_cancellation(waited, at),
+                EndKind::Left(waited) => {
+                    state.record_unanswered(Unanswered::Cancelled(waited), waited, at);
+                }
             }
         }
         state
