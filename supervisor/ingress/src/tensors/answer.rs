@@ -1,6 +1,6 @@
 //! Inference answers in HTTP.
 
-use std::fmt::Write as _;
+use std::io::Write as _;
 
 use bytes::Bytes;
 use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
@@ -38,16 +38,16 @@ pub(crate) fn write_answer(
     id: &str,
     outputs: &[OutputTensor],
 ) -> Result<JsonAnswer, RequestFailure> {
-    let (mut json, bytes) = (String::new(), JSON_BYTES + text_bytes(outputs));
+    let (mut json, bytes) = (Vec::new(), JSON_BYTES + text_bytes(outputs));
     json.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
-    json.push_str("{\"model_name\":");
-    values::quote(model, &mut json);
+    json.extend_from_slice(b"{\"model_name\":");
+    values::write(&mut json, model);
     push(&mut json, format_args!(",\"model_version\":\"{MODEL_VERSION}\""));
     if !id.is_empty() {
-        json.push_str(",\"id\":");
-        values::quote(id, &mut json);
+        json.extend_from_slice(b",\"id\":");
+        values::write(&mut json, id);
     }
-    json.push_str(",\"outputs\":[");
+    json.extend_from_slice(b",\"outputs\":[");
     for (position, output) in outputs.iter().enumerate() {
         write_head(output, position > 0, &mut json);
         match output.form {
@@ -59,21 +59,21 @@ pub(crate) fn write_answer(
                 );
             }
             OutputForm::Json => {
-                json.push_str(",\"data\":");
+                json.extend_from_slice(b",\"data\":");
                 values::decode(output.datatype, &output.data, &mut json)
                     .map_err(|why| unwritable(output, &why))?;
             }
         }
-        json.push('}');
+        json.push(b'}');
     }
-    json.push_str("]}");
+    json.extend_from_slice(b"]}");
     let binary = outputs.iter().filter(|output| output.form == OutputForm::Binary);
     if binary.clone().next().is_none() {
         return Ok(JsonAnswer { bytes: json.into(), header_length: None });
     }
     let header_length = Some(json.len());
     let binary = binary.map(|output| &output.data);
-    Ok(JsonAnswer { bytes: append(json.into_bytes(), binary), header_length })
+    Ok(JsonAnswer { bytes: append(json, binary), header_length })
 }
 
 /// Appends binary tensors to the JSON.
@@ -87,10 +87,10 @@ fn append<'d>(mut json: Vec<u8>, binary: impl Iterator<Item = &'d Bytes> + Clone
     bytes
 }
 
-fn write_head(output: &OutputTensor, follows: bool, json: &mut String) {
+fn write_head(output: &OutputTensor, follows: bool, json: &mut Vec<u8>) {
     let OutputTensor { name, datatype, shape, .. } = output;
-    json.push_str(if follows { ",{\"name\":" } else { "{\"name\":" });
-    values::quote(name, json);
+    json.extend_from_slice(if follows { b",{\"name\":" } else { b"{\"name\":" });
+    values::write(json, name);
     push(json, format_args!(",\"datatype\":\"{datatype}\",\"shape\":{shape:?}"));
 }
 
@@ -104,8 +104,8 @@ fn unwritable(output: &OutputTensor, why: &str) -> RequestFailure {
     }
 }
 
-fn push(json: &mut String, text: std::fmt::Arguments<'_>) {
-    json.write_fmt(text).expect("writing to a string cannot fail");
+fn push(json: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+    json.write_fmt(text).expect("writing to memory cannot fail");
 }
 
 #[cfg(test)]

@@ -122,16 +122,16 @@ fn typed(datatype: Datatype, contents: &InferTensorContents) -> Result<Bytes, St
         Datatype::Bool => {
             ("bool_contents", contents.bool_contents.iter().map(|&value| u8::from(value)).collect())
         }
-        Datatype::Int8 => ("int_contents", narrow(datatype, &contents.int_contents, i8::to_le_bytes)?),
-        Datatype::Int16 => ("int_contents", narrow(datatype, &contents.int_contents, i16::to_le_bytes)?),
-        Datatype::Int32 => ("int_contents", wide(&contents.int_contents, i32::to_le_bytes)),
-        Datatype::Int64 => ("int64_contents", wide(&contents.int64_contents, i64::to_le_bytes)),
-        Datatype::Uint8 => ("uint_contents", narrow(datatype, &contents.uint_contents, u8::to_le_bytes)?),
-        Datatype::Uint16 => ("uint_contents", narrow(datatype, &contents.uint_contents, u16::to_le_bytes)?),
-        Datatype::Uint32 => ("uint_contents", wide(&contents.uint_contents, u32::to_le_bytes)),
-        Datatype::Uint64 => ("uint64_contents", wide(&contents.uint64_contents, u64::to_le_bytes)),
-        Datatype::Fp32 => ("fp32_contents", wide(&contents.fp32_contents, f32::to_le_bytes)),
-        Datatype::Fp64 => ("fp64_contents", wide(&contents.fp64_contents, f64::to_le_bytes)),
+        Datatype::Int8 => ("int_contents", pack(datatype, &contents.int_contents, i8::to_le_bytes)?),
+        Datatype::Int16 => ("int_contents", pack(datatype, &contents.int_contents, i16::to_le_bytes)?),
+        Datatype::Int32 => ("int_contents", pack(datatype, &contents.int_contents, i32::to_le_bytes)?),
+        Datatype::Int64 => ("int64_contents", pack(datatype, &contents.int64_contents, i64::to_le_bytes)?),
+        Datatype::Uint8 => ("uint_contents", pack(datatype, &contents.uint_contents, u8::to_le_bytes)?),
+        Datatype::Uint16 => ("uint_contents", pack(datatype, &contents.uint_contents, u16::to_le_bytes)?),
+        Datatype::Uint32 => ("uint_contents", pack(datatype, &contents.uint_contents, u32::to_le_bytes)?),
+        Datatype::Uint64 => ("uint64_contents", pack(datatype, &contents.uint64_contents, u64::to_le_bytes)?),
+        Datatype::Fp32 => ("fp32_contents", pack(datatype, &contents.fp32_contents, f32::to_le_bytes)?),
+        Datatype::Fp64 => ("fp64_contents", pack(datatype, &contents.fp64_contents, f64::to_le_bytes)?),
         Datatype::Bytes => ("bytes_contents", strings(&contents.bytes_contents)),
         Datatype::Fp16 | Datatype::Bf16 => ("raw_input_contents", Vec::new()),
     };
@@ -151,11 +151,8 @@ fn typed(datatype: Datatype, contents: &InferTensorContents) -> Result<Bytes, St
     }
 }
 
-fn wide<T: Copy, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
-}
-
-fn narrow<T, U, const N: usize>(
+/// Packs values, which must be in the range of the datatype.
+fn pack<T, U, const N: usize>(
     datatype: Datatype,
     values: &[T],
     bytes: fn(U) -> [u8; N],
@@ -166,8 +163,8 @@ where
 {
     let mut data = Vec::with_capacity(values.len() * N);
     for &value in values {
-        let narrow = U::try_from(value).map_err(|_| format!("{value} is out of range for {datatype}"))?;
-        data.extend_from_slice(&bytes(narrow));
+        let value = U::try_from(value).map_err(|_| format!("{value} is out of range for {datatype}"))?;
+        data.extend_from_slice(&bytes(value));
     }
     Ok(data)
 }
