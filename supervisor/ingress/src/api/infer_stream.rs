@@ -243,7 +243,7 @@ impl StreamedRequest {
             ParsedMessage::parse(route?, message, arrival.journal.as_ref(), &permit).await?;
         let checked = target.check(&context.front, request, None, &context.peer, &permit).await?;
         let Target { name, route, metadata } = target;
-        let answers = route.stream(checked.inputs, checked.options, arrival).await?;
+        let answers = route.infer(checked.inputs, checked.options, arrival).await?;
         // A stream that kept its route would keep the model from moving or being replaced.
         drop(route);
         // The model's memory contains the inputs now.

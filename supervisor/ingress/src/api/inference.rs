@@ -114,7 +114,7 @@ impl Target {
         arrival: RequestArrival,
         permit: &MemoryPermit,
     ) -> Result<Vec<OutputTensor>, RequestError> {
-        let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?;
+        let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?.into_single();
         permit.add_deliveries(delivery.into());
         selection.select(&self.metadata, outputs)
     }
