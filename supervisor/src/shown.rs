@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use shadowslice_control::controller::Planned;
 use shadowslice_control::models::Served;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{CertificateExpiry, Certificates, Events, File, Shown};
@@ -61,15 +59,8 @@ fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::Supervi
         })
     };
     let shown: Vec<_> = models.served.iter().filter_map(told).collect();
-    let policy = reach.planned.as_ref().map(|planned| {
-        let Planned { report, took } = planned.borrow().clone();
-        metrics::PolicyMetrics { name: report.policy, took }
-    });
-    let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let last_reload = models
-        .last_reload
-        .map(|last| metrics::ReloadOutcome { at: since_1970(last.at), succeeded: last.succeeded });
-    let own = metrics::SupervisorMetrics { last_reload, ..own };
+    let policy = reach.planned.as_ref().map(|planned| planned.borrow().clone());
+    let own = metrics::SupervisorMetrics { last_reload: models.last_reload, ..own };
     let traces = tracer.map(Tracer::counts);
     metrics::render(&shown, policy.as_ref(), traces, &status.gpus, &own)
 }

@@ -205,27 +205,6 @@ impl Pipeline {
         self.readiness_tx.subscribe()
     }
 
-    /// Runs a request and returns its outputs in the order of the model's metadata.
-    ///
-    /// The caller must have checked `inputs` against this metadata. `inputs` must be in the order
-    /// of the metadata. If the request has any optional input, all optional inputs follow the
-    /// required inputs. [`RequestInput::left_out`] stands for each optional input that the request
-    /// omits.
-    ///
-    /// Dropping the future cancels the request, so that a waiting request does not run. The
-    /// pipeline also cancels a request when the request's timeout expires. The deadline is the SLO
-    /// or the timeout, whichever is shorter. The request is counted when the delivery of its answer
-    /// ends.
-    pub async fn infer(
-        &self,
-        inputs: Vec<RequestInput>,
-        options: RequestOptions,
-        arrival: RequestArrival,
-    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
-        let WorkerAnswer { outputs, delivery, .. } = self.submit(inputs, options, arrival).await?;
-        Ok((outputs, delivery))
-    }
-
     async fn submit(
         &self,
         inputs: Vec<RequestInput>,

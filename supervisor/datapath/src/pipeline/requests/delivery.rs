@@ -51,12 +51,11 @@ pub(crate) struct RequestEnd {
 #[derive(Debug)]
 enum EndKind {
     Written(RequestTimes),
-    /// The answer could not be written, for example because there was not enough memory.
-    Failed(Duration),
     /// The answer could not be written because the request is invalid.
     Invalid(Duration),
-    /// The client disconnected.
-    Left(Duration),
+    /// The client disconnected, or the answer could not be written, for example because there was
+    /// not enough memory.
+    Unanswered(Unanswered, Duration),
 }
 
 impl Delivery {
@@ -78,7 +77,7 @@ impl Delivery {
 
     /// Counts the request as failed, because the client receives an error instead of the answer.
     pub fn mark_failed(&mut self) {
-        self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
+        self.end(|underway, at| EndKind::Unanswered(Unanswered::Failed, at.since(underway.arrived)));
     }
 
     /// Counts the request as invalid, because the answer does not exist in the form that the client
@@ -96,7 +95,10 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.end(|underway, at| EndKind::Left(at.since(underway.arrived)));
+        self.end(|underway, at| {
+            let waited = at.since(underway.arrived);
+            EndKind::Unanswered(Unanswered::Cancelled(waited), waited)
+        });
     }
 }
 
@@ -123,11 +125,8 @@ impl Pipeline {
                     state.scheduler.record_write_time(spent.writing);
                     state.stats.totals.add_answer(&spent);
                 }
-                EndKind::Failed(waited) => state.record_unanswered(Unanswered::Failed, waited, at),
                 EndKind::Invalid(waited) => state.stats.count_invalid(waited),
-                EndKind::Left(waited) => {
-                    state.record_unanswered(Unanswered::Cancelled(waited), waited, at);
-                }
+                EndKind::Unanswered(how, waited) => state.record_unanswered(how, waited, at),
             }
         }
         state
