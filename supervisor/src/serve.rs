@@ -13,7 +13,6 @@ use shadowslice_control::models::start_timeout;
 use shadowslice_datapath::phase::Phase;
 use shadowslice_operations::access_log::AccessLogWriter;
 use shadowslice_operations::admin::{AdminContext, Upgrade};
-use shadowslice_operations::history::History;
 use shadowslice_operations::log::{self, Log};
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_shared::errors;
@@ -112,7 +111,6 @@ pub(crate) struct Place<'a> {
 /// The parts that tasks and the service share.
 pub(crate) struct Shared {
     pub(crate) admin: Arc<AdminContext>,
-    pub(crate) history: Arc<History>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Cancelled when the previous supervisor has exited. Without a previous supervisor, it is cancelled
     /// from the start.
@@ -138,7 +136,7 @@ async fn serve(
     let metrics = telemetry.metrics(&listeners, log, context.clock);
     let (upgrades_tx, upgrades_rx) = mpsc::channel(1);
     let shared = Shared::new(place, config, context, &running, phase, upgrades_tx, &telemetry);
-    let shown = shown::shown(&shared.admin, telemetry.tracer.clone(), metrics, &shared.history);
+    let shown = shown::shown(&shared.admin, telemetry.tracer.clone(), metrics);
     let Listeners { ingress, background, model_control, sockets, unclaimed, .. } = listeners;
     let repository = running.repository(model_control, shared.phase.subscribe());
     let succession = Succession {
@@ -147,7 +145,6 @@ async fn serve(
         run_dir: place.run_dir,
         sockets: sockets.clone(),
         memory: ingress.shared_memory(),
-        history: &shared.history,
         admin: Arc::clone(&shared.admin),
         phase: shared.phase.clone(),
         within: start_timeout(&config.timeouts) + STOP_GRACE,
@@ -220,12 +217,12 @@ impl Shared {
             gpus: context.gpus,
             readings: context.readings,
             controller: config.controller,
+            history: Arc::default(),
             planned: running.planned.clone(),
         });
         let reopen = telemetry.access_log.as_ref().map(AccessLogWriter::reopen);
         Self {
             admin,
-            history: Arc::new(History::new()),
             phase,
             predecessor_gone,
             reopen_access_log: reopen.map(|reopen| Arc::new(reopen) as Arc<dyn Fn() + Send + Sync>),

@@ -5,8 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use shadowslice_config::{ControllerConfig, OnLate};
 use shadowslice_control::controller::{
-    Explained, Mechanism, ModelDecision, NotOrdered, Planned, RecentReport, ReportedVerdict,
+    Explained, Mechanism, ModelDecision, NotOrdered, Planned, ReportedVerdict,
 };
+use shadowslice_datapath::pipeline::Rates;
+use shadowslice_policy::scheduler::TrafficWindow;
 use shadowslice_policy::sharing::{
     AdmissionPolicy, Blocker, Choice, LayoutReport, LayoutStage, MissRate, Observation, Pattern, PolicyName,
     Verdict, VerdictReason,
@@ -82,7 +84,8 @@ pub struct ObservationReport {
     pub arrival_rate: f64,
     /// The 99th percentile of the latency, in ms. It is 0 without answers.
     pub p99_ms: f64,
-    /// The requests answered within the SLO / the requests answered or refused. It is 1 without requests.
+    /// The fraction of the offered requests that were answered in time, as in `status`. It is 1 without
+    /// requests.
     pub attainment: f64,
     /// The fraction of the time in which a batch executed.
     pub busy: f64,
@@ -95,6 +98,30 @@ fn as_word<S: Serializer>(choice: &Choice, to: S) -> Result<S::Ok, S::Error> {
 
 fn of_word<'de, D: Deserializer<'de>>(from: D) -> Result<Choice, D::Error> {
     String::deserialize(from)?.parse().map_err(de::Error::custom)
+}
+
+/// The figures of a model over the last ten seconds. A single interval may contain no request.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct RecentReport {
+    /// The time that the figures cover, in seconds. It is shorter after the start.
+    pub span_s: f64,
+    /// The number of requests per second, including refused requests, as in `status`.
+    pub arrival_rate: f64,
+    /// The fraction of the offered requests that were answered in time. `None` without requests.
+    pub attainment: Option<f64>,
+    /// The fraction of the time in which a batch executed.
+    pub busy: f64,
+}
+
+impl From<TrafficWindow> for RecentReport {
+    fn from(recent: TrafficWindow) -> Self {
+        Self {
+            span_s: recent.span.as_secs_f64(),
+            arrival_rate: Rates::from(recent).requests,
+            attainment: recent.counts.attainment(),
+            busy: recent.busy(),
+        }
+    }
 }
 
 impl PlanReport {
@@ -137,7 +164,7 @@ impl ModelPlan {
             last_order_why: decision.last_order.as_ref().map(explanation),
             admission: AdmissionReport::of(&decision.admission, model.queue.on_late, model.batch.max_delay),
             observed: ObservationReport::of(&snapshot.observation),
-            recent: decision.recent,
+            recent: decision.recent.into(),
             overload: None,
         }
     }
@@ -161,7 +188,7 @@ impl ObservationReport {
         Self {
             arrival_rate: seen.arrival_rate(),
             p99_ms: ms(seen.p99_latency),
-            attainment: seen.attainment(),
+            attainment: seen.attainment.unwrap_or(1.0),
             busy: seen.busy,
             queued: seen.queued,
         }
@@ -366,7 +393,7 @@ mod tests {
             span: Duration::from_millis(500),
             arrived: 100,
             answered: 60,
-            in_time: 40,
+            attainment: Some(0.5),
             refused: 20,
             ..Observation::default()
         };

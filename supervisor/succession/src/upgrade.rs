@@ -13,7 +13,6 @@ use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::sockets::PassableSocket;
 use shadowslice_ingress::SharedMemory;
 use shadowslice_operations::admin::{AdminContext, Upgrade};
-use shadowslice_operations::history::History;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -27,7 +26,6 @@ pub struct Succession<'a> {
     pub run_dir: &'a RunDir,
     pub sockets: Vec<PassableSocket>,
     pub memory: SharedMemory,
-    pub history: &'a Arc<History>,
     pub admin: Arc<AdminContext>,
     pub phase: watch::Sender<Phase>,
     /// The maximum time until a model of the next supervisor serves.
@@ -117,7 +115,7 @@ impl Succession<'_> {
     }
 
     async fn leave_history(&self) {
-        let (history, file) = (Arc::clone(self.history), self.run_dir.history());
+        let (history, file) = (Arc::clone(&self.admin.history), self.run_dir.history());
         let left = tokio::task::spawn_blocking(move || history.leave(&file)).await;
         if let Ok(Err(error)) = left {
             tracing::warn!(

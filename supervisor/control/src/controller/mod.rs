@@ -36,7 +36,7 @@ pub use events::{Controller, ModelParts};
 pub use groups::GroupLedger;
 pub use loaded::{BatchLimit, warm_up};
 pub use memory::MemoryLedger;
-pub use planner::{Explained, ModelDecision, NotOrdered, Planned, Planner, RecentReport, first_shares};
+pub use planner::{Explained, ModelDecision, NotOrdered, Planned, Planner, first_shares};
 pub use reported::{
     ChangeCause, ChangeOutcome, Mechanism, ReportedPhase, ReportedRole, ReportedState, ReportedVerdict,
 };

@@ -94,8 +94,8 @@ fn kept_by(model: &ModelPlan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{AdmissionReport, ObservationReport};
-    use shadowslice_control::controller::{Mechanism, RecentReport};
+    use crate::plan::{AdmissionReport, ObservationReport, RecentReport};
+    use shadowslice_control::controller::Mechanism;
     use shadowslice_policy::sharing::{Choice, PolicyName};
 
     fn model(name: &str) -> ModelPlan {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_config::ModelConfig;
+use shadowslice_policy::scheduler::TrafficWindow;
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot, Verdict, VerdictReason};
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::{ModelReport, ReportedVerdict};
-use super::RecentReport;
 
 /// The policy's decision about one model.
 #[derive(Debug, Clone)]
@@ -26,7 +26,8 @@ pub struct ModelDecision {
     pub not_ordered: Option<NotOrdered>,
     /// The verdict of the policy's last order. `None` before its first order.
     pub last_order: Option<Explained>,
-    pub recent: RecentReport,
+    /// The traffic of the last ten seconds.
+    pub recent: TrafficWindow,
 }
 
 /// A verdict, with the name of the model for which a layout is tried or was chosen.

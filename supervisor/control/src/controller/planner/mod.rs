@@ -10,7 +10,6 @@
 mod decision;
 mod facts;
 mod orders;
-mod recent;
 #[cfg(test)]
 mod tests;
 
@@ -31,18 +30,17 @@ use super::reports::ModelState;
 use super::{Cause, ChangeCause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
-use recent::Recent;
 use shadowslice_config::{ControllerConfig as Settings, ModelConfig};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::phase::PhaseReceiver;
 use shadowslice_datapath::pipeline::Total;
 
 pub use decision::{Explained, ModelDecision, NotOrdered};
-pub use recent::RecentReport;
 
 /// The last decisions of the policy.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Planned {
+    pub policy: Choice,
     /// All models in the order of the configuration. It is empty before the first decision.
     pub models: Vec<ModelDecision>,
     /// The number of decisions since the start, and the time that they took.
@@ -72,7 +70,6 @@ pub struct Planner {
 struct PlannedModel {
     served: Served,
     orders: Orders,
-    recent: Recent,
 }
 
 impl Served {
@@ -148,7 +145,8 @@ impl Planner {
         let choice = settings.deciding_policy()?;
         let gpus = shared_gpus(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
-        let (planned_tx, planned_rx) = watch::channel(Planned::default());
+        let (planned_tx, planned_rx) =
+            watch::channel(Planned { policy: choice, models: Vec::new(), took: Total::default() });
         let Settings { act, interval, .. } = *settings;
         let (known, models) = (Vec::new(), Vec::new());
         let mut planner = Self {
@@ -174,7 +172,7 @@ impl Planner {
         let mut known = std::mem::take(&mut self.models);
         let model = |served: Served| match known.iter().position(|model| model.served.id == served.id) {
             Some(place) => PlannedModel { served, ..known.swap_remove(place) },
-            None => PlannedModel { served, orders: Orders::default(), recent: Recent::default() },
+            None => PlannedModel { served, orders: Orders::default() },
         };
         self.models = served.into_iter().map(model).collect();
         self.update_specs();
@@ -235,7 +233,7 @@ impl Planner {
                 admission,
                 not_ordered,
                 last_order: model.orders.reason().cloned(),
-                recent: model.recent.report(&served.pipeline.rates()),
+                recent: served.pipeline.recent_traffic(),
             }
         });
         let models = models.collect();
@@ -252,11 +250,9 @@ impl Planner {
     }
 
     fn input(&mut self, now: Timestamp) -> PolicyInput {
-        let snapshot = |PlannedModel { served, orders, recent }: &mut PlannedModel| {
+        let snapshot = |PlannedModel { served, orders }: &mut PlannedModel| {
             orders.update(&served.model.name, &served.report.borrow(), now);
-            let seen = served.pipeline.observe();
-            recent.add(&seen);
-            facts::snapshot(served, orders, seen)
+            facts::snapshot(served, orders, served.pipeline.observe())
         };
         let models = self.models.iter_mut().map(snapshot).collect();
         PolicyInput { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }
@@ -307,7 +303,7 @@ impl Planner {
             verdict = ?verdict.verdict.why,
             arrival_rate = rounding::round(seen.arrival_rate()),
             p99_ms = rounding::round(ms(seen.p99_latency)),
-            attainment = rounding::fraction(seen.attainment()),
+            attainment = rounding::fraction(seen.attainment.unwrap_or(1.0)),
             busy = rounding::round(seen.busy),
             "the policy changes the model's share"
         );
