@@ -8,7 +8,7 @@ use shadowslice_control::controller::{
     Explained, Mechanism, ModelDecision, NotOrdered, Planned, ReportedVerdict,
 };
 use shadowslice_datapath::pipeline::Rates;
-use shadowslice_policy::scheduler::TrafficWindow;
+use shadowslice_datapath::pipeline::TrafficWindow;
 use shadowslice_policy::sharing::{
     AdmissionPolicy, Blocker, Choice, LayoutReport, LayoutStage, MissRate, Observation, Pattern, PolicyName,
     Verdict, VerdictReason,

@@ -5,7 +5,7 @@ use std::fmt;
 use shadowslice_config::CudaDevice;
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Host {
+pub struct NvmlHost {
     pub driver: String,
     /// The newest CUDA version that the driver supports.
     pub cuda: CudaVersion,

@@ -13,7 +13,7 @@ use nvml_wrapper::event::EventSet;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
 use super::facts::{
-    ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage, each_once,
+    ComputeMode, CudaVersion, Gpu, GpuProcess, Identity, Memory, NvmlHost, Power, Usage, each_once,
 };
 use super::watch::{Driver, XidEvent, Xids};
 
@@ -66,12 +66,12 @@ impl NvmlLibrary {
         Ok(Self { nvml })
     }
 
-    pub fn host(&self) -> Result<Host, NvmlFault> {
+    pub fn host(&self) -> Result<NvmlHost, NvmlFault> {
         let driver = queried("the driver's version", self.nvml.sys_driver_version())?;
         let cuda = queried("the CUDA version", self.nvml.sys_cuda_driver_version())?;
         let count = queried("the number of GPUs", self.nvml.device_count())?;
         let gpu = |index| self.gpu(index).map_err(|error| shadowslice_shared::errors::chain(&error));
-        Ok(Host { driver, cuda: CudaVersion::of(cuda), gpus: (0..count).map(gpu).collect() })
+        Ok(NvmlHost { driver, cuda: CudaVersion::of(cuda), gpus: (0..count).map(gpu).collect() })
     }
 
     fn gpu(&self, index: u32) -> Result<Gpu, NvmlFault> {

@@ -5,7 +5,7 @@ mod library;
 mod watch;
 mod xid;
 
-pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage};
+pub use facts::{ComputeMode, CudaVersion, Gpu, GpuProcess, Identity, Memory, NvmlHost, Power, Usage};
 pub use library::{NvmlFault, NvmlLibrary};
 pub use watch::{Driver, Reading, Readings, Watch, XidEvent, Xids};
 

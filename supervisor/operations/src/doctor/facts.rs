@@ -52,7 +52,7 @@ impl Problem {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DriverFacts {
-    pub(super) nvml: Result<nvml::Host, Problem>,
+    pub(super) nvml: Result<nvml::NvmlHost, Problem>,
     pub(super) files: Vec<DeviceFile>,
     /// The processes of other programs on the GPUs: neither workers nor MPS processes.
     pub(super) foreign: Vec<ForeignProcess>,

@@ -10,7 +10,7 @@ use shadowslice_config as config;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::backend::{OnnxRuntime, ProbedLibraries};
 use shadowslice_control::nvml::{
-    ComputeMode, CudaVersion, Gpu, GpuProcess, Host, Identity, Memory, Power, Usage,
+    ComputeMode, CudaVersion, Gpu, GpuProcess, Identity, Memory, NvmlHost, Power, Usage,
 };
 
 const MIB: u64 = 1 << 20;
@@ -39,7 +39,7 @@ fn problem(finding: &str) -> Problem {
 /// Returns the facts of a host with an H200 and without problems.
 fn h200() -> HostFacts {
     let file = |name: &str| DeviceFile { name: name.to_owned(), open: true };
-    let nvml = Host {
+    let nvml = NvmlHost {
         driver: "580.159.04".to_owned(),
         cuda: CudaVersion { major: 13, minor: 0 },
         gpus: vec![Ok(gpu(0))],

@@ -94,17 +94,14 @@ pub(super) fn model(name: &str) -> ModelMetrics {
     ModelMetrics { status, totals: Totals::default(), changes: Changes::default(), waits: Vec::new() }
 }
 
-/// Records a batch that was answered.
 fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.by_rows.entry(rows).or_default().infer.count += 1;
     model.totals.batch_execution.add(took);
 }
 
 pub(super) fn policy() -> Planned {
-    let policy = "static+admission".parse().unwrap();
-    let mut planned = Planned { policy, models: Vec::new(), took: Default::default() };
-    planned.took.add(Duration::from_micros(80));
-    planned
+    let (policy, time) = ("static+admission".parse().unwrap(), Duration::from_micros(80));
+    Planned { policy, models: Vec::new(), took: Total { count: 1, time } }
 }
 
 fn has(text: &str, line: &str) {

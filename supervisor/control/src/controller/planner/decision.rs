@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_config::ModelConfig;
-use shadowslice_policy::scheduler::TrafficWindow;
+use shadowslice_datapath::pipeline::TrafficWindow;
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot, Verdict, VerdictReason};
 use shadowslice_shared::units::{Percent, Sms};
 

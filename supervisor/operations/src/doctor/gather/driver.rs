@@ -6,7 +6,7 @@ use nix::unistd::{AccessFlags, eaccess};
 
 use super::processes::ProcessTable;
 use crate::doctor::facts::{DeviceFile, DriverFacts, ForeignProcess, Problem};
-use shadowslice_control::nvml::{Host, NvmlLibrary};
+use shadowslice_control::nvml::{NvmlHost, NvmlLibrary};
 
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
 
@@ -40,7 +40,7 @@ fn is_device(name: &str) -> bool {
 
 /// Returns the processes of other programs on the GPUs. A process that this user cannot see has the
 /// name `unknown`.
-fn foreign(host: &Host, processes: &ProcessTable) -> Vec<ForeignProcess> {
+fn foreign(host: &NvmlHost, processes: &ProcessTable) -> Vec<ForeignProcess> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);
     let name = |pid: u32| {

@@ -4,7 +4,7 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::{DriverFacts, EngineFacts, ForeignProcess, MIB};
 use crate::doctor::requirements::Requirements;
 use shadowslice_config::CudaDevice;
-use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
+use shadowslice_control::nvml::{ComputeMode, Gpu, NvmlHost};
 
 /// The lowest compute capability for which MPS limits the SMs: that of Volta GPUs.
 const MIN_CAPABILITY: (i32, i32) = (7, 0);
@@ -69,7 +69,7 @@ fn files(driver: &DriverFacts) -> Check {
     Check::ok(name, format!("{} are accessible", names.join(", ")))
 }
 
-fn gpus(host: &Host, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
+fn gpus(host: &NvmlHost, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
     let known = host.gpus.iter().flatten();
     let lost = host.gpus.iter().enumerate().filter_map(|(index, gpu)| Some((index, gpu.as_ref().err()?)));
     let lost = lost.map(|(index, why)| {
@@ -91,7 +91,7 @@ fn gpus(host: &Host, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
     wanted.iter().flat_map(named).collect()
 }
 
-fn absent(device: &CudaDevice, host: &Host) -> Check {
+fn absent(device: &CudaDevice, host: &NvmlHost) -> Check {
     let (name, lost) = match device {
         CudaDevice::Index(index) => {
             let gpu = usize::try_from(*index).ok().and_then(|index| host.gpus.get(index));
