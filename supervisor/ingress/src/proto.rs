@@ -12,10 +12,6 @@ pub(crate) mod reflection {
     tonic::include_proto!("grpc.reflection.v1");
 }
 
-pub(crate) mod reflection_v1alpha {
-    tonic::include_proto!("grpc.reflection.v1alpha");
-}
-
 /// Serializes a datatype for HTTP, where it has the name in the protocol's definition.
 fn serialize_data_type<S: Serializer>(data_type: &i32, serializer: S) -> Result<S::Ok, S::Error> {
     let known = DataType::try_from(*data_type).unwrap_or_default();

@@ -218,6 +218,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/engine/onnxruntime/scratch.rs",
     "worker/src/engine/onnxruntime/weights.rs",
     "worker/src/engine/onnxruntime/strings.rs",
+    "worker/src/engine/onnxruntime/tensor.rs",
 ];
 
 /// The maximum number of lines of a file.

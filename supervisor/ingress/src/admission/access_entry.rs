@@ -1,16 +1,10 @@
 //! The access log's entry of a request. It is in the extensions of the request.
 
 use hyper::HeaderMap;
-use hyper::http::Extensions;
 use shadowslice_datapath::access::AccessEntry;
 use tonic::Status;
 
 use super::request_error::RequestError;
-
-/// Returns a request's entry, or `None` if answers are not logged.
-pub(crate) fn access_entry(extensions: &Extensions) -> Option<&AccessEntry> {
-    extensions.get()
-}
 
 /// Records the error that the client receives as its answer.
 pub(crate) fn log_error(entry: &AccessEntry, why: &RequestError) {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hyper::http::Extensions;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Uri};
+use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::peer::{Guard, Peer};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::access_entry::access_entry;
 use super::origin::Origin;
 use super::request_error::RequestError;
 use super::tokens::Tokens;
@@ -55,7 +55,7 @@ impl Caller {
     /// Inserts the client into the extensions of its request. Fails if the client may not send it.
     pub(crate) fn identify_in(&self, head: &mut Parts, resource: Resource) -> Result<(), RequestError> {
         let peer = self.identify(&head.uri, &head.headers, resource)?;
-        if let Some(entry) = access_entry(&head.extensions) {
+        if let Some(entry) = head.extensions.get::<AccessEntry>() {
             entry.set_peer(&peer);
         }
         head.extensions.insert(peer);

@@ -22,7 +22,7 @@ mod tokens;
 
 pub use bind_error::BindError;
 
-pub(crate) use access_entry::{access_entry, log_error, log_grpc_status};
+pub(crate) use access_entry::{log_error, log_grpc_status};
 pub(crate) use blocking::{one_at_a_time, run_blocking};
 pub(crate) use budgets::{Budget, Budgets, Owner};
 pub(crate) use caller::{Caller, Resource, accept_permitted, peer};

@@ -25,6 +25,9 @@ pub(crate) enum RequestError {
     Unsupported(String),
     #[error("{0}")]
     TooLarge(String),
+    /// The peer was silent, or sent too slowly.
+    #[error("timed out waiting for the rest of the request")]
+    Stalled,
     /// A failure of the pipeline, or one that was found before the pipeline.
     #[error(transparent)]
     Failed(#[from] RequestFailure),
@@ -39,6 +42,7 @@ impl RequestError {
             Self::AlreadyExists(_) => StatusCode::BAD_REQUEST,
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Stalled => StatusCode::REQUEST_TIMEOUT,
             Self::Failed(RequestFailure::Invalid(_)) => StatusCode::BAD_REQUEST,
             Self::Failed(RequestFailure::Unavailable(_) | RequestFailure::Exhausted(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -56,6 +60,7 @@ impl RequestError {
             Self::AlreadyExists(_) => Code::AlreadyExists,
             Self::Unsupported(_) => Code::Unimplemented,
             Self::TooLarge(_) => Code::OutOfRange,
+            Self::Stalled => Code::DeadlineExceeded,
             Self::Failed(RequestFailure::Invalid(_)) => Code::InvalidArgument,
             Self::Failed(RequestFailure::Unavailable(_)) => Code::Unavailable,
             Self::Failed(RequestFailure::Exhausted(_)) => Code::ResourceExhausted,

@@ -35,5 +35,7 @@ pub(super) fn refusal(why: &RequestError, head: &Parts) -> HttpAnswer {
     if let Some(journal) = trace::journal(&head.extensions) {
         journal.record_failure(why.message());
     }
-    error(why.status(), &why.message())
+    let mut answer = error(why.status(), &why.message());
+    why.add_headers(answer.headers_mut());
+    answer
 }

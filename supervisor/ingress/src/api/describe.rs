@@ -43,7 +43,7 @@ pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
 pub(super) fn config(metadata: &Metadata, content: &ModelContent) -> proto::ModelConfig {
     let input = |spec: &TensorSpec, dims, optional| proto::ModelInput {
         name: spec.name.clone(),
-        data_type: data_type(spec.datatype).into(),
+        data_type: data_type(spec.datatype),
         dims,
         optional,
     };
@@ -51,7 +51,7 @@ pub(super) fn config(metadata: &Metadata, content: &ModelContent) -> proto::Mode
     let optional = metadata.optional.iter().map(|spec| input(spec, spec.shape.clone(), true));
     let output = |spec: &TensorSpec| proto::ModelOutput {
         name: spec.name.clone(),
-        data_type: data_type(spec.datatype).into(),
+        data_type: data_type(spec.datatype),
         dims: dims(metadata, spec),
     };
     proto::ModelConfig {
@@ -92,23 +92,12 @@ fn backend(metadata: &Metadata) -> &str {
     metadata.platform.split_once('_').map_or(metadata.platform, |(backend, _)| backend)
 }
 
-fn data_type(datatype: Datatype) -> proto::DataType {
-    match datatype {
-        Datatype::Bool => proto::DataType::TypeBool,
-        Datatype::Uint8 => proto::DataType::TypeUint8,
-        Datatype::Uint16 => proto::DataType::TypeUint16,
-        Datatype::Uint32 => proto::DataType::TypeUint32,
-        Datatype::Uint64 => proto::DataType::TypeUint64,
-        Datatype::Int8 => proto::DataType::TypeInt8,
-        Datatype::Int16 => proto::DataType::TypeInt16,
-        Datatype::Int32 => proto::DataType::TypeInt32,
-        Datatype::Int64 => proto::DataType::TypeInt64,
-        Datatype::Fp16 => proto::DataType::TypeFp16,
-        Datatype::Bf16 => proto::DataType::TypeBf16,
-        Datatype::Fp32 => proto::DataType::TypeFp32,
-        Datatype::Fp64 => proto::DataType::TypeFp64,
-        Datatype::Bytes => proto::DataType::TypeString,
-    }
+fn data_type(datatype: Datatype) -> i32 {
+    let name = match datatype {
+        Datatype::Bytes => "STRING",
+        other => other.name(),
+    };
+    proto::DataType::from_str_name(&format!("TYPE_{name}")).unwrap_or_default().into()
 }
 
 #[cfg(test)]

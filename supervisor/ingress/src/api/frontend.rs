@@ -8,6 +8,7 @@ use hyper::body::Incoming;
 use prost::Message as _;
 use shadowslice_datapath::access::{AccessEntry, AccessLog, AccessProtocol, RequestHead};
 use shadowslice_datapath::peer::Peer;
+use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
@@ -35,9 +36,10 @@ pub(crate) struct Frontend {
 }
 
 impl Frontend {
-    /// Begins the access log's entry of a request. The request's extensions contain the entry, and
-    /// the entry counts the bytes of the request's body.
-    pub(super) fn log_request(
+    /// Records the arrival of a request, and begins its entry in the access log. The request's
+    /// extensions contain both. The entry counts the bytes of the request's body. A gRPC call begins
+    /// with its headers, before it has its turn.
+    pub(super) fn begin_request(
         &self,
         protocol: AccessProtocol,
         mut request: Request<Incoming>,
@@ -48,6 +50,8 @@ impl Frontend {
             let (method, path) = (request.method().as_str(), request.uri().path());
             log.begin(RequestHead { protocol, method, path, request_id }, peer, Instant::now())
         });
+        let journal = entry.as_ref().map(|entry| entry.journal().clone());
+        request.extensions_mut().insert(RequestArrival::now(journal));
         if let Some(entry) = &entry {
             request.extensions_mut().insert(entry.clone());
         }

@@ -1,7 +1,5 @@
 //! The messages of inferences over gRPC.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::RequestArrival;
@@ -9,29 +7,23 @@ use shadowslice_datapath::router::Route;
 use shadowslice_datapath::trace::Journal;
 
 use super::frontend::Frontend;
-use super::inference::Target;
-use crate::admission::{BudgetShare, MemoryPermit, RequestError, one_at_a_time, run_blocking};
+use super::inference::{CheckedRequest, Target};
+use crate::admission::{MemoryPermit, RequestError, one_at_a_time, run_blocking};
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{ModelInferRequest, ModelInferResponse};
-use crate::tensors::{InferRequest, MODEL_VERSION, OutputTensor, is_quick, parse_message};
+use crate::tensors::{MODEL_VERSION, OutputTensor, is_quick, parse_message};
 
-/// A request that has been parsed.
-pub(super) struct ParsedMessage {
-    pub(super) target: Target,
-    pub(super) request: InferRequest,
-    /// The place among the requests in flight.
-    pub(super) place: BudgetShare,
-}
-
-impl ParsedMessage {
-    pub(super) async fn parse(
-        route: Route,
-        request: ModelInferRequest,
-        journal: Option<&Journal>,
-        permit: &MemoryPermit,
-    ) -> Result<Self, RequestError> {
-        let target = Target::new(route, request.model_name.clone(), Some(&request.id), journal)?;
-        let place = target.admit(permit, journal)?;
+/// Parses and checks a request. Returns its model, too.
+pub(super) async fn receive(
+    front: &Frontend,
+    route: Route,
+    request: ModelInferRequest,
+    peer: &Peer,
+    journal: Option<&Journal>,
+    permit: &MemoryPermit,
+) -> Result<(Target, CheckedRequest), RequestError> {
+    let target = Target::new(route, request.model_name.clone(), Some(&request.id), journal)?;
+    let parse = async {
         let request = match is_quick(&request) {
             true => parse_message(request),
             false => {
@@ -39,9 +31,10 @@ impl ParsedMessage {
                 run_blocking("reading the tensors", parse).await
             }
         };
-        let request = target.count_malformed(request.map_err(RequestError::from))?;
-        Ok(Self { target, request, place })
-    }
+        Ok(request?)
+    };
+    let checked = target.receive(front, peer, journal, permit, parse).await?;
+    Ok((target, checked))
 }
 
 /// Runs a request with a single answer.
@@ -49,17 +42,13 @@ pub(super) async fn infer(
     front: &Frontend,
     route: Route,
     request: ModelInferRequest,
-    peer: &Arc<Peer>,
+    peer: &Peer,
     arrival: RequestArrival,
     permit: &MemoryPermit,
 ) -> Result<(ModelInferResponse, Target), RequestError> {
-    let ParsedMessage { target, request, place: _place } =
-        ParsedMessage::parse(route, request, arrival.journal.as_ref(), permit).await?;
-    target.refuse_streams()?;
-    let id = request.id.clone();
-    let checked = target.check(front, request, None, peer, permit).await?;
-    let outputs = target.infer(checked, arrival, permit).await?;
-    Ok((response(target.name.clone(), id, outputs), target))
+    let (target, checked) = receive(front, route, request, peer, arrival.journal.as_ref(), permit).await?;
+    let answer = target.infer(checked, arrival, permit).await?;
+    Ok((response(target.name.clone(), answer.id, answer.outputs), target))
 }
 
 /// Returns the size of the tensors of a response in bytes.

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use shadowslice_datapath::pipeline::Metadata;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::frontend::Frontend;
+use super::grpc::Services;
 use super::infer_stream::{InferStream, StreamContext};
 use super::{describe, grpc_infer, load_metrics, model, repository, statistics, trace, unsupported};
-use crate::admission::{CALL_PERMIT, RequestError, Stop, peer};
+use crate::admission::{CALL_PERMIT, RequestError, peer};
 use crate::proto::grpc_inference_service_server::GrpcInferenceService;
+use crate::proto::model_repository_parameter::ParameterChoice;
 use crate::proto::system_shared_memory_status_response::RegionStatus;
 use crate::proto::{
     CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
@@ -26,25 +26,10 @@ use crate::proto::{
     TraceSettingResponse,
 };
 
-pub(super) struct InferenceService {
-    front: Arc<Frontend>,
-    stop: Stop,
-}
-
-impl InferenceService {
-    pub(super) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
-        Self { front, stop }
-    }
-
-    fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, RequestError> {
-        model::metadata(&model::find(&self.front.router, name, version)?, name)
-    }
-}
-
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl GrpcInferenceService for InferenceService {
+impl GrpcInferenceService for Services {
     async fn server_live(&self, _: Request<ServerLiveRequest>) -> Answer<ServerLiveResponse> {
         Ok(Response::new(ServerLiveResponse { live: true }))
     }
@@ -68,7 +53,8 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Answer<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
-        Ok(Response::new(describe::model(&*self.metadata(&name, &version)?)))
+        let route = model::find(&self.front.router, &name, &version)?;
+        Ok(Response::new(describe::model(&*model::metadata(&route, &name)?)))
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
@@ -173,18 +159,16 @@ impl GrpcInferenceService for InferenceService {
         request: Request<ModelStatisticsRequest>,
     ) -> Answer<ModelStatisticsResponse> {
         let ModelStatisticsRequest { name, version } = request.into_inner();
-        let models = match name.as_str() {
-            "" => self.front.router.models(),
-            name => vec![(name.to_owned(), model::find(&self.front.router, name, &version)?)],
-        };
-        Ok(Response::new(statistics::of(models)))
+        Ok(Response::new(statistics::of(&self.front.router, &name, &version)?))
     }
 
     async fn repository_index(
         &self,
         request: Request<RepositoryIndexRequest>,
     ) -> Answer<RepositoryIndexResponse> {
-        Ok(Response::new(repository::index(&self.front.repository, &request.into_inner())?))
+        let RepositoryIndexRequest { repository_name, ready } = request.into_inner();
+        repository::check_repository(&repository_name).map_err(RequestError::from)?;
+        Ok(Response::new(repository::index(&self.front.repository, ready)))
     }
 
     async fn repository_model_load(
@@ -192,7 +176,13 @@ impl GrpcInferenceService for InferenceService {
         request: Request<RepositoryModelLoadRequest>,
     ) -> Answer<RepositoryModelLoadResponse> {
         let by = Arc::clone(peer(request.extensions()));
-        repository::load(&self.front.repository, by, request.into_inner()).await?;
+        let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
+        repository::check_repository(&repository_name).map_err(RequestError::from)?;
+        let texts = parameters.into_iter().map(|(name, value)| match value.parameter_choice {
+            Some(ParameterChoice::StringParam(text)) => (name, Some(text)),
+            _ => (name, None),
+        });
+        repository::load(&self.front.repository, &by, model_name, texts).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 
@@ -201,7 +191,9 @@ impl GrpcInferenceService for InferenceService {
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Answer<RepositoryModelUnloadResponse> {
         let by = Arc::clone(peer(request.extensions()));
-        repository::unload(&self.front.repository, by, request.into_inner()).await?;
+        let RepositoryModelUnloadRequest { repository_name, model_name, .. } = request.into_inner();
+        repository::check_repository(&repository_name).map_err(RequestError::from)?;
+        repository::unload(&self.front.repository, &by, model_name).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 }

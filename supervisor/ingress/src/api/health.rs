@@ -12,6 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::frontend::Frontend;
+use super::grpc::Services;
 use crate::admission::{Clipped, Stop};
 use crate::proto::health::health_check_response::ServingStatus;
 use crate::proto::health::health_server::Health;
@@ -23,20 +24,8 @@ pub(crate) const MAX_WATCHERS: usize = 256;
 /// The known names. The empty name means the whole server, and the other name is its only service.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
-#[derive(Debug, Clone)]
-pub(super) struct HealthService {
-    front: Arc<Frontend>,
-    stop: Stop,
-}
-
-impl HealthService {
-    pub(super) fn new(front: Arc<Frontend>, stop: Stop) -> Self {
-        Self { front, stop }
-    }
-}
-
 #[tonic::async_trait]
-impl Health for HealthService {
+impl Health for Services {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,

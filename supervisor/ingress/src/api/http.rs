@@ -7,20 +7,20 @@ use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::service::service_fn;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request};
 use shadowslice_datapath::access::AccessProtocol;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::HostState;
-use shadowslice_datapath::trace::SpanStatus;
+use shadowslice_datapath::trace::{SpanProtocol, SpanStatus};
 
-use super::answers::{error, refusal};
+use super::answers::refusal;
 use super::endpoints::{self, Dispatch};
 use super::frontend::Frontend;
-use super::{http_infer, trace};
-use crate::admission::{Budget, Caller, Client, MemoryPermit, RequestError, Resource, Stop, access_entry};
+use super::http_infer;
+use crate::admission::{Budget, Caller, Client, Clipped, MemoryPermit, Resource, Stop};
 use crate::transport::{
-    BodyError, Connection, CountedBody, HttpAnswer, RequestProgress, SHORT_BODY_BYTES, discard, guard_answer,
-    read, serve_http,
+    Connection, CountedBody, HttpAnswer, RequestProgress, SHORT_BODY_BYTES, discard, guard_answer, read,
+    serve_http,
 };
 
 const HEALTH: &str = "/v2/health/";
@@ -34,7 +34,7 @@ pub(super) async fn serve(front: Arc<Frontend>, connection: Connection, stop: St
         Handler { front: &front, client: &client, caller: &caller, progress: &progress, stop: &stop };
     let answered = async |request: Request<Incoming>| {
         let is_head = request.method() == Method::HEAD;
-        let (request, entry) = front.log_request(AccessProtocol::Http, request, &caller.peer);
+        let (request, entry) = front.begin_request(AccessProtocol::Http, request, &caller.peer);
         let (answer, permit) = handler.answer(request).await;
         client.counters().count_http(answer.status().as_u16());
         Ok::<_, Infallible>(guard_answer(answer, permit, entry, is_head))
@@ -65,13 +65,20 @@ impl Handler<'_> {
         let (mut head, mut body) = request.into_parts();
         let is_health = head.uri.path().starts_with(HEALTH);
         let resource = if is_health { Resource::Public } else { Resource::Protected };
-        if let Err(why) = self.caller.identify_in(&mut head, resource) {
-            return (self.refuse_caller(&why, &head), None);
-        }
-        let span = self.front.begin_http(&mut head);
+        let identified = self.caller.identify_in(&mut head, resource);
+        let path = head.uri.path();
+        let infers =
+            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
+        let protocol = || SpanProtocol::Http(Clipped(path).to_string());
+        let span = (infers && identified.is_ok())
+            .then(|| self.front.begin_span(&head.headers, &mut head.extensions, protocol))
+            .flatten();
         self.progress.begin();
-        let dispatch = endpoints::dispatch(self.front, &head);
-        let (mut answer, permit, is_cut) = match self.perform(dispatch, &head, &mut body).await {
+        let outcome = match identified {
+            Ok(()) => self.perform(&head, &mut body).await,
+            Err(why) => Err(EarlyAnswer::InBody(refusal(&why, &head))),
+        };
+        let (mut answer, permit, is_cut) = match outcome {
             Ok((answer, permit)) => (answer, Some(permit), false),
             Err(EarlyAnswer::BeforeBody(answer)) => (answer, None, !discard(&mut body).await),
             Err(EarlyAnswer::InBody(answer)) => (answer, None, true),
@@ -87,26 +94,12 @@ impl Handler<'_> {
         (answer, permit)
     }
 
-    /// Refuses a request of a client that may not send it. Its body is not read.
-    fn refuse_caller(&self, why: &RequestError, head: &Parts) -> HttpAnswer {
-        if let Some(entry) = access_entry(&head.extensions) {
-            entry.journal().record_failure(why.message());
-        }
-        self.progress.mark_cut();
-        self.progress.mark_received();
-        let mut answer = error(why.status(), &why.message());
-        why.add_headers(answer.headers_mut());
-        answer.headers_mut().insert(CONNECTION, CLOSE);
-        answer
-    }
-
     async fn perform(
         &self,
-        dispatch: Dispatch,
         head: &Parts,
         body: &mut CountedBody,
     ) -> Result<(HttpAnswer, Arc<MemoryPermit>), EarlyAnswer> {
-        let (answer, permit) = match dispatch {
+        let (answer, permit) = match endpoints::dispatch(self.front, head) {
             Dispatch::Answered(answer) => return Err(EarlyAnswer::BeforeBody(answer)),
             Dispatch::Infer(target) => {
                 let (body, permit) = self.receive(head, body, true).await?;
@@ -137,10 +130,12 @@ impl Handler<'_> {
         let permit = MemoryPermit::new(self.client, Budget::Memory, 0)
             .map_err(|why| EarlyAnswer::BeforeBody(refusal(&why, head)))?;
         let limit = self.front.request_bytes;
-        let limit = if is_inference { limit } else { limit.min(SHORT_BODY_BYTES) };
-        let body = read(body, limit, &permit)
-            .await
-            .map_err(|why| EarlyAnswer::InBody(body_refusal(why, limit, is_inference, head)))?;
+        let (limit, bound) = match is_inference {
+            true => (limit, "limits.request_bytes"),
+            false => (limit.min(SHORT_BODY_BYTES), "not an inference request"),
+        };
+        let body = read(body, limit, bound, &permit).await;
+        let body = body.map_err(|why| EarlyAnswer::InBody(refusal(&why, head)))?;
         self.progress.mark_received();
         Ok((body, permit))
     }
@@ -159,26 +154,4 @@ impl Handler<'_> {
             answer.headers_mut().insert(CONNECTION, CLOSE);
         }
     }
-}
-
-/// Returns the answer to a request whose body was not read to its end.
-fn body_refusal(why: BodyError, limit: usize, is_inference: bool, head: &Parts) -> HttpAnswer {
-    let (status, message) = match why {
-        BodyError::TooLarge => {
-            let bound = if is_inference { "limits.request_bytes" } else { "not an inference request" };
-            let message = format!("the request is larger than {limit} bytes ({bound})");
-            (StatusCode::PAYLOAD_TOO_LARGE, message)
-        }
-        BodyError::Stalled => {
-            (StatusCode::REQUEST_TIMEOUT, "timed out waiting for the rest of the request's body".to_owned())
-        }
-        BodyError::Broken(why) => {
-            (StatusCode::BAD_REQUEST, format!("failed to read the request's body: {why}"))
-        }
-        BodyError::NoMemory(why) => (why.status(), why.message()),
-    };
-    if let Some(journal) = trace::journal(&head.extensions) {
-        journal.record_failure(message.clone());
-    }
-    error(status, &message)
 }

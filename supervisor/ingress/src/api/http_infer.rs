@@ -8,11 +8,11 @@ use hyper::{HeaderMap, Response};
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 
 use super::frontend::Frontend;
-use super::inference::{Target, tensor_bytes};
+use super::inference::{InferenceAnswer, Target, tensor_bytes};
 use super::{load_metrics, trace};
 use crate::admission::{Clipped, MemoryPermit, RequestError, invalid, peer, run_blocking};
 use crate::tensors::{
-    HttpRequest, JsonAnswer, OutputFormat, OutputTensor, parse_body, text_bytes, write_answer,
+    InferRequest, JsonAnswer, OutputForm, OutputTensor, parse_body, text_bytes, write_answer,
 };
 use crate::transport::{Encoding, HttpAnswer, preferred_encoding};
 
@@ -31,18 +31,13 @@ pub(super) async fn infer(
     body: Pieces,
     permit: &Arc<MemoryPermit>,
 ) -> Result<HttpAnswer, RequestError> {
-    let journal = trace::journal(&head.extensions);
-    let _place = target.admit(permit, journal)?;
-    let parsed = parse(front, &head.headers, body, &target.metadata, permit).await;
-    let HttpRequest { request, format } = target.count_malformed(parsed)?;
-    if let Some(journal) = journal {
-        journal.set_id(&request.id);
-    }
-    let id = request.id.clone();
-    let checked = target.check(front, request, Some(&format), peer(&head.extensions), permit).await?;
-    let outputs = target.infer(checked, trace::arrival(&head.extensions), permit).await?;
-    permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs, &format))?;
-    let written = write(&target.name, id, outputs, format).await?;
+    let (journal, peer) = (trace::journal(&head.extensions), peer(&head.extensions));
+    let parse = parse(front, &head.headers, body, &target.metadata, permit);
+    let checked = target.receive(front, peer, journal, permit, parse).await?;
+    let answer = target.infer(checked, trace::arrival(&head.extensions), permit).await?;
+    let InferenceAnswer { id, outputs, _place } = answer;
+    permit.replace(tensor_bytes(&outputs) + text_bytes(&outputs))?;
+    let written = write(&target.name, id, outputs).await?;
     permit.shrink_to(written.bytes.len());
     let mut answer = respond(written, &head.headers, permit).await?;
     if let Some(load) = load_metrics::header(&head.headers, || target.route.pipeline().load()) {
@@ -57,7 +52,7 @@ async fn parse(
     body: Pieces,
     metadata: &Arc<Metadata>,
     permit: &Arc<MemoryPermit>,
-) -> Result<HttpRequest, RequestError> {
+) -> Result<InferRequest, RequestError> {
     let (body, decompression) = match content_encoding(headers)? {
         Some(encoding) => {
             let compressed = permit.join(body)?;
@@ -80,21 +75,13 @@ async fn parse(
     .await
 }
 
-async fn write(
-    name: &str,
-    id: String,
-    outputs: Vec<OutputTensor>,
-    format: OutputFormat,
-) -> Result<JsonAnswer, RequestFailure> {
-    let json_bytes = |(position, output): (usize, &OutputTensor)| match format.is_binary(position) {
-        true => 0,
-        false => output.data.len(),
-    };
-    if outputs.iter().enumerate().map(json_bytes).sum::<usize>() < LONG_JSON_BYTES {
-        return write_answer(name, &id, &outputs, &format);
+async fn write(name: &str, id: String, outputs: Vec<OutputTensor>) -> Result<JsonAnswer, RequestFailure> {
+    let texts = outputs.iter().filter(|output| output.form == OutputForm::Json);
+    if texts.map(|output| output.data.len()).sum::<usize>() < LONG_JSON_BYTES {
+        return write_answer(name, &id, &outputs);
     }
     let name = name.to_owned();
-    run_blocking("writing the answer", move || write_answer(&name, &id, &outputs, &format)).await
+    run_blocking("writing the answer", move || write_answer(&name, &id, &outputs)).await
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RequestFailure> {

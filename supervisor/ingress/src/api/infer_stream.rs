@@ -6,26 +6,25 @@
 //! receives a message with the reason, and the call continues.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
-use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
+use futures_util::stream::{self, BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, TryStreamExt};
 use prost::Message as _;
 use shadowslice_datapath::access::AccessEntry;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Answers, Metadata, RequestArrival, RequestOutput};
+use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::router::Route;
 use tonic::{Code, Status, Streaming};
 
 use super::frontend::Frontend;
-use super::grpc_infer::{self, ParsedMessage, response, response_bytes};
-use super::inference::{OutputSelection, Target, tensor_bytes};
+use super::grpc_infer::{self, response, response_bytes};
+use super::inference::{CheckedRequest, Target, tensor_bytes};
 use super::model;
-use crate::admission::{
-    Budget, BudgetShare, CALL_PERMIT, Deliveries, MemoryPermit, RequestError, Stop, log_error,
-};
+use crate::admission::{Budget, CALL_PERMIT, Deliveries, MemoryPermit, RequestError, Stop, log_error};
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use crate::transport::MessageStarts;
@@ -126,7 +125,7 @@ impl InferStream {
         let streams = route.as_ref().is_ok_and(Route::streams);
         let request = StreamedRequest { context, route, message, permit, arrival, entry };
         if streams {
-            self.streams.push(answers(request).boxed());
+            self.streams.push(request.answers().boxed());
         } else {
             self.in_order.push_back(Box::pin(request.answer()));
         }
@@ -235,96 +234,78 @@ impl StreamedRequest {
         (answer, permit)
     }
 
-    /// Opens the stream of a model that gives many answers.
-    async fn open(self) -> Result<ActiveStream, RequestError> {
-        let Self { context, route, message, permit, arrival, entry } = self;
-        let (id, wants_end) = (message.id.clone(), wants_end(&message));
-        let ParsedMessage { target, request, place } =
-            ParsedMessage::parse(route?, message, arrival.journal.as_ref(), &permit).await?;
-        let checked = target.check(&context.front, request, None, &context.peer, &permit).await?;
-        let Target { name, route, metadata } = target;
-        let answers = route.infer(checked.inputs, checked.options, arrival).await?;
+    /// Returns the answers to a request of a model that streams.
+    fn answers(self) -> impl Stream<Item = ModelStreamInferResponse> {
+        let (name, id) = (self.message.model_name.clone(), self.message.id.clone());
+        let (wants_end, entry) = (wants_end(&self.message), self.entry.clone());
+        let mut has_failed = false;
+        let answers = stream::once(self.open()).try_flatten().map(Some);
+        answers.chain(stream::once(ready(None))).filter_map(move |answer| {
+            ready(match answer {
+                Some(Ok(response)) => {
+                    if let Some(entry) = &entry {
+                        entry.add_sent(response.encoded_len());
+                    }
+                    Some(success(response))
+                }
+                Some(Err(why)) => {
+                    has_failed = true;
+                    log_end(entry.as_ref(), Some(&why));
+                    Some(failure(id.clone(), &why))
+                }
+                None if has_failed => None,
+                None => {
+                    log_end(entry.as_ref(), None);
+                    wants_end.then(|| {
+                        let mut end = response(name.clone(), id.clone(), Vec::new());
+                        mark(&mut end, true);
+                        success(end)
+                    })
+                }
+            })
+        })
+    }
+
+    /// Opens the stream of a model that gives many answers. It ends at the first error.
+    async fn open(
+        self,
+    ) -> Result<impl Stream<Item = Result<ModelInferResponse, RequestError>>, RequestError> {
+        let Self { context, route, message, permit, arrival, .. } = self;
+        let StreamContext { front, peer, call, .. } = context;
+        let journal = arrival.journal.as_ref();
+        let (Target { name, route, metadata }, checked) =
+            grpc_infer::receive(&front, route?, message, &peer, journal, &permit).await?;
+        let CheckedRequest { id, inputs, options, outputs: selection, place } = checked;
+        let answers = route.infer(inputs, options, arrival).await?;
         // A stream that kept its route would keep the model from moving or being replaced.
         drop(route);
         // The model's memory contains the inputs now.
         permit.replace(id.len())?;
-        let selection = checked.outputs;
-        let call = context.call;
-        Ok(ActiveStream {
-            call,
-            name,
-            metadata,
-            selection,
-            answers,
-            id,
-            wants_end,
-            entry,
-            _permit: permit,
-            _place: place,
-        })
-    }
-}
-
-/// The states of the answers to a request.
-enum StreamState {
-    Requested(Box<StreamedRequest>),
-    Active(Box<ActiveStream>),
-    Ended,
-}
-
-/// A stream in progress.
-struct ActiveStream {
-    call: Arc<MemoryPermit>,
-    name: String,
-    metadata: Arc<Metadata>,
-    selection: OutputSelection,
-    answers: Answers,
-    id: String,
-    wants_end: bool,
-    entry: Option<AccessEntry>,
-    _permit: Arc<MemoryPermit>,
-    /// The place among the requests in flight.
-    _place: BudgetShare,
-}
-
-/// Returns the answers to a request of a model that streams.
-fn answers(request: StreamedRequest) -> impl Stream<Item = ModelStreamInferResponse> {
-    unfold(StreamState::Requested(Box::new(request)), |state| async {
-        let mut active = match state {
-            StreamState::Ended => return None,
-            StreamState::Active(active) => active,
-            StreamState::Requested(request) => {
-                let (id, entry) = (request.message.id.clone(), request.entry.clone());
-                match request.open().await {
-                    Ok(active) => Box::new(active),
-                    Err(why) => {
-                        log_end(entry.as_ref(), Some(&why));
-                        return Some((failure(id, &why), StreamState::Ended));
-                    }
-                }
-            }
+        let grown = Arc::clone(&call);
+        let respond = move |outputs| {
+            // The stream keeps its memory, and its place among the requests in flight.
+            let _kept = (&permit, &place);
+            let outputs = selection.select(&metadata, outputs)?;
+            grown.grow(2 * (id.len() + tensor_bytes(&outputs)))?;
+            let mut response = response(name.clone(), id.clone(), outputs);
+            mark(&mut response, false);
+            Ok(response)
         };
-        match active.next().await {
-            Some(Ok(response)) => {
-                if let Some(entry) = &active.entry {
-                    entry.add_sent(response.encoded_len());
+        Ok(stream::try_unfold((answers, respond, call), |(mut answers, respond, call)| async {
+            let Some(outputs) = answers.next().await else { return Ok(None) };
+            let delivery = Deliveries::from(answers.delivery());
+            match outputs.map_err(RequestError::from).and_then(&respond) {
+                Ok(response) => {
+                    call.add_deliveries(delivery);
+                    Ok(Some((response, (answers, respond, call))))
                 }
-                Some((success(response), StreamState::Active(active)))
+                Err(why) => {
+                    delivery.mark_failed(&why);
+                    Err(why)
+                }
             }
-            Some(Err(why)) => {
-                log_end(active.entry.as_ref(), Some(&why));
-                Some((failure(active.id, &why), StreamState::Ended))
-            }
-            None => {
-                log_end(active.entry.as_ref(), None);
-                active.wants_end.then(|| {
-                    let mut end = response(active.name, active.id, Vec::new());
-                    mark(&mut end, true);
-                    (success(end), StreamState::Ended)
-                })
-            }
-        }
-    })
+        }))
+    }
 }
 
 /// Logs how a stream ended. A stream that is dropped before its end was abandoned by its client.
@@ -335,27 +316,6 @@ fn log_end(entry: Option<&AccessEntry>, why: Option<&RequestError>) {
         None => entry.set_code(Code::Ok as u16),
     }
     entry.mark_delivered();
-}
-
-impl ActiveStream {
-    async fn next(&mut self) -> Option<Result<ModelInferResponse, RequestError>> {
-        let outputs = self.answers.next().await?;
-        let delivery = Deliveries::from(self.answers.delivery());
-        let response = outputs.map_err(RequestError::from).and_then(|outputs| self.response(outputs));
-        match &response {
-            Ok(_) => self.call.add_deliveries(delivery),
-            Err(why) => delivery.mark_failed(why),
-        }
-        Some(response)
-    }
-
-    fn response(&self, outputs: Vec<RequestOutput>) -> Result<ModelInferResponse, RequestError> {
-        let outputs = self.selection.select(&self.metadata, outputs)?;
-        self.call.grow(2 * (self.id.len() + tensor_bytes(&outputs)))?;
-        let mut response = response(self.name.clone(), self.id.clone(), outputs);
-        mark(&mut response, false);
-        Ok(response)
-    }
 }
 
 fn wants_end(request: &ModelInferRequest) -> bool {

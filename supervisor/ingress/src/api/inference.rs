@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{
-    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
+    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions,
 };
 use shadowslice_datapath::router::Route;
 use shadowslice_datapath::trace::Journal;
@@ -13,10 +12,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::frontend::Frontend;
 use crate::admission::{BudgetShare, MemoryPermit, RequestError, run_blocking};
-use crate::tensors::{
-    InferRequest, NamedTensor, OutputFormat, OutputTensor, RegionSlice, check_format, check_inputs,
-    requested_outputs,
-};
+use crate::tensors::{InferRequest, NamedTensor, OutputSelection, OutputTensor, check_inputs};
 
 /// The size of elements that are checked one by one, in bytes, that takes a millisecond.
 const QUICK_BYTES: usize = 256 << 10;
@@ -30,9 +26,20 @@ pub(super) struct Target {
 
 /// A request in the form that a pipeline accepts, and the outputs that its client wants.
 pub(super) struct CheckedRequest {
+    /// The client's name for the request.
+    pub(super) id: String,
     pub(super) inputs: Vec<RequestInput>,
     pub(super) options: RequestOptions,
     pub(super) outputs: OutputSelection,
+    /// The place among the requests in flight.
+    pub(super) place: BudgetShare,
+}
+
+/// The outputs of a request, which keeps its place until its answer has been built.
+pub(super) struct InferenceAnswer {
+    pub(super) id: String,
+    pub(super) outputs: Vec<OutputTensor>,
+    pub(super) _place: BudgetShare,
 }
 
 impl Target {
@@ -52,112 +59,51 @@ impl Target {
         Ok(Self { name, route, metadata })
     }
 
-    /// Takes a place among the requests in flight.
-    pub(super) fn admit(
-        &self,
-        permit: &MemoryPermit,
-        journal: Option<&Journal>,
-    ) -> Result<BudgetShare, RequestError> {
-        let pipeline = self.route.pipeline();
-        permit.client().admit().inspect_err(|_| pipeline.count_host_refusal(journal))
-    }
-
-    /// Counts a request that is malformed. The model does not receive it.
-    pub(super) fn count_malformed<T>(&self, outcome: Result<T, RequestError>) -> Result<T, RequestError> {
-        if let Err(RequestError::Failed(RequestFailure::Invalid(_))) = &outcome {
-            self.route.pipeline().count_malformed();
-        }
-        outcome
-    }
-
-    /// Refuses a model that streams, for calls with a single answer.
-    pub(super) fn refuse_streams(&self) -> Result<(), RequestError> {
-        if self.metadata.streams.is_none() {
-            return Ok(());
-        }
-        let name = &self.metadata.name;
-        let why = format!("model '{name}' gives many answers to a request; use gRPC's ModelStreamInfer");
-        Err(RequestError::Unsupported(why))
-    }
-
-    /// Checks a request and reads its inputs from shared memory. A malformed request counts. The
-    /// request has an output format in HTTP, whose calls have a single answer.
-    pub(super) async fn check(
+    /// Takes a place among the requests in flight, and parses and checks a request. Reads its inputs
+    /// from shared memory. A malformed request counts, and the model does not receive it.
+    pub(super) async fn receive(
         &self,
         front: &Frontend,
-        mut request: InferRequest,
-        format: Option<&OutputFormat>,
         peer: &Peer,
+        journal: Option<&Journal>,
         permit: &MemoryPermit,
+        parse: impl Future<Output = Result<InferRequest, RequestError>>,
     ) -> Result<CheckedRequest, RequestError> {
+        let pipeline = self.route.pipeline();
+        let place = permit.client().admit().inspect_err(|_| pipeline.count_host_refusal(journal))?;
         let checked = async {
-            let order = requested_outputs(&self.metadata, &request.outputs)?;
-            if let Some(format) = format {
-                check_format(&self.metadata, &order, &request.outputs, format)?;
-                self.refuse_streams()?;
+            let mut request = parse.await?;
+            if let Some(journal) = journal {
+                journal.set_id(&request.id);
             }
-            let regions = request.outputs.iter().map(|output| output.region.as_ref());
-            let regions = regions.map(|part| part.map(|part| front.regions.find(peer, part)).transpose());
-            let regions = regions.collect::<Result<_, _>>()?;
+            let outputs = OutputSelection::new(&self.metadata, &request, &front.regions, peer)?;
             read_shared_inputs(front, peer, &mut request.inputs, permit)?;
             let inputs = check_tensors(&self.metadata, request.inputs).await?;
-            let outputs = OutputSelection { order, regions };
-            Ok(CheckedRequest { inputs, options: request.options, outputs })
+            Ok(CheckedRequest { id: request.id, inputs, options: request.options, outputs, place })
         };
-        self.count_malformed(checked.await)
+        let checked = checked.await;
+        if let Err(RequestError::Failed(RequestFailure::Invalid(_))) = &checked {
+            pipeline.count_malformed();
+        }
+        checked
     }
 
-    /// Runs a request. `permit` receives the delivery of the outputs.
+    /// Runs a request with a single answer. `permit` receives the delivery of the outputs.
     pub(super) async fn infer(
         &self,
-        CheckedRequest { inputs, options, outputs: selection }: CheckedRequest,
+        request: CheckedRequest,
         arrival: RequestArrival,
         permit: &MemoryPermit,
-    ) -> Result<Vec<OutputTensor>, RequestError> {
+    ) -> Result<InferenceAnswer, RequestError> {
+        if self.metadata.streams.is_some() {
+            let name = &self.metadata.name;
+            let why = format!("model '{name}' gives many answers to a request; use gRPC's ModelStreamInfer");
+            return Err(RequestError::Unsupported(why));
+        }
+        let CheckedRequest { id, inputs, options, outputs: selection, place } = request;
         let (outputs, delivery) = self.route.infer(inputs, options, arrival).await?.into_single();
         permit.add_deliveries(delivery.into());
-        selection.select(&self.metadata, outputs)
-    }
-}
-
-/// The outputs that a client wants, and their places.
-pub(super) struct OutputSelection {
-    /// The positions of the outputs among the model's outputs.
-    order: Vec<usize>,
-    /// The regions that receive the outputs, in the same order. The answer contains an output
-    /// without a region.
-    regions: Vec<Option<RegionSlice>>,
-}
-
-impl OutputSelection {
-    /// Selects the outputs, and writes those with a region into shared memory.
-    pub(super) fn select(
-        &self,
-        metadata: &Metadata,
-        outputs: Vec<RequestOutput>,
-    ) -> Result<Vec<OutputTensor>, RequestError> {
-        if outputs.len() != metadata.outputs.len() {
-            let (expected, got) = (metadata.outputs.len(), outputs.len());
-            let why = format!("the model has {expected} outputs, but its answer has {got}");
-            return Err(RequestFailure::Internal(why).into());
-        }
-        let mut outputs: Vec<_> = outputs.into_iter().map(Some).collect();
-        let mut selected = Vec::new();
-        for (position, &index) in self.order.iter().enumerate() {
-            let (spec, output) = (&metadata.outputs[index], outputs[index].take());
-            let Some(RequestOutput { shape, data }) = output else { continue };
-            let region = self.regions.get(position).and_then(Option::as_ref);
-            let data = match region {
-                Some(region) => {
-                    region.write(&spec.name, &data)?;
-                    Bytes::new()
-                }
-                None => data,
-            };
-            let (name, is_shared) = (spec.name.clone(), region.is_some());
-            selected.push(OutputTensor { name, datatype: spec.datatype, shape, data, is_shared });
-        }
-        Ok(selected)
+        Ok(InferenceAnswer { id, outputs: selection.select(&self.metadata, outputs)?, _place: place })
     }
 }
 

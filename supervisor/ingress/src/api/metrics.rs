@@ -112,10 +112,6 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 type MetricsAnswer = Response<Body>;
 
 impl Service for Shown {
-    fn is_grpc(&self) -> bool {
-        false
-    }
-
     async fn serve(self, Connection { stream, client, caller }: Connection, stop: Stop) {
         let answered = |request| ready(Ok::<_, Infallible>(answer(&self, &client, &caller, &request, &stop)));
         serve_http(stream, service_fn(answered), &client, &RequestProgress::default(), stop.clone()).await;

@@ -3,61 +3,46 @@
 use hyper::Method;
 use percent_encoding::percent_decode_str;
 
-use super::unsupported;
-
 /// The maximum number of segments after `/v2`. No endpoint has more.
 const MAX_SEGMENTS: usize = 5;
 
-const SYSTEM_MEMORY: &str = "systemsharedmemory";
-const CUDA_MEMORY: &str = "cudasharedmemory";
+const SYSTEM: &str = "systemsharedmemory";
+const CUDA: &str = "cudasharedmemory";
 
+/// A path that names an endpoint.
 #[derive(Debug, PartialEq, Eq)]
+pub(super) struct ApiPath {
+    pub(super) endpoint: Endpoint,
+    /// The name of the model or of the region. An empty name means all of them.
+    pub(super) name: String,
+    /// The version of the model. An empty version means the only version.
+    pub(super) version: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Endpoint {
     Live,
     Ready,
     Server,
-    Statistics,
-    Repository(RepositoryEndpoint),
-    Model {
-        name: String,
-        version: String,
-        endpoint: ModelEndpoint,
-    },
-    /// A region of shared memory. An empty name means all regions.
-    Memory {
-        is_cuda: bool,
-        name: String,
-        endpoint: MemoryEndpoint,
-    },
-    /// An extension that is not supported.
-    Unsupported(&'static str),
-}
-
-/// An endpoint of the repository. Models are given by name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum RepositoryEndpoint {
-    Index,
-    Load(String),
-    Unload(String),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemoryEndpoint {
-    Status,
-    Register,
-    Unregister,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ModelEndpoint {
     Metadata,
-    Ready,
+    ModelReady,
     Config,
     Statistics,
     Infer,
+    Index,
+    Load,
+    Unload,
+    RegionStatus,
+    RegisterRegion,
+    UnregisterRegion,
+    CudaStatus,
+    RegisterCuda,
+    UnregisterCuda,
+    Tracing,
+    Logging,
 }
 
-impl Endpoint {
+impl ApiPath {
     /// Parses a path. Names are percent-decoded after the path is split, so they may contain
     /// slashes.
     pub(super) fn parse(path: &str) -> Option<Self> {
@@ -67,69 +52,65 @@ impl Endpoint {
             *segments.get_mut(count)? = segment;
             count += 1;
         }
-        let (model, version, endpoint) = match segments[..count] {
-            [] if path == "/v2" => return Some(Self::Server),
-            [""] => return Some(Self::Server),
-            ["health", "live"] => return Some(Self::Live),
-            ["health", "ready"] => return Some(Self::Ready),
-            [kind @ (SYSTEM_MEMORY | CUDA_MEMORY), endpoint] => return Self::memory(kind, "", endpoint),
-            [kind @ (SYSTEM_MEMORY | CUDA_MEMORY), "region", name, endpoint] => {
-                return Self::memory(kind, name, endpoint);
+        let (endpoint, name, version) = match segments[..count] {
+            [] if path == "/v2" => (Endpoint::Server, "", ""),
+            [""] => (Endpoint::Server, "", ""),
+            ["health", "live"] => (Endpoint::Live, "", ""),
+            ["health", "ready"] => (Endpoint::Ready, "", ""),
+            ["models", "stats"] => (Endpoint::Statistics, "", ""),
+            ["models", model] => (Endpoint::Metadata, model, ""),
+            ["models", _, "trace", "setting"] | ["trace", "setting"] => (Endpoint::Tracing, "", ""),
+            ["models", model, "versions", version] => (Endpoint::Metadata, model, version),
+            ["models", model, endpoint] => (Endpoint::of_model(endpoint)?, model, ""),
+            ["models", model, "versions", version, endpoint] => {
+                (Endpoint::of_model(endpoint)?, model, version)
             }
-            ["trace", "setting"] | ["models", _, "trace", "setting"] => {
-                return Some(Self::Unsupported(unsupported::TRACING));
-            }
-            ["logging"] => return Some(Self::Unsupported(unsupported::LOGGING)),
-            ["models", "stats"] => return Some(Self::Statistics),
-            ["repository", "index"] => return Some(Self::Repository(RepositoryEndpoint::Index)),
-            ["repository", "models", model, "load"] => {
-                return Some(Self::Repository(RepositoryEndpoint::Load(decode(model)?)));
-            }
-            ["repository", "models", model, "unload"] => {
-                return Some(Self::Repository(RepositoryEndpoint::Unload(decode(model)?)));
-            }
-            ["models", model] => (model, "", ""),
-            ["models", model, "versions", version] => (model, version, ""),
-            ["models", model, endpoint] => (model, "", endpoint),
-            ["models", model, "versions", version, endpoint] => (model, version, endpoint),
+            ["repository", "index"] => (Endpoint::Index, "", ""),
+            ["repository", "models", model, "load"] => (Endpoint::Load, model, ""),
+            ["repository", "models", model, "unload"] => (Endpoint::Unload, model, ""),
+            [SYSTEM, "status"] => (Endpoint::RegionStatus, "", ""),
+            [SYSTEM, "unregister"] => (Endpoint::UnregisterRegion, "", ""),
+            [SYSTEM, "region", name, "status"] => (Endpoint::RegionStatus, name, ""),
+            [SYSTEM, "region", name, "register"] => (Endpoint::RegisterRegion, name, ""),
+            [SYSTEM, "region", name, "unregister"] => (Endpoint::UnregisterRegion, name, ""),
+            [CUDA, "status"] => (Endpoint::CudaStatus, "", ""),
+            [CUDA, "unregister"] => (Endpoint::UnregisterCuda, "", ""),
+            [CUDA, "region", name, "status"] => (Endpoint::CudaStatus, name, ""),
+            [CUDA, "region", name, "register"] => (Endpoint::RegisterCuda, name, ""),
+            [CUDA, "region", name, "unregister"] => (Endpoint::UnregisterCuda, name, ""),
+            ["logging"] => (Endpoint::Logging, "", ""),
             _ => return None,
         };
-        let endpoint = match endpoint {
-            "" => ModelEndpoint::Metadata,
-            "ready" => ModelEndpoint::Ready,
-            "config" => ModelEndpoint::Config,
-            "stats" => ModelEndpoint::Statistics,
-            "infer" => ModelEndpoint::Infer,
-            _ => return None,
-        };
-        Some(Self::Model { name: decode(model)?, version: decode(version)?, endpoint })
+        Some(Self { endpoint, name: decode(name)?, version: decode(version)? })
+    }
+}
+
+impl Endpoint {
+    fn of_model(name: &str) -> Option<Self> {
+        match name {
+            "" => Some(Self::Metadata),
+            "ready" => Some(Self::ModelReady),
+            "config" => Some(Self::Config),
+            "stats" => Some(Self::Statistics),
+            "infer" => Some(Self::Infer),
+            _ => None,
+        }
     }
 
-    fn memory(kind: &str, name: &str, endpoint: &str) -> Option<Self> {
-        let endpoint = match endpoint {
-            "status" => MemoryEndpoint::Status,
-            "unregister" => MemoryEndpoint::Unregister,
-            "register" if !name.is_empty() => MemoryEndpoint::Register,
-            _ => return None,
-        };
-        Some(Self::Memory { is_cuda: kind == CUDA_MEMORY, name: decode(name)?, endpoint })
-    }
-
-    pub(super) fn method(&self) -> Method {
+    pub(super) fn method(self) -> Method {
         match self {
-            Self::Memory { endpoint: MemoryEndpoint::Register | MemoryEndpoint::Unregister, .. } => {
-                Method::POST
-            }
-            Self::Model { endpoint: ModelEndpoint::Infer, .. } | Self::Repository(_) => Method::POST,
+            Self::Infer | Self::Index | Self::Load | Self::Unload => Method::POST,
+            Self::RegisterRegion | Self::UnregisterRegion => Method::POST,
+            Self::RegisterCuda | Self::UnregisterCuda => Method::POST,
             _ => Method::GET,
         }
     }
 
     /// Returns whether the endpoint accepts a method. HEAD is answered like GET, and hyper omits
     /// the body. An unsupported extension is refused for every method.
-    pub(super) fn accepts(&self, method: &Method) -> bool {
+    pub(super) fn accepts(self, method: &Method) -> bool {
         let method = if *method == Method::HEAD { &Method::GET } else { method };
-        matches!(self, Self::Unsupported(_)) || *method == self.method()
+        matches!(self, Self::Tracing | Self::Logging) || *method == self.method()
     }
 }
 
@@ -141,43 +122,37 @@ fn decode(segment: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn model(name: &str, version: &str, endpoint: ModelEndpoint) -> Option<Endpoint> {
-        Some(Endpoint::Model { name: name.into(), version: version.into(), endpoint })
-    }
-
     #[test]
     fn paths_name_the_endpoints_of_the_protocol() {
-        assert_eq!(Endpoint::parse("/v2"), Some(Endpoint::Server));
-        assert_eq!(Endpoint::parse("/v2/health/live"), Some(Endpoint::Live));
-        assert_eq!(Endpoint::parse("/v2/health/ready"), Some(Endpoint::Ready));
-        assert_eq!(Endpoint::parse("/v2/models/m"), model("m", "", ModelEndpoint::Metadata));
-        assert_eq!(Endpoint::parse("/v2/models/m/versions/1"), model("m", "1", ModelEndpoint::Metadata));
-        assert_eq!(Endpoint::parse("/v2/models/m/config"), model("m", "", ModelEndpoint::Config));
-        assert_eq!(Endpoint::parse("/v2/models/stats"), Some(Endpoint::Statistics));
-        assert_eq!(
-            Endpoint::parse("/v2/models/m/versions/1/stats"),
-            model("m", "1", ModelEndpoint::Statistics)
-        );
-        assert_eq!(Endpoint::parse("/v2/models/m/versions/1/infer"), model("m", "1", ModelEndpoint::Infer));
-        let load = RepositoryEndpoint::Load("m".into());
-        assert_eq!(Endpoint::parse("/v2/repository/models/m/load"), Some(Endpoint::Repository(load)));
-        assert_eq!(
-            Endpoint::parse("/v2/models/a%2Fb%20%C3%A9/ready"),
-            model("a/b é", "", ModelEndpoint::Ready)
-        );
-        let memory =
-            |is_cuda, name: &str, endpoint| Some(Endpoint::Memory { is_cuda, name: name.into(), endpoint });
-        let path = "/v2/systemsharedmemory/region/a%2Fb/register";
-        assert_eq!(Endpoint::parse(path), memory(false, "a/b", MemoryEndpoint::Register));
-        assert_eq!(Endpoint::parse("/v2/cudasharedmemory/status"), memory(true, "", MemoryEndpoint::Status));
+        for (path, endpoint, name, version) in [
+            ("/v2", Endpoint::Server, "", ""),
+            ("/v2/", Endpoint::Server, "", ""),
+            ("/v2/health/live", Endpoint::Live, "", ""),
+            ("/v2/health/ready", Endpoint::Ready, "", ""),
+            ("/v2/models/m", Endpoint::Metadata, "m", ""),
+            ("/v2/models/m/", Endpoint::Metadata, "m", ""),
+            ("/v2/models/m/versions/1", Endpoint::Metadata, "m", "1"),
+            ("/v2/models/m/config", Endpoint::Config, "m", ""),
+            ("/v2/models/stats", Endpoint::Statistics, "", ""),
+            ("/v2/models/m/versions/1/stats", Endpoint::Statistics, "m", "1"),
+            ("/v2/models/m/versions/1/infer", Endpoint::Infer, "m", "1"),
+            ("/v2/models/a%2Fb%20%C3%A9/ready", Endpoint::ModelReady, "a/b é", ""),
+            ("/v2/repository/models/m/load", Endpoint::Load, "m", ""),
+            ("/v2/systemsharedmemory/region/a%2Fb/register", Endpoint::RegisterRegion, "a/b", ""),
+            ("/v2/cudasharedmemory/status", Endpoint::CudaStatus, "", ""),
+            ("/v2/models/m/trace/setting", Endpoint::Tracing, "", ""),
+        ] {
+            let expected = ApiPath { endpoint, name: name.to_owned(), version: version.to_owned() };
+            assert_eq!(ApiPath::parse(path), Some(expected), "{path}");
+        }
     }
 
     #[test]
     fn other_paths_name_no_endpoint() {
         for path in ["/", "", "/v1", "/v2x", "/v2/models", "/v2/models/m/versions", "/v2/models/m/x", "/v2/a"]
         {
-            assert_eq!(Endpoint::parse(path), None, "{path}");
+            assert_eq!(ApiPath::parse(path), None, "{path}");
         }
-        assert_eq!(Endpoint::parse("/v2/models/%FF/infer"), None);
+        assert_eq!(ApiPath::parse("/v2/models/%FF/infer"), None);
     }
 }

@@ -15,10 +15,6 @@ pub(crate) enum ApiService {
 }
 
 impl Service for ApiService {
-    fn is_grpc(&self) -> bool {
-        matches!(self, Self::Grpc(_))
-    }
-
     async fn serve(self, connection: Connection, stop: Stop) {
         match self {
             Self::Http(front) => http::serve(front, connection, stop).await,

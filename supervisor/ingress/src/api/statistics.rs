@@ -2,14 +2,25 @@
 
 use std::time::SystemTime;
 
+use super::model::find;
+use crate::admission::RequestError;
 use crate::proto;
 use crate::tensors::MODEL_VERSION;
 use shadowslice_datapath::pipeline::{Total, Totals};
-use shadowslice_datapath::router::Route;
+use shadowslice_datapath::router::Router;
 
-pub(super) fn of(models: Vec<(String, Route)>) -> proto::ModelStatisticsResponse {
+/// Returns the statistics of a model, or of all models if the name is empty.
+pub(super) fn of(
+    router: &Router,
+    name: &str,
+    version: &str,
+) -> Result<proto::ModelStatisticsResponse, RequestError> {
+    let models = match name {
+        "" => router.models(),
+        name => vec![(name.to_owned(), find(router, name, version)?)],
+    };
     let models = models.into_iter().map(|(name, route)| model(name, &route.pipeline().totals()));
-    proto::ModelStatisticsResponse { model_stats: models.collect() }
+    Ok(proto::ModelStatisticsResponse { model_stats: models.collect() })
 }
 
 fn model(name: String, totals: &Totals) -> proto::ModelStatistics {

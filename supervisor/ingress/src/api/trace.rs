@@ -2,59 +2,32 @@
 //! request is traced or logged.
 
 use hyper::http::Extensions;
-use hyper::http::request::Parts;
-use hyper::{Method, Request, Response};
+use hyper::{HeaderMap, Response};
 use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::trace::{Journal, RequestSpan, SpanProtocol, SpanStatus};
 use tonic::Status;
 
 use super::frontend::Frontend;
-use crate::admission::{Clipped, access_entry};
 
 impl Frontend {
-    pub(super) fn begin_http(&self, head: &mut Parts) -> Option<RequestSpan<'_>> {
-        let path = head.uri.path();
-        let infers =
-            head.method == Method::POST && path.starts_with("/v2/models/") && path.ends_with("/infer");
-        let protocol = || SpanProtocol::Http(Clipped(path).to_string());
-        let tracer = self.tracer.as_deref().filter(|_| infers);
-        let span = tracer.and_then(|tracer| tracer.begin(&head.headers, protocol));
-        let (span, journal) = share_journal(span, logged_journal(&head.extensions));
-        head.extensions.insert(RequestArrival::now(journal));
-        span
+    /// Begins the span of an inference, if it is traced. The access log and the trace share one
+    /// journal.
+    pub(super) fn begin_span(
+        &self,
+        headers: &HeaderMap,
+        extensions: &mut Extensions,
+        protocol: impl FnOnce() -> SpanProtocol,
+    ) -> Option<RequestSpan<'_>> {
+        let span = self.tracer.as_deref()?.begin(headers, protocol)?;
+        let arrival = extensions.get_mut::<RequestArrival>()?;
+        match &arrival.journal {
+            Some(logged) => Some(span.of(logged.clone())),
+            None => {
+                arrival.journal = Some(span.journal().clone());
+                Some(span)
+            }
+        }
     }
-
-    pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<RequestSpan<'_>> {
-        let tracer = self.tracer.as_deref();
-        let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || SpanProtocol::Grpc));
-        let Some(arrival) = request.extensions_mut().get_mut::<RequestArrival>() else { return span };
-        let (span, journal) = share_journal(span, arrival.journal.take());
-        arrival.journal = journal;
-        span
-    }
-}
-
-/// Returns a span and the journal of its request. The access log and the trace share one journal.
-fn share_journal(
-    span: Option<RequestSpan<'_>>,
-    logged: Option<Journal>,
-) -> (Option<RequestSpan<'_>>, Option<Journal>) {
-    let span = match &logged {
-        Some(journal) => span.map(|span| span.of(journal.clone())),
-        None => span,
-    };
-    let journal = logged.or_else(|| span.as_ref().map(|span| span.journal().clone()));
-    (span, journal)
-}
-
-fn logged_journal(extensions: &Extensions) -> Option<Journal> {
-    access_entry(extensions).map(|entry| entry.journal().clone())
-}
-
-/// Records the arrival of a gRPC call. A call begins with its headers, before it has its turn.
-pub(super) fn mark_arrival<B>(request: &mut Request<B>) {
-    let journal = logged_journal(request.extensions());
-    request.extensions_mut().insert(RequestArrival::now(journal));
 }
 
 pub(super) fn arrival(extensions: &Extensions) -> RequestArrival {

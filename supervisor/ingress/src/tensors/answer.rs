@@ -1,12 +1,12 @@
 //! Inference answers in HTTP.
 
-use std::fmt::Write as _;
+use std::io::Write as _;
 
 use bytes::Bytes;
-use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
+use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 use shadowslice_shared::tensor::Datatype;
 
-use super::check::RequestedOutput;
+use super::outputs::{OutputForm, OutputTensor};
 use super::values;
 
 /// The only version of every model.
@@ -19,35 +19,6 @@ const JSON_BYTES: usize = 512;
 /// than another piece.
 const SMALL: usize = 4096;
 
-/// An output of an answer, in the form that the client receives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OutputTensor {
-    pub(crate) name: String,
-    pub(crate) datatype: Datatype,
-    pub(crate) shape: Vec<i64>,
-    /// The elements, as in [`shadowslice_datapath::pipeline::RequestOutput::data`].
-    pub(crate) data: Bytes,
-    /// True if the elements were written to shared memory instead.
-    pub(crate) is_shared: bool,
-}
-
-/// The outputs of an answer that are binary. The other outputs are JSON.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum OutputFormat {
-    All(bool),
-    /// One entry for each requested output, in the order of the request.
-    Each(Vec<bool>),
-}
-
-impl OutputFormat {
-    pub(crate) fn is_binary(&self, position: usize) -> bool {
-        match self {
-            Self::All(binary) => *binary,
-            Self::Each(each) => each.get(position).copied().unwrap_or_default(),
-        }
-    }
-}
-
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct JsonAnswer {
     pub(crate) bytes: Pieces,
@@ -55,31 +26,10 @@ pub(crate) struct JsonAnswer {
     pub(crate) header_length: Option<usize>,
 }
 
-/// Refuses outputs that cannot be written in the requested format, before the model runs.
-pub(crate) fn check_format(
-    model: &Metadata,
-    order: &[usize],
-    requested: &[RequestedOutput],
-    format: &OutputFormat,
-) -> Result<(), RequestFailure> {
-    for (position, &index) in order.iter().enumerate() {
-        let spec = &model.outputs[index];
-        let shared = requested.get(position).is_some_and(|output| output.region.is_some());
-        if !shared && !format.is_binary(position) {
-            values::no_json_form(spec.datatype)
-                .map_err(|why| RequestFailure::Invalid(format!("output '{}': {why}", spec.name)))?;
-        }
-    }
-    Ok(())
-}
-
 /// Returns the maximum size in bytes of the tensors that are written as text.
-pub(crate) fn text_bytes(outputs: &[OutputTensor], format: &OutputFormat) -> usize {
-    let texts = outputs
-        .iter()
-        .enumerate()
-        .filter(|(position, output)| !output.is_shared && !format.is_binary(*position));
-    texts.map(|(_, output)| values::text_bytes(output.datatype, output.data.len())).sum()
+pub(crate) fn text_bytes(outputs: &[OutputTensor]) -> usize {
+    let texts = outputs.iter().filter(|output| output.form == OutputForm::Json);
+    texts.map(|output| values::text_bytes(output.datatype, output.data.len())).sum()
 }
 
 /// Writes an answer.
@@ -87,44 +37,43 @@ pub(crate) fn write_answer(
     model: &str,
     id: &str,
     outputs: &[OutputTensor],
-    format: &OutputFormat,
 ) -> Result<JsonAnswer, RequestFailure> {
-    let (mut json, bytes) = (String::new(), JSON_BYTES + text_bytes(outputs, format));
+    let (mut json, bytes) = (Vec::new(), JSON_BYTES + text_bytes(outputs));
     json.try_reserve_exact(bytes).map_err(|_| RequestFailure::no_memory(bytes))?;
-    json.push_str("{\"model_name\":");
-    values::quote(model, &mut json);
+    json.extend_from_slice(b"{\"model_name\":");
+    values::write(&mut json, model);
     push(&mut json, format_args!(",\"model_version\":\"{MODEL_VERSION}\""));
     if !id.is_empty() {
-        json.push_str(",\"id\":");
-        values::quote(id, &mut json);
+        json.extend_from_slice(b",\"id\":");
+        values::write(&mut json, id);
     }
-    json.push_str(",\"outputs\":[");
-    let mut any_binary = false;
+    json.extend_from_slice(b",\"outputs\":[");
     for (position, output) in outputs.iter().enumerate() {
         write_head(output, position > 0, &mut json);
-        if output.is_shared {
-            json.push('}');
-        } else if format.is_binary(position) {
-            push(&mut json, format_args!(",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len()));
-            any_binary = true;
-        } else {
-            json.push_str(",\"data\":");
-            values::decode(output.datatype, &output.data, &mut json)
-                .map_err(|why| unwritable(output, &why))?;
-            json.push('}');
+        match output.form {
+            OutputForm::Shared(()) => {}
+            OutputForm::Binary => {
+                push(
+                    &mut json,
+                    format_args!(",\"parameters\":{{\"binary_data_size\":{}}}", output.data.len()),
+                );
+            }
+            OutputForm::Json => {
+                json.extend_from_slice(b",\"data\":");
+                values::decode(output.datatype, &output.data, &mut json)
+                    .map_err(|why| unwritable(output, &why))?;
+            }
         }
+        json.push(b'}');
     }
-    json.push_str("]}");
-    if !any_binary {
+    json.extend_from_slice(b"]}");
+    let binary = outputs.iter().filter(|output| output.form == OutputForm::Binary);
+    if binary.clone().next().is_none() {
         return Ok(JsonAnswer { bytes: json.into(), header_length: None });
     }
     let header_length = Some(json.len());
-    let binary = outputs
-        .iter()
-        .enumerate()
-        .filter(|(position, output)| !output.is_shared && format.is_binary(*position));
-    let binary = binary.map(|(_, output)| &output.data);
-    Ok(JsonAnswer { bytes: append(json.into_bytes(), binary), header_length })
+    let binary = binary.map(|output| &output.data);
+    Ok(JsonAnswer { bytes: append(json, binary), header_length })
 }
 
 /// Appends binary tensors to the JSON.
@@ -138,10 +87,10 @@ fn append<'d>(mut json: Vec<u8>, binary: impl Iterator<Item = &'d Bytes> + Clone
     bytes
 }
 
-fn write_head(output: &OutputTensor, follows: bool, json: &mut String) {
+fn write_head(output: &OutputTensor, follows: bool, json: &mut Vec<u8>) {
     let OutputTensor { name, datatype, shape, .. } = output;
-    json.push_str(if follows { ",{\"name\":" } else { "{\"name\":" });
-    values::quote(name, json);
+    json.extend_from_slice(if follows { b",{\"name\":" } else { b"{\"name\":" });
+    values::write(json, name);
     push(json, format_args!(",\"datatype\":\"{datatype}\",\"shape\":{shape:?}"));
 }
 
@@ -155,14 +104,12 @@ fn unwritable(output: &OutputTensor, why: &str) -> RequestFailure {
     }
 }
 
-fn push(json: &mut String, text: std::fmt::Arguments<'_>) {
-    json.write_fmt(text).expect("writing to a string cannot fail");
+fn push(json: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+    json.write_fmt(text).expect("writing to memory cannot fail");
 }
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::tensor::TensorSpec;
-
     use super::*;
 
     fn output(name: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> OutputTensor {
@@ -171,7 +118,7 @@ mod tests {
             datatype,
             shape: shape.into(),
             data: data.to_vec().into(),
-            is_shared: false,
+            form: OutputForm::Binary,
         }
     }
 
@@ -179,10 +126,10 @@ mod tests {
     fn binary_and_json_outputs_share_one_answer() {
         let outputs = [
             output("a", Datatype::Uint8, &[1, 2], &[7, 9]),
-            output("b", Datatype::Bool, &[2], &[1, 0]),
+            OutputTensor { form: OutputForm::Json, ..output("b", Datatype::Bool, &[2], &[1, 0]) },
             output("c", Datatype::Fp16, &[1], &[0, 60]),
         ];
-        let body = write_answer("m\"", "42", &outputs, &OutputFormat::Each(vec![true, false, true])).unwrap();
+        let body = write_answer("m\"", "42", &outputs).unwrap();
         let header = body.header_length.unwrap();
         let bytes = body.bytes.into_bytes();
         let json: serde_json::Value = serde_json::from_slice(&bytes[..header]).unwrap();
@@ -201,16 +148,14 @@ mod tests {
 
     #[test]
     fn an_output_in_shared_memory_has_neither_data_nor_parameters() {
-        let shared = OutputTensor { is_shared: true, ..output("y", Datatype::Fp32, &[1, 16], &[]) };
-        for binary in [true, false] {
-            let body =
-                write_answer("m", "", std::slice::from_ref(&shared), &OutputFormat::All(binary)).unwrap();
-            assert_eq!(
-                &body.bytes.into_bytes()[..],
-                br#"{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1, 16]}]}"#
-            );
-            assert_eq!(body.header_length, None);
-        }
+        let shared =
+            OutputTensor { form: OutputForm::Shared(()), ..output("y", Datatype::Fp32, &[1, 16], &[]) };
+        let body = write_answer("m", "", &[shared]).unwrap();
+        assert_eq!(
+            &body.bytes.into_bytes()[..],
+            br#"{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1, 16]}]}"#
+        );
+        assert_eq!(body.header_length, None);
     }
 
     #[test]
@@ -218,7 +163,7 @@ mod tests {
         let outputs =
             [SMALL - 1, SMALL].map(|len| output("y", Datatype::Uint8, &[len as i64], &vec![3; len]));
         for (output, pieces) in outputs.iter().zip([1, 2]) {
-            let body = write_answer("m", "", std::slice::from_ref(output), &OutputFormat::All(true)).unwrap();
+            let body = write_answer("m", "", std::slice::from_ref(output)).unwrap();
             assert_eq!(body.bytes.iter().count(), pieces);
             assert_eq!(body.bytes.into_bytes()[body.header_length.unwrap()..], output.data);
         }
@@ -226,38 +171,17 @@ mod tests {
 
     #[test]
     fn an_absent_id_and_absent_binary_outputs_are_not_mentioned() {
-        let body = write_answer("m", "", &[], &OutputFormat::All(true)).unwrap();
+        let body = write_answer("m", "", &[]).unwrap();
         assert_eq!(&body.bytes.into_bytes()[..], br#"{"model_name":"m","model_version":"1","outputs":[]}"#);
         assert_eq!(body.header_length, None);
     }
 
     #[test]
     fn strings_that_are_not_utf8_must_be_requested_as_binary() {
-        let outputs = [output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff])];
-        let Err(RequestFailure::Invalid(why)) = write_answer("m", "", &outputs, &OutputFormat::All(false))
-        else {
-            panic!()
-        };
+        let binary = output("s", Datatype::Bytes, &[1], &[1, 0, 0, 0, 0xff]);
+        let json = OutputTensor { form: OutputForm::Json, ..binary.clone() };
+        let Err(RequestFailure::Invalid(why)) = write_answer("m", "", &[json]) else { panic!() };
         assert!(why.contains("binary_data"), "{why}");
-        assert!(write_answer("m", "", &outputs, &OutputFormat::All(true)).is_ok());
-    }
-
-    #[test]
-    fn half_precision_as_json_is_refused_before_the_model_runs() {
-        let spec = TensorSpec { name: "h".into(), datatype: Datatype::Fp16, shape: vec![1] };
-        let model = Metadata {
-            name: "m".into(),
-            platform: "emulated",
-            max_batch: 0,
-            streams: None,
-            inputs: Vec::new(),
-            optional: Vec::new(),
-            outputs: vec![spec],
-        };
-        assert!(check_format(&model, &[0], &[], &OutputFormat::All(true)).is_ok());
-        assert!(matches!(
-            check_format(&model, &[0], &[], &OutputFormat::All(false)),
-            Err(RequestFailure::Invalid(_))
-        ));
+        assert!(write_answer("m", "", &[binary]).is_ok());
     }
 }

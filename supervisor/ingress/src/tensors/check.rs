@@ -6,6 +6,7 @@ use std::time::Duration;
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestInput, RequestOptions};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype, count_byte_strings};
 
+use super::outputs::RequestedOutput;
 use super::shared_memory::SharedTensor;
 use crate::admission::{Clipped, invalid};
 
@@ -16,14 +17,9 @@ pub(crate) struct InferRequest {
     pub(crate) inputs: Vec<NamedTensor>,
     /// The requested outputs in the order of the answer. The list is empty if all are requested.
     pub(crate) outputs: Vec<RequestedOutput>,
+    /// True if the outputs of a request that names none are binary.
+    pub(crate) is_binary: bool,
     pub(crate) options: RequestOptions,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RequestedOutput {
-    pub(crate) name: String,
-    /// The part of shared memory that receives the output, or `None` if the answer contains it.
-    pub(crate) region: Option<SharedTensor>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,60 +62,36 @@ pub(crate) fn check_inputs(
     model: &Metadata,
     tensors: Vec<NamedTensor>,
 ) -> Result<Vec<RequestInput>, RequestFailure> {
-    let mut inputs: Vec<Option<RequestInput>> = vec![None; model.inputs.len()];
-    let mut optional: Vec<Option<RequestInput>> = vec![None; model.optional.len()];
+    let required = model.inputs.len();
+    let specs = || model.inputs.iter().chain(&model.optional);
+    let mut inputs: Vec<Option<RequestInput>> = vec![None; required + model.optional.len()];
     for tensor in tensors {
-        let required = model.inputs.iter().zip(&mut inputs).map(|(spec, slot)| (spec, slot, false));
-        let left_out = model.optional.iter().zip(&mut optional).map(|(spec, slot)| (spec, slot, true));
-        let spec = required.chain(left_out).find(|(spec, ..)| spec.name == tensor.name);
-        let Some((spec, slot, is_optional)) = spec else {
-            let known = model.inputs.iter().chain(&model.optional);
-            return Err(unexpected("input", &tensor.name, model, known));
+        let found = specs().enumerate().find(|(_, spec)| spec.name == tensor.name);
+        let Some((place, spec)) = found else {
+            return Err(unexpected("input", &tensor.name, model, specs()));
         };
-        if slot.is_some() {
+        if inputs[place].is_some() {
             return invalid(format!("input '{}' is given twice for model '{}'", spec.name, model.name));
         }
-        check_tensor(model, (spec, is_optional), &tensor)?;
-        *slot = Some(RequestInput { shape: tensor.shape, data: tensor.data });
+        check_tensor(model, (spec, place >= required), &tensor)?;
+        inputs[place] = Some(RequestInput { shape: tensor.shape, data: tensor.data });
     }
-    let given = inputs.iter().flatten().count();
-    if let Some((spec, _)) = model.inputs.iter().zip(&inputs).find(|(_, input)| input.is_none()) {
-        let expected = model.inputs.len();
-        let (name, model) = (&spec.name, &model.name);
+    if let Some(missing) = inputs[..required].iter().position(Option::is_none) {
+        let given = inputs[..required].iter().flatten().count();
+        let (name, model) = (&model.inputs[missing].name, &model.name);
         return invalid(format!(
-            "expected {expected} inputs but got {given} inputs for model '{model}': input '{name}' is missing"
+            "expected {required} inputs but got {given} inputs for model '{model}': input '{name}' is missing"
         ));
     }
-    let mut inputs: Vec<RequestInput> = inputs.into_iter().flatten().collect();
-    if model.max_batch > 0 {
-        check_rows(model, &inputs)?;
+    if inputs[required..].iter().all(Option::is_none) {
+        inputs.truncate(required);
     }
-    if optional.iter().any(Option::is_some) {
-        inputs.extend(optional.into_iter().map(|input| input.unwrap_or_else(RequestInput::left_out)));
+    let inputs: Vec<_> =
+        inputs.into_iter().map(|input| input.unwrap_or_else(RequestInput::left_out)).collect();
+    if model.max_batch > 0 {
+        check_rows(model, &inputs[..required])?;
     }
     Ok(inputs)
-}
-
-/// Returns the positions of the requested outputs among the model's outputs, in the order of the
-/// request. If the request names no outputs, all are requested.
-pub(crate) fn requested_outputs(
-    model: &Metadata,
-    requested: &[RequestedOutput],
-) -> Result<Vec<usize>, RequestFailure> {
-    if requested.is_empty() {
-        return Ok((0..model.outputs.len()).collect());
-    }
-    let mut indices = Vec::new();
-    for RequestedOutput { name, .. } in requested {
-        let Some(index) = model.outputs.iter().position(|spec| spec.name == *name) else {
-            return Err(unexpected("output", name, model, model.outputs.iter()));
-        };
-        if indices.contains(&index) {
-            return invalid(format!("output '{name}' is requested twice of model '{}'", model.name));
-        }
-        indices.push(index);
-    }
-    Ok(indices)
 }
 
 /// Returns the shape that clients see, where a batch axis has any size.
@@ -222,7 +194,7 @@ fn check_rows(model: &Metadata, inputs: &[RequestInput]) -> Result<(), RequestFa
     Ok(())
 }
 
-fn unexpected<'s>(
+pub(super) fn unexpected<'s>(
     kind: &str,
     name: &str,
     model: &Metadata,

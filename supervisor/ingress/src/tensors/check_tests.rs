@@ -163,18 +163,3 @@ fn rows_are_equal_and_fit_into_a_batch() {
         assert_eq!(why.contains("set batch.max to 0"), rows == 5, "{why}");
     }
 }
-
-#[test]
-fn outputs_are_chosen_in_the_order_of_the_request() {
-    let output = |name: &&str| RequestedOutput { name: name.to_string(), region: None };
-    let names = |names: &[&str]| names.iter().map(output).collect::<Vec<_>>();
-    assert_eq!(requested_outputs(&model(), &[]), Ok(vec![0, 1]));
-    assert_eq!(requested_outputs(&model(), &names(&["z", "y"])), Ok(vec![1, 0]));
-    assert_eq!(requested_outputs(&model(), &names(&["z"])), Ok(vec![1]));
-    for wrong in [&["q"][..], &["y", "y"], &["y", ""]] {
-        assert!(
-            matches!(requested_outputs(&model(), &names(wrong)), Err(RequestFailure::Invalid(_))),
-            "{wrong:?}"
-        );
-    }
-}

@@ -10,7 +10,6 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use tokio::task::block_in_place;
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use crate::admission::{CALL_PERMIT, one_at_a_time, try_allocate};
 
@@ -51,7 +50,7 @@ fn buffer() -> BufferSettings {
     BufferSettings::new(FIRST, SENT_FROM)
 }
 
-/// The codec of `tonic-prost` with bounded memory.
+/// A codec of prost's messages with bounded memory. It encodes, and decodes, too.
 #[derive(Debug)]
 pub(crate) struct BoundedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -68,42 +67,36 @@ where
 {
     type Encode = T;
     type Decode = U;
-    type Encoder = WholeEncoder<T>;
-    type Decoder = BoundedDecoder<U>;
+    type Encoder = Self;
+    type Decoder = Self;
 
-    fn encoder(&mut self) -> Self::Encoder {
-        WholeEncoder(ProstCodec::<T, U>::raw_encoder(buffer()))
+    fn encoder(&mut self) -> Self {
+        Self::default()
     }
 
-    fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder(ProstCodec::<T, U>::raw_decoder(buffer()))
+    fn decoder(&mut self) -> Self {
+        Self::default()
     }
 }
 
-/// An encoder that takes all memory of a message at once.
-#[derive(Debug)]
-pub(crate) struct WholeEncoder<T>(ProstEncoder<T>);
-
-impl<T: Message> Encoder for WholeEncoder<T> {
+impl<T: Message, U> Encoder for BoundedCodec<T, U> {
     type Item = T;
     type Error = Status;
 
+    /// Takes all memory of a message at once.
     fn encode(&mut self, message: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
         let bytes = message.encoded_len();
         try_allocate(bytes)?;
         buffer.reserve(bytes);
-        self.0.encode(message, buffer)
+        message.encode(buffer).map_err(|why| Status::internal(why.to_string()))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        self.0.buffer_settings()
+        buffer()
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct BoundedDecoder<U>(ProstDecoder<U>);
-
-impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+impl<T, U: Message + Default> Decoder for BoundedCodec<T, U> {
     type Item = U;
     type Error = Status;
 
@@ -112,35 +105,33 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
         let count = Count::of(bytes::Buf::chunk(buffer), QUICK_VALUES);
         let is_quick = count.values <= QUICK_VALUES && count.bytes <= QUICK_BYTES;
         if is_quick || count.fields > MAX_FIELDS {
-            return self.decode_counted(buffer, &count);
+            return decode_counted(buffer, &count);
         }
         let decode_large = || {
             let count = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
-            self.decode_counted(buffer, &count)
+            decode_counted(buffer, &count)
         };
         block_in_place(|| one_at_a_time(decode_large))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        self.0.buffer_settings()
+        buffer()
     }
 }
 
-impl<U: Message + Default> BoundedDecoder<U> {
-    fn decode_counted(&mut self, buffer: &mut DecodeBuf<'_>, count: &Count) -> Result<Option<U>, Status> {
-        if count.fields > MAX_FIELDS {
-            return too_many(MAX_FIELDS, "tensors and parameters");
-        }
-        if count.values > MAX_VALUES {
-            return too_many(MAX_VALUES, "values; give them as raw_input_contents");
-        }
-        CALL_PERMIT.get().grow(count.memory)?;
-        // `tonic-prost` reports malformed messages as faults of the server.
-        let malformed = |fault: Status| {
-            Status::invalid_argument(format!("the message is malformed: {}", fault.message()))
-        };
-        self.0.decode(buffer).map_err(malformed)
+fn decode_counted<U: Message + Default>(
+    buffer: &mut DecodeBuf<'_>,
+    count: &Count,
+) -> Result<Option<U>, Status> {
+    if count.fields > MAX_FIELDS {
+        return too_many(MAX_FIELDS, "tensors and parameters");
     }
+    if count.values > MAX_VALUES {
+        return too_many(MAX_VALUES, "values; give them as raw_input_contents");
+    }
+    CALL_PERMIT.get().grow(count.memory)?;
+    let malformed = |why| Status::invalid_argument(format!("the message is malformed: {why}"));
+    U::decode(buffer).map(Some).map_err(malformed)
 }
 
 fn too_many<T>(most: usize, what: &str) -> Result<T, Status> {

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use prost::Message;
 use shadowslice_shared::tensor::{self, Datatype};
 
-use super::check::{self, InferRequest, NamedTensor, RequestedOutput};
+use super::check::{self, InferRequest, NamedTensor};
+use super::outputs::{OutputForm, RequestedOutput};
+use super::parameters::TensorParameters;
 use super::shared_memory::SharedTensor;
 use crate::admission::{Clipped, invalid};
 use crate::proto::model_infer_request::InferInputTensor;
@@ -45,12 +47,14 @@ pub(crate) fn parse_message(request: ModelInferRequest) -> Result<InferRequest, 
     }
     let mut requested = Vec::new();
     for output in outputs {
-        unsupported("output", &output.name, &output.parameters)?;
-        let region = shared_tensor("output", &output.name, &output.parameters)?;
-        requested.push(RequestedOutput { name: output.name, region });
+        let form = match region("output", &output.name, &output.parameters)? {
+            Some(part) => OutputForm::Shared(part),
+            None => OutputForm::Binary,
+        };
+        requested.push(RequestedOutput { name: output.name, form });
     }
     let options = check::options(number("priority", &parameters)?, number("timeout", &parameters)?);
-    Ok(InferRequest { id, inputs: read, outputs: requested, options })
+    Ok(InferRequest { id, inputs: read, outputs: requested, is_binary: true, options })
 }
 
 fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u64, RequestFailure> {
@@ -67,8 +71,7 @@ fn number(name: &str, parameters: &HashMap<String, InferParameter>) -> Result<u6
 
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, RequestFailure> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = input;
-    unsupported("input", &name, &parameters)?;
-    let region = shared_tensor("input", &name, &parameters)?;
+    let region = region("input", &name, &parameters)?;
     let datatype = check::datatype(&name, &datatype)?;
     let data = match (raw, contents) {
         (_, None) if region.is_some() => Bytes::new(),
@@ -88,33 +91,29 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<NamedTensor, Re
     Ok(NamedTensor { name, datatype, shape, data: data.into(), region })
 }
 
-fn shared_tensor(
+/// Returns the part of shared memory that the parameters of a tensor name.
+fn region(
     kind: &str,
     name: &str,
     parameters: &HashMap<String, InferParameter>,
 ) -> Result<Option<SharedTensor>, RequestFailure> {
-    let Some(region) = parameters.get(REGION) else { return Ok(None) };
-    let invalid = |why: String| RequestFailure::Invalid(format!("{kind} '{}': {why}", Clipped(name)));
-    let Some(ParameterChoice::StringParam(region)) = &region.parameter_choice else {
-        return Err(invalid(format!("{REGION} must be a string")));
-    };
-    let size = parameters.contains_key(BYTE_SIZE).then(|| number(BYTE_SIZE, parameters)).transpose()?;
-    SharedTensor::from_parameters(Some(region.clone()), size, Some(number(OFFSET, parameters)?))
-        .map_err(invalid)
-}
-
-/// Refuses parameters for an extension that is not supported. Ignores all other parameters.
-fn unsupported(
-    kind: &str,
-    name: &str,
-    parameters: &HashMap<String, InferParameter>,
-) -> Result<(), RequestFailure> {
-    let name = Clipped(name);
-    let classes = parameters.get("classification").and_then(|choice| choice.parameter_choice.as_ref());
-    match classes {
-        None | Some(ParameterChoice::Int64Param(0)) => Ok(()),
-        Some(_) => invalid(format!("{kind} '{name}': classification is not supported")),
+    if parameters.is_empty() {
+        return Ok(None);
     }
+    let number = |name| parameters.contains_key(name).then(|| number(name, parameters)).transpose();
+    let region = match parameters.get(REGION).map(|region| &region.parameter_choice) {
+        None => None,
+        Some(Some(ParameterChoice::StringParam(region))) => Some(region.clone()),
+        Some(_) => return invalid(format!("{kind} '{}': {REGION} must be a string", Clipped(name))),
+    };
+    let parameters = TensorParameters {
+        classification: number("classification")?,
+        shared_memory_region: region,
+        shared_memory_byte_size: number(BYTE_SIZE)?,
+        shared_memory_offset: number(OFFSET)?,
+        ..TensorParameters::default()
+    };
+    parameters.region(kind, name)
 }
 
 /// Returns the bytes of typed contents, which must have the kind of the datatype.
@@ -123,16 +122,16 @@ fn typed(datatype: Datatype, contents: &InferTensorContents) -> Result<Bytes, St
         Datatype::Bool => {
             ("bool_contents", contents.bool_contents.iter().map(|&value| u8::from(value)).collect())
         }
-        Datatype::Int8 => ("int_contents", narrow(datatype, &contents.int_contents, i8::to_le_bytes)?),
-        Datatype::Int16 => ("int_contents", narrow(datatype, &contents.int_contents, i16::to_le_bytes)?),
-        Datatype::Int32 => ("int_contents", wide(&contents.int_contents, i32::to_le_bytes)),
-        Datatype::Int64 => ("int64_contents", wide(&contents.int64_contents, i64::to_le_bytes)),
-        Datatype::Uint8 => ("uint_contents", narrow(datatype, &contents.uint_contents, u8::to_le_bytes)?),
-        Datatype::Uint16 => ("uint_contents", narrow(datatype, &contents.uint_contents, u16::to_le_bytes)?),
-        Datatype::Uint32 => ("uint_contents", wide(&contents.uint_contents, u32::to_le_bytes)),
-        Datatype::Uint64 => ("uint64_contents", wide(&contents.uint64_contents, u64::to_le_bytes)),
-        Datatype::Fp32 => ("fp32_contents", wide(&contents.fp32_contents, f32::to_le_bytes)),
-        Datatype::Fp64 => ("fp64_contents", wide(&contents.fp64_contents, f64::to_le_bytes)),
+        Datatype::Int8 => ("int_contents", pack(datatype, &contents.int_contents, i8::to_le_bytes)?),
+        Datatype::Int16 => ("int_contents", pack(datatype, &contents.int_contents, i16::to_le_bytes)?),
+        Datatype::Int32 => ("int_contents", pack(datatype, &contents.int_contents, i32::to_le_bytes)?),
+        Datatype::Int64 => ("int64_contents", pack(datatype, &contents.int64_contents, i64::to_le_bytes)?),
+        Datatype::Uint8 => ("uint_contents", pack(datatype, &contents.uint_contents, u8::to_le_bytes)?),
+        Datatype::Uint16 => ("uint_contents", pack(datatype, &contents.uint_contents, u16::to_le_bytes)?),
+        Datatype::Uint32 => ("uint_contents", pack(datatype, &contents.uint_contents, u32::to_le_bytes)?),
+        Datatype::Uint64 => ("uint64_contents", pack(datatype, &contents.uint64_contents, u64::to_le_bytes)?),
+        Datatype::Fp32 => ("fp32_contents", pack(datatype, &contents.fp32_contents, f32::to_le_bytes)?),
+        Datatype::Fp64 => ("fp64_contents", pack(datatype, &contents.fp64_contents, f64::to_le_bytes)?),
         Datatype::Bytes => ("bytes_contents", strings(&contents.bytes_contents)),
         Datatype::Fp16 | Datatype::Bf16 => ("raw_input_contents", Vec::new()),
     };
@@ -152,11 +151,8 @@ fn typed(datatype: Datatype, contents: &InferTensorContents) -> Result<Bytes, St
     }
 }
 
-fn wide<T: Copy, const N: usize>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
-}
-
-fn narrow<T, U, const N: usize>(
+/// Packs values, which must be in the range of the datatype.
+fn pack<T, U, const N: usize>(
     datatype: Datatype,
     values: &[T],
     bytes: fn(U) -> [u8; N],
@@ -167,8 +163,8 @@ where
 {
     let mut data = Vec::with_capacity(values.len() * N);
     for &value in values {
-        let narrow = U::try_from(value).map_err(|_| format!("{value} is out of range for {datatype}"))?;
-        data.extend_from_slice(&bytes(narrow));
+        let value = U::try_from(value).map_err(|_| format!("{value} is out of range for {datatype}"))?;
+        data.extend_from_slice(&bytes(value));
     }
     Ok(data)
 }

@@ -7,18 +7,12 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestOptions};
 
-use super::answer::OutputFormat;
-use super::check::{self, InferRequest, NamedTensor, RequestedOutput, Shape};
+use super::check::{self, InferRequest, NamedTensor, Shape};
 use super::object::{self, Object};
-use super::shared_memory::SharedTensor;
+use super::outputs::{OutputForm, RequestedOutput};
+use super::parameters::TensorParameters;
 use super::values;
 use crate::admission::{Clipped, MemoryPermit, RequestError, invalid};
-
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct HttpRequest {
-    pub(crate) request: InferRequest,
-    pub(crate) format: OutputFormat,
-}
 
 /// The maximum number of inputs, and of outputs, of a request. A few bytes of text become some
 /// hundred bytes in memory.
@@ -83,7 +77,7 @@ struct InputHeader<'a> {
     name: String,
     datatype: String,
     shape: BoundedList<i64, MAX_AXES>,
-    parameters: Option<Object<InputParameters>>,
+    parameters: Option<Object<TensorParameters>>,
     #[serde(borrow)]
     data: Option<&'a RawValue>,
 }
@@ -92,7 +86,7 @@ struct InputHeader<'a> {
 #[serde(expecting = "an output: an object with `name`")]
 struct OutputHeader {
     name: String,
-    parameters: Option<Object<OutputParameters>>,
+    parameters: Option<Object<TensorParameters>>,
 }
 
 /// The parameters of a request. Parameters for unsupported extensions are refused, all other
@@ -119,25 +113,6 @@ impl RequestParameters<'_> {
     }
 }
 
-#[derive(serde::Deserialize, Default)]
-#[serde(expecting = "an object of parameters")]
-struct InputParameters {
-    binary_data_size: Option<u64>,
-    shared_memory_region: Option<String>,
-    shared_memory_byte_size: Option<u64>,
-    shared_memory_offset: Option<u64>,
-}
-
-#[derive(serde::Deserialize, Default)]
-#[serde(expecting = "an object of parameters")]
-struct OutputParameters {
-    binary_data: Option<bool>,
-    classification: Option<u64>,
-    shared_memory_region: Option<String>,
-    shared_memory_byte_size: Option<u64>,
-    shared_memory_offset: Option<u64>,
-}
-
 /// Parses a body. `header_length` is the header `Inference-Header-Content-Length`. Without this
 /// header the whole body is JSON. If the header is 0, the whole body is the model's only input.
 pub(crate) fn parse_body(
@@ -145,7 +120,7 @@ pub(crate) fn parse_body(
     header_length: Option<usize>,
     model: &Metadata,
     permit: &MemoryPermit,
-) -> Result<HttpRequest, RequestError> {
+) -> Result<InferRequest, RequestError> {
     let header_length = match header_length {
         None => body.len(),
         Some(0) => return raw(body, model, permit),
@@ -160,8 +135,7 @@ pub(crate) fn parse_body(
     let header = permit.join(body.split_to(header_length))?;
     permit.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
     let mut binary = body;
-    let header: Header<'_> = object::parse_object(&header, HEADER)
-        .map_err(|why| RequestFailure::Invalid(format!("failed to parse the request JSON: {why}")))?;
+    let header: Header<'_> = object::parse_object(&header, HEADER)?;
     let mut inputs = Vec::new();
     for Object(input) in header.inputs.0 {
         inputs.push(tensor(input, &mut binary, permit)?);
@@ -173,12 +147,11 @@ pub(crate) fn parse_body(
         ));
     }
     let Object(parameters) = header.parameters.unwrap_or_default();
-    let default = parameters.binary_data_output.unwrap_or_default();
+    let is_binary = parameters.binary_data_output.unwrap_or_default();
     let options = parameters.options()?;
-    let (outputs, format) =
-        outputs(header.outputs.map_or_else(Vec::new, |BoundedList(outputs)| outputs), default)?;
-    let request = InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, options };
-    Ok(HttpRequest { request, format })
+    let outputs = header.outputs.into_iter().flat_map(|BoundedList(outputs)| outputs);
+    let outputs = outputs.map(|Object(output)| requested(output, is_binary)).collect::<Result<_, _>>()?;
+    Ok(InferRequest { id: header.id.unwrap_or_default(), inputs, outputs, is_binary, options })
 }
 
 fn tensor(
@@ -189,11 +162,7 @@ fn tensor(
     let BoundedList(shape) = input.shape;
     let Object(parameters) = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
-    let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
-        parameters;
-    let region =
-        SharedTensor::from_parameters(shared_memory_region, shared_memory_byte_size, shared_memory_offset)
-            .map_err(|why| RequestFailure::Invalid(format!("input '{name}': {why}")))?;
+    let region = parameters.region("input", &input.name)?;
     let datatype = check::datatype(&input.name, &input.datatype)?;
     let data = match (parameters.binary_data_size, input.data) {
         (None, None) if region.is_some() => Pieces::default(),
@@ -224,38 +193,22 @@ fn tensor(
     Ok(NamedTensor { name: input.name, datatype, shape, data, region })
 }
 
-fn outputs(
-    headers: Vec<Object<OutputHeader>>,
-    default: bool,
-) -> Result<(Vec<RequestedOutput>, OutputFormat), RequestFailure> {
-    if headers.is_empty() {
-        return Ok((Vec::new(), OutputFormat::All(default)));
-    }
-    let mut requested = Vec::new();
-    let mut each = Vec::new();
-    for Object(OutputHeader { name, parameters }) in headers {
-        let Object(parameters) = parameters.unwrap_or_default();
-        if parameters.classification.is_some_and(|classes| classes > 0) {
-            return invalid(format!("output '{}': classification is not supported", Clipped(&name)));
-        }
-        let OutputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
-            parameters;
-        let region = SharedTensor::from_parameters(
-            shared_memory_region,
-            shared_memory_byte_size,
-            shared_memory_offset,
-        )
-        .map_err(|why| RequestFailure::Invalid(format!("output '{}': {why}", Clipped(&name))))?;
-        requested.push(RequestedOutput { name, region });
-        each.push(parameters.binary_data.unwrap_or(default));
-    }
-    Ok((requested, OutputFormat::Each(each)))
+/// Returns an output that a request names. `is_binary` is the request's default.
+fn requested(output: OutputHeader, is_binary: bool) -> Result<RequestedOutput, RequestFailure> {
+    let OutputHeader { name, parameters } = output;
+    let Object(parameters) = parameters.unwrap_or_default();
+    let form = match parameters.region("output", &name)? {
+        Some(part) => OutputForm::Shared(part),
+        None if parameters.binary_data.unwrap_or(is_binary) => OutputForm::Binary,
+        None => OutputForm::Json,
+    };
+    Ok(RequestedOutput { name, form })
 }
 
 /// Returns a request whose body is the model's only input. The input is one row or, for BYTES, one
 /// element. If the shape has an open axis, the size of the body determines it. The outputs are
 /// binary.
-fn raw(body: Pieces, model: &Metadata, permit: &MemoryPermit) -> Result<HttpRequest, RequestError> {
+fn raw(body: Pieces, model: &Metadata, permit: &MemoryPermit) -> Result<InferRequest, RequestError> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(
             "a raw binary request requires a model with one input, but model '{}' has {}",
@@ -290,13 +243,13 @@ fn raw(body: Pieces, model: &Metadata, permit: &MemoryPermit) -> Result<HttpRequ
         ));
     }
     let input = NamedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data, region: None };
-    let request = InferRequest {
+    Ok(InferRequest {
         id: String::new(),
         inputs: vec![input],
         outputs: Vec::new(),
+        is_binary: true,
         options: RequestOptions::default(),
-    };
-    Ok(HttpRequest { request, format: OutputFormat::All(true) })
+    })
 }
 
 fn byte_string(body: Pieces, permit: &MemoryPermit) -> Result<Pieces, RequestError> {

@@ -1,6 +1,7 @@
 use bytes::{Buf, Bytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
+use super::super::shared_memory::SharedTensor;
 use super::*;
 use crate::admission::unlimited;
 
@@ -18,7 +19,7 @@ fn model() -> Metadata {
     }
 }
 
-fn parsed(json: &str, binary: &[u8]) -> Result<HttpRequest, String> {
+fn parsed(json: &str, binary: &[u8]) -> Result<InferRequest, String> {
     let body = [json.as_bytes(), binary].concat();
     parse_body(body.into(), Some(json.len()), &model(), &unlimited()).map_err(|why| match why {
         RequestError::Failed(RequestFailure::Invalid(why)) => why,
@@ -33,12 +34,13 @@ fn json_and_binary_inputs_share_one_request() {
         {"name":"b","datatype":"INT16","shape":[1,1],"data":[[-1]]},
         {"name":"c","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}}],
         "outputs":[{"name":"z"},{"name":"y","parameters":{"binary_data":false}}], "unknown":[{}]}"#;
-    let HttpRequest { request, format } = parsed(json, &[1, 2, 0, 60]).unwrap();
+    let request = parsed(json, &[1, 2, 0, 60]).unwrap();
     let outputs: Vec<&str> = request.outputs.iter().map(|output| &output.name[..]).collect();
     assert_eq!((&request.id[..], &outputs[..]), ("7", &["z", "y"][..]));
     let data: Vec<Bytes> = request.inputs.iter().map(|input| input.data.clone().into_bytes()).collect();
     assert_eq!(data, [&[1, 2][..], &[0xff, 0xff], &[0, 60]]);
-    assert_eq!((format.is_binary(0), format.is_binary(1)), (true, false));
+    assert_eq!(request.outputs[0].form, OutputForm::Binary);
+    assert_eq!(request.outputs[1].form, OutputForm::Json);
 }
 
 #[test]
@@ -46,7 +48,7 @@ fn binary_inputs_are_slices_of_the_body() {
     let json =
         r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}}]}"#;
     let body = Bytes::from([json.as_bytes(), &[1, 2]].concat());
-    let request = parse_body(body.clone().into(), Some(json.len()), &model(), &unlimited()).unwrap().request;
+    let request = parse_body(body.clone().into(), Some(json.len()), &model(), &unlimited()).unwrap();
     assert_eq!(request.inputs[0].data.chunk().as_ptr(), body[json.len()..].as_ptr());
 }
 
@@ -135,7 +137,7 @@ fn there_are_few_tensors_of_few_axes_and_only_numbers_are_read_as_numbers() {
         let (inputs, outputs) = (vec![input; inputs].join(","), vec![r#"{"name":"y"}"#; outputs].join(","));
         parsed(&format!(r#"{{"inputs":[{inputs}],"outputs":[{outputs}]}}"#), &[])
     };
-    assert_eq!(request(MAX_TENSORS, MAX_TENSORS).unwrap().request.inputs.len(), MAX_TENSORS);
+    assert_eq!(request(MAX_TENSORS, MAX_TENSORS).unwrap().inputs.len(), MAX_TENSORS);
     for (inputs, outputs) in [(MAX_TENSORS + 1, 0), (0, MAX_TENSORS + 1)] {
         let why = request(inputs, outputs).map(drop).unwrap_err();
         assert!(why.contains("a list of more than 8192 entries"), "{why}");
@@ -145,7 +147,7 @@ fn there_are_few_tensors_of_few_axes_and_only_numbers_are_read_as_numbers() {
         let input = format!(r#"{{"name":"x","datatype":"UINT8","shape":[{ones}],"data":[1]}}"#);
         parsed(&format!(r#"{{"inputs":[{input}]}}"#), &[])
     };
-    assert_eq!(axes(MAX_AXES).unwrap().request.inputs[0].shape.len(), MAX_AXES);
+    assert_eq!(axes(MAX_AXES).unwrap().inputs[0].shape.len(), MAX_AXES);
     let why = axes(MAX_AXES + 1).map(drop).unwrap_err();
     assert!(why.contains("a list of more than 64 entries"), "{why}");
     let (deep, end) = ("[".repeat(1000), "]".repeat(1000));
@@ -191,20 +193,20 @@ fn a_raw_body_is_the_only_input() {
     let raw = |model: &Metadata, body: &'static [u8]| {
         parse_body(Pieces::from(body.to_vec()), Some(0), model, &unlimited())
     };
-    let HttpRequest { request, format } = raw(&model(), &[5, 6]).unwrap();
+    let request = raw(&model(), &[5, 6]).unwrap();
     assert_eq!(
         (&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]),
         (&[1, 2][..], &[5, 6][..])
     );
-    assert!(format.is_binary(0));
+    assert!(request.is_binary);
 
     let mut open = model();
     open.inputs[0] = TensorSpec { name: "x".into(), datatype: Datatype::Int32, shape: vec![-1, 2, -1] };
-    assert_eq!(raw(&open, &[0; 24]).unwrap().request.inputs[0].shape, [1, 2, 3]);
+    assert_eq!(raw(&open, &[0; 24]).unwrap().inputs[0].shape, [1, 2, 3]);
     open.inputs[0].shape = vec![-1, -1, -1];
     assert!(raw(&open, &[0; 24]).is_err());
     open.inputs[0] = TensorSpec { name: "x".into(), datatype: Datatype::Bytes, shape: vec![-1, -1] };
-    let request = raw(&open, b"abc").unwrap().request;
+    let request = raw(&open, b"abc").unwrap();
     assert_eq!(
         (&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]),
         (&[1, 1][..], &b"\x03\0\0\0abc"[..])
@@ -224,14 +226,14 @@ fn classification_is_refused_and_shared_memory_read_not_ignored() {
     assert!(read(r#"{"shared_memory_region":"r"}"#).unwrap_err().contains("shared_memory_byte_size"));
     let wanted = read(r#"{"shared_memory_region":"r","shared_memory_byte_size":8,"shared_memory_offset":4}"#);
     let region = SharedTensor { region: "r".into(), offset: 4, byte_size: 8 };
-    assert_eq!(wanted.unwrap().request.outputs[0].region, Some(region));
+    assert_eq!(wanted.unwrap().outputs[0].form, OutputForm::Shared(region));
 }
 
 #[test]
 fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
     let read = |parameters: &str| {
         let body = format!(r#"{{"parameters":{parameters},"inputs":[]}}"#);
-        parse_body(body.into(), None, &model(), &unlimited()).map(|read| read.request.options)
+        parse_body(body.into(), None, &model(), &unlimited()).map(|read| read.options)
     };
     let ms = std::time::Duration::from_millis;
     assert_eq!(read("{}"), Ok(RequestOptions::default()));

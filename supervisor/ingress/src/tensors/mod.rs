@@ -10,15 +10,16 @@ mod codec;
 mod contents;
 mod json;
 mod object;
+mod outputs;
+mod parameters;
 mod shared_memory;
 mod values;
 
-pub(crate) use answer::{
-    JsonAnswer, MODEL_VERSION, OutputFormat, OutputTensor, check_format, text_bytes, write_answer,
-};
-pub(crate) use check::{InferRequest, NamedTensor, check_inputs, public_shape, requested_outputs};
+pub(crate) use answer::{JsonAnswer, MODEL_VERSION, text_bytes, write_answer};
+pub(crate) use check::{InferRequest, NamedTensor, check_inputs, public_shape};
 pub(crate) use codec::BoundedCodec;
 pub(crate) use contents::{is_quick, parse_message};
-pub(crate) use json::{HttpRequest, parse_body};
+pub(crate) use json::parse_body;
 pub(crate) use object::parse_object;
-pub(crate) use shared_memory::{RegionSlice, Regions};
+pub(crate) use outputs::{OutputForm, OutputSelection, OutputTensor};
+pub(crate) use shared_memory::Regions;

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::forward_to_deserialize_any;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// A struct that is only read from an object. `#[serde(expecting)]` describes the struct in errors.
 #[derive(Debug, Default)]
@@ -48,20 +49,24 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for MapOnly<V> {
 }
 
 /// Parses a text, which must be an object of the form `expected`.
-pub(crate) fn parse_object<'a, T: Deserialize<'a>>(text: &'a [u8], expected: &str) -> Result<T, String> {
+pub(crate) fn parse_object<'a, T: Deserialize<'a>>(
+    text: &'a [u8],
+    expected: &str,
+) -> Result<T, RequestFailure> {
     let Object(value) = serde_json::from_slice(text).map_err(|why| {
         let found = text.iter().find(|byte| !byte.is_ascii_whitespace());
-        if why.is_data() && found.is_some_and(|first| *first != b'{') {
-            return format!("the body must be {expected}");
-        }
-        match not_a_number(text, &why) {
-            Some(word) => format!(
+        let why = if why.is_data() && found.is_some_and(|first| *first != b'{') {
+            format!("the body must be {expected}")
+        } else if let Some(word) = not_a_number(text, &why) {
+            format!(
                 "{word} in line {} column {}: JSON does not support NaN and Infinity; send the tensor as binary data",
                 why.line(),
                 why.column()
-            ),
-            None => why.to_string(),
-        }
+            )
+        } else {
+            why.to_string()
+        };
+        RequestFailure::Invalid(format!("failed to parse the request JSON: {why}"))
     })?;
     Ok(value)
 }
@@ -109,7 +114,9 @@ mod tests {
     impl Eq for Object<Inner> {}
 
     fn read(text: &str) -> Result<Outer, String> {
-        parse_object(text.as_bytes(), "an object with `a`")
+        parse_object(text.as_bytes(), "an object with `a`").map_err(|why: RequestFailure| {
+            why.to_string().strip_prefix("failed to parse the request JSON: ").unwrap().to_owned()
+        })
     }
 
     #[test]

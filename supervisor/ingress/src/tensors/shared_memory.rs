@@ -85,25 +85,6 @@ pub(crate) struct SharedTensor {
     pub(crate) byte_size: u64,
 }
 
-impl SharedTensor {
-    /// Returns the part that the parameters name, or `None` if they name no region.
-    pub(super) fn from_parameters(
-        region: Option<String>,
-        byte_size: Option<u64>,
-        offset: Option<u64>,
-    ) -> Result<Option<Self>, String> {
-        match (region, byte_size) {
-            (None, _) => Ok(None),
-            (Some(region), Some(byte_size)) => {
-                Ok(Some(Self { region, byte_size, offset: offset.unwrap_or(0) }))
-            }
-            (Some(_), None) => {
-                Err("shared_memory_region is given without shared_memory_byte_size".to_owned())
-            }
-        }
-    }
-}
-
 /// A part of a region that has been checked to be inside the region.
 #[derive(Debug, Clone)]
 pub(crate) struct RegionSlice {
@@ -200,31 +181,24 @@ impl Regions {
     /// Removes a region, if it exists, or all regions that the client may use if the name is empty.
     /// Requests in flight keep their regions until they end.
     pub(crate) fn unregister(&self, by: &Peer, name: &str) -> Result<(), RequestError> {
-        if name.is_empty() {
-            return self.unregister_all(by);
-        }
-        self.check_allowed(by, UNREGISTER, name)?;
-        let gone = {
-            let mut by_name = self.by_name.lock();
-            if by_name.get(name).is_some_and(|region| !region.access.permits(by)) {
-                return Err(forbidden(name));
-            }
-            by_name.remove(name)
+        let shown = if name.is_empty() { ALL } else { name };
+        self.check_allowed(by, UNREGISTER, shown)?;
+        let mut by_name = self.by_name.lock();
+        let is_foreign = by_name.get(name).is_some_and(|region| !region.access.permits(by));
+        let is_named = |key: &str, region: &Region| match name {
+            "" => region.access.permits(by),
+            name => key == name,
         };
-        // The region is dropped without the lock, because closing its last descriptor may take
-        // long.
-        drop(gone);
-        audit(by, UNREGISTER, name, AuditOutcome::Done);
-        Ok(())
-    }
-
-    /// Removes all regions that the client may use.
-    fn unregister_all(&self, by: &Peer) -> Result<(), RequestError> {
-        self.check_allowed(by, UNREGISTER, ALL)?;
         let gone: Vec<_> =
-            self.by_name.lock().extract_if(.., |_, region| region.access.permits(by)).collect();
+            by_name.extract_if(.., |key, region| !is_foreign && is_named(key, region)).collect();
+        // The regions are dropped without the lock, because closing their last descriptors may take
+        // long.
+        drop(by_name);
         drop(gone);
-        audit(by, UNREGISTER, ALL, AuditOutcome::Done);
+        if is_foreign {
+            return Err(forbidden(name));
+        }
+        audit(by, UNREGISTER, shown, AuditOutcome::Done);
         Ok(())
     }
 

@@ -131,7 +131,7 @@ fn regions_are_bounded_in_number() {
     };
     (0..MAX_REGIONS).for_each(|count| register(count).unwrap());
     assert!(matches!(register(MAX_REGIONS), Err(RequestError::Failed(RequestFailure::Unavailable(_)))));
-    regions.unregister_all(&CLIENT).unwrap();
+    regions.unregister(&CLIENT, "").unwrap();
     register(0).unwrap();
 }
 
@@ -141,7 +141,7 @@ fn nothing_is_revealed_or_done_without_permission() {
     let refused = [
         regions.register(&CLIENT, region("x", 0, 1)).map(drop),
         regions.unregister(&CLIENT, "x"),
-        regions.unregister_all(&CLIENT),
+        regions.unregister(&CLIENT, ""),
         regions.status(&CLIENT, "").map(drop),
         regions.find(&CLIENT, &part(0, 1)).map(drop),
     ];
@@ -175,6 +175,6 @@ fn a_client_can_only_use_files_that_permit_it() {
     assert!(refused(regions.find(&stranger, &part(0, 4)).map(|_| ())));
     assert!(refused(regions.unregister(&stranger, "r")));
     assert_eq!(regions.status(&stranger, "").unwrap(), []);
-    regions.unregister_all(&stranger).unwrap();
+    regions.unregister(&stranger, "").unwrap();
     assert_eq!(regions.status(&CLIENT, "").unwrap().len(), 1);
 }

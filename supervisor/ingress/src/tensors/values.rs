@@ -1,8 +1,9 @@
 //! The values of tensors in JSON.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use bytes::Bytes;
+use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{self, Datatype};
@@ -171,81 +172,65 @@ pub(super) fn text_bytes(datatype: Datatype, bytes: usize) -> usize {
 
 /// Appends the values to `json` as a flat array. Numbers that JSON does not support are written as
 /// `NaN`, `Infinity` and `-Infinity`, as by Triton. Python's parsers read them.
-pub(super) fn decode(datatype: Datatype, data: &[u8], json: &mut String) -> Result<(), String> {
+pub(super) fn decode(datatype: Datatype, data: &[u8], json: &mut Vec<u8>) -> Result<(), String> {
     no_json_form(datatype)?;
-    json.push('[');
+    json.push(b'[');
     match datatype {
-        Datatype::Bool => each(data, json, |[byte]| byte != 0),
-        Datatype::Uint8 => each(data, json, u8::from_le_bytes),
-        Datatype::Uint16 => each(data, json, u16::from_le_bytes),
-        Datatype::Uint32 => each(data, json, u32::from_le_bytes),
-        Datatype::Uint64 => each(data, json, u64::from_le_bytes),
-        Datatype::Int8 => each(data, json, i8::from_le_bytes),
-        Datatype::Int16 => each(data, json, i16::from_le_bytes),
-        Datatype::Int32 => each(data, json, i32::from_le_bytes),
-        Datatype::Int64 => each(data, json, i64::from_le_bytes),
-        Datatype::Fp32 => floats(data, json, f32::from_le_bytes),
-        Datatype::Fp64 => floats(data, json, f64::from_le_bytes),
+        Datatype::Bool => each(data, json, |[byte], json| write(json, &(byte != 0))),
+        Datatype::Uint8 => each(data, json, |bytes, json| write(json, &u8::from_le_bytes(bytes))),
+        Datatype::Uint16 => each(data, json, |bytes, json| write(json, &u16::from_le_bytes(bytes))),
+        Datatype::Uint32 => each(data, json, |bytes, json| write(json, &u32::from_le_bytes(bytes))),
+        Datatype::Uint64 => each(data, json, |bytes, json| write(json, &u64::from_le_bytes(bytes))),
+        Datatype::Int8 => each(data, json, |bytes, json| write(json, &i8::from_le_bytes(bytes))),
+        Datatype::Int16 => each(data, json, |bytes, json| write(json, &i16::from_le_bytes(bytes))),
+        Datatype::Int32 => each(data, json, |bytes, json| write(json, &i32::from_le_bytes(bytes))),
+        Datatype::Int64 => each(data, json, |bytes, json| write(json, &i64::from_le_bytes(bytes))),
+        Datatype::Fp32 => each(data, json, |bytes, json| write_float(json, f32::from_le_bytes(bytes))),
+        Datatype::Fp64 => each(data, json, |bytes, json| write_float(json, f64::from_le_bytes(bytes))),
         Datatype::Bytes => strings(data, json)?,
         Datatype::Fp16 | Datatype::Bf16 => {}
     }
-    json.push(']');
+    json.push(b']');
     Ok(())
 }
 
-fn each<const N: usize, T: fmt::Debug>(data: &[u8], json: &mut String, value: impl Fn([u8; N]) -> T) {
+fn each<const N: usize>(data: &[u8], json: &mut Vec<u8>, write: impl Fn([u8; N], &mut Vec<u8>)) {
     let (chunks, _) = data.as_chunks::<N>();
     for (place, chunk) in chunks.iter().enumerate() {
-        let comma = if place > 0 { "," } else { "" };
-        write!(json, "{comma}{:?}", value(*chunk)).expect("writing to a string cannot fail");
+        if place > 0 {
+            json.push(b',');
+        }
+        write(*chunk, json);
     }
 }
 
 /// Writes the shortest digits that are parsed as the same number. Infinities have the names of
 /// JavaScript.
-fn floats<const N: usize, T: zmij::Float + Copy + Into<f64>>(
-    data: &[u8],
-    json: &mut String,
-    value: impl Fn([u8; N]) -> T,
-) {
-    let mut digits = zmij::Buffer::new();
-    let (chunks, _) = data.as_chunks::<N>();
-    for (place, chunk) in chunks.iter().enumerate() {
-        if place > 0 {
-            json.push(',');
-        }
-        let value = value(*chunk);
-        json.push_str(match value.into() {
-            f64::INFINITY => "Infinity",
-            f64::NEG_INFINITY => "-Infinity",
-            wide if wide.is_nan() => "NaN",
-            _ => digits.format_finite(value),
-        });
+fn write_float(json: &mut Vec<u8>, value: impl Serialize + Copy + Into<f64>) {
+    match value.into() {
+        f64::INFINITY => json.extend_from_slice(b"Infinity"),
+        f64::NEG_INFINITY => json.extend_from_slice(b"-Infinity"),
+        wide if wide.is_nan() => json.extend_from_slice(b"NaN"),
+        _ => write(json, &value),
     }
 }
 
-fn strings(data: &[u8], json: &mut String) -> Result<(), String> {
+fn strings(data: &[u8], json: &mut Vec<u8>) -> Result<(), String> {
     let strings = tensor::byte_strings(data).ok_or("the lengths of the BYTES elements are wrong")?;
     for (place, string) in strings.into_iter().enumerate() {
         let string = std::str::from_utf8(string)
             .map_err(|_| "the bytes are not UTF-8; request binary_data".to_owned())?;
         if place > 0 {
-            json.push(',');
+            json.push(b',');
         }
-        quote(string, json);
+        write(json, string);
     }
     Ok(())
 }
 
-pub(super) fn quote(text: &str, json: &mut String) {
-    let plain = |byte: u8| (byte == b' ' || byte.is_ascii_graphic()) && byte != b'"' && byte != b'\\';
-    if text.bytes().all(plain) {
-        json.push('"');
-        json.push_str(text);
-        json.push('"');
-    } else {
-        json.push_str(&serde_json::Value::from(text).to_string());
-    }
+/// Appends a value to `json`.
+pub(super) fn write(json: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(json, value).expect("writing a scalar to memory cannot fail");
 }
 
 #[cfg(test)]

@@ -11,9 +11,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::authority::AuthorityRepair;
 use super::listen::BoundListener;
-use super::on_wake::OnWake;
+use super::on_wake::on_wake;
 use super::stream_filter::FilteredStream;
 use super::tls::Encryption;
 use super::write_rate::MinWriteRate;
@@ -27,9 +26,6 @@ const RETRY_BACKOFF: Duration = Duration::from_millis(100);
 
 /// A service that answers the requests on connections.
 pub(crate) trait Service: Clone + Send + Sync + 'static {
-    /// Returns whether the service speaks gRPC.
-    fn is_grpc(&self) -> bool;
-
     /// Serves a connection to its end.
     fn serve(self, connection: Connection, stop: Stop) -> impl Future<Output = ()> + Send;
 }
@@ -76,7 +72,7 @@ async fn listen<S: Service>(
     let accepting = async {
         let mut is_failing = false;
         loop {
-            let accepted = match accept(&bound, service.is_grpc()).await {
+            let accepted = match accept(&bound).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     if !is_failing {
@@ -130,16 +126,11 @@ impl Accepted {
     }
 }
 
-async fn accept(bound: &BoundListener, is_grpc: bool) -> io::Result<Accepted> {
+async fn accept(bound: &BoundListener) -> io::Result<Accepted> {
     match bound {
         BoundListener::Unix { listener, file, guard } => {
             let (stream, caller) = accept_permitted(listener, guard, &file.path().to_string_lossy()).await?;
-            let stream = FilteredStream::new(stream, MinWriteRate::new());
-            let stream: Stream = match is_grpc {
-                true => Box::pin(FilteredStream::new(stream, AuthorityRepair::new())),
-                false => Box::pin(stream),
-            };
-            Ok(Accepted::Plain(stream, caller))
+            Ok(Accepted::Plain(Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller))
         }
         BoundListener::Tcp { listener, origin, encryption, tokens, .. } => {
             let (stream, address) = listener.accept().await?;
@@ -157,7 +148,7 @@ async fn accept(bound: &BoundListener, is_grpc: bool) -> io::Result<Accepted> {
 
 async fn serve<S: Service>(service: S, accepted: Accepted, slot: ConnectionSlot, stop: Stop) {
     let client = &slot.client;
-    let mut must_close = std::pin::pin!(must_close(client, stop.clone()));
+    let must_close = on_wake(must_close(client, stop.clone()));
     let serving = async {
         match accepted.open().await {
             Ok((stream, caller)) => {
@@ -168,7 +159,7 @@ async fn serve<S: Service>(service: S, accepted: Accepted, slot: ConnectionSlot,
     };
     tokio::select! {
         () = serving => {}
-        () = OnWake::new(must_close.as_mut()) => {}
+        () = must_close => {}
     }
 }
 

@@ -11,97 +11,17 @@
 //! and everything malformed pass unchanged. As soon as `h2` accepts such an authority, this file
 //! and its only use can be removed.
 
-use std::io;
 use std::ops::Range;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, ReadBuf};
-
-use super::call_head::MAX_FRAME_BYTES;
-use super::stream_filter::StreamFilter;
-
-const PREFACE_BYTES: usize = 24;
-const HEAD_BYTES: usize = 9;
 const AUTHORITY: &[u8; 10] = b":authority";
 
-const HEADERS: u8 = 1;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
-/// A filter that repairs authorities.
-pub(super) struct AuthorityRepair {
-    /// The number of bytes before the head of the next frame.
-    skip: usize,
-    /// The beginning of an incomplete frame, which `h2` cannot use yet.
-    held: Vec<u8>,
-    /// The number of these bytes that can be passed on.
-    free: usize,
-}
-
-impl AuthorityRepair {
-    pub(super) fn new() -> Self {
-        Self { skip: PREFACE_BYTES, held: Vec::new(), free: 0 }
-    }
-}
-
-impl StreamFilter for AuthorityRepair {
-    fn poll_read<S: AsyncRead + Unpin>(
-        &mut self,
-        stream: &mut S,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let Self { skip, held, free } = self;
-        loop {
-            if *free > 0 {
-                let given = buf.remaining().min(*free);
-                buf.put_slice(&held[..given]);
-                held.drain(..given);
-                *free -= given;
-                return Poll::Ready(Ok(()));
-            }
-            if held.is_empty() {
-                let before = buf.filled().len();
-                ready!(Pin::new(&mut *stream).poll_read(cx, buf))?;
-                let received = &mut buf.filled_mut()[before..];
-                let (repaired, at_end) = (repair(received, skip), received.is_empty());
-                held.extend_from_slice(&received[repaired..]);
-                buf.set_filled(before + repaired);
-                if repaired > 0 || at_end {
-                    return Poll::Ready(Ok(()));
-                }
-            } else {
-                let mut room = [0; 1024];
-                let mut received = ReadBuf::new(&mut room);
-                ready!(Pin::new(&mut *stream).poll_read(cx, &mut received))?;
-                held.extend_from_slice(received.filled());
-                *free = if received.filled().is_empty() { held.len() } else { repair(held, skip) };
-            }
-        }
-    }
-}
-
-/// Repairs the complete frames in `bytes`, which begin `skip` bytes before the head of a frame.
-/// Returns the number of bytes that can be passed on.
-fn repair(bytes: &mut [u8], skip: &mut usize) -> usize {
-    let mut done = 0;
-    loop {
-        let skipped = (bytes.len() - done).min(*skip);
-        done += skipped;
-        *skip -= skipped;
-        let Some((head, rest)) = bytes[done..].split_first_chunk_mut::<HEAD_BYTES>() else { return done };
-        let [high, middle, low, kind, flags, ..] = *head;
-        let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-        // Longer frames are not held, because `h2` refuses them.
-        if kind == HEADERS && length <= MAX_FRAME_BYTES as usize {
-            let Some(payload) = rest.get_mut(..length) else { return done };
-            // Malformed frames are left to `h2`, too.
-            let _ = header_block(payload, flags).and_then(repair_block);
-        }
-        *skip = HEAD_BYTES + length;
-    }
+/// Repairs the authority in the payload of a HEADERS frame. Leaves malformed frames to `h2`.
+pub(super) fn repair_authority(payload: &mut [u8], flags: u8) {
+    let _ = header_block(payload, flags).and_then(repair_block);
 }
 
 fn header_block(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
@@ -179,7 +99,3 @@ fn string(block: &[u8], at: &mut usize) -> Option<(Range<usize>, bool)> {
     *at = place.end;
     block.get(place.clone()).map(|_| (place, plain))
 }
-
-#[cfg(test)]
-#[path = "authority_tests.rs"]
-mod tests;

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use shadowslice_datapath::access::AccessEntry;
-use shadowslice_datapath::pipeline::Pieces;
+use shadowslice_datapath::pipeline::{Pieces, RequestFailure};
 use tokio::time::{Instant, timeout_at};
 
 use crate::admission::{MemoryPermit, ProgressDeadline, RequestError};
@@ -23,39 +23,40 @@ const SMALL: usize = 4096;
 /// The time that an answer waits for the rest of a request that it does not need.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The reason why a body was not read to its end.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum BodyError {
-    TooLarge,
-    /// The peer was silent, or sent too slowly.
-    Stalled,
-    Broken(String),
-    NoMemory(RequestError),
-}
-
 /// Reads a body. If it announces more than `limit` bytes, or more than the available memory, reads
-/// nothing.
-pub(crate) async fn read<B>(mut body: B, limit: usize, permit: &MemoryPermit) -> Result<Pieces, BodyError>
+/// nothing. `bound` explains the limit.
+pub(crate) async fn read<B>(
+    mut body: B,
+    limit: usize,
+    bound: &str,
+    permit: &MemoryPermit,
+) -> Result<Pieces, RequestError>
 where
     B: Body<Data = Bytes, Error: ToString> + Unpin,
 {
+    let too_large = || RequestError::TooLarge(format!("the request is larger than {limit} bytes ({bound})"));
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
-        return Err(BodyError::TooLarge);
+        return Err(too_large());
     }
-    permit.grow(announced).map_err(BodyError::NoMemory)?;
+    permit.grow(announced)?;
     let (mut whole, mut small, mut deadline) = (Pieces::default(), BytesMut::new(), ProgressDeadline::new());
     let mut received = 0;
-    while let Some(frame) = timeout_at(deadline.at(), body.frame()).await.map_err(|_| BodyError::Stalled)? {
-        let Ok(data) = frame.map_err(|why| BodyError::Broken(why.to_string()))?.into_data() else { continue };
+    while let Some(frame) =
+        timeout_at(deadline.at(), body.frame()).await.map_err(|_| RequestError::Stalled)?
+    {
+        let broken = |why: B::Error| {
+            RequestFailure::Invalid(format!("failed to read the request: {}", why.to_string()))
+        };
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
         deadline.record_progress(data.len(), permit.min_rate());
         if data.len() > limit - received {
-            return Err(BodyError::TooLarge);
+            return Err(too_large());
         }
         let unannounced = (received + data.len()).saturating_sub(announced.max(received));
         received += data.len();
         if unannounced > 0 {
-            permit.grow(unannounced).map_err(BodyError::NoMemory)?;
+            permit.grow(unannounced)?;
         }
         let is_only_piece = whole.is_empty() && small.is_empty() && body.is_end_stream();
         if data.len() < SMALL && !is_only_piece {
@@ -138,37 +139,47 @@ mod tests {
     use tokio::time::sleep;
     use tokio_stream::StreamExt;
 
-    use super::super::single_message::{PREFIX_BYTES, SingleMessage};
+    use super::super::message_body::{MessageBody, PREFIX_BYTES};
     use super::*;
-    use crate::admission::{MIN_CONNECTION_RATE, unlimited};
+    use crate::admission::{CALL_PERMIT, MIN_CONNECTION_RATE, unlimited};
 
     fn pieces(pieces: &[&'static str]) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
         let frames: VecDeque<_> = pieces.iter().map(|piece| Ok(Frame::data(Bytes::from(*piece)))).collect();
         StreamBody::new(tokio_stream::iter(frames))
     }
 
+    async fn read<B>(body: B, limit: usize) -> Result<Pieces, RequestError>
+    where
+        B: Body<Data = Bytes, Error = Infallible> + Unpin,
+    {
+        super::read(body, limit, "a test", &unlimited()).await
+    }
+
     #[tokio::test]
     async fn a_body_in_pieces_comes_whole() {
-        assert_eq!(read(pieces(&["ab", "", "cde"]), 5, &unlimited()).await, Ok(Bytes::from("abcde").into()));
-        assert_eq!(read(pieces(&[]), 0, &unlimited()).await, Ok(Pieces::default()));
+        assert_eq!(read(pieces(&["ab", "", "cde"]), 5).await, Ok(Bytes::from("abcde").into()));
+        assert_eq!(read(pieces(&[]), 0).await, Ok(Pieces::default()));
     }
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused_when_it_passes_it() {
-        assert_eq!(
-            read(pieces(&["abc", "def", "never read"]), 5, &unlimited()).await,
-            Err(BodyError::TooLarge)
-        );
-        assert_eq!(read(Full::new(Bytes::from("abcdef")), 5, &unlimited()).await, Err(BodyError::TooLarge));
+        let refused = Err(RequestError::TooLarge("the request is larger than 5 bytes (a test)".to_owned()));
+        assert_eq!(read(pieces(&["abc", "def", "never read"]), 5).await, refused);
+        assert_eq!(read(Full::new(Bytes::from("abcdef")), 5).await, refused);
+    }
+
+    /// Waits for a frame of a call that has a permit.
+    async fn within<T>(frame: impl Future<Output = T>) -> T {
+        CALL_PERMIT.scope(unlimited(), frame).await
     }
 
     #[tokio::test]
     async fn a_silent_peer_is_given_up() {
         tokio::time::pause();
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        assert_eq!(read(silent, 5, &unlimited()).await, Err(BodyError::Stalled));
+        assert_eq!(read(silent, 5).await, Err(RequestError::Stalled));
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let status = SingleMessage::new(silent, 9, unlimited()).frame().await.unwrap().unwrap_err();
+        let status = within(MessageBody::single(silent, 9).frame()).await.unwrap().unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
     }
 
@@ -192,9 +203,9 @@ mod tests {
     async fn a_peer_that_sends_a_byte_now_and_then_is_given_up() {
         tokio::time::pause();
         let begun = Instant::now();
-        assert_eq!(read(slow(1), 1 << 20, &unlimited()).await, Err(BodyError::Stalled));
-        let mut body = SingleMessage::new(slow(1), 9, unlimited());
-        while body.frame().await.unwrap().is_ok() {}
+        assert_eq!(read(slow(1), 1 << 20).await, Err(RequestError::Stalled));
+        let mut body = MessageBody::single(slow(1), 9);
+        while within(body.frame()).await.unwrap().is_ok() {}
         assert!(begun.elapsed() < Duration::from_secs(2 * 32), "{:?}", begun.elapsed());
     }
 
@@ -202,9 +213,9 @@ mod tests {
     async fn a_slow_peer_is_served() {
         tokio::time::pause();
         let bytes = 20 * MIN_CONNECTION_RATE as usize;
-        assert_eq!(read(slow(bytes), PIECES * bytes, &unlimited()).await.unwrap().len(), PIECES * bytes);
-        let mut body = SingleMessage::new(slow(bytes), PIECES * bytes, unlimited());
-        while let Some(frame) = body.frame().await {
+        assert_eq!(read(slow(bytes), PIECES * bytes).await.unwrap().len(), PIECES * bytes);
+        let mut body = MessageBody::single(slow(bytes), PIECES * bytes);
+        while let Some(frame) = within(body.frame()).await {
             frame.unwrap();
         }
     }

@@ -13,9 +13,9 @@ use hyper::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::body::{self, BodyError, CountedBody};
+use super::body::{self, CountedBody};
 use super::compression::Encoding;
-use super::single_message::{PREFIX_BYTES, message_length};
+use super::message_body::{PREFIX_BYTES, message_length};
 use crate::admission::{Clipped, MemoryPermit};
 use shadowslice_datapath::pipeline::Pieces;
 
@@ -55,8 +55,8 @@ pub(crate) async fn decompress_call(
 ) -> Result<Request<Plain>, Status> {
     let (mut head, body) = request.into_parts();
     head.headers.remove(ENCODING);
-    let body = body::read(body, limit.saturating_add(PREFIX_BYTES), permit).await;
-    let body = permit.join(body.map_err(|why| body_error(why, limit))?)?;
+    let most = limit.saturating_add(PREFIX_BYTES);
+    let body = permit.join(body::read(body, most, "limits.request_bytes", permit).await?)?;
     let pieces = match body.first() {
         Some(1) => {
             let (message, _turn) =
@@ -113,13 +113,4 @@ fn prefix(flag: u8, message: usize) -> Result<[u8; PREFIX_BYTES], Status> {
     let length = u32::try_from(message).map_err(|_| Status::internal("the message has 4 GiB or more"))?;
     let [a, b, c, d] = length.to_be_bytes();
     Ok([flag, a, b, c, d])
-}
-
-fn body_error(why: BodyError, limit: usize) -> Status {
-    match why {
-        BodyError::TooLarge => Status::out_of_range(format!("the request is larger than {limit} bytes")),
-        BodyError::Stalled => Status::deadline_exceeded("timed out waiting for the rest of the request"),
-        BodyError::Broken(why) => Status::internal(format!("failed to read the request: {why}")),
-        BodyError::NoMemory(why) => why.into(),
-    }
 }

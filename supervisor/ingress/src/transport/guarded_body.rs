@@ -5,31 +5,38 @@
 //! 256 bytes, and then the buffer reaches its end with the copy.
 
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use bytes::Buf;
 
-/// A guard that follows bytes on their way.
-pub(crate) trait BodyGuard {
-    /// Records that the socket has accepted some bytes.
-    fn advance(&mut self, _bytes: usize) {}
+use super::slow_reader::UnsentPiece;
+use crate::admission::{Deliveries, MemoryPermit};
+use shadowslice_datapath::access::AccessEntry;
 
-    /// Records that the last byte has been written. This may be called more than once.
-    fn finish(&mut self);
+/// The things that bytes keep until they have been written, and that then learn of it.
+#[derive(Debug, Default)]
+pub(super) struct BodyGuard {
+    pub(super) _permit: Option<Arc<MemoryPermit>>,
+    /// The deliveries of the answers that end with the bytes.
+    pub(super) deliveries: Deliveries,
+    /// The access log's entry, which counts the bytes.
+    pub(super) entry: Option<AccessEntry>,
+    pub(super) _unsent: Option<UnsentPiece>,
 }
 
 #[derive(Debug)]
-pub(crate) struct GuardedBody<B, G> {
+pub(crate) struct GuardedBody<B> {
     bytes: B,
-    guard: G,
+    guard: BodyGuard,
 }
 
-impl<B, G> GuardedBody<B, G> {
-    pub(super) fn new(bytes: B, guard: G) -> Self {
+impl<B> GuardedBody<B> {
+    pub(super) fn new(bytes: B, guard: BodyGuard) -> Self {
         Self { bytes, guard }
     }
 }
 
-impl<B: Buf, G: BodyGuard> Buf for GuardedBody<B, G> {
+impl<B: Buf> Buf for GuardedBody<B> {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }
@@ -44,33 +51,43 @@ impl<B: Buf, G: BodyGuard> Buf for GuardedBody<B, G> {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
-        self.guard.advance(count);
+        if let Some(entry) = &self.guard.entry {
+            entry.add_sent(count);
+        }
         if !self.bytes.has_remaining() {
-            self.guard.finish();
+            self.guard.deliveries.mark_written();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::time::Instant;
+
+    use shadowslice_datapath::access::{AccessLog, AccessProtocol, RequestHead};
+    use shadowslice_datapath::peer::Peer;
+
     use super::*;
 
-    #[derive(Default)]
-    struct Times(u32);
-
-    impl BodyGuard for &mut Times {
-        fn finish(&mut self) {
-            self.0 += 1;
-        }
-    }
-
     #[test]
-    fn only_the_last_byte_finishes_the_body() {
-        let mut times = Times::default();
-        let mut bytes = GuardedBody::new(&b"answer"[..], &mut times);
-        bytes.advance(5);
-        assert_eq!(bytes.guard.0, 0);
-        bytes.advance(1);
-        assert_eq!(times.0, 1);
+    fn only_the_last_byte_delivers_the_answer() {
+        let peer = Peer::Tcp { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), names: Vec::new() };
+        let head = RequestHead { protocol: AccessProtocol::Http, method: "GET", path: "/", request_id: None };
+        for (written, is_delivered) in [(5, false), (6, true)] {
+            let is_logged = Arc::new(AtomicBool::new(false));
+            let seen = Arc::clone(&is_logged);
+            let log = Arc::new(AccessLog::new(move |record| {
+                assert_eq!((record.bytes_out, record.reason.is_none()), (written as u64, is_delivered));
+                seen.store(true, Relaxed);
+            }));
+            let entry = log.begin(head, &Arc::new(peer.clone()), Instant::now());
+            entry.set_code(200);
+            let deliveries = entry.clone().into();
+            let guard = BodyGuard { deliveries, entry: Some(entry), ..BodyGuard::default() };
+            GuardedBody::new(&b"answer"[..], guard).advance(written);
+            assert!(is_logged.load(Relaxed));
+        }
     }
 }

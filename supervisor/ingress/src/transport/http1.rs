@@ -1,7 +1,7 @@
 //! HTTP/1.1 connections.
 
 use std::convert::Infallible;
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::accept::Stream;
 use super::guarded_body::{BodyGuard, GuardedBody};
-use super::on_wake::OnWake;
+use super::on_wake::on_wake;
 use crate::admission::{Client, MemoryPermit, Stop};
 
 /// The maximum length of the head of a request, in bytes.
@@ -73,31 +73,30 @@ pub(crate) async fn serve<S>(
         .header_read_timeout(stop.keep_alive())
         .max_header_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service);
-    let mut rest_is_late = std::pin::pin!(rest_is_late(progress, stop.clone()));
-    let ending = std::pin::pin!(async {
+    let rest_is_late = on_wake(rest_is_late(progress, stop.clone()));
+    let must_end = on_wake(async {
         tokio::select! {
             () = stop.ends_idle() => {}
             () = client.must_leave() => {}
         }
     });
-    let mut ending = OnWake::new(ending);
-    let mut is_ending = false;
     let serving = async {
-        let ended = std::future::poll_fn(|cx| {
-            if !is_ending && Pin::new(&mut ending).poll(cx).is_ready() {
-                is_ending = true;
-                Pin::new(&mut connection).graceful_shutdown();
+        let ended = tokio::select! {
+            biased;
+            () = must_end => {
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
+                poll_fn(|cx| connection.poll_without_shutdown(cx)).await
             }
-            connection.poll_without_shutdown(cx)
-        });
-        if let Err(error) = ended.await {
+            ended = poll_fn(|cx| connection.poll_without_shutdown(cx)) => ended,
+        };
+        if let Err(error) = ended {
             tracing::debug!(%error, "HTTP connection failed");
         }
         close(connection.into_parts().io.into_inner(), progress.is_cut.load(Relaxed)).await;
     };
     tokio::select! {
         () = serving => {}
-        () = OnWake::new(rest_is_late.as_mut()) => {
+        () = rest_is_late => {
             tracing::debug!("cut an HTTP connection in the middle of a request");
         }
     }
@@ -133,35 +132,15 @@ pub(crate) fn guard_answer(
     permit: Option<Arc<MemoryPermit>>,
     entry: Option<AccessEntry>,
     is_head: bool,
-) -> Response<Full<GuardedBody<Pieces, AnswerGuard>>> {
+) -> Response<Full<GuardedBody<Pieces>>> {
+    let mut deliveries = permit.as_ref().map(|permit| permit.take_deliveries()).unwrap_or_default();
     if let Some(entry) = &entry {
         entry.set_code(answer.status().as_u16());
         if is_head || answer.body().is_empty() {
             entry.mark_delivered();
         }
+        deliveries.add(entry.clone().into());
     }
-    answer.map(|pieces| Full::new(GuardedBody::new(pieces, AnswerGuard { permit, entry })))
-}
-
-#[derive(Debug)]
-pub(crate) struct AnswerGuard {
-    permit: Option<Arc<MemoryPermit>>,
-    entry: Option<AccessEntry>,
-}
-
-impl BodyGuard for AnswerGuard {
-    fn advance(&mut self, bytes: usize) {
-        if let Some(entry) = &self.entry {
-            entry.add_sent(bytes);
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some(permit) = &self.permit {
-            permit.take_deliveries().mark_written();
-        }
-        if let Some(entry) = &self.entry {
-            entry.mark_delivered();
-        }
-    }
+    let guard = BodyGuard { _permit: permit, deliveries, entry, _unsent: None };
+    answer.map(|pieces| Full::new(GuardedBody::new(pieces, guard)))
 }

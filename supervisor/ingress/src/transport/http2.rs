@@ -1,8 +1,8 @@
 //! HTTP/2 connections with gRPC calls.
 
 use std::convert::Infallible;
-use std::future::pending;
-use std::pin::Pin;
+use std::future::{pending, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
@@ -19,8 +19,8 @@ use tokio::time::sleep;
 use super::accept::Stream;
 use super::call_head::{GrpcAnswer, MAX_FRAME_BYTES, MAX_HEADER_LIST_BYTES};
 use super::calls::{Calls, NewCalls};
-use super::late_streams::LateStreams;
-use super::on_wake::OnWake;
+use super::incoming_frames::IncomingFrames;
+use super::on_wake::on_wake;
 use super::slow_reader::{MonitoredBody, UnsentPieces};
 use super::stream_filter::FilteredStream;
 use crate::admission::{Client, MemoryPermit, Stop};
@@ -44,10 +44,11 @@ pub(crate) struct ServedCall {
     pub(crate) entry: Option<AccessEntry>,
 }
 
-/// Serves the calls of a connection. `begin` is called when the headers of a call have been read.
-/// The future that it returns runs when it is the call's turn.
+/// Serves the calls of a connection, which is local if it uses a Unix socket. `begin` is called when
+/// the headers of a call have been read. The future that it returns runs when it is the call's turn.
 pub(crate) async fn serve<F>(
     stream: Stream,
+    is_local: bool,
     client: &Client,
     stop: Stop,
     begin: impl Fn(Request<Incoming>) -> F,
@@ -64,32 +65,33 @@ pub(crate) async fn serve<F>(
             Ok::<_, Infallible>(answer.map(|body| MonitoredBody::new(body, unsent, permit, entry)))
         }
     });
-    let is_ending = Arc::new(AtomicBool::new(false));
-    let stream = FilteredStream::new(stream, LateStreams::new(calls.new_calls(), is_ending.clone()));
-    let connection = builder(calls.new_calls()).serve_connection(TokioIo::new(stream), service);
-    let mut connection = OnWake::new(connection);
-    let ending = std::pin::pin!(must_end(&has_called, client, stop.clone()));
-    let overdue = std::pin::pin!(unsent.overdue());
-    let (mut ending, mut overdue) = (OnWake::new(ending), OnWake::new(overdue));
-    let ended = std::future::poll_fn(|cx| {
-        if Pin::new(&mut overdue).poll(cx).is_ready() {
+    let stream = FilteredStream::new(stream, IncomingFrames::new(calls.new_calls(), is_local));
+    let mut connection = builder(calls.new_calls()).serve_connection(TokioIo::new(stream), service);
+    let serving = on_wake(async {
+        tokio::select! {
+            biased;
+            () = on_wake(must_end(&has_called, client, stop.clone())) => {}
+            ended = &mut connection => return ended,
+        }
+        // During a hand-over, a client that is about to call is asked to connect again.
+        if !has_called.load(Relaxed) && !stop.hands_over() {
+            return Ok(());
+        }
+        Pin::new(&mut connection).graceful_shutdown();
+        connection.await
+    });
+    let (mut serving, mut overdue) = (pin!(serving), pin!(on_wake(unsent.overdue())));
+    let ended = poll_fn(|cx| {
+        if overdue.as_mut().poll(cx).is_ready() {
             tracing::debug!("cut a gRPC connection whose client does not read its responses");
             return Poll::Ready(Ok(()));
-        }
-        if !is_ending.load(Relaxed) && Pin::new(&mut ending).poll(cx).is_ready() {
-            is_ending.store(true, Relaxed);
-            // During a hand-over, a client that is about to call is asked to connect again.
-            if !has_called.load(Relaxed) && !stop.hands_over() {
-                return Poll::Ready(Ok(()));
-            }
-            connection.as_pin_mut().graceful_shutdown();
         }
         // The calls run first, so that the connection writes their answers in the same pass.
         calls.poll_started(cx);
         if !calls.all_started() {
             // The connection continues when all calls have started.
             cx.waker().wake_by_ref();
-        } else if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
+        } else if let Poll::Ready(ended) = serving.as_mut().poll(cx) {
             return Poll::Ready(ended);
         }
         calls.start_some(cx);

@@ -128,35 +128,13 @@ impl<B> MonitoredBody<B> {
     }
 }
 
-/// The guard of a piece.
-#[derive(Debug)]
-pub(super) struct PieceGuard {
-    _unsent: UnsentPiece,
-    _permit: Option<Arc<MemoryPermit>>,
-    /// The deliveries of the answers that end with the piece.
-    deliveries: Deliveries,
-    entry: Option<AccessEntry>,
-}
-
-impl BodyGuard for PieceGuard {
-    fn advance(&mut self, bytes: usize) {
-        if let Some(entry) = &self.entry {
-            entry.add_sent(bytes);
-        }
-    }
-
-    fn finish(&mut self) {
-        self.deliveries.mark_written();
-    }
-}
-
 /// Returns the time that a piece may wait.
 fn piece_timeout(bytes: usize) -> Duration {
     SILENCE_TIMEOUT + Duration::from_secs_f64(bytes as f64 / MIN_STREAM_RATE)
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for MonitoredBody<B> {
-    type Data = GuardedBody<Bytes, PieceGuard>;
+    type Data = GuardedBody<Bytes>;
     type Error = B::Error;
 
     fn poll_frame(
@@ -187,11 +165,11 @@ impl<B: Body<Data = Bytes> + Unpin> Body for MonitoredBody<B> {
         }
         let piece = this.rest.split_to(this.rest.len().min(PIECE_BYTES));
         let last = this.rest.is_empty().then(|| std::mem::take(&mut this.deliveries));
-        let guard = PieceGuard {
-            _unsent: this.unsent.add(piece.len()),
+        let guard = BodyGuard {
             _permit: this.permit.clone(),
             deliveries: last.unwrap_or_default(),
             entry: this.entry.clone(),
+            _unsent: Some(this.unsent.add(piece.len())),
         };
         Poll::Ready(Some(Ok(Frame::data(GuardedBody::new(piece, guard)))))
     }
