@@ -13,9 +13,8 @@ use tokio::time::sleep;
 
 use super::listen::BoundListener;
 use super::on_wake::on_wake;
-use super::stream_filter::FilteredStream;
 use super::tls::Encryption;
-use super::write_rate::MinWriteRate;
+use super::write_rate::MinRateStream;
 use crate::admission::{
     Budgets, Caller, Client, ConnectionSlot, Connections, Owner, Stop, accept_permitted, overstays,
 };
@@ -120,7 +119,7 @@ impl Accepted {
                 if let Peer::Tcp { names, .. } = Arc::make_mut(&mut caller.peer) {
                     *names = client_names;
                 }
-                Ok((Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller))
+                Ok((Box::pin(MinRateStream::new(stream)), caller))
             }
         }
     }
@@ -130,7 +129,7 @@ async fn accept(bound: &BoundListener) -> io::Result<Accepted> {
     match bound {
         BoundListener::Unix { listener, file, guard } => {
             let (stream, caller) = accept_permitted(listener, guard, &file.path().to_string_lossy()).await?;
-            Ok(Accepted::Plain(Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller))
+            Ok(Accepted::Plain(Box::pin(MinRateStream::new(stream)), caller))
         }
         BoundListener::Tcp { listener, origin, encryption, tokens, .. } => {
             let (stream, address) = listener.accept().await?;
@@ -139,7 +138,7 @@ async fn accept(bound: &BoundListener) -> io::Result<Accepted> {
             let peer = Arc::new(Peer::Tcp { address, names: Vec::new() });
             let caller = Caller { peer, origin: *origin, tokens: tokens.clone() };
             Ok(match encryption {
-                None => Accepted::Plain(Box::pin(FilteredStream::new(stream, MinWriteRate::new())), caller),
+                None => Accepted::Plain(Box::pin(MinRateStream::new(stream)), caller),
                 Some(encryption) => Accepted::Encrypted(stream, encryption.clone(), caller),
             })
         }
