@@ -74,14 +74,13 @@ async fn listen<S: Service>(
             let accepted = match accept(&bound).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    if !is_failing {
+                    if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(
                             address = bound.address(),
                             %error,
                             "a listener cannot accept connections; trying again, while clients wait; if too many files are open, raise the limit on open files"
                         );
                     }
-                    is_failing = true;
                     sleep(RETRY_BACKOFF).await;
                     continue;
                 }
